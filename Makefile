@@ -1,0 +1,51 @@
+# The words are all you need: demo, test, check, bench, serve. Each installs what it needs.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+SEED ?= 0
+OUT ?= out/demo
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE ?= $(if $(MODEL),0,1)
+
+.PHONY: help install demo test test-fast check format bench serve clean
+
+help:  ## show the words
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+install: $(VENV)/.installed  ## make the virtual environment with everything in it
+
+# torch first, and pinned: a looser range would fetch gigabytes of CUDA packages on a CPU box.
+$(VENV)/.installed: pyproject.toml requirements/torch-cpu.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet -r requirements/torch-cpu.txt
+	$(BIN)/python -m pip install --quiet --group dev -e '.[local,examples]'
+	touch $@
+
+demo: install  ## train the e-mail agent on this machine: SEED=0 CONTROL= OUT=out/demo
+	$(BIN)/langchain-art demo --seed $(SEED) --out $(OUT) $(if $(CONTROL),--control)
+
+test: install  ## all tests
+	$(BIN)/python -m pytest
+
+test-fast: install  ## all but the slow tests
+	$(BIN)/python -m pytest -m 'not slow'
+
+check: install  ## lint, formatting, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: install  ## mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install  ## all benchmarks, or one: NAME=loop
+	$(BIN)/python -m benchmarks $(NAME)
+
+serve: install  ## serve a model: MODEL=Qwen/Qwen2.5-0.5B-Instruct POLICY=my-agent
+	$(BIN)/langchain-art serve $(MODEL) $(if $(POLICY),--policy $(POLICY))
+
+clean:  ## remove what was made here
+	rm -rf $(VENV) out dist .pytest_cache .ruff_cache .hypothesis

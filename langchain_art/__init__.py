@@ -1,0 +1,62 @@
+"""Reinforcement learning for LangGraph agents.
+
+The names below load on first use (PEP 562), so that importing the package, or only
+`langchain_art.wire`, stays light.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from langchain_art.capturing import CaptureHandler, Run, capture
+    from langchain_art.chat_models import ChatART
+    from langchain_art.client import ArtClient, AsyncArtClient
+    from langchain_art.rollout import gather
+    from langchain_art.training import Trainer
+    from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup, Turn
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "ArtClient": "client",
+    "AsyncArtClient": "client",
+    "CaptureHandler": "capturing",
+    "ChatART": "chat_models",
+    "Run": "capturing",
+    "TrainConfig": "wire",
+    "Trainer": "training",
+    "Trajectory": "wire",
+    "TrajectoryGroup": "wire",
+    "Turn": "wire",
+    "capture": "capturing",
+    "gather": "rollout",
+}
+
+__all__ = [
+    "ArtClient",
+    "AsyncArtClient",
+    "CaptureHandler",
+    "ChatART",
+    "Run",
+    "TrainConfig",
+    "Trainer",
+    "Trajectory",
+    "TrajectoryGroup",
+    "Turn",
+    "capture",
+    "gather",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
