@@ -1,0 +1,234 @@
+"""Calls of one run to rows of tokens, and rows to micro-batches. No torch.
+
+Each sampled token is trained exactly once. What a later call was shown again is context. Exactness
+rests on token ids alone: a row is extended only by a call whose prompt begins with precisely the
+row's tokens, so text that was rendered or tokenised differently opens a row of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from langchain_art.errors import InvalidRequest
+
+#: A logprob may be this far above 0: rounding of a sampler's log-softmax.
+LOGPROB_SLACK = 1e-6
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence for the learner: what the model saw and said, in order.
+
+    A worked example. Call 1 was shown ``[1, 2]`` and said ``[3, 4]``; call 2 was shown
+    ``[1, 2, 3, 4, 5]`` and said ``[6]``. The advantage of the run is 0.5::
+
+        Row(token_ids=[1, 2, 3, 4, 5, 6], mask=[0, 0, 1, 1, 0, 1],
+            logprobs=[0, 0, -0.1, -0.2, 0, -0.3], advantages=[0, 0, .5, .5, 0, .5],
+            temperature=1.0)
+
+    All four lists have one entry per token; `logprobs` are the sampler's.
+    """
+
+    token_ids: list[int]
+    mask: list[int]
+    logprobs: list[float]
+    advantages: list[float]
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class SampledCall:
+    """What `rows_of_run` needs of one model call.
+
+    Attributes:
+        call_id: the completion's id, once per run.
+        prompt_token_ids: what the model was shown.
+        token_ids: what it said.
+        logprobs: the sampler's, one per token of `token_ids`, in nats.
+        temperature: of the distribution that was sampled.
+        trainable: False for a call that must not be learned from (frozen node, truncated
+            sampling, thrown-away attempt).
+
+    Example::
+
+        SampledCall("chatcmpl-a", [1, 2], [3, 4], [-0.1, -0.2])
+    """
+
+    call_id: str
+    prompt_token_ids: Sequence[int]
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    temperature: float = 1.0
+    trainable: bool = True
+
+
+@dataclass
+class _OpenRow:
+    """A row that may still grow. `key` holds its tokens as bytes, for fast prefix comparison."""
+
+    temperature: float
+    key: bytes = b""
+    token_ids: list[int] = field(default_factory=list[int])
+    mask: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+
+    def extend(self, call: SampledCall) -> None:
+        context = call.prompt_token_ids[len(self.token_ids) :]
+        self.token_ids += [*context, *call.token_ids]
+        self.mask += [0] * len(context) + [1] * len(call.token_ids)
+        self.logprobs += [*([0.0] * len(context)), *(min(0.0, value) for value in call.logprobs)]
+        self.key = _key(self.token_ids)
+
+
+def rows_of_run(calls: Iterable[SampledCall], advantage: float) -> list[Row]:
+    """Lay the calls of one run into as few rows as their tokens allow.
+
+    A call extends the open row whose tokens are the longest prefix of its prompt; every open row
+    of the run is compared, since parallel nodes interleave. If none fits (a branch, a rewritten
+    history, another temperature) it opens a row, with its whole prompt as context. A call that is
+    not trainable adds no row and extends none: where its reply matters, a later trainable call
+    was shown it, and there it is context like any other.
+
+    Args:
+        calls: in the order in which they were made.
+        advantage: of the run; each trained token gets it.
+
+    Returns:
+        Rows in the order in which they were opened. Over all of them, the tokens with mask 1 are
+        the tokens of the trainable calls, each once.
+
+    Raises:
+        InvalidRequest: a call's tokens, logprobs or temperature make no sense, a call occurs
+            twice, or the advantage is not finite.
+    """
+    if not math.isfinite(advantage):
+        raise InvalidRequest(f"got advantage={advantage!r}, expected a finite number")
+    open_rows: list[_OpenRow] = []
+    seen: set[str] = set()
+    for call in calls:
+        if call.call_id in seen:
+            raise InvalidRequest(f"call {call.call_id!r} occurs twice in one run", param="calls")
+        seen.add(call.call_id)
+        if not call.trainable or not call.token_ids:
+            continue
+        _check_call(call)
+        _row_for(call, open_rows).extend(call)
+    return [
+        Row(
+            token_ids=row.token_ids,
+            mask=row.mask,
+            logprobs=row.logprobs,
+            advantages=[advantage if trained else 0.0 for trained in row.mask],
+            temperature=row.temperature,
+        )
+        for row in open_rows
+    ]
+
+
+def microbatches(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """Group rows of similar length so that each group, padded to its longest, fits a budget.
+
+    Longest first, so that memory runs out at once or not at all. A row longer than the budget
+    goes alone. Example: ``microbatches([3, 9, 4], 10)`` gives ``[[1], [2, 0]]``.
+
+    Args:
+        lengths: tokens of each row.
+        tokens: most padded tokens (rows times the longest) of a group.
+
+    Returns:
+        Indices of rows; each exactly once, the same for the same lengths.
+    """
+    groups: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= tokens:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups
+
+
+def check_rows(rows: Sequence[Row], vocab_size: int, *, trained: bool = True) -> None:
+    """Refuse rows that no learner could make sense of.
+
+    Args:
+        rows: at least one.
+        vocab_size: every token id is below it.
+        trained: also require that at least one token is trained.
+
+    Raises:
+        InvalidRequest: naming the first row that is wrong, and why.
+    """
+    if not rows:
+        raise InvalidRequest("got no rows, expected at least one", param="rows")
+    for index, row in enumerate(rows):
+        if problem := _problem(row, vocab_size):
+            raise InvalidRequest(f"row {index}: {problem}", param="rows")
+    if trained and not any(map(any, (row.mask for row in rows))):
+        raise InvalidRequest(
+            f"got {len(rows)} rows without a single trained token (mask 1), nothing to learn from",
+            param="rows",
+        )
+
+
+def _key(token_ids: Sequence[int]) -> bytes:
+    return array("q", token_ids).tobytes()
+
+
+def _row_for(call: SampledCall, open_rows: list[_OpenRow]) -> _OpenRow:
+    prompt = _key(call.prompt_token_ids)
+    fits = [
+        row
+        for row in open_rows
+        if row.temperature == call.temperature and prompt.startswith(row.key)
+    ]
+    if fits:
+        return max(fits, key=lambda row: len(row.key))
+    open_rows.append(_OpenRow(call.temperature))
+    return open_rows[-1]
+
+
+def _check_call(call: SampledCall) -> None:
+    problem = None
+    if not call.prompt_token_ids:
+        problem = "got an empty prompt, expected at least one token before the reply"
+    elif len(call.token_ids) != len(call.logprobs):
+        problem = (
+            f"got {len(call.token_ids)} tokens and {len(call.logprobs)} logprobs, expected as many"
+        )
+    elif min(chain(call.prompt_token_ids, call.token_ids)) < 0:
+        problem = "got a negative token id"
+    elif not all(math.isfinite(v) and v <= LOGPROB_SLACK for v in call.logprobs):
+        worst = next(v for v in call.logprobs if not (math.isfinite(v) and v <= LOGPROB_SLACK))
+        problem = f"got the logprob {worst!r}, expected a finite number of at most 0"
+    elif not (math.isfinite(call.temperature) and call.temperature > 0):
+        problem = f"got temperature={call.temperature!r}, expected a finite number above 0"
+    if problem:
+        raise InvalidRequest(f"call {call.call_id!r}: {problem}", param="calls")
+
+
+def _problem(row: Row, vocab_size: int) -> str | None:
+    length = len(row.token_ids)
+    if length == 0:
+        return "got no tokens, expected at least one"
+    others = [len(row.mask), len(row.logprobs), len(row.advantages)]
+    if others != [length] * 3:
+        return f"got {length} tokens and {others} masks, logprobs and advantages, expected as many"
+    if min(row.token_ids) < 0 or max(row.token_ids) >= vocab_size:
+        worst = min(row.token_ids) if min(row.token_ids) < 0 else max(row.token_ids)
+        return (
+            f"got token id {worst}, expected 0 to {vocab_size - 1}; these tokens are not of the "
+            "learner's model"
+        )
+    if not set(row.mask) <= {0, 1}:
+        return f"got the mask values {sorted(set(row.mask))}, expected 0 and 1"
+    if row.mask[0]:
+        return "its first token is trained, expected at least one token of context before it"
+    if not all(map(math.isfinite, chain(row.logprobs, row.advantages))):
+        return "got a logprob or an advantage that is not finite"
+    if not (math.isfinite(row.temperature) and row.temperature > 0):
+        return f"got temperature={row.temperature!r}, expected a finite number above 0"
+    return None
