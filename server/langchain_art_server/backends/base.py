@@ -1,0 +1,184 @@
+"""What a backend is: a `Sampler` that talks and a `Learner` that learns. Two small protocols.
+
+Everything above this file sees only these. An adapter is an immutable directory in PEFT's format
+(``adapter_config.json``, ``adapter_model.safetensors``) with a name that is used once
+(``email-agent@17``); samplers cache by name, learners start from a directory and write another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art_server.algorithms.samples import Row
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The base model as the engine loaded it."""
+
+    name: str
+    """The name it is served under."""
+    path: str
+    """Hub name or local path."""
+    parameters: int
+    device: str
+    dtype: str
+    max_model_len: int
+    vocab_size: int
+    """Size of the logits: every token id is below it."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one completion is drawn.
+
+    `logprobs` of a reply are those of the distribution that was sampled: log-softmax of
+    logits / temperature. The learner applies the same temperature. Truncation (`top_p` < 1,
+    `top_k` > 0), greedy decoding (temperature 0) and grammars change the distribution in ways that
+    the learner does not repeat, so such calls are recorded as not trainable.
+    """
+
+    max_tokens: int | None = None
+    """None: as many as the context has room for."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: off."""
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    top_logprobs: int = 0
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """One completion to be sampled. `messages` and `tools` are OpenAI's, already checked."""
+
+    id: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    tool_choice: str | dict[str, Any] = "auto"
+    """``auto``, ``none``, ``required`` or ``{"type": "function", "function": {"name": …}}``."""
+    response_format: dict[str, Any] | None = None
+    """OpenAI's ``json_schema`` or ``json_object``."""
+    adapter: str | None = None
+    """Name of a loaded adapter; None is the base model."""
+    sampling: Sampling = Sampling()
+    stream: bool = False
+
+
+@dataclass(frozen=True)
+class ChatDelta:
+    """A piece of a streamed reply, in OpenAI's shape: text or whole tool calls."""
+
+    content: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ChatReply:
+    """A finished completion.
+
+    Attributes:
+        prompt_token_ids: what the model was shown.
+        token_ids: what it said, the end-of-turn token included.
+        logprobs: one float per token id, under the distribution that was sampled.
+        top_logprobs: per token, ``[(token_id, logprob), …]``; empty unless asked for.
+        content: the text beside the tool calls; None if there is none.
+        tool_calls: OpenAI's ``{"id", "type": "function", "function": {"name", "arguments"}}``.
+        untrainable: why the learner must not learn from this call; None if it may.
+        token_texts: per token, its text (for OpenAI's ``logprobs`` field).
+    """
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+    content: str | None
+    tool_calls: list[dict[str, Any]]
+    finish_reason: FinishReason
+    untrainable: str | None = None
+    top_logprobs: list[list[tuple[int, float, str]]] = field(default_factory=list)
+    token_texts: list[str] = field(default_factory=list)
+
+
+class Sampler(Protocol):
+    """Draws completions from the base model and from any loaded adapter, many at once."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def restarts(self) -> int:
+        """How often the engine's process was started again after it died."""
+        ...
+
+    async def start(self) -> None:
+        """Load the model. Raises ConfigError if it cannot be loaded."""
+        ...
+
+    async def close(self) -> None: ...
+
+    def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta | ChatReply]:
+        """Deltas if `request.stream`, then exactly one `ChatReply`.
+
+        Closing the iterator early cancels the sampling. Raises InvalidRequest (template, schema),
+        PromptTooLong, UnknownModel (adapter not loaded), EngineUnavailable (retryable).
+        """
+        ...
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """Make `name` samplable. Idempotent for the same path; raises ConfigError if it is broken."""
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget `name` once its running calls have ended. Unknown names are ignored."""
+        ...
+
+
+@dataclass(frozen=True)
+class LearnerStep:
+    """One optimizer step (or `config.updates` of them) from `parent` to `out`.
+
+    `parent` and `out` are directories of `adapters`; `out` exists and is empty. The learner writes
+    the adapter and ``optimizer.safetensors`` there, nothing else, and changes nothing in `parent`.
+    `step` is the 1-based number of the version that results: the schedule's clock.
+    """
+
+    parent: Path
+    out: Path
+    step: int
+    rows: list[Row]
+    config: TrainConfig
+
+
+class Learner(Protocol):
+    """Turns rows into a new adapter."""
+
+    @property
+    def restarts(self) -> int: ...
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def init_adapter(self, out: Path, lora: LoraConfig) -> None:
+        """Write a fresh adapter (equal to the base: B = 0). Raises ConfigError on unknown targets."""
+        ...
+
+    async def step(
+        self, request: LearnerStep, on_progress: Callable[[float, str], Awaitable[None]]
+    ) -> dict[str, float]:
+        """Learn. Returns metrics; raises ArtError if the step must not be taken (non-finite …).
+
+        Deterministic: the same request gives the same bytes on CPU in float32.
+        """
+        ...
+
+    async def logprobs(self, adapter: Path | None, rows: list[Row]) -> list[list[float]]:
+        """Per row, the learner's own logprob of each token given those before it (0.0 at index 0)."""
+        ...

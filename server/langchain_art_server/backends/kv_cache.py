@@ -1,0 +1,216 @@
+"""Keys and values of running sequences: compact slots behind the cache interface of transformers.
+
+Every running sequence has one slot. Slots are rows of preallocated buffers; the sequences that are
+decoded lie in slots ``0 … n-1``, so one forward pass reads a slice and copies nothing. Each row is
+written at a position of its own, which is what lets rows of different lengths share a batch.
+
+Shapes: a buffer is ``[entries, slots, heads, capacity, dim]``. An entry is one layer's keys or
+values; entries with equal ``(heads, dim)`` share a buffer, so most models have exactly one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+#: Slots and capacity start with at least this much.
+_MIN_SLOTS, _MIN_CAPACITY = 4, 64
+#: Buffers up to this size are kept while nothing runs.
+_KEPT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each layer's keys and values lie.
+
+    A worked example: two layers with 2 key/value heads of 16 have one buffer with four entries::
+
+        Layout(shapes=((2, 16),), entries=(4,), places={0: ((0, 0), (0, 1)), 1: ((0, 2), (0, 3))})
+
+    Attributes:
+        shapes: per buffer, ``(heads, dim)``.
+        entries: per buffer, how many entries it has.
+        places: layer index -> (buffer, entry) of its keys and of its values.
+    """
+
+    shapes: tuple[tuple[int, int], ...]
+    entries: tuple[int, ...]
+    places: dict[int, tuple[tuple[int, int], tuple[int, int]]]
+
+    @classmethod
+    def of(cls, layers: dict[int, tuple[Tensor, Tensor]]) -> Layout:
+        """The layout for what a model wrote for one prompt: layer -> keys, values [1, H, T, D]."""
+        counts: dict[tuple[int, int], int] = {}
+        order: list[tuple[int, int]] = []
+        places: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {}
+        for index, pair in layers.items():
+            spots: list[tuple[int, int]] = []
+            for states in pair:
+                shape = (states.shape[1], states.shape[3])
+                if shape not in counts:
+                    counts[shape] = 0
+                    order.append(shape)
+                spots.append((order.index(shape), counts[shape]))
+                counts[shape] += 1
+            places[index] = (spots[0], spots[1])
+        return cls(tuple(order), tuple(counts[shape] for shape in order), places)
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes of all layers' keys and values of one token."""
+        numbers = sum(n * h * d for n, (h, d) in zip(self.entries, self.shapes, strict=True))
+        return numbers * dtype.itemsize
+
+
+class SlotCache(Cache):
+    """Slots for running sequences, as a ``past_key_values`` that a forward pass writes into.
+
+    Args:
+        layout: the model's.
+        max_slots: upper bound of slots.
+        max_len: tokens of the longest sequence.
+        budget: bytes that the buffers may take. One sequence of `max_len` must fit.
+        device: where the buffers live.
+        dtype: of keys and values.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        max_slots: int,
+        max_len: int,
+        budget: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        # Cache's own constructor wants per-layer objects; everything it would set up is here.
+        self.layers: list[Any] = []
+        self.layer_class_to_replicate = None
+        self.offloading = False
+        self.layout, self.device, self.dtype = layout, device, dtype
+        self.max_slots, self.max_len = max_slots, max_len
+        #: Cells (slot x position) that the budget pays for.
+        self.max_cells = budget // layout.bytes_per_token(dtype)
+        self.slots = self.capacity = 0
+        self.buffers: list[Tensor] = []
+        self._first = self._last = self._length = 0
+        self._targets: list[Tensor] = []
+
+    # --- memory ---------------------------------------------------------------------------------
+
+    def reserve(self, slots: int, length: int) -> bool:
+        """Make room for `slots` sequences of up to `length` tokens. False: the budget is too small.
+
+        One column more than `length` is kept: padding is written there.
+        """
+        if slots <= self.slots and length < self.capacity:
+            return True
+        if slots > self.max_slots:
+            return False
+        want_slots = min(self.max_slots, max(_MIN_SLOTS, _power(slots), self.slots))
+        want_length = min(self.max_len + 1, max(_MIN_CAPACITY, _power(length + 1), self.capacity))
+        for try_slots, try_length in (
+            (want_slots, want_length),
+            (slots, want_length),
+            (slots, length + 1),
+        ):
+            if try_slots * try_length <= self.max_cells:
+                self._resize(try_slots, try_length)
+                return True
+        return False
+
+    def shrink(self) -> None:
+        """Give large buffers back. For when no sequence runs."""
+        if self.slots * self.capacity * self.layout.bytes_per_token(self.dtype) > _KEPT_BYTES:
+            self.release()
+
+    def release(self) -> None:
+        """Give all memory back. For when no sequence runs."""
+        self.buffers, self.slots, self.capacity = [], 0, 0
+
+    def _resize(self, slots: int, capacity: int) -> None:
+        # Zeros, not garbage: masked cells are multiplied by a weight of 0, and 0 x NaN is NaN.
+        keep_slots, keep = min(slots, self.slots), min(capacity, self.capacity)
+        for index, (heads, dim) in enumerate(self.layout.shapes):
+            shape = (self.layout.entries[index], slots, heads, capacity, dim)
+            new = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            if self.buffers[index:]:
+                new[:, :keep_slots, :, :keep] = self.buffers[index][:, :keep_slots, :, :keep]
+                self.buffers[index] = new
+            else:
+                self.buffers.append(new)
+        self.slots, self.capacity = slots, capacity
+
+    # --- sequences ------------------------------------------------------------------------------
+
+    def read(self, slot: int, length: int) -> list[Tensor]:
+        """Per buffer, a view ``[entries, H, length, D]`` of a slot's first tokens."""
+        return [buffer[:, slot, :, :length] for buffer in self.buffers]
+
+    def write(self, slots: Sequence[int], states: Sequence[Tensor]) -> None:
+        """Put the same first tokens (as `read` gives them) into some slots."""
+        for buffer, state in zip(self.buffers, states, strict=True):
+            for slot in slots:
+                buffer[:, slot, :, : state.shape[2]] = state
+
+    def move(self, sources: list[int], targets: list[int], length: int) -> None:
+        """Copy slots over others; `length` is that of the longest sequence among them."""
+        if not sources:
+            return
+        source = torch.tensor(sources, device=self.device)
+        target = torch.tensor(targets, device=self.device)
+        for buffer in self.buffers:
+            view = buffer[:, :, :, :length]
+            view[:, target] = view[:, source]
+
+    def clear(self, slot: int) -> None:
+        """Zero a slot that may hold numbers that are not finite."""
+        for buffer in self.buffers:
+            buffer[:, slot] = 0
+
+    # --- what a forward pass sees ---------------------------------------------------------------
+
+    def aim(self, first: int, positions: Tensor, length: int) -> None:
+        """Say what the next forward pass writes and reads.
+
+        Args:
+            first: slot of the batch's first row; the others follow it.
+            positions: ``[n, S]``, the column that each token is written to.
+            length: columns that attention reads.
+        """
+        count = positions.shape[0]
+        self._first, self._last, self._length = first, first + count, length
+        self._targets = []
+        slots = torch.arange(first, first + count, device=self.device).view(-1, 1, 1)
+        for heads, _ in self.layout.shapes:
+            head = torch.arange(heads, device=self.device).view(1, -1, 1)
+            cells = (slots * heads + head) * self.capacity + positions.unsqueeze(1)
+            self._targets.append(cells.view(-1))
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store a layer's new keys and values ``[n, H, S, D]``; returns those of all columns."""
+        keys, values = self.layout.places[layer_idx]
+        return self._put(keys, key_states), self._put(values, value_states)
+
+    def _put(self, place: tuple[int, int], states: Tensor) -> Tensor:
+        group, entry = place
+        buffer = self.buffers[group][entry]
+        buffer.view(-1, buffer.shape[-1]).index_copy_(
+            0, self._targets[group], states.reshape(-1, states.shape[-1])
+        )
+        return buffer[self._first : self._last, :, : self._length]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns that attention reads; only models that build masks themselves would ask."""
+        return self._length
+
+
+def _power(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,217 @@
+"""The embedded learner: transformers and PEFT in a process of its own. No torch on this side.
+
+`PeftLearner` is what the server holds; `serve` is the child's loop around
+`langchain_art_server.backends.peft_engine.PeftEngine`. Adapters and rows travel as files, requests
+and metrics as frames of `worker`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from langchain_art.errors import ArtError
+from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art_server.algorithms.samples import Row, check_rows
+from langchain_art_server.backends.base import LearnerStep
+from langchain_art_server.backends.channel import Call, Channel
+from langchain_art_server.backends.rows_file import read_rows, write_rows
+from langchain_art_server.backends.worker import Worker, WorkerDied
+from langchain_art_server.config import Settings
+
+log = logging.getLogger(__name__)
+#: How often a step is begun at most when the process that takes it dies (out of memory, killed).
+MAX_ATTEMPTS = 3
+ROWS_FILE = "rows.npz"
+LOGPROBS_FILE = "logprobs.npy"
+
+
+class PeftLearner:
+    """A `base.Learner` on whatever torch finds: LoRA through PEFT, AdamW, one child process.
+
+    Args:
+        settings: reads `model`, `device`, `dtype` and `learner.threads`; nothing else reaches the
+            child (no key is in its command line).
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._worker = Worker(
+            "langchain_art_server.backends.peft_learner:serve",
+            {
+                "model": settings.model,
+                "device": settings.device,
+                "dtype": settings.dtype,
+                "threads": settings.learner.threads,
+            },
+            self._on_ready,
+        )
+        self._vocab_size = 0
+
+    @property
+    def restarts(self) -> int:
+        """How often the child was started again after it died."""
+        return self._worker.restarts
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, while there is one."""
+        return self._worker.pid
+
+    async def start(self) -> None:
+        """Load the base model. Raises ConfigError if it cannot be loaded."""
+        await self._worker.start()
+
+    async def close(self) -> None:
+        """End the child."""
+        await self._worker.close()
+
+    async def init_adapter(self, out: Path, lora: LoraConfig) -> None:
+        """Write a fresh adapter (equal to the base: B = 0) into the directory `out`.
+
+        Raises:
+            ConfigError: a target is not the name of a linear layer; lists those that are.
+        """
+        params = {"out": str(out), "lora": lora.model_dump(mode="json")}
+        await self._worker.call("init_adapter", params)
+
+    async def step(
+        self, request: LearnerStep, on_progress: Callable[[float, str], Awaitable[None]]
+    ) -> dict[str, float]:
+        """Learn from `request.rows`; see `PeftEngine.step` for the metrics.
+
+        If the child dies in the middle, the step is begun again: files in `out` are overwritten.
+
+        Raises:
+            InvalidRequest: the rows make no sense, or nothing in them is trained.
+            ArtError: the loss or the gradient is not finite; nothing was written.
+            EngineUnavailable: the child died `MAX_ATTEMPTS` times.
+        """
+        await asyncio.to_thread(check_rows, request.rows, self._vocab_size)
+        rows_file = request.out / ROWS_FILE
+        params = {
+            "parent": str(request.parent),
+            "out": str(request.out),
+            "step": request.step,
+            "rows": str(rows_file),
+            "config": request.config.model_dump(mode="json"),
+        }
+        try:
+            await asyncio.to_thread(write_rows, rows_file, request.rows)
+            for attempt in range(1, MAX_ATTEMPTS + 1):
+                try:
+                    return await self._step(params, on_progress)
+                except WorkerDied:
+                    if attempt == MAX_ATTEMPTS:
+                        raise
+                    log.warning("The learner died in step %d; beginning it again.", request.step)
+            raise AssertionError("unreachable")
+        finally:
+            rows_file.unlink(missing_ok=True)
+
+    async def logprobs(self, adapter: Path | None, rows: list[Row]) -> list[list[float]]:
+        """Per row, the learner's own logprob of each token given those before it.
+
+        Args:
+            adapter: directory of an adapter; None is the base model.
+            rows: their `temperature` is applied; mask, logprobs and advantages are not read.
+
+        Returns:
+            Per row, one number per token, in nats; 0.0 at index 0.
+        """
+        await asyncio.to_thread(check_rows, rows, self._vocab_size, trained=False)
+        with tempfile.TemporaryDirectory(prefix="art-logprobs-") as folder:
+            rows_file, out = Path(folder, ROWS_FILE), Path(folder, LOGPROBS_FILE)
+            await asyncio.to_thread(write_rows, rows_file, rows)
+            params = {
+                "adapter": None if adapter is None else str(adapter),
+                "rows": str(rows_file),
+                "out": str(out),
+            }
+            await self._worker.call("logprobs", params)
+            flat: list[float] = np.load(out, allow_pickle=False).tolist()
+        rest = iter(flat)
+        return [[next(rest) for _ in row.token_ids] for row in rows]
+
+    async def _on_ready(self, info: dict[str, Any]) -> None:
+        self._vocab_size = info["vocab_size"]
+
+    async def _step(
+        self, params: dict[str, Any], on_progress: Callable[[float, str], Awaitable[None]]
+    ) -> dict[str, float]:
+        # Not sent again by the worker: `step` counts the attempts.
+        stream = self._worker.stream("step", params, resend=False)
+        async with contextlib.aclosing(stream):  # closed early, it cancels the step in the child
+            async for kind, payload in stream:
+                if kind == "result":
+                    return payload
+                await on_progress(payload["progress"], payload["message"])
+        raise ArtError("The learner ended the step without a result.")
+
+
+def serve(channel: Channel, config: dict[str, Any]) -> None:
+    """The child's loop: one call after the other, until the process ends.
+
+    Args:
+        channel: to the parent; the first call is ``start``.
+        config: `model`, `device`, `dtype` and `threads` of the settings.
+    """
+    channel.listen()
+    methods: dict[str, Callable[[Call], Any]] = {}
+    while True:
+        call = channel.inbox.get()
+        try:
+            if call.method == "start":
+                methods, payload = _start(channel, config)
+            elif call.cancelled:
+                raise ArtError("The call was cancelled before it began.")
+            else:
+                payload = methods[call.method](call)
+            channel.result(call, payload)
+        except Exception as error:  # whatever it is, its caller must hear of it
+            log.debug("The call %s failed.", call.method, exc_info=True)
+            channel.error(call, error)
+        channel.flush()
+
+
+def _start(
+    channel: Channel, config: dict[str, Any]
+) -> tuple[dict[str, Callable[[Call], Any]], dict[str, Any]]:
+    # Only the child may import torch.
+    from langchain_art_server.backends.peft_engine import serving_engine  # noqa: PLC0415
+
+    engine = serving_engine(**config)
+
+    def init_adapter(call: Call) -> None:
+        engine.init_adapter(Path(call.params["out"]), LoraConfig(**call.params["lora"]))
+
+    def step(call: Call) -> dict[str, float]:
+        def progress(fraction: float, message: str) -> None:
+            if call.cancelled:
+                raise ArtError("The step was cancelled; nothing was published.")
+            channel.event(call, {"progress": fraction, "message": message})
+            channel.flush()
+
+        p = call.params
+        rows = read_rows(Path(p["rows"]))
+        return engine.step(
+            LearnerStep(
+                Path(p["parent"]), Path(p["out"]), p["step"], rows, TrainConfig(**p["config"])
+            ),
+            progress,
+        )
+
+    def logprobs(call: Call) -> None:
+        p = call.params
+        adapter = None if p["adapter"] is None else Path(p["adapter"])
+        numbers = engine.logprobs(adapter, read_rows(Path(p["rows"])))
+        with Path(p["out"]).open("wb") as file:
+            np.save(file, np.concatenate(numbers), allow_pickle=False)
+
+    return {"init_adapter": init_adapter, "step": step, "logprobs": logprobs}, engine.info

@@ -1,0 +1,96 @@
+"""The embedded sampler: any causal language model of transformers, in a process of its own.
+
+This is the parent's side and needs no torch; the work is done in `sampler_process`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from langchain_art.errors import ConfigError, EngineUnavailable
+from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, ModelInfo
+from langchain_art_server.backends.worker import Worker
+from langchain_art_server.config import Settings
+
+log = logging.getLogger(__name__)
+_TARGET = "langchain_art_server.backends.sampler_process:serve"
+
+
+class TransformersSampler:
+    """A `Sampler` (see `base`) over a child process.
+
+    Args:
+        settings: the server's; of them the model, device, dtype, context and `sampler` are used.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        config = settings.model_dump(mode="json", exclude={"api_key", "host", "database_url"})
+        threads = settings.sampler.threads
+        # Read by OpenMP before torch can be told: idle pools of threads cost as much as busy ones.
+        env = {"TOKENIZERS_PARALLELISM": "false"}
+        if threads is not None:
+            env["OMP_NUM_THREADS"] = str(threads)
+        self.worker = Worker(_TARGET, config, self._restore, env=env)
+        self._info: ModelInfo | None = None
+        self._adapters: dict[str, Path] = {}
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model as the engine loaded it. Raises EngineUnavailable before `start`."""
+        if self._info is None:
+            raise EngineUnavailable("The sampler is not started yet.", retry_after=2)
+        return self._info
+
+    @property
+    def restarts(self) -> int:
+        """How often the engine's process was started again after it died."""
+        return self.worker.restarts
+
+    async def start(self) -> None:
+        """Load the model. Raises ConfigError if it can not be loaded."""
+        await self.worker.start()
+
+    async def close(self) -> None:
+        """End the engine's process. Open calls fail with EngineUnavailable."""
+        await self.worker.close()
+
+    async def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta | ChatReply]:
+        """See `Sampler.chat`."""
+        params = vars(request) | {"sampling": vars(request.sampling)}
+        replies = self.worker.stream("chat", params)
+        async with contextlib.aclosing(replies):
+            async for kind, payload in replies:
+                yield ChatDelta(**payload) if kind == "event" else _reply(payload)
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """See `Sampler.load_adapter`."""
+        path = path.resolve()
+        await self.worker.call("load_adapter", {"name": name, "path": str(path)})
+        self._adapters[name] = path
+
+    async def unload_adapter(self, name: str) -> None:
+        """See `Sampler.unload_adapter`."""
+        self._adapters.pop(name, None)
+        await self.worker.call("unload_adapter", {"name": name})
+
+    async def _restore(self, info: dict[str, Any]) -> None:
+        self._info = ModelInfo(**info)
+        for name, path in list(self._adapters.items()):
+            try:
+                await self.worker.call(
+                    "load_adapter", {"name": name, "path": str(path)}, early=True
+                )
+            except ConfigError:
+                # Its calls get UnknownModel; the other adapters and the base model go on.
+                log.exception("The adapter %s could not be loaded again.", name)
+                self._adapters.pop(name, None)
+
+
+def _reply(payload: dict[str, Any]) -> ChatReply:
+    top = payload["top_logprobs"]
+    payload["top_logprobs"] = [[(i, p, text) for i, p, text in tokens] for tokens in top]
+    return ChatReply(**payload)
