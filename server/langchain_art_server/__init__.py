@@ -1,0 +1,1 @@
+"""The server of langchain-art: keeps the tokens, samples from a policy, makes it better."""

@@ -1,0 +1,115 @@
+"""``python -m langchain_art_server MODEL``: the only door that knows which backend there is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvicorn
+from rich.console import Console
+from rich.logging import RichHandler
+
+from langchain_art.errors import ArtError
+from langchain_art_server.app import create_app
+from langchain_art_server.config import Settings, load_settings
+from langchain_art_server.service import Service
+
+console = Console(stderr=True)
+cli = typer.Typer(add_completion=False)
+
+
+def build(settings: Settings) -> Service:
+    """A service with the embedded backend: transformers samples, PEFT learns."""
+    from langchain_art_server.backends.peft_learner import PeftLearner
+    from langchain_art_server.backends.transformers_sampler import TransformersSampler
+
+    return Service(settings, TransformersSampler(settings), PeftLearner(settings))
+
+
+async def run(settings: Settings) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    service = build(settings)
+    console.print(f"Loading {settings.model} …")
+    try:
+        await service.start()
+        config = uvicorn.Config(
+            create_app(service),
+            host=settings.host,
+            port=settings.port,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=10,
+        )
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve())
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.02)
+        if server.started:
+            port = server.servers[0].sockets[0].getsockname()[1]
+            console.print(
+                f"[bold]Ready:[/] http://{settings.host}:{port}/v1  "
+                f"model {settings.base_name}  policies {sorted(service.router.serving) or '-'}  "
+                f"key {'required' if settings.api_key else 'none (loopback only)'}"
+            )
+        await serving
+    finally:
+        await service.close()
+
+
+@cli.command()
+def main(
+    model: Annotated[str | None, typer.Argument(help="Base model: hub name or local path")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with any of the settings")] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Policy to make at start (repeat for several)")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="127.0.0.1 by default")] = None,
+    port: Annotated[int | None, typer.Option(help="8000 by default; 0 takes a free one")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Database and adapters; art-data")] = None,
+    database_url: Annotated[str | None, typer.Option(help="SQLAlchemy URL")] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="Base model's name")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Tokens of context")] = None,
+    lora_rank: Annotated[int | None, typer.Option(help="Rank of new policies' adapters")] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "info",
+) -> None:
+    """Serve a base model and the policies that are trained on it.
+
+    The API key is read from ART_API_KEY; without one, the server binds to loopback only.
+    """
+    logging.basicConfig(
+        level=log_level.upper(),
+        format="%(message)s",
+        handlers=[RichHandler(console=console, show_path=False)],
+    )
+    try:
+        settings = load_settings(
+            config,
+            model=model,
+            policies=tuple(policy) if policy else None,
+            host=host,
+            port=port,
+            data_dir=data_dir,
+            database_url=database_url,
+            served_model_name=served_model_name,
+            device=device,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            lora={"rank": lora_rank} if lora_rank else None,
+        )
+        asyncio.run(run(settings))
+    except ArtError as error:
+        console.print(f"[bold red]{type(error).__name__}:[/] {error}", highlight=False)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+
+
+if __name__ == "__main__":
+    cli()

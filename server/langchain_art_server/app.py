@@ -1,0 +1,301 @@
+"""create_app(): the routes, and nothing else. Every error leaves in OpenAI's shape."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Generic, TypeVar
+
+from fastapi import FastAPI, Header, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+
+from langchain_art import __version__
+from langchain_art.errors import (
+    ArtError,
+    ConfigError,
+    InvalidRequest,
+    RequestRefused,
+    UnknownModel,
+)
+from langchain_art.wire import (
+    ID,
+    Checkpoint,
+    JobEvent,
+    PolicySpec,
+    PolicyStatus,
+    Reward,
+    ServerStatus,
+    TrainJob,
+    TrainRequest,
+    Trajectory,
+    TrajectoryGroup,
+)
+from langchain_art_server.chat_request import refuse
+from langchain_art_server.guard import Guard, answer
+from langchain_art_server.openai_api import chat_completions
+from langchain_art_server.service import Service
+
+MAX_WAIT = 30.0
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+
+
+class Version(BaseModel):
+    """Body of a rollback."""
+
+    version: int
+
+
+class Page(BaseModel, Generic[T]):
+    """A list, as OpenAI writes one."""
+
+    object: str = "list"
+    data: list[T]
+
+
+def create_app(service: Service) -> FastAPI:
+    """The server's web application over a started `Service`."""
+    app = FastAPI(title="langchain-art", version=__version__, docs_url=None, redoc_url=None)
+    app.state.service = service
+
+    async def refused(_request: Request, error: Exception) -> Response:
+        if isinstance(error, RequestRefused):
+            return answer(error)
+        if isinstance(error, ConfigError):  # what the body asks for makes no sense
+            return answer(InvalidRequest(str(error)))
+        return JSONResponse(RequestRefused(str(error)).body(), status_code=500)
+
+    async def invalid(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return answer(refuse_fastapi(error))
+
+    app.add_exception_handler(ArtError, refused)
+    app.add_exception_handler(RequestValidationError, invalid)
+    _openai_routes(app, service)
+    _policy_routes(app, service)
+    _trajectory_routes(app, service)
+    _job_routes(app, service)
+    _status_routes(app, service)
+    app.add_middleware(Guard, settings=service.settings)
+    return app
+
+
+def refuse_fastapi(error: RequestValidationError) -> InvalidRequest:
+    """FastAPI's findings in the same words as the chat route's."""
+    found = [e | {"loc": e["loc"][1:] if len(e["loc"]) > 1 else e["loc"]} for e in error.errors()]
+    lines = [
+        f"{'.'.join(map(str, e['loc']))}: {str(e['msg']).removeprefix('Value error, ')}"
+        for e in found[:8]
+    ]
+    return InvalidRequest("; ".join(lines), param=str(found[0]["loc"][0]) if found else None)
+
+
+async def _body(request: Request) -> Any:
+    try:
+        return from_json(await request.body(), allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequest(f"The body is not JSON: {error}") from error
+
+
+async def _model(request: Request, kind: type[M]) -> M:
+    """The body as a wire model; read here, since FastAPI's own reading would take NaN."""
+    try:
+        return kind.model_validate(await _body(request))
+    except ValidationError as error:
+        raise refuse(error) from error
+
+
+def _docs(kind: type[BaseModel]) -> dict[str, Any]:
+    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
+
+
+def _openai_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        """Sample a completion from a policy, one of its versions, or the base model."""
+        return await chat_completions(request, await _body(request))
+
+    def card(name: str, parent: str | None) -> dict[str, Any]:
+        known = {"id": name, "object": "model", "created": int(time.time()), "parent": parent}
+        return known | {"owned_by": "langchain-art"}
+
+    async def names() -> list[dict[str, Any]]:
+        base = service.router.base_name
+        cards = [card(base, None)]
+        for policy in service.router.serving:
+            cards.append(card(policy, base))
+            cards += [card(c.name, policy) for c in await service.store.checkpoints(policy)]
+        return cards
+
+    @app.get("/v1/models")
+    async def models() -> Page[dict[str, Any]]:
+        """The base model, the policies, and every version that is kept."""
+        return Page(data=await names())
+
+    @app.get("/v1/models/{name}")
+    async def model(name: str) -> dict[str, Any]:
+        """One of them."""
+        for one in await names():
+            if one["id"] == name:
+                return one
+        raise UnknownModel(f"got model {name!r}; GET /v1/models lists what there is", param="model")
+
+    @app.get("/v1/calls/{call_id}")
+    async def call(call_id: str) -> dict[str, Any]:
+        """A call's record: what was asked, the token ids, their logprobs, whether it may learn."""
+        return (await service.store.call(call_id)).public()
+
+
+def _policy_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/policies", openapi_extra=_docs(PolicySpec))
+    async def create(request: Request) -> PolicyStatus:
+        """Make a policy. Its version 0 equals the base model. Idempotent."""
+        return await service.create_policy(await _model(request, PolicySpec))
+
+    @app.get("/v1/policies")
+    async def policies() -> Page[PolicyStatus]:
+        """All policies."""
+        return Page(data=await service.policies())
+
+    @app.get("/v1/policies/{name}")
+    async def policy(name: str) -> PolicyStatus:
+        """One policy, and the version that its name is routed to."""
+        return await service.policy(name)
+
+    @app.get("/v1/policies/{name}/checkpoints")
+    async def checkpoints(name: str) -> Page[Checkpoint]:
+        """The versions that are kept, oldest first."""
+        await service.policy(name)
+        return Page(data=await service.store.checkpoints(name))
+
+    @app.put("/v1/policies/{name}/checkpoints/{version}/pin")
+    async def pin(name: str, version: int) -> Checkpoint:
+        """Keep a version whatever comes."""
+        await service.checkpoint(name, version)
+        await service.store.set_pinned(name, version, True)
+        return await service.checkpoint(name, version)
+
+    @app.delete("/v1/policies/{name}/checkpoints/{version}/pin")
+    async def unpin(name: str, version: int) -> Checkpoint:
+        """Leave a version to retention."""
+        await service.checkpoint(name, version)
+        await service.store.set_pinned(name, version, False)
+        return await service.checkpoint(name, version)
+
+    @app.delete("/v1/policies/{name}/checkpoints/{version}")
+    async def delete(name: str, version: int) -> dict[str, str]:
+        """Delete a version that neither serves nor is pinned."""
+        await service.delete_checkpoint(name, version)
+        return {"deleted": f"{name}@{version}"}
+
+    @app.post("/v1/policies/{name}/rollback", openapi_extra=_docs(Version))
+    async def rollback(name: str, request: Request) -> PolicyStatus:
+        """Serve a former version again; the next step starts from it."""
+        return await service.rollback(name, (await _model(request, Version)).version)
+
+    @app.get("/v1/policies/{name}/checkpoints/{version}/adapter")
+    async def adapter(name: str, version: int) -> Response:
+        """The adapter in PEFT's format, as a tar archive."""
+        data = await service.adapter_tar(name, version)
+        return Response(data, media_type="application/x-tar")
+
+
+def _trajectory_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/trajectories", openapi_extra=_docs(Trajectory))
+    async def add(request: Request) -> dict[str, Any]:
+        """Store a trajectory. Idempotent by id; when it is answered, it is on disk."""
+        trajectory = await _model(request, Trajectory)
+        stored = await service.store.add_trajectories([trajectory])
+        return {"id": trajectory.id, "stored": bool(stored)}
+
+    @app.post("/v1/groups", openapi_extra=_docs(TrajectoryGroup))
+    async def add_group(request: Request) -> dict[str, Any]:
+        """Store a group's trajectories, all or none. Idempotent by id."""
+        group = await _model(request, TrajectoryGroup)
+        stored = await service.store.add_trajectories(group.trajectories, group.id)
+        return {"id": group.id, "stored": stored}
+
+    @app.get("/v1/trajectories")
+    async def recent(
+        limit: Annotated[int, Query(ge=1, le=1000)] = 50, scenario: str | None = None
+    ) -> Page[Trajectory]:
+        """The newest trajectories."""
+        return Page(data=await service.store.recent_trajectories(limit, scenario))
+
+    @app.get("/v1/trajectories/{trajectory_id}")
+    async def trajectory(trajectory_id: str) -> Trajectory:
+        """One trajectory."""
+        return await service.store.trajectory(trajectory_id)
+
+    @app.put("/v1/trajectories/{trajectory_id}/reward", openapi_extra=_docs(Reward))
+    async def reward(trajectory_id: str, request: Request) -> Trajectory:
+        """Score a trajectory, or one that exists only as calls tagged with its id."""
+        return await service.reward(trajectory_id, await _model(request, Reward))
+
+
+def _job_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/train", status_code=202, openapi_extra=_docs(TrainRequest))
+    async def train(
+        request: Request, idempotency_key: Annotated[str | None, Header()] = None
+    ) -> TrainJob:
+        """Queue a training job, once per Idempotency-Key."""
+        if not idempotency_key or not ID.fullmatch(idempotency_key):
+            raise InvalidRequest(
+                f"got Idempotency-Key {idempotency_key!r}, expected 1-128 characters from "
+                "A-Z a-z 0-9 . _ : @ / + = -; the same key never trains twice",
+                param="Idempotency-Key",
+            )
+        return await service.train(await _model(request, TrainRequest), idempotency_key)
+
+    @app.get("/v1/jobs")
+    async def jobs(policy: str | None = None) -> Page[TrainJob]:
+        """All jobs, in the order they were asked for."""
+        return Page(data=await service.store.jobs(policy=policy))
+
+    @app.get("/v1/jobs/{job_id}")
+    async def job(job_id: str, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0) -> TrainJob:
+        """A job; with `wait`, when it has ended or after that many seconds."""
+        deadline = time.monotonic() + wait
+        while True:
+            found = await service.store.job(job_id)
+            left = deadline - time.monotonic()
+            if found.state in ("succeeded", "failed") or left <= 0:
+                return found
+            await service.jobs.wait(min(left, 1.0))
+
+    @app.get("/v1/jobs/{job_id}/events")
+    async def events(
+        job_id: str,
+        after: Annotated[int, Query(ge=0)] = 0,
+        wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0,
+    ) -> Page[JobEvent]:
+        """A job's story after event `after`; with `wait`, as soon as there is some."""
+        deadline = time.monotonic() + wait
+        while True:
+            job = await service.store.job(job_id)
+            found = await service.store.events(job_id, after)
+            left = deadline - time.monotonic()
+            if found or left <= 0 or job.state in ("succeeded", "failed"):
+                return Page(data=found)
+            await service.jobs.wait(min(left, 1.0))
+
+
+def _status_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/status")
+    async def status() -> ServerStatus:
+        """Everything at a glance."""
+        return await service.status()
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, bool]:
+        """The process lives."""
+        return {"ok": True}
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        """200 when calls will be answered, 503 before and after."""
+        return JSONResponse({"ready": service.ready}, status_code=200 if service.ready else 503)

@@ -1,0 +1,341 @@
+"""One job: groups in, adapter version out. Durable, and done exactly once.
+
+A job is written down before it begins, with the version it starts from and the version it makes.
+The learner builds that version in a staging directory, one rename publishes it, and one transaction
+ends the job and routes the policy. Whatever dies in between, a restart finds either no such version
+(the step is computed again from the same parent, rewards and calls: the same result) or the version
+with this job's id in its manifest (the job is only ended): no batch is trained twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_art.errors import ArtError, InvalidRequest
+from langchain_art.wire import Checkpoint, TrainJob, TrainRequest, TrainResult, Trajectory, Turn
+from langchain_art_server.adapters import AdapterStore, Router
+from langchain_art_server.algorithms.advantages import group_advantages, is_flat
+from langchain_art_server.algorithms.samples import Row, SampledCall, rows_of_run
+from langchain_art_server.backends.base import (
+    ChatReply,
+    ChatRequest,
+    Learner,
+    LearnerStep,
+    Sampler,
+    Sampling,
+)
+from langchain_art_server.config import Settings
+from langchain_art_server.store import Store
+from langchain_art_server.tables import CallRecord
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Batch:
+    """What a job's groups come down to: rows for the learner, and a count of all that is not."""
+
+    rows: list[Row] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    trained: list[str] = field(default_factory=list)
+    calls: list[CallRecord] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    base_version: int = 0
+
+    def metrics(self) -> dict[str, float]:
+        """Counts of what goes in."""
+        lags = [self.base_version - (call.version or 0) for call in self.calls]
+        return {
+            "runs_trained": float(len(self.trained)),
+            "calls_trained": float(len(self.calls)),
+            "reward_mean": sum(self.rewards) / len(self.rewards) if self.rewards else 0.0,
+            "staleness_mean": sum(lags) / len(lags) if lags else 0.0,
+            "staleness_max": float(max(lags, default=0)),
+        }
+
+
+class JobRunner:
+    """Runs jobs one after the other, in the order they were asked for."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        adapters: AdapterStore,
+        router: Router,
+        sampler: Sampler,
+        learner: Learner,
+    ) -> None:
+        self._settings, self._store, self._adapters = settings, store, adapters
+        self._router, self._sampler, self._learner = router, sampler, learner
+        self._news = asyncio.Event()
+        self._changed: asyncio.Condition = asyncio.Condition()
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Go on with what a former process left."""
+        self._task = asyncio.create_task(self._loop())
+        self._news.set()
+
+    async def close(self) -> None:
+        """Stop; an unfinished job is taken up again at the next start."""
+        if self._task:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    def wake(self) -> None:
+        """There is a new job."""
+        self._news.set()
+
+    @asynccontextmanager
+    async def between_steps(self, policy: str) -> AsyncGenerator[None]:
+        """Hold off the policy's next step."""
+        async with self._locks[policy]:
+            yield
+
+    async def wait(self, seconds: float) -> None:
+        """Return when some job's state or story has changed, or after `seconds`."""
+        async with self._changed:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), seconds)
+
+    async def _tell(self, job: TrainJob, message: str, progress: float | None = None) -> None:
+        await self._store.add_event(job.id, message, progress)
+        await self._notify()
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _loop(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            for job in await self._store.jobs(states=("running", "queued")):
+                async with self._locks[job.policy]:
+                    await self._run_safely(job)
+                await self._notify()
+
+    async def _run_safely(self, job: TrainJob) -> None:
+        try:
+            await self._run(job)
+        except ArtError as error:
+            log.error("Job %s failed: %s", job.id, error)
+            await self._store.finish_job(job.id, None, f"{type(error).__name__}: {error}")
+        except Exception as error:
+            log.exception("Job %s failed", job.id)
+            await self._store.finish_job(job.id, None, f"internal error: {error!r}")
+
+    async def _run(self, job: TrainJob) -> None:
+        request, rewards, target = await self._store.job_payload(job.id)
+        policy = request.policy
+        if job.base_version is None or target is None:
+            base = self._router.serving[policy]
+            target = max([base, *self._adapters.versions(policy)]) + 1
+            await self._store.begin_job(job.id, base, target)
+        else:
+            base = job.base_version
+        if manifest := self._adapters.manifest(policy, target):
+            if manifest["job"] == job.id:
+                await self._tell(job, f"{policy}@{target} was published before a restart", 1.0)
+                await self._finish(job, request, manifest)
+                return
+            raise InvalidRequest(f"{policy}@{target} was made by another job; send this one again.")
+        batch = await self._batch(job, request, rewards, base)
+        if not batch.rows:
+            await self._tell(job, f"nothing to train on: {dict(batch.dropped)}", 1.0)
+            result = TrainResult(
+                policy=policy,
+                version=self._router.serving[policy],
+                metrics=batch.metrics(),
+                dropped=dict(batch.dropped),
+            )
+            await self._store.finish_job(job.id, result, None)
+            return
+        await self._tell(job, f"training {policy}@{base} on {len(batch.rows)} rows", 0.0)
+        manifest = await self._learn(job, request, batch, base, target)
+        await self._finish(job, request, manifest, batch.calls[0])
+
+    async def _learn(
+        self, job: TrainJob, request: TrainRequest, batch: Batch, base: int, target: int
+    ) -> dict[str, Any]:
+        staged = self._adapters.stage()
+        step = LearnerStep(
+            parent=self._adapters.path(request.policy, base),
+            out=staged,
+            step=target,
+            rows=batch.rows,
+            config=request.config,
+        )
+
+        async def on_progress(fraction: float, message: str) -> None:
+            await self._tell(job, message, fraction)
+
+        metrics = await self._learner.step(step, on_progress)
+        manifest = {
+            "policy": request.policy,
+            "version": target,
+            "parent": base,
+            "job": job.id,
+            "base_model": self._settings.model,
+            "metrics": metrics | batch.metrics(),
+            "dropped": dict(batch.dropped),
+            "trained": batch.trained,
+            "created_at": time.time(),
+        }
+        await asyncio.to_thread(self._adapters.publish, staged, request.policy, target, manifest)
+        return manifest
+
+    async def _finish(
+        self,
+        job: TrainJob,
+        request: TrainRequest,
+        manifest: dict[str, Any],
+        probe: CallRecord | None = None,
+    ) -> None:
+        """The version is on disk: load it, see that it took effect, end the job, route to it."""
+        policy, version, parent = request.policy, manifest["version"], manifest["parent"]
+        metrics: dict[str, float] = dict(manifest["metrics"])
+        begun = time.monotonic()
+        await self._sampler.load_adapter(
+            f"{policy}@{version}", self._adapters.path(policy, version)
+        )
+        metrics["swap_seconds"] = time.monotonic() - begun
+        if probe is not None:
+            metrics["probe_change"] = await self._probe(policy, parent, version, probe)
+            if metrics["probe_change"] == 0.0:
+                await self._tell(job, "WARNING: the new version answers exactly as its parent did")
+        result = TrainResult(
+            policy=policy, version=version, metrics=metrics, dropped=manifest["dropped"]
+        )
+        checkpoint = Checkpoint(
+            policy=policy,
+            version=version,
+            name=f"{policy}@{version}",
+            parent=parent,
+            created_at=manifest["created_at"],
+            bytes=self._adapters.size(policy, version),
+            metrics=metrics,
+        )
+        await self._store.finish_job(job.id, result, None, checkpoint, manifest["trained"])
+        await self._router.serve(policy, version)
+        await self._tell(job, f"{policy}@{version} serves", 1.0)
+        await self._retain(policy)
+
+    async def _probe(self, policy: str, parent: int, version: int, call: CallRecord) -> float:
+        """Largest change of the first token's logprobs between two versions, in nats."""
+        seen: list[dict[int, float]] = []
+        for number in (parent, version):
+            await self._router.resolve(f"{policy}@{number}")  # loads it if need be
+            request = ChatRequest(
+                id="probe",
+                messages=call.request["messages"],
+                tools=call.request.get("tools") or [],
+                adapter=f"{policy}@{number}",
+                sampling=Sampling(max_tokens=1, seed=0, top_logprobs=8),
+            )
+            async for reply in self._sampler.chat(request):
+                if isinstance(reply, ChatReply):
+                    seen.append({token: value for token, value, _ in reply.top_logprobs[0]})
+        old, new = seen
+        return max(abs(new[token] - old[token]) if token in new else 1.0 for token in old)
+
+    async def _retain(self, policy: str) -> None:
+        """Delete the oldest versions beyond what is to be kept."""
+        kept = await self._store.checkpoints(policy)
+        free = [c for c in kept if not (c.pinned or c.serving or c.version == 0)]
+        for checkpoint in free[: max(0, len(free) - self._settings.keep_checkpoints)]:
+            try:
+                await self.drop_version(policy, checkpoint.version)
+            except InvalidRequest as busy:  # in use: the next step tries again
+                log.info("%s", busy)
+
+    async def drop_version(self, policy: str, version: int) -> None:
+        """Unload, forget and delete a version, in that order."""
+        await self._router.forget(policy, version)
+        await self._store.forget_checkpoint(policy, version)
+        await asyncio.to_thread(self._adapters.delete, policy, version)
+
+    # --- from groups to rows --------------------------------------------------------------------
+
+    async def _batch(
+        self, job: TrainJob, request: TrainRequest, rewards: dict[str, float | None], base: int
+    ) -> Batch:
+        batch = Batch(base_version=base)
+        for ids in request.groups:
+            known = await self._store.trajectories(ids)
+            scored: list[tuple[Trajectory, float]] = []
+            for one in ids:
+                trajectory, trained_by = known[one]
+                reward = rewards[one]
+                if trained_by is not None and trained_by != job.id:
+                    batch.dropped["runs.already_trained"] += 1
+                elif reward is None:
+                    failed = trajectory.status == "failed"
+                    batch.dropped["runs.failed" if failed else "runs.unscored"] += 1
+                else:
+                    scored.append((trajectory, reward))
+            batch.rewards += [reward for _, reward in scored]
+            if len(scored) < 2:
+                batch.dropped["groups.single" if scored else "groups.empty"] += 1
+            elif is_flat([reward for _, reward in scored]):
+                batch.dropped["groups.zero_variance"] += 1
+            else:
+                await self._add_group(batch, request, scored)
+        return batch
+
+    async def _add_group(
+        self, batch: Batch, request: TrainRequest, scored: list[tuple[Trajectory, float]]
+    ) -> None:
+        advantages_G = group_advantages([reward for _, reward in scored], request.config.advantage)
+        wanted = [t.call_id for run, _ in scored for t in run.turns if t.call_id]
+        records = await self._store.calls(wanted)
+        for (run, _), advantage in zip(scored, advantages_G, strict=True):
+            calls: list[SampledCall] = []
+            learned: list[CallRecord] = []
+            for turn in run.turns:
+                record = records.get(turn.call_id or "")
+                reason = _why_not(turn, record, request.policy)
+                if reason is not None:
+                    batch.dropped[f"calls.{reason}"] += 1
+                elif record is not None:
+                    learned.append(record)
+                if record is not None:
+                    calls.append(
+                        SampledCall(
+                            call_id=record.id,
+                            prompt_token_ids=record.prompt_token_ids,
+                            token_ids=record.token_ids,
+                            logprobs=record.logprobs,
+                            temperature=record.temperature,
+                            trainable=reason is None,
+                        )
+                    )
+            if not learned:
+                batch.dropped["runs.without_trainable_calls"] += 1
+                continue
+            batch.rows += rows_of_run(calls, advantage)
+            batch.calls += learned
+            batch.trained.append(run.id)
+
+
+def _why_not(turn: Turn, record: CallRecord | None, policy: str) -> str | None:
+    """Why a turn's tokens are not trained; None if they are."""
+    if turn.discarded is not None:
+        return f"discarded_{turn.discarded}"
+    if record is None:
+        return "lost" if turn.ours else "foreign"
+    if record.policy != policy:
+        return "other_policy"
+    if record.untrainable is not None:
+        return record.untrainable.partition(":")[0].replace(" ", "_")
+    return None
