@@ -1,0 +1,144 @@
+"""A server on this machine for as long as a program runs: started, watched, restarted, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import httpx
+
+from langchain_art.errors import ConfigError, ServerUnreachable
+
+START_TIMEOUT = 300.0
+_POLL = 0.1
+
+
+class LocalServer:
+    """``langchain-art serve`` as a child process on a free loopback port. A context manager.
+
+    If the server dies, it is started again on the same port with the same data: clients that wait
+    (`Trainer` does) go on. Its output goes to ``<data_dir>.log``.
+
+    Example::
+
+        with LocalServer("Qwen/Qwen2.5-0.5B-Instruct", policies=["my-agent"]) as server:
+            model = ChatART(model="my-agent", base_url=server.base_url)
+
+    Args:
+        model: base model, a hub name or a local path.
+        policies: made at start if they are not there.
+        data_dir: database and adapters; kept when the server stops.
+        port: None takes a free one.
+        options: more options of ``langchain-art serve``, as on the command line.
+
+    Raises:
+        ConfigError: the server's packages are not installed.
+        ServerUnreachable: it did not become ready; the message ends with its last words.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        policies: Sequence[str] = (),
+        data_dir: str | Path = "art-data",
+        port: int | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        require_server()
+        data_dir = Path(data_dir)
+        self.log = data_dir.with_name(f"{data_dir.name}.log")
+        self.port = port or _free_port()
+        self.base_url = f"http://127.0.0.1:{self.port}/v1"
+        self.restarts = 0
+        self._argv = [sys.executable, "-m", "langchain_art_server", str(model)]
+        self._argv += ["--port", str(self.port), "--data-dir", str(data_dir)]
+        for policy in policies:
+            self._argv += ["--policy", policy]
+        self._argv += options
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="local-server", daemon=True)
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id, while it runs."""
+        return self._process.pid if self._process else None
+
+    def __enter__(self) -> LocalServer:
+        """Start it and wait until it answers."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._spawn()
+        try:
+            self._await_ready()
+        except BaseException:
+            self._end()
+            raise
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Let it finish what runs, then stop it."""
+        self._stopping.set()
+        self._end()
+
+    def _spawn(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ
+            )
+
+    def _await_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT
+        while time.monotonic() < deadline:
+            if self._process is None or self._process.poll() is not None:
+                break
+            with contextlib.suppress(httpx.TransportError):
+                url = f"http://127.0.0.1:{self.port}/readyz"
+                if httpx.get(url, timeout=5).status_code == 200:
+                    return
+            time.sleep(_POLL)
+        words = self.log.read_text(errors="replace").strip()[-2000:]
+        raise ServerUnreachable(f"The local server did not start ({self.log}). It said:\n{words}")
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(_POLL):
+            if self._process is not None and self._process.poll() is not None:
+                self.restarts += 1
+                self._spawn()
+                self._stopping.wait(min(30.0, 0.2 * 2**self.restarts))
+
+    def _end(self) -> None:
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def require_server() -> None:
+    """Raises ConfigError if this environment has the client only."""
+    needed = ("langchain_art_server", "fastapi", "sqlalchemy", "torch", "transformers", "peft")
+    if missing := [name for name in needed if find_spec(name) is None]:
+        raise ConfigError(
+            f"A server needs {', '.join(missing)}, not installed here; "
+            'run: pip install "langchain-art[local]"'
+        )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

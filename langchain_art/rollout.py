@@ -1,0 +1,291 @@
+"""Run scenarios several times each, concurrently, and bring home groups of trajectories.
+
+A rollout that raises is kept as a failed trajectory without a reward: it is counted, and never
+scored zero. A rollout that raised because the server was away is run anew once it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from numbers import Real
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+
+import httpx
+from pydantic import ValidationError
+
+from langchain_art.errors import (
+    ConfigError,
+    EngineUnavailable,
+    Overloaded,
+    RolloutFailed,
+    ServerUnreachable,
+)
+from langchain_art.scenarios import group_ids, scenario_id
+from langchain_art.wire import Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from langchain_art.capturing import Run
+
+S = TypeVar("S")
+Outcome: TypeAlias = "Run | Trajectory | float"
+Rollout: TypeAlias = "Callable[[Any], Outcome | Awaitable[Outcome]]"
+"""``async def`` or ``def``; takes a scenario, returns the `Run` of its own ``capture()``, a
+`Trajectory`, or a reward (then `capture()` is opened around it)."""
+
+
+@dataclass(frozen=True)
+class GatherResult:
+    """What `gather` brings home: one group per scenario, in the scenarios' order."""
+
+    groups: list[TrajectoryGroup]
+    seconds: float
+    retried: int
+    """Rollouts that were run anew because the server was away."""
+    first_error: str | None
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """All runs, failed ones included."""
+        return [t for group in self.groups for t in group.trajectories]
+
+    @property
+    def rewards(self) -> list[float]:
+        """The rewards of the runs that have one."""
+        return [t.reward for t in self.trajectories if t.reward is not None]
+
+    @property
+    def failed(self) -> int:
+        """Runs that raised."""
+        return sum(t.status == "failed" for t in self.trajectories)
+
+
+async def gather(
+    rollout: Rollout,
+    scenarios: Sequence[Any],
+    *,
+    group_size: int = 8,
+    concurrency: int = 64,
+    prefix: str | None = None,
+    on_done: Callable[[Trajectory], None] | None = None,
+    retries: int = 5,
+    ready: Callable[[], Awaitable[object]] | None = None,
+    max_failed: float = 0.5,
+) -> GatherResult:
+    """Run every scenario `group_size` times, at most `concurrency` runs at once.
+
+    Args:
+        rollout: see `Rollout`. A plain ``def`` runs in a thread and keeps its context variables.
+        scenarios: anything; its id is ``scenario.id``, ``scenario["id"]`` or a stable hash of it.
+        group_size: runs per scenario; those are one group.
+        concurrency: most runs at once, threads included.
+        prefix: group ids are ``prefix:scenario-id``, so that a group posted twice is one. None: a
+            prefix that is used once.
+        on_done: called after each run, in the event loop.
+        retries: how often one run is made anew because the server was away.
+        ready: awaited before such a run; by default a pause that grows from 0.5 s.
+        max_failed: fraction of the runs that may raise.
+
+    Raises:
+        RolloutFailed: more of them raised; it shows the first error.
+        ServerUnreachable: `ready` gave up.
+        ConfigError: a rollout returned something else than `Rollout` allows.
+    """
+    if group_size < 1 or concurrency < 1:
+        raise ConfigError(f"got {group_size=} and {concurrency=}, expected both to be at least 1")
+    started = time.monotonic()
+    with _Batch(rollout, concurrency, retries, ready, on_done) as batch:
+        batch.allowed_failures = max_failed * len(scenarios) * group_size
+        ids = [scenario_id(scenario) for scenario in scenarios]
+        names = list(group_ids(prefix or uuid.uuid4().hex, ids))
+        places = iter([(i, g) for i in range(len(scenarios)) for g in range(group_size)])
+        runs: dict[tuple[int, int], Trajectory] = {}
+
+        async def worker() -> None:
+            for i, g in places:
+                # A task of its own, so that context variables set by one run end with it.
+                task = asyncio.create_task(batch.run(scenarios[i], ids[i]))
+                try:
+                    runs[i, g] = await task
+                finally:
+                    task.cancel()
+
+        total = len(scenarios) * group_size
+        workers = [asyncio.create_task(worker()) for _ in range(min(concurrency, total))]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for task in workers:
+                task.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+    groups = [_group(name, [runs[i, g] for g in range(group_size)]) for i, name in enumerate(names)]
+    return GatherResult(groups, time.monotonic() - started, batch.retried, batch.first_error)
+
+
+def gather_sync(rollout: Rollout, scenarios: Sequence[Any], **options: Any) -> GatherResult:
+    """`gather` for programs without an event loop."""
+    return asyncio.run(gather(rollout, scenarios, **options))
+
+
+class _WrongOutcome(ConfigError):
+    pass
+
+
+class _Batch:
+    """One call of `gather`: how a single run is made, and what went wrong so far."""
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        concurrency: int,
+        retries: int,
+        ready: Callable[[], Awaitable[object]] | None,
+        on_done: Callable[[Trajectory], None] | None,
+    ) -> None:
+        self._rollout = rollout
+        self._is_async = is_async(rollout)
+        self._retries = retries
+        self._ready = ready
+        self._on_done = on_done
+        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="rollout")
+        self.allowed_failures = 0.0
+        self.failed = 0
+        self.retried = 0
+        self.first_error: str | None = None
+
+    def __enter__(self) -> _Batch:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        # Not waited for: a thread that hangs in a model call must not hold up Ctrl-C.
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, scenario: Any, name: str) -> Trajectory:
+        """One run of one scenario, made anew while the server is away."""
+        attempt = 0
+        while True:
+            trajectory, error = await self._once(scenario, name)
+            if error is None:
+                break
+            if attempt == self._retries or not is_server_away(error):
+                self._count(error, name)
+                break
+            self.retried += 1
+            await asyncio.sleep(min(0.5 * 2**attempt, 10.0))
+            attempt += 1
+            if self._ready is not None:
+                await self._ready()
+        if self._on_done is not None:
+            self._on_done(trajectory)
+        return trajectory
+
+    async def _once(self, scenario: Any, name: str) -> tuple[Trajectory, Exception | None]:
+        from langchain_art.capturing import capture  # noqa: PLC0415 - langchain-core, on first use
+
+        async with capture(scenario=name) as run:
+            try:
+                outcome = await self._call(scenario)
+                if isinstance(outcome, Real):
+                    run.reward = float(outcome)
+                return _trajectory(outcome, run, name), None
+            except _WrongOutcome:
+                raise  # the program is wrong; to run it again and again would only hide that
+            except Exception as error:  # noqa: BLE001 - user code may raise anything; it is counted
+                return _failure(error, run, name), error
+
+    async def _call(self, scenario: Any) -> Any:
+        if self._is_async:
+            return await cast(Awaitable[Any], self._rollout(scenario))
+        context = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        outcome = await loop.run_in_executor(
+            self._threads, lambda: context.run(self._rollout, scenario)
+        )
+        return await outcome if inspect.isawaitable(outcome) else outcome
+
+    def _count(self, error: Exception, name: str) -> None:
+        self.failed += 1
+        self.first_error = self.first_error or f"{_words(error)} (scenario {name!r})"
+        if self.failed > self.allowed_failures:
+            raise RolloutFailed(
+                f"{self.failed} rollouts raised, at most {self.allowed_failures:g} may "
+                f"(max_failed). The first: {self.first_error}. Run the rollout on this one "
+                "scenario to see it whole."
+            ) from error
+
+
+def is_async(rollout: Callable[..., Any]) -> bool:
+    """True for ``async def`` and for objects whose ``__call__`` is one."""
+    call = getattr(rollout, "__call__", None)  # noqa: B004 - an object with `async def __call__`
+    return inspect.iscoroutinefunction(rollout) or inspect.iscoroutinefunction(call)
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:2000]
+
+
+def _trajectory(outcome: object, run: Run, name: str) -> Trajectory:
+    if isinstance(outcome, Trajectory):
+        found = outcome
+    elif isinstance(outcome, Real):
+        found = run.trajectory()
+    elif callable(method := getattr(outcome, "trajectory", None)):
+        found = cast(Trajectory, method())
+    else:
+        raise _WrongOutcome(
+            f"The rollout returned {outcome!r:.200}, expected the run that capture() gives, a "
+            "Trajectory, or a number as its reward. End it with `return run`."
+        )
+    return found if found.scenario is not None else found.model_copy(update={"scenario": name})
+
+
+def _failure(error: Exception, run: Run, name: str) -> Trajectory:
+    return Trajectory(
+        id=f"failed-{uuid.uuid4().hex}",
+        scenario=name,
+        turns=tuple(run.turns)[:4096],
+        status="failed",
+        error=_words(error),
+    )
+
+
+def _group(name: str, trajectories: list[Trajectory]) -> TrajectoryGroup:
+    try:
+        return TrajectoryGroup(id=name, trajectories=tuple(trajectories))
+    except ValidationError as error:
+        raise ConfigError(f"The runs of group {name!r} make no group: {error}") from error
+
+
+def is_server_away(error: BaseException) -> bool:
+    """True if `error`, or a cause of it, is a server that gave no answer or could not serve."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        current = todo.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        if _is_away(current):
+            return True
+        todo += [current.__cause__, current.__context__]
+        if isinstance(current, BaseExceptionGroup):
+            todo += cast("BaseExceptionGroup[BaseException]", current).exceptions
+    return False
+
+
+def _is_away(error: BaseException) -> bool:
+    away = (httpx.TransportError, ServerUnreachable, EngineUnavailable, Overloaded)
+    if isinstance(error, away):
+        return True
+    # OpenAI's errors by name, so that its SDK (and its import time) is not needed here.
+    kinds = [k.__name__ for k in type(error).__mro__ if k.__module__.split(".")[0] == "openai"]
+    status = getattr(error, "status_code", None)
+    return "APIConnectionError" in kinds or (
+        bool(kinds) and isinstance(status, int) and (status == 429 or status >= 500)
+    )

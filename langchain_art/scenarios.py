@@ -1,0 +1,86 @@
+"""Names of scenarios and of the groups of their runs: the same in every run of a program."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel
+
+from langchain_art.errors import ConfigError
+from langchain_art.wire import ID
+
+S = TypeVar("S")
+
+
+def scenario_id(scenario: Any) -> str:
+    """A scenario's name: its ``id``, or a hash of its content that is the same in every run.
+
+    Raises:
+        ConfigError: it has no ``id``, and its text holds a memory address.
+    """
+    given: Any = getattr(scenario, "id", None)
+    if given is None and isinstance(scenario, Mapping):
+        given = cast(Mapping[str, Any], scenario).get("id")
+    if given is not None and not callable(given):
+        name = str(given)
+        return name if len(name) <= 256 else f"{name[:200]}-{_digest(name)}"
+    return _digest(json.dumps(_plain(scenario), sort_keys=True, default=repr))
+
+
+def _plain(scenario: Any) -> Any:
+    if isinstance(scenario, BaseModel):
+        return scenario.model_dump(mode="json")
+    if dataclasses.is_dataclass(scenario) and not isinstance(scenario, type):
+        return dataclasses.asdict(scenario)
+    return scenario
+
+
+def _digest(text: str) -> str:
+    if re.search(r" at 0x[0-9a-f]{6,}", text):
+        raise ConfigError(
+            f"A scenario looks like {text[:120]}, which differs from run to run. Give it an "
+            "attribute (or key) `id`."
+        )
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def group_ids(prefix: str, scenarios: Sequence[str]) -> Iterator[str]:
+    """``prefix:scenario``; later groups of the same scenario get ``:2``, ``:3`` … behind it."""
+    seen: Counter[str] = Counter()
+    for scenario in scenarios:
+        seen[scenario] += 1
+        number = f":{seen[scenario]}" if seen[scenario] > 1 else ""
+        name = f"{prefix}:{scenario}{number}"
+        if not ID.fullmatch(name):
+            digest = hashlib.sha256(scenario.encode()).hexdigest()[:16]
+            slug = re.sub(r"[^A-Za-z0-9._-]+", "-", scenario)[:24]
+            name = f"{prefix}:{slug}-{digest}{number}"
+        yield name
+
+
+def batch(scenarios: Sequence[S], size: int, step: int, seed: int) -> list[S]:
+    """The scenarios of training step `step` (from 1): shuffled epochs, without replacement in each.
+
+    Depends on its arguments only, so that a resumed fit goes on where the former one stopped.
+
+    Raises:
+        ConfigError: there are no scenarios.
+    """
+    if not scenarios:
+        raise ConfigError("got no training scenarios, expected at least one")
+    chosen: list[S] = []
+    orders: dict[int, list[int]] = {}
+    for position in range((step - 1) * size, step * size):
+        epoch, place = divmod(position, len(scenarios))
+        if epoch not in orders:
+            orders[epoch] = list(range(len(scenarios)))
+            random.Random(f"{seed}:{epoch}").shuffle(orders[epoch])
+        chosen.append(scenarios[orders[epoch][place]])
+    return chosen

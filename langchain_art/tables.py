@@ -1,0 +1,112 @@
+"""Tables of the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from langchain_art.history import tokens
+from langchain_art.wire import Checkpoint, ServerStatus, Trajectory, Turn
+
+_EXCERPT = 100
+
+
+def status_table(status: ServerStatus) -> Table:
+    """A server at a glance."""
+    table = Table(title=f"langchain-art server {status.version}", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("ready", "yes" if status.ready else "no")
+    table.add_row("base model", escape(f"{status.base_model} ({status.model_path})"))
+    table.add_row("parameters", f"{status.parameters:,} in {status.dtype} on {status.device}")
+    table.add_row("context", f"{status.max_model_len} tokens")
+    table.add_row("engines", f"{status.sampler} samples, {status.learner} learns")
+    table.add_row("restarts", str(status.engine_restarts))
+    for policy in status.policies:
+        shape = f"rank {policy.lora.rank}, {policy.checkpoints} versions kept"
+        table.add_row("policy", f"{policy.name}@{policy.version}  ({shape})")
+    table.add_row("calls", f"{status.calls:,} kept, {status.running_calls} running")
+    table.add_row("runs", f"{status.trajectories:,}")
+    jobs = ", ".join(f"{count} {state}" for state, count in sorted(status.jobs.items()))
+    table.add_row("jobs", jobs or "none")
+    table.add_row("up for", f"{status.uptime:.0f} s")
+    return table
+
+
+def checkpoints_table(checkpoints: Sequence[Checkpoint]) -> Table:
+    """Versions of a policy."""
+    table = Table("version", "parent", "made", "size", "state", "metrics")
+    for one in checkpoints:
+        made = datetime.fromtimestamp(one.created_at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+        state = [word for word, on in (("serves", one.serving), ("pinned", one.pinned)) if on]
+        metrics = "  ".join(f"{name} {value:.4g}" for name, value in one.metrics.items())
+        parent = "-" if one.parent is None else f"@{one.parent}"
+        size = f"{one.bytes / 1e6:.1f} MB"
+        table.add_row(one.name, parent, made, size, " ".join(state), metrics)
+    return table
+
+
+def runs_table(runs: Sequence[Trajectory]) -> Table:
+    """One line per run."""
+    table = Table("id", "scenario", "status", "reward", "turns", "tokens", "versions")
+    for run in runs:
+        spoken = tokens([run])
+        known = any(turn.usage for turn in run.turns)
+        table.add_row(
+            escape(run.id),
+            escape(run.scenario or "-"),
+            run.status,
+            "-" if run.reward is None else f"{run.reward:.3f}",
+            str(len(run.turns)),
+            f"{spoken['prompt']} + {spoken['completion']}" if known else "-",
+            escape(" ".join(sorted({turn.model for turn in run.turns if turn.model})) or "-"),
+        )
+    return table
+
+
+def run_table(run: Trajectory) -> Table:
+    """One run, a line per turn."""
+    reward = "not scored" if run.reward is None else f"reward {run.reward:.3f}"
+    scores = "".join(f", {name} {value:.3f}" for name, value in run.scores.items())
+    title = escape(f"{run.id}  {run.scenario or ''}  {run.status}, {reward}{scores}")
+    table = Table("#", "after", "node", "model", "tokens", "s", "said", title=title)
+    for index, turn in enumerate(run.turns):
+        usage = turn.usage
+        table.add_row(
+            str(index),
+            "-" if turn.extends is None else str(turn.extends),
+            escape(_place(turn)),
+            escape(turn.model or "-"),
+            f"{usage.prompt_tokens} + {usage.completion_tokens}" if usage else "-",
+            "-" if turn.latency is None else f"{turn.latency:.2f}",
+            escape(_said(turn)),
+        )
+    if run.error:
+        table.caption = escape(run.error)
+    return table
+
+
+def _place(turn: Turn) -> str:
+    path = "/".join(turn.path) or turn.node or "-"
+    attempt = f" attempt {turn.attempt}" if turn.attempt > 1 else ""
+    discarded = f" ({turn.discarded})" if turn.discarded else ""
+    return f"{path}{attempt}{discarded}"
+
+
+def _said(turn: Turn) -> str:
+    reply: dict[str, Any] = turn.reply or {}
+    parts: list[str] = []
+    if content := reply.get("content"):
+        parts.append(content if isinstance(content, str) else json.dumps(content))
+    for call in reply.get("tool_calls") or []:
+        function = call.get("function") or {}
+        parts.append(f"{function.get('name')}({function.get('arguments')})")
+    if turn.error:
+        parts.append(turn.error)
+    text = " ".join(" ".join(parts).split())
+    return text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…"
