@@ -1,0 +1,1 @@
+"""Benchmarks: each file prints its figures and writes ``out/bench/NAME.json``."""
