@@ -1,0 +1,260 @@
+"""What any `Learner` must do, in this process and through its child's, on tiny random models."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from langchain_art.errors import ArtError, ConfigError, InvalidRequest
+from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art_server.algorithms.samples import Row
+from langchain_art_server.backends.base import LearnerStep
+from langchain_art_server.backends.peft_engine import PeftEngine
+from langchain_art_server.backends.peft_learner import PeftLearner
+from langchain_art_server.config import LearnerSettings, Settings
+from tests.conformance.learner_cases import (
+    CONFIGS,
+    FILES,
+    LORA,
+    VOCAB,
+    contents,
+    folder,
+    fresh,
+    make_rows,
+    on_policy,
+    quiet,
+    save_models,
+    take,
+    trained_logprob,
+)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def tiny(models: dict[str, Path]) -> str:
+    return str(models["qwen3"])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_positive_advantage_raises_that_reply_and_a_negative_one_lowers_it(
+    name: str, models: dict[str, Path], tmp_path: Path
+) -> None:
+    engine = PeftEngine(str(models[name]))
+    start = fresh(engine, tmp_path)
+    good, bad = on_policy(engine, start, make_rows(2, seed=5))
+    good = replace(good, advantages=[1.0 * m for m in good.mask])
+    bad = replace(bad, advantages=[-1.0 * m for m in bad.mask])
+    metrics = take(engine, start, folder(tmp_path, "v1"), [good, bad], learning_rate=1e-3)
+    after = tmp_path / "v1"
+    assert trained_logprob(engine, after, [good]) > trained_logprob(engine, start, [good]) + 1e-3
+    assert trained_logprob(engine, after, [bad]) < trained_logprob(engine, start, [bad]) - 1e-3
+    assert metrics["logprob_gap_max"] < 1e-5
+    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_zero_advantage_changes_nothing_even_with_momentum(tiny: str, tmp_path: Path) -> None:
+    engine = PeftEngine(tiny)
+    start, rows = fresh(engine, tmp_path), make_rows(6)
+    silent = [replace(row, advantages=[0.0] * len(row.mask)) for row in rows]
+    one, two, three = (folder(tmp_path, name) for name in ("one", "two", "three"))
+    take(engine, start, one, rows)
+    metrics = take(engine, one, two, silent, step=2, updates=3)
+    assert contents(two) == contents(one)
+    assert contents(one)[FILES[1]] != contents(start)[FILES[1]]
+    assert metrics["grad_norm"] == 0.0 and metrics["loss"] == 0.0
+    take(engine, start, three, silent)
+    assert contents(three)[FILES[1]] == contents(start)[FILES[1]]
+
+
+def test_a_fresh_adapter_equals_the_base_and_its_seed_decides_it(tiny: str, tmp_path: Path) -> None:
+    engine = PeftEngine(tiny)
+    rows = make_rows(5, low=1)
+    zero, again = fresh(engine, tmp_path), fresh(engine, tmp_path)
+    other = fresh(engine, tmp_path, LORA.model_copy(update={"seed": 1}))
+    for own, base in zip(engine.logprobs(zero, rows), engine.logprobs(None, rows), strict=True):
+        assert own.tolist() == base.tolist()
+        assert own[0] == 0.0
+    assert contents(zero) == contents(again)
+    assert contents(zero)[FILES[1]] != contents(other)[FILES[1]]
+    assert sorted(contents(zero)) == sorted(FILES[:2])
+    config = json.loads((zero / FILES[0]).read_text())
+    assert config["r"] == 4 and config["lora_alpha"] == 8 and config["bias"] == "none"
+    assert config["base_model_name_or_path"] == tiny
+    assert sorted(config["target_modules"]) == config["target_modules"]
+    assert "lm_head" not in config["target_modules"] and len(config["target_modules"]) == 7
+    first = load_file(zero / FILES[1])
+    a = [tensor for name, tensor in first.items() if "lora_A" in name]
+    # Kaiming-uniform with a = √5 is uniform in ±1/√fan_in.
+    assert len(a) == 14 and all(0.9 < t.abs().max() * math.sqrt(t.shape[1]) <= 1.0 for t in a)
+
+
+def test_save_and_load_reproduce_logprobs_exactly_here_and_in_peft(
+    tiny: str, tmp_path: Path
+) -> None:
+    engine = PeftEngine(tiny)
+    start, rows = fresh(engine, tmp_path), make_rows(6)
+    out = folder(tmp_path, "out")
+    take(engine, start, out, rows)
+    held = engine.logprobs(out, rows)
+    loaded = PeftEngine(tiny).logprobs(out, rows)
+    assert [h.tolist() for h in held] == [x.tolist() for x in loaded]
+    base = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(base, str(out)).eval()
+    for row, own in zip(rows, held, strict=True):
+        with torch.no_grad():
+            logits_TV = model(torch.tensor([row.token_ids])).logits[0, :-1]
+        theirs_T = logits_TV.log_softmax(-1)[range(len(own) - 1), row.token_ids[1:]]
+        assert own[1:].tolist() == pytest.approx(theirs_T.tolist(), abs=1e-5)
+    assert any(
+        own.tolist() != b.tolist() for own, b in zip(held, engine.logprobs(None, rows), strict=True)
+    )
+
+
+def test_two_runs_give_the_same_bytes(tiny: str, tmp_path: Path) -> None:
+    rows, results = make_rows(12), []
+    for name in ("one", "two"):
+        engine, here = PeftEngine(tiny), folder(tmp_path, name)
+        out = folder(here, "out")
+        metrics = take(engine, fresh(engine, here), out, rows, tokens_per_microbatch=96, updates=2)
+        timeless = {k: v for k, v in metrics.items() if not k.endswith("seconds")}
+        results.append((contents(out), timeless))
+    assert results[0] == results[1]
+    assert sorted(results[0][0]) == sorted(FILES)
+
+
+# --- the child process --------------------------------------------------------------------------
+
+
+def learner_for(model: str) -> PeftLearner:
+    return PeftLearner(Settings(model=model, device="cpu", learner=LearnerSettings(threads=1)))
+
+
+async def ignore(_fraction: float, _message: str) -> None: ...
+
+
+@pytest.mark.slow
+async def test_a_child_that_is_killed_in_the_middle_loses_nothing(
+    tiny: str, tmp_path: Path
+) -> None:
+    engine, rows = PeftEngine(tiny), make_rows(40)
+    config = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64)
+    start, expected = fresh(engine, tmp_path), folder(tmp_path, "expected")
+    engine.step(LearnerStep(start, expected, 1, rows, config), quiet)
+    learner = learner_for(tiny)
+    await learner.start()
+    try:
+        here = folder(tmp_path, "here")
+        await learner.init_adapter(here, LORA)
+        assert contents(here) == contents(start)
+        out, seen = folder(tmp_path, "out"), []
+
+        async def kill_once(fraction: float, message: str) -> None:
+            if not seen:
+                assert (out / "rows.npz").exists()
+                (out / FILES[1]).write_bytes(b"half a file")
+                os.kill(learner.pid or 0, signal.SIGKILL)
+            seen.append(fraction)
+
+        metrics = await learner.step(LearnerStep(here, out, 1, rows, config), kill_once)
+        assert learner.restarts == 1
+        assert contents(out) == contents(expected)  # and nothing else: the rows are gone
+        assert metrics["rows"] == 40 and seen[-1] == 1.0
+        assert seen.count(seen[0]) == 2
+        got = await learner.logprobs(out, rows)
+        assert got == [p.tolist() for p in engine.logprobs(expected, rows)]
+        base = await learner.logprobs(None, rows[:1])
+        assert base == [p.tolist() for p in engine.logprobs(None, rows[:1])]
+    finally:
+        await learner.close()
+
+
+@pytest.mark.slow
+async def test_refusals_and_cancelled_steps_leave_the_child_in_order(
+    tiny: str, tmp_path: Path
+) -> None:
+    learner, rows = learner_for(tiny), make_rows(40)
+    config = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64, updates=16)
+    await learner.start()
+    try:
+        start, out = folder(tmp_path, "start"), folder(tmp_path, "out")
+        with pytest.raises(ConfigError, match="q_proj"):
+            await learner.init_adapter(start, LoraConfig(targets=("nonsense",)))
+        await learner.init_adapter(start, LORA)
+        foreign = replace(rows[0], token_ids=[VOCAB] * len(rows[0].mask))
+        empty = Row([], [], [], [])
+        for bad in ([*rows, foreign], [empty], []):
+            with pytest.raises(InvalidRequest):
+                await learner.step(LearnerStep(start, out, 1, bad, config), ignore)
+            with pytest.raises(InvalidRequest):
+                await learner.logprobs(start, bad)
+        wild = replace(
+            rows[0],
+            logprobs=[-1000.0 * m for m in rows[0].mask],
+            advantages=[-1.0 * m for m in rows[0].mask],
+        )
+        with pytest.raises(ArtError, match="nats apart"):
+            await learner.step(LearnerStep(start, out, 1, [wild], config), ignore)
+        assert contents(out) == {}
+
+        begun = asyncio.Event()
+
+        async def notice(_fraction: float, _message: str) -> None:
+            begun.set()
+
+        left = folder(tmp_path, "left")
+        task = asyncio.create_task(learner.step(LearnerStep(start, left, 1, rows, config), notice))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        whole = TrainConfig(learning_rate=1e-2)
+        await learner.step(LearnerStep(start, out, 1, rows, whole), ignore)
+        assert contents(left) == {}  # it stopped in the middle, long before this step began
+        engine, expected = PeftEngine(tiny), folder(tmp_path, "expected")
+        engine.step(LearnerStep(start, expected, 1, rows, whole), quiet)
+        assert contents(out) == contents(expected)
+        assert learner.restarts == 0
+    finally:
+        await learner.close()
+
+
+@pytest.mark.slow
+async def test_a_process_for_each_step_gives_the_same_bytes(tiny: str, tmp_path: Path) -> None:
+    engine = PeftEngine(tiny)
+    one = apart = fresh(engine, tmp_path)
+    for step in range(1, 6):
+        rows = make_rows(8, seed=step)
+        request = LearnerStep(one, folder(tmp_path, f"one{step}"), step, rows, TrainConfig())
+        engine.step(request, quiet)
+        one = request.out
+        learner = learner_for(tiny)
+        await learner.start()
+        try:
+            request = replace(request, parent=apart, out=folder(tmp_path, f"apart{step}"))
+            await learner.step(request, ignore)
+        finally:
+            await learner.close()
+        apart = request.out
+        assert contents(one) == contents(apart)
+
+
+async def test_a_model_that_cannot_be_loaded_stops_the_start(tmp_path: Path) -> None:
+    learner = learner_for(str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="nowhere"):
+        await learner.start()
+    await learner.close()

@@ -1,0 +1,274 @@
+"""What the embedded learner's engine promises beyond the protocol."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from langchain_art.errors import ArtError, ConfigError, InvalidRequest
+from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art_server.backends.base import LearnerStep
+from langchain_art_server.backends.peft_engine import PeftEngine
+from langchain_art_server.backends.rows_file import read_rows, write_rows
+from tests.conformance.learner_cases import (
+    FILES,
+    LORA,
+    contents,
+    folder,
+    fresh,
+    jittered,
+    make_rows,
+    on_policy,
+    quiet,
+    save_models,
+    shake,
+    take,
+)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_models(tmp_path_factory.mktemp("models"))["qwen3"])
+
+
+@pytest.mark.parametrize(
+    ("change", "step"),
+    [
+        ({"learning_rate": 2e-2}, 1),
+        ({"warmup_steps": 2}, 1),
+        ({"decay_steps": 4}, 2),
+        ({"decay_steps": 4, "final_learning_rate": 0.5}, 2),
+        ({"clip_low": 0.05}, 1),
+        ({"clip_high": 0.05}, 1),
+        ({"max_grad_norm": 1e-9}, 1),  # Adam forgives any scale that is not near its epsilon
+        ({"updates": 2}, 1),
+    ],
+    ids=str,
+)
+def test_every_field_of_the_config_is_read(
+    change: dict[str, Any], step: int, tiny: str, tmp_path: Path
+) -> None:
+    engine = PeftEngine(tiny)
+    start = shake(fresh(engine, tmp_path))
+    rows = jittered(on_policy(engine, start, make_rows(6, seed=9)), 0.3)
+    plain, changed = folder(tmp_path, "plain"), folder(tmp_path, "changed")
+    reference = {"decay_steps": 4} if "final_learning_rate" in change else {}
+    take(engine, start, plain, rows, step, **reference)
+    take(engine, start, changed, rows, step, **change)
+    assert contents(plain)[FILES[1]] != contents(changed)[FILES[1]]
+
+
+def test_memory_and_disk_give_the_same_bits_also_after_a_rename(tiny: str, tmp_path: Path) -> None:
+    engine = PeftEngine(tiny)
+    kept = read_again = fresh(engine, tmp_path)
+    loads = 0
+    original = engine._put_on
+
+    def counted(config: bytes) -> None:
+        nonlocal loads
+        loads += 1
+        original(config)
+
+    engine._put_on = counted  # type: ignore[method-assign]
+    for step in range(1, 6):
+        rows = make_rows(8, seed=step)
+        staged, out = folder(tmp_path, f"staged{step}"), tmp_path / f"kept{step}"
+        take(engine, kept, staged, rows, step)
+        kept = staged.rename(out)  # as a publisher does
+        again = folder(tmp_path, f"again{step}")
+        take(PeftEngine(tiny), read_again, again, rows, step)
+        read_again = again
+        assert contents(kept) == contents(again)
+    assert loads == 1  # only version 0 was read
+    state = load_file(kept / FILES[2])
+    assert {t.dtype for t in state.values()} == {torch.float32}
+    assert {int(t) for name, t in state.items() if name.endswith(".step")} == {5}
+
+
+def test_a_path_that_was_used_before_is_read_again(tiny: str, tmp_path: Path) -> None:
+    engine, rows = PeftEngine(tiny), make_rows(6)
+    start = fresh(engine, tmp_path)
+    one, two, reference = (folder(tmp_path, name) for name in ("one", "two", "reference"))
+    take(engine, start, one, rows)
+    shutil.rmtree(one)
+    shutil.copytree(start, one)
+    take(engine, one, two, rows)
+    take(engine, start, reference, rows)
+    assert contents(two) == contents(reference)
+
+
+def test_adapters_of_different_shapes_take_turns(tiny: str, tmp_path: Path) -> None:
+    engine, rows = PeftEngine(tiny), make_rows(4)
+    shapes = [LORA, LoraConfig(rank=2, targets=("q_proj", "down_proj")), LORA]
+    starts = [shake(fresh(engine, tmp_path, shape)) for shape in shapes[:2]]
+    starts.append(starts[0])
+    results = [[p.tolist() for p in engine.logprobs(start, rows)] for start in starts]
+    assert results[0] == results[2] != results[1]
+    fresh_engine = [p.tolist() for p in PeftEngine(tiny).logprobs(starts[1], rows)]
+    assert results[1] == fresh_engine
+    assert len(load_file(starts[1] / FILES[1])) == 2 * 2 * 2
+    assert engine.info["parameters"] == PeftEngine(tiny).info["parameters"]
+
+
+@pytest.mark.parametrize("cause", ["ratio", "parent"])
+def test_a_step_that_is_not_finite_is_refused_and_leaves_no_trace(
+    cause: str, tiny: str, tmp_path: Path
+) -> None:
+    engine, rows = PeftEngine(tiny), make_rows(6)
+    start = fresh(engine, tmp_path)
+    one, bad, two, reference = (folder(tmp_path, n) for n in ("one", "bad", "two", "reference"))
+    take(engine, start, one, rows)
+    before = contents(one)
+    if cause == "ratio":  # e^1000 times a negative advantage: the loss is infinite
+        wild = replace(rows[0], logprobs=[-1000.0] * len(rows[0].mask))
+        wild = replace(wild, advantages=[-1.0] * len(wild.mask))
+        parent, batch = one, [*rows[1:], wild]
+    else:
+        parent, batch = folder(tmp_path, "parent"), rows
+        shutil.copytree(one, parent, dirs_exist_ok=True)
+        tensors = load_file(one / FILES[1])
+        next(iter(tensors.values()))[0, 0] = math.nan
+        save_file(tensors, parent / FILES[1])
+    with pytest.raises(ArtError, match=r"refused.*(nan|inf)"):
+        take(engine, parent, bad, batch, 2, tokens_per_microbatch=64)
+    assert contents(bad) == {} and contents(one) == before
+    take(engine, one, two, rows, 2)
+    take(PeftEngine(tiny), one, reference, rows, 2)
+    assert contents(two) == contents(reference)
+
+
+def test_a_result_that_is_not_finite_is_not_written(tiny: str, tmp_path: Path) -> None:
+    engine = PeftEngine(tiny)
+    start, out = fresh(engine, tmp_path), folder(tmp_path, "out")
+    step = LearnerStep(start, out, 1, make_rows(3), TrainConfig())
+    engine._hold(start)
+    optimizer = engine._optimizer
+
+    def overflow(*_: Any) -> None:
+        with torch.no_grad():
+            next(iter(engine.parameters.values())).fill_(math.inf)
+
+    optimizer.step = overflow  # type: ignore[method-assign]
+    with pytest.raises(ArtError, match="not finite"):
+        engine.step(step, quiet)
+    assert contents(out) == {}
+    reference = folder(tmp_path, "reference")
+    engine.step(step, quiet)  # what is in memory is not the parent any more: it is read again
+    PeftEngine(tiny).step(replace(step, out=reference), quiet)
+    assert contents(out) == contents(reference)
+
+
+def test_unknown_targets_are_refused_with_the_names_that_exist(tiny: str, tmp_path: Path) -> None:
+    engine = PeftEngine(tiny)
+    for targets in (("nonsense",), ("q_proj", "nonsense"), ("embed_tokens",), ("self_attn",), ()):
+        with pytest.raises(ConfigError, match=r"down_proj.*q_proj"):
+            engine.init_adapter(tmp_path, LoraConfig(targets=targets))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_broken_adapters_are_refused(tiny: str, tmp_path: Path) -> None:
+    engine, rows = PeftEngine(tiny), make_rows(2)
+    good, out = fresh(engine, tmp_path), folder(tmp_path, "out")
+    take(engine, good, out, rows)
+
+    def damaged(name: str, damage: Callable[[Path], None]) -> Path:
+        where = tmp_path / name
+        shutil.copytree(out, where)
+        damage(where)
+        return where
+
+    def other_keys(where: Path) -> None:
+        save_file({"x": torch.zeros(2)}, where / FILES[1])
+
+    def other_state(where: Path) -> None:
+        save_file({"x.step": torch.zeros(())}, where / FILES[2])
+
+    cases = [
+        damaged("no-config", lambda where: (where / FILES[0]).unlink()),
+        damaged("no-weights", lambda where: (where / FILES[1]).unlink()),
+        damaged("cut", lambda where: (where / FILES[1]).write_bytes(b"12")),
+        damaged("odd-config", lambda where: (where / FILES[0]).write_text('{"rr": 1}')),
+        damaged("other-keys", other_keys),
+        damaged("other-state", other_state),
+    ]
+    for broken in cases:
+        with pytest.raises(ConfigError):
+            engine.logprobs(broken, rows)
+    assert engine.logprobs(out, rows)[0][1] < 0
+
+
+def test_a_bfloat16_base_learns_in_float32(tiny: str, tmp_path: Path) -> None:
+    engine = PeftEngine(tiny, dtype="bfloat16")
+    start, out = fresh(engine, tmp_path), folder(tmp_path, "out")
+    rows = on_policy(engine, start, make_rows(6))
+    take(engine, start, out, rows, learning_rate=1e-6)
+    for name in FILES[1:]:
+        assert {t.dtype for t in load_file(out / name).values()} == {torch.float32}
+    changed = load_file(out / FILES[1])
+    before = load_file(start / FILES[1])
+    assert any(not torch.equal(changed[k], before[k]) for k in before if "lora_B" in k)
+    assert {p.dtype for p in engine.base.get_input_embeddings().parameters()} == {torch.bfloat16}
+
+
+def test_metrics_are_complete_and_count_right(tiny: str, tmp_path: Path) -> None:
+    engine = PeftEngine(tiny)
+    start, rows = fresh(engine, tmp_path), make_rows(6)
+    silent = replace(rows[0], mask=[0] * len(rows[0].mask))
+    seen: list[tuple[float, str]] = []
+    step = LearnerStep(
+        start,
+        folder(tmp_path, "out"),
+        1,
+        [*rows, silent],
+        TrainConfig(updates=2, tokens_per_microbatch=64, learning_rate=1e-3, warmup_steps=4),
+    )
+    metrics = engine.step(step, lambda fraction, message: seen.append((fraction, message)))
+    assert set(metrics) == {
+        *("loss", "grad_norm", "learning_rate", "ratio_mean", "ratio_max_dev"),
+        *("clip_low_fraction", "clip_high_fraction", "logprob_gap_mean", "logprob_gap_max", "kl"),
+        *("tokens_trained", "tokens_processed", "rows", "seconds", "cpu_seconds"),
+    }
+    assert all(math.isfinite(v) for v in metrics.values())
+    assert metrics["rows"] == 6
+    assert metrics["tokens_trained"] == 2 * sum(sum(row.mask) for row in rows)
+    assert metrics["tokens_processed"] >= 2 * sum(len(row.token_ids) for row in rows)
+    assert metrics["learning_rate"] == 2.5e-4
+    own = [p for r in engine.logprobs(start, rows) for p in r[1:]]
+    gaps = [
+        abs(p - row.logprobs[i + 1])
+        for row, r in zip(rows, engine.logprobs(start, rows), strict=True)
+        for i, p in enumerate(r[1:])
+        if row.mask[i + 1]
+    ]
+    assert len(own) > len(gaps)
+    assert metrics["logprob_gap_max"] == pytest.approx(max(gaps), rel=1e-4)
+    assert metrics["logprob_gap_mean"] == pytest.approx(math.fsum(gaps) / len(gaps), rel=1e-4)
+    fractions = [fraction for fraction, _ in seen]
+    assert fractions == sorted(fractions) and fractions[-1] == 1.0 and len(fractions) >= 4
+    assert seen[0][1].startswith("update 1, micro-batch 1 of ")
+
+
+def test_what_cannot_be_loaded_is_refused(tiny: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot load"):
+        PeftEngine(str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="float16"):
+        PeftEngine(tiny, dtype="float16")
+    with pytest.raises(ConfigError, match="abacus"):
+        PeftEngine(tiny, device="abacus")
+
+
+def test_rows_survive_their_file_exactly(tmp_path: Path) -> None:
+    rows = [*make_rows(20, low=1), *make_rows(3, temperature=0.1)]
+    write_rows(tmp_path / "rows", rows)
+    assert read_rows(tmp_path / "rows") == rows
+    (tmp_path / "rows").write_bytes(b"not a zip")
+    with pytest.raises(InvalidRequest):
+        read_rows(tmp_path / "rows")

@@ -1,0 +1,207 @@
+"""The embedded sampler: exact logprobs in mixed batches, reproducible and correct draws, limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from langchain_art.errors import (
+    ArtError,
+    UnknownModel,
+)
+from tests.conformance.tiny_models import (
+    KINDS,
+    LocalSampler,
+    ask,
+    check_logprobs,
+    load_plain,
+    save_adapter,
+    save_model,
+    teacher_logprobs,
+    with_adapter,
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("models") / "qwen3")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logprobs_are_the_plain_models_in_ragged_staggered_batches(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = save_model(tmp_path / kind, kind)
+    sampler = LocalSampler(path)
+    slotted = kind != "qwen3_next"
+    assert (sampler.host.engine._runner.cache is not None) == slotted
+    assert ("one sequence at a time" in caplog.text) == (not slotted)
+    calls = []
+    for i in range(6 if slotted else 3):
+        calls.append(sampler.send(ask("the team " * (7 * (i % 3)) + str(i), seed=i, max_tokens=24)))
+        sampler.turn()
+        sampler.turn()
+    sampler.run()
+    replies = [sampler.reply(call) for call in calls]
+    assert len({len(reply.prompt_token_ids) for reply in replies}) >= 3
+    check_logprobs(load_plain(path), replies)
+
+
+@pytest.fixture(scope="module")
+def tuned(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return {
+        "a@1": save_adapter(folder / "a", model, 1),
+        "b@1": save_adapter(folder / "b", model, 2, r=8, lora_alpha=4, use_rslora=True),
+        "c@1": save_adapter(folder / "c", model, 3, target_modules=["q_proj", "down_proj"]),
+    }
+
+
+def test_base_and_adapters_share_a_batch_and_stay_apart(
+    model: Path, tuned: dict[str, Path]
+) -> None:
+    sampler = LocalSampler(model)
+    for name, path in tuned.items():
+        sampler.load(name, path)
+    names = [None, *tuned]
+    calls = []
+    for round_ in range(3):  # the later rounds find prefixes of the earlier ones, and siblings
+        for name in names:
+            text = "the weather in Paris is sunny " * 4 + "and the mail " * round_
+            calls.append((name, sampler.send(ask(text, adapter=name, max_tokens=20))))
+            sampler.turn()
+    prefilled = sampler.host.engine.prefilled
+    sampler.run()
+    replies = [(name, sampler.reply(call)) for name, call in calls]
+    check_logprobs(load_plain(model), [reply for name, reply in replies if name is None])
+    distances = []
+    for name, path in tuned.items():
+        mine = [reply for other, reply in replies if other == name]
+        check_logprobs(with_adapter(model, path), mine)
+        base = teacher_logprobs(load_plain(model), mine[0])
+        distances.append((base - torch.tensor(mine[0].logprobs)).abs().max())
+    assert min(distances) > 0.05, "the adapters do something, so routing is what was tested"
+    assert sampler.host._prefixes.hit_tokens > 0
+    assert prefilled > 0
+
+
+def test_an_adapters_prefixes_never_serve_the_base_or_another_version(
+    model: Path, tuned: dict[str, Path]
+) -> None:
+    sampler = LocalSampler(model)
+    sampler.load("x@1", tuned["a@1"])
+    question = ask("the weather in Paris is sunny and the mail of Ann", adapter="x@1")
+    sampler.chat(question)
+    sampler.unload("x@1")
+    with pytest.raises(UnknownModel, match="x@1"):
+        sampler.chat(question)
+    sampler.load("x@1", tuned["b@1"])  # the same name again, with other weights
+    before = sampler.host._prefixes.hit_tokens
+    replies = sampler.chat(question, ask("the weather in Paris is sunny and the mail of Ann"))
+    assert sampler.host._prefixes.hit_tokens == before
+    check_logprobs(with_adapter(model, tuned["b@1"]), replies[:1])
+    check_logprobs(load_plain(model), replies[1:])
+
+
+def test_unloading_waits_for_running_calls(model: Path, tuned: dict[str, Path]) -> None:
+    sampler = LocalSampler(model)
+    sampler.load("a@1", tuned["a@1"])
+    call = sampler.send(ask(adapter="a@1", max_tokens=30, seed=3))
+    sampler.turn()
+    assert call.id not in sampler.results
+    sampler.unload("a@1")
+    sampler.run()
+    check_logprobs(with_adapter(model, tuned["a@1"]), [sampler.reply(call)])
+    assert all(not layer.pairs for layer in sampler.host._bank._wrapped.values())
+
+
+def test_eight_equal_prompts_are_prefilled_once(model: Path) -> None:
+    sampler = LocalSampler(model)
+    question = "the weather in Paris is sunny and the mail of Ann was sent on Monday " * 3
+    replies = sampler.chat(*(ask(question, seed=i) for i in range(8)))
+    length = len(replies[0].prompt_token_ids)
+    assert sampler.host.engine.prefilled == length + 7  # each sibling computes its last token
+    check_logprobs(load_plain(model), replies)
+
+
+def test_the_next_turn_computes_only_what_is_new(model: Path) -> None:
+    sampler = LocalSampler(model)
+    question = {"role": "user", "content": "the weather in Paris " * 5}
+    replies = sampler.chat(*(ask(messages=[question], seed=i, max_tokens=40) for i in range(40)))
+    first = next(r for r in replies if len(r.token_ids) > 20 and not {0, 1, 2} & {*r.token_ids})
+    before = sampler.host.engine.prefilled
+    more = [question, {"role": "assistant", "content": first.content}]
+    (second,) = sampler.chat(ask(messages=[*more, {"role": "user", "content": "and"}], seed=2))
+    known = len(first.prompt_token_ids) + len(first.token_ids)
+    assert sampler.host.engine.prefilled - before <= len(second.prompt_token_ids) - known + 17
+    check_logprobs(load_plain(model), [second])
+
+
+def test_a_small_kv_cache_makes_calls_wait_and_start_again_unharmed(model: Path) -> None:
+    sampler = LocalSampler(model, max_model_len=256)
+    cache = sampler.host.engine._runner.cache
+    cache.max_cells = 700  # slots x positions
+    requests = [ask("mail " * i, seed=i, max_tokens=200) for i in range(12)]
+    replies = sampler.chat(*requests)
+    assert sum(len(r.token_ids) + len(r.prompt_token_ids) for r in replies) > 1000
+    assert sampler.host.engine.preempted > 0
+    check_logprobs(load_plain(model), replies)
+    roomy = LocalSampler(model).chat(*requests)
+    assert [r.token_ids for r in roomy] == [r.token_ids for r in replies]
+
+
+def test_a_full_prefix_cache_forgets_the_oldest(model: Path) -> None:
+    sampler = LocalSampler(model)
+    prefixes = sampler.host._prefixes
+    prefixes.blocks = 12
+    replies = []
+    for i in range(12):
+        replies += sampler.chat(ask(f"{i} " + "the team " * 20, seed=i, max_tokens=40))
+        assert prefixes.held <= 12
+    replies += sampler.chat(ask("11 " + "the team " * 20, seed=1), ask("mail " * 99, seed=1))
+    assert prefixes.hit_tokens > 0
+    check_logprobs(load_plain(model), replies)
+
+
+def test_long_prompts_are_computed_in_pieces(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("langchain_art_server.backends.decoding.PREFILL_TOKENS", 32)
+    sampler = LocalSampler(model)
+    first = sampler.send(ask("mail", seed=1, max_tokens=30))
+    sampler.turn()
+    rest = [sampler.send(ask("the team " * n, seed=n)) for n in (60, 3, 25)]
+    sampler.turn()
+    assert not sampler.results, "the first call goes on while the long prompt is computed"
+    sampler.run()
+    check_logprobs(load_plain(model), [sampler.reply(call) for call in (first, *rest)])
+
+
+def test_a_cancelled_call_frees_its_row_and_the_others_go_on(model: Path) -> None:
+    sampler = LocalSampler(model)
+    calls = [sampler.send(ask("mail " * i, seed=i, max_tokens=300)) for i in range(4)]
+    for _ in range(3):
+        sampler.turn()
+    calls[1].cancelled = True
+    sampler.turn()
+    assert len(sampler.host.engine._rows) <= 3
+    sampler.run()
+    assert calls[1].id not in sampler.results
+    check_logprobs(load_plain(model), [sampler.reply(calls[i]) for i in (0, 2, 3)])
+
+
+def test_weights_that_are_not_finite_fail_their_own_calls_only(
+    model: Path, tuned: dict[str, Path]
+) -> None:
+    sampler = LocalSampler(model)
+    sampler.load("a@1", tuned["a@1"])
+    for layer in sampler.host._bank._wrapped.values():
+        for _, up in layer.pairs.values():
+            up.fill_(float("inf"))
+    text = "the weather in Paris is sunny and the mail"
+    good, bad = sampler.send(ask(text, seed=1)), sampler.send(ask(text, adapter="a@1"))
+    sampler.run()
+    with pytest.raises(ArtError, match="not finite"):
+        sampler.reply(bad)
+    later = sampler.chat(*(ask(text, seed=i) for i in range(4)))
+    check_logprobs(load_plain(model), [sampler.reply(good), *later])

@@ -1,0 +1,218 @@
+"""The embedded sampler: reproducible and correct draws, ends of replies, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from langchain_art.errors import (
+    ConfigError,
+    InvalidRequest,
+    PromptTooLong,
+)
+from langchain_art_server.backends.base import Sampling
+from tests.conformance.tiny_models import (
+    WORST,
+    LocalSampler,
+    ask,
+    check_logprobs,
+    load_plain,
+    save_model,
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("models") / "qwen3")
+
+
+@pytest.fixture(scope="module")
+def sampler(model: Path) -> LocalSampler:
+    return LocalSampler(model)
+
+
+def test_greedy_is_generates_greedy_twice(model: Path, sampler: LocalSampler) -> None:
+    requests = [ask("mail " * i, temperature=0.0, max_tokens=16) for i in range(1, 5)]
+    first, second = sampler.chat(*requests), sampler.chat(*requests)
+    plain = load_plain(model)
+    for one, two in zip(first, second, strict=True):
+        assert one.token_ids == two.token_ids
+        ids = torch.tensor([one.prompt_token_ids])
+        out = plain.generate(ids, max_new_tokens=16, do_sample=False, eos_token_id=[0, 2])
+        assert out[0, ids.shape[1] :].tolist() == one.token_ids
+        assert one.untrainable == "greedy decoding: temperature=0"
+    check_logprobs(plain, first)
+
+
+def test_a_seed_gives_the_same_reply_whatever_else_runs(sampler: LocalSampler) -> None:
+    (alone,) = sampler.chat(ask(seed=7, max_tokens=20))
+    crowd = [ask("the team " * i, max_tokens=9) for i in range(5)]
+    among = sampler.chat(*crowd, ask(seed=7, max_tokens=20), ask(seed=8, max_tokens=20))
+    assert among[5].token_ids == alone.token_ids
+    assert among[6].token_ids != alone.token_ids
+    assert among[5].logprobs == pytest.approx(alone.logprobs, abs=WORST)
+
+
+def test_without_a_seed_replies_differ(sampler: LocalSampler) -> None:
+    replies = sampler.chat(*(ask(max_tokens=8) for _ in range(6)))
+    assert len({tuple(reply.token_ids) for reply in replies}) == 6
+    assert all(reply.untrainable is None for reply in replies)
+
+
+def expected_distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """The definition of temperature, top_k and top_p, one token at a time in float64."""
+    weights = (logits.double() / sampling.temperature).softmax(0)
+    order = sorted(range(len(weights)), key=lambda i: -float(weights[i]))
+    if sampling.top_k:
+        order = order[: sampling.top_k]
+    total = sum(float(weights[i]) for i in order)
+    kept, sum_ = [], 0.0
+    for i in order:
+        if sum_ / total >= sampling.top_p:
+            break
+        kept.append(i)
+        sum_ += float(weights[i])
+    result = torch.zeros_like(weights)
+    result[kept] = weights[kept] / weights[kept].sum()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, None),
+        ({"temperature": 0.5}, None),
+        ({"temperature": 2.0}, None),
+        ({"top_p": 0.6}, "truncated sampling: top_p=0.6"),
+        ({"top_k": 7}, "truncated sampling: top_k=7"),
+        ({"top_k": 9, "top_p": 0.7, "temperature": 1.5}, "truncated sampling: top_p=0.7"),
+    ],
+)
+def test_tokens_are_drawn_from_the_distribution_asked_for(
+    model: Path, sampler: LocalSampler, options: dict[str, Any], reason: str | None
+) -> None:
+    count = 1500
+    requests = [ask("mail", seed=i, max_tokens=1, **options) for i in range(count)]
+    replies = sampler.chat(*requests)
+    assert {reply.untrainable for reply in replies} == {reason}
+    with torch.no_grad():
+        ids = torch.tensor([replies[0].prompt_token_ids])
+        logits = load_plain(model)(ids).logits[0, -1]
+    expected = expected_distribution(logits, requests[0].sampling) * count
+    seen = torch.bincount(
+        torch.tensor([reply.token_ids[0] for reply in replies]), minlength=len(logits)
+    )
+    assert seen[expected == 0].sum() == 0
+    common = expected >= 5
+    rest_seen, rest = seen[~common].sum(), expected[~common].sum()
+    chi2 = float(((seen - expected)[common] ** 2 / expected[common]).sum())
+    chi2 += float((rest_seen - rest) ** 2 / rest) if rest > 5 else 0.0
+    freedom = int(common.sum())
+    assert freedom >= 3
+    # Wilson-Hilferty: the draws are seeded, so this passes or fails for good.
+    normal = ((chi2 / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
+    assert normal < 3.1
+    # Recorded logprobs are those before truncation.
+    check_logprobs(load_plain(model), replies[:20], requests[0].sampling.temperature)
+
+
+def test_top_logprobs_are_the_most_probable_tokens(model: Path, sampler: LocalSampler) -> None:
+    (reply, other) = sampler.chat(ask(seed=1, top_logprobs=3, max_tokens=5), ask(seed=2))
+    assert other.top_logprobs == []
+    with torch.no_grad():
+        ids = torch.tensor([reply.prompt_token_ids + reply.token_ids])
+        rows = load_plain(model)(ids).logits[0].log_softmax(-1)
+    for step, top in enumerate(reply.top_logprobs):
+        values, tokens = rows[len(reply.prompt_token_ids) - 1 + step].topk(3)
+        assert [token for token, _, _ in top] == tokens.tolist()
+        assert [value for _, value, _ in top] == pytest.approx(values.tolist(), abs=WORST)
+        assert all(isinstance(text, str) for _, _, text in top)
+
+
+def test_every_end_of_turn_token_ends_a_reply(sampler: LocalSampler) -> None:
+    # <|endoftext|> (0) by the configs, <|im_end|> (2) by the chat template.
+    assert sampler.host._eos == {0, 2}
+    replies = sampler.chat(*(ask(seed=i, max_tokens=200) for i in range(30)))
+    ended = [reply for reply in replies if reply.finish_reason == "stop"]
+    assert {reply.token_ids[-1] for reply in ended} == {0, 2}
+    for reply in ended:
+        assert not {0, 2} & set(reply.token_ids[:-1])
+        assert "<|im_end|>" not in (reply.content or "")
+
+
+def test_max_tokens_is_cut_to_the_room_and_a_longer_prompt_is_refused(model: Path) -> None:
+    sampler = LocalSampler(model, max_model_len=64)
+    everything = [ask(max_tokens=None, seed=i) for i in range(9)]
+    more = [ask(max_tokens=500, seed=i) for i in range(9)]
+    replies = [r for r in sampler.chat(*everything, *more) if r.finish_reason == "length"]
+    assert len(replies) >= 4
+    for reply in replies:
+        assert len(reply.prompt_token_ids) + len(reply.token_ids) == 64
+    check_logprobs(load_plain(model), replies)
+    with pytest.raises(PromptTooLong, match=r"at most 63.*max_model_len"):
+        sampler.chat(ask("x" * 200))
+    assert sampler.chat(ask())[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"model": "/no/such/model"}, "can not be loaded"),
+        ({"max_model_len": 4096}, "has a context of 1024"),
+        ({"device": "warp"}, "device='warp'"),
+        ({"dtype": "int8"}, "dtype='int8'"),
+    ],
+)
+def test_a_model_that_can_not_be_served_is_refused(
+    model: Path, settings: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        LocalSampler(settings.pop("model", model), **settings)
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused(tmp_path: Path) -> None:
+    path = save_model(tmp_path / "model")
+    (path / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigError, match="no chat template"):
+        LocalSampler(path)
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([{"role": "alien", "content": "x"}], "no aliens here"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\].content\[0\]"),
+        ([{"role": "user", "content": "\ud800"}], "surrogates"),
+        ([], "no messages"),
+        (
+            [
+                {"role": "user", "content": "x"},
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"function": {"name": "f", "arguments": "{"}}],
+                },
+            ],
+            r"messages\[1\].tool_calls\[0\]",
+        ),
+    ],
+)
+def test_messages_that_can_not_be_shown_are_refused_and_hurt_nobody(
+    sampler: LocalSampler, messages: list[dict[str, Any]], problem: str
+) -> None:
+    bad, good = sampler.send(ask(messages=messages)), sampler.send(ask(seed=1))
+    sampler.run()
+    with pytest.raises(InvalidRequest, match=problem):
+        sampler.reply(bad)
+    assert sampler.reply(good).token_ids
+
+
+def test_a_temperature_that_float32_can_not_hold_is_refused(sampler: LocalSampler) -> None:
+    with pytest.raises(InvalidRequest, match="temperature=1e-40"):
+        sampler.chat(ask(temperature=1e-40))
+    (cold,) = sampler.chat(ask(temperature=1e-3, seed=1))
+    (greedy,) = sampler.chat(ask(temperature=0.0))
+    assert cold.token_ids == greedy.token_ids

@@ -1,0 +1,138 @@
+"""The embedded sampler: replies that must follow a JSON schema or call a tool."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_art.errors import InvalidRequest
+from tests.conformance.tiny_models import LocalSampler, ask, save_model
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 6},
+                "days": {"$ref": "#/$defs/Days"},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+            "$defs": {"Days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("models") / "qwen3")
+
+
+@pytest.fixture
+def sampler(model: Path) -> LocalSampler:
+    return LocalSampler(model)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["mail", "team"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 4}, "maxItems": 2},
+    },
+    "required": ["kind", "count", "tags"],
+    "additionalProperties": False,
+}
+
+
+def test_a_json_schema_is_followed(sampler: LocalSampler) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+    free, *replies = sampler.chat(
+        ask(seed=1), *(ask(seed=i, response_format=wanted, max_tokens=200) for i in range(12))
+    )
+    for reply in replies:
+        value = json.loads(reply.content or "")
+        assert value.keys() == {"kind", "count", "tags"}
+        assert value["kind"] in ("mail", "team")
+        assert 0 <= value["count"] <= 99
+        assert all(len(tag) <= 4 for tag in value["tags"])
+        assert len(value["tags"]) <= 2
+        assert reply.finish_reason == "stop"
+        assert reply.untrainable == "grammar: response_format"
+        # Under the masked distribution a forced token is certain.
+        assert max(reply.logprobs) == 0.0
+        assert min(reply.logprobs) > float("-inf")
+    assert len({reply.content for reply in replies}) > 3
+    assert free.untrainable is None
+
+
+def test_json_object_gives_an_object(sampler: LocalSampler) -> None:
+    replies = sampler.chat(
+        *(ask(seed=i, response_format={"type": "json_object"}, max_tokens=300) for i in range(6))
+    )
+    ended = [reply for reply in replies if reply.finish_reason == "stop"]
+    assert ended
+    assert all(isinstance(json.loads(reply.content or ""), dict) for reply in ended)
+
+
+def test_required_tool_calls_follow_the_tools_schemas(sampler: LocalSampler) -> None:
+    replies = sampler.chat(
+        *(
+            ask(seed=i, tools=[WEATHER, CLOCK], tool_choice="required", max_tokens=300)
+            for i in range(8)
+        )
+    )
+    seen = set()
+    for reply in replies:
+        assert reply.tool_calls
+        assert reply.untrainable == "grammar: tool_choice"
+        for call in reply.tool_calls:
+            arguments = json.loads(call["function"]["arguments"])
+            seen.add(call["function"]["name"])
+            if call["function"]["name"] == "weather":
+                assert arguments.keys() == {"city", "days"}
+                assert 1 <= arguments["days"] <= 9
+            else:
+                assert arguments == {}
+    assert seen == {"weather", "clock"}
+
+
+def test_a_named_tool_is_called_once(sampler: LocalSampler) -> None:
+    choice = {"type": "function", "function": {"name": "clock"}}
+    (reply,) = sampler.chat(ask(tools=[WEATHER, CLOCK], tool_choice=choice, max_tokens=200))
+    assert [call["function"]["name"] for call in reply.tool_calls] == ["clock"]
+    assert (reply.content, reply.finish_reason) == (None, "tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"type": "strnig"}},
+                }
+            },
+            "No grammar can be made",
+        ),
+        ({"response_format": {"type": "poem"}}, "'poem'"),
+        ({"tool_choice": "required"}, "no tools"),
+        (
+            {"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "names 'x'",
+        ),
+    ],
+)
+def test_a_form_that_can_not_be_had_is_refused(
+    sampler: LocalSampler, options: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=problem):
+        sampler.chat(ask(**options))

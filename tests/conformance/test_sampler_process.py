@@ -1,0 +1,140 @@
+"""The sampler as the server uses it: a process of its own that may be killed at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from langchain_art.errors import ConfigError, EngineUnavailable, InvalidRequest, UnknownModel
+from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest
+from langchain_art_server.backends.transformers_sampler import TransformersSampler
+from langchain_art_server.backends.worker import WorkerDied
+from langchain_art_server.config import Settings
+from tests.conformance.tiny_models import (
+    ask,
+    check_logprobs,
+    load_plain,
+    save_adapter,
+    save_model,
+    with_adapter,
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("models") / "qwen3")
+
+
+@pytest.fixture(scope="module")
+def adapter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_adapter(tmp_path_factory.mktemp("adapters") / "a", model, 1)
+
+
+def settings(model: Path) -> Settings:
+    return Settings.model_validate({"model": str(model), "sampler": {"threads": 1}})
+
+
+@pytest.fixture
+async def sampler(model: Path) -> AsyncIterator[TransformersSampler]:
+    made = TransformersSampler(settings(model))
+    await made.start()
+    yield made
+    await made.close()
+
+
+async def chat(sampler: TransformersSampler, request: ChatRequest) -> ChatReply:
+    items = [item async for item in sampler.chat(request)]
+    assert isinstance(items[-1], ChatReply)
+    assert all(isinstance(item, ChatDelta) for item in items[:-1])
+    if request.stream:
+        text = "".join(item.content for item in items[:-1] if isinstance(item, ChatDelta))
+        assert text == items[-1].content
+        assert len(items) > 2
+    else:
+        assert len(items) == 1
+    return items[-1]
+
+
+async def test_calls_of_every_kind_at_once(
+    sampler: TransformersSampler, model: Path, adapter: Path
+) -> None:
+    assert (sampler.info.name, sampler.info.device) == (model.name, "cpu")
+    assert (sampler.info.max_model_len, sampler.info.vocab_size) == (1024, 344)
+    await sampler.load_adapter("a@1", adapter)
+    await sampler.load_adapter("a@1", adapter)
+    requests = [
+        ask(f"mail {i}", adapter="a@1" if i % 2 else None, stream=i % 3 == 0, seed=i, max_tokens=20)
+        for i in range(12)
+    ]
+    refused = [chat(sampler, ask(adapter="b@1")), chat(sampler, ask(messages=[{"role": "alien"}]))]
+    *replies, unknown, invalid = await asyncio.gather(
+        *(chat(sampler, request) for request in requests), *refused, return_exceptions=True
+    )
+    assert isinstance(unknown, UnknownModel)
+    assert isinstance(invalid, InvalidRequest)
+    check_logprobs(load_plain(model), replies[::2])
+    check_logprobs(with_adapter(model, adapter), replies[1::2])
+    with_top = await chat(sampler, ask(seed=1, top_logprobs=2))
+    assert isinstance(with_top.top_logprobs[0][0], tuple)
+    await sampler.unload_adapter("a@1")
+    with pytest.raises(UnknownModel, match="a@1"):
+        await chat(sampler, ask(adapter="a@1"))
+
+
+async def test_kill_9_while_calls_run_loses_none(
+    sampler: TransformersSampler, model: Path, adapter: Path, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    shutil.copytree(adapter, gone)
+    await sampler.load_adapter("a@1", adapter)
+    await sampler.load_adapter("gone@1", gone)
+    shutil.rmtree(gone)
+    before = await chat(sampler, ask("mail", adapter="a@1", seed=5, max_tokens=900))
+    calls = [
+        asyncio.create_task(chat(sampler, ask(f"mail {i}", adapter="a@1", seed=i, max_tokens=900)))
+        for i in range(8)
+    ]
+    stream = sampler.chat(ask(stream=True, seed=4, max_tokens=900))
+    assert isinstance(await anext(stream), ChatDelta)
+    assert not any(call.done() for call in calls)
+    assert sampler.worker.pid
+    os.kill(sampler.worker.pid, signal.SIGKILL)
+    check_logprobs(with_adapter(model, adapter), list(await asyncio.gather(*calls)))
+    assert sampler.restarts == 1
+    with pytest.raises(WorkerDied):  # its first half is out; only the caller can begin anew
+        async for _ in stream:
+            pass
+    after = await chat(sampler, ask("mail", adapter="a@1", seed=5, max_tokens=900))
+    assert after.token_ids == before.token_ids
+    with pytest.raises(UnknownModel, match="gone@1"):  # what can not be restored is refused
+        await chat(sampler, ask(adapter="gone@1"))
+
+
+async def test_closing_a_reply_early_frees_the_engine(sampler: TransformersSampler) -> None:
+    streams = [sampler.chat(ask(stream=True, seed=i, max_tokens=None)) for i in range(3)]
+    for stream in streams:
+        assert isinstance(await anext(stream), ChatDelta)
+    for stream in streams:
+        await stream.aclose()
+    waiting = asyncio.create_task(chat(sampler, ask(max_tokens=None)))
+    await asyncio.sleep(0.005)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert (await chat(sampler, ask(seed=1))).token_ids
+    assert not sampler.worker._pending
+
+
+async def test_a_model_that_can_not_be_loaded_is_refused_in_words(tmp_path: Path) -> None:
+    made = TransformersSampler(settings(tmp_path))
+    with pytest.raises(EngineUnavailable, match="not started"):
+        _ = made.info
+    with pytest.raises(ConfigError, match="can not be loaded from this directory"):
+        await made.start()
+    await made.close()

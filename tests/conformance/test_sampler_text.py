@@ -1,0 +1,283 @@
+"""The embedded sampler's text: exact continuation, stop strings, streams, tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from langchain_art_server.backends.base import ChatReply, ChatRequest
+from langchain_art_server.backends.token_choice import Chosen
+from langchain_art_server.backends.worker import Call
+from tests.conformance.tiny_models import LocalSampler, ask, save_model, tokenizer
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 6},
+                "days": {"$ref": "#/$defs/Days"},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+            "$defs": {"Days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("models") / "qwen3")
+
+
+@pytest.fixture
+def sampler(model: Path) -> LocalSampler:
+    return LocalSampler(model)
+
+
+Say = Callable[..., None]
+
+
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch) -> Say:
+    """Make the model say given tokens, whatever its weights: one script per seed."""
+
+    def patch(*scripts: list[int]) -> None:
+        class Scripted:
+            def __init__(self, draws: Any, device: Any) -> None:
+                self.draws = draws
+
+            def choose(self, logits: torch.Tensor) -> Chosen:
+                tokens: list[int] = []
+                for draw in self.draws:
+                    draw.said = getattr(draw, "said", -1) + 1
+                    tokens.append(scripts[draw.sampling.seed or 0][draw.said])
+                return Chosen(tokens, [-1.0] * len(tokens), torch.tensor(tokens))
+
+        monkeypatch.setattr("langchain_art_server.backends.decoding.Chooser", Scripted)
+
+    return patch
+
+
+def ids(text: str) -> list[int]:
+    return tokenizer().encode(text, add_special_tokens=False)
+
+
+def letters(text: str) -> list[int]:
+    """A tokenisation that the tokenizer itself would never choose: every byte its own token."""
+    return [token for char in text for token in ids(char)]
+
+
+def follow_up(request: ChatRequest, reply: ChatReply) -> list[dict[str, Any]]:
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content}
+    if reply.tool_calls:
+        message["tool_calls"] = reply.tool_calls
+    return [*request.messages, message]
+
+
+# --- exact continuation -----------------------------------------------------------------------
+
+
+def test_a_later_prompt_holds_the_sampled_tokens_not_a_new_tokenisation(
+    sampler: LocalSampler,
+    say: Say,
+) -> None:
+    odd = [*letters("the weather is sunny"), 2]
+    assert odd[:-1] != ids("the weather is sunny"), "the split is one the tokenizer does not choose"
+    say(odd)
+    first = ask(max_tokens=50)
+    (reply,) = sampler.chat(first)
+    assert reply.token_ids == odd
+    assert reply.content == "the weather is sunny"
+    messages = [*follow_up(first, reply), {"role": "user", "content": "and the mail"}]
+    (second,) = sampler.chat(ask(messages=messages, max_tokens=2))
+    known = reply.prompt_token_ids + odd
+    assert second.prompt_token_ids[: len(known)] == known
+    rest = "\n<|im_start|>user\nand the mail<|im_end|>\n<|im_start|>assistant\n"
+    assert second.prompt_token_ids[len(known) :] == ids(rest)
+    # Plain tokenisation of the same text is something else.
+    text = tokenizer().decode(second.prompt_token_ids)
+    assert ids(text) != second.prompt_token_ids
+    # And a third turn goes on from the second.
+    messages = [*follow_up(ask(messages=messages), second), {"role": "user", "content": "x"}]
+    (third,) = sampler.chat(ask(messages=messages, max_tokens=1))
+    assert third.prompt_token_ids[: len(known)] == known
+
+
+def test_a_reply_that_was_cut_short_is_continued_exactly(sampler: LocalSampler, say: Say) -> None:
+    odd = letters("the mail")
+    say(odd)
+    first = ask(max_tokens=len(odd))
+    (reply,) = sampler.chat(first)
+    assert reply.finish_reason == "length"
+    messages = [*follow_up(first, reply), {"role": "user", "content": "go on"}]
+    (second,) = sampler.chat(ask(messages=messages, max_tokens=1))
+    known = reply.prompt_token_ids + odd
+    assert second.prompt_token_ids[: len(known) + 1] == [*known, 2]
+
+
+def test_a_history_that_was_changed_is_tokenised_anew(sampler: LocalSampler, say: Say) -> None:
+    odd = [*letters("the weather"), 2]
+    say(odd)
+    first = ask(max_tokens=50)
+    (reply,) = sampler.chat(first)
+    messages = [*first.messages, {"role": "assistant", "content": "the weathe"}]
+    (second,) = sampler.chat(ask(messages=messages, max_tokens=1))
+    text = tokenizer().decode(second.prompt_token_ids)
+    assert second.prompt_token_ids == ids(text)
+    assert second.prompt_token_ids[: len(reply.prompt_token_ids)] == reply.prompt_token_ids
+
+
+def test_tool_calls_with_unusual_spacing_are_continued_exactly(
+    sampler: LocalSampler, say: Say
+) -> None:
+    compact = '<tool_call>{"name":"weather",\n"arguments":{"city":"Paris","days":2}}</tool_call>'
+    said = [*ids(compact), 2]
+    say(said)
+    first = ask(tools=[WEATHER], max_tokens=120)
+    (reply,) = sampler.chat(first)
+    assert reply.tool_calls[0]["function"]["arguments"] == '{"city":"Paris","days":2}'
+    answer = {"role": "tool", "tool_call_id": reply.tool_calls[0]["id"], "content": "sunny"}
+    messages = [*follow_up(first, reply), answer]
+    (second,) = sampler.chat(ask(messages=messages, tools=[WEATHER], max_tokens=1))
+    known = reply.prompt_token_ids + said
+    assert second.prompt_token_ids[: len(known)] == known
+
+
+def test_siblings_with_the_same_rendered_reply_keep_their_own_tokens(
+    sampler: LocalSampler, say: Say
+) -> None:
+    body = '{"name": "weather", "arguments": {"city": "Paris", "days": 2}}'
+    scripts = [
+        [*ids("<tool_call>"), *encode(f"\n{body}\n"), *ids("</tool_call>"), 2]
+        for encode in (ids, letters)
+    ]
+    assert scripts[0] != scripts[1]
+    say(*scripts)
+    requests = [ask(tools=[WEATHER], max_tokens=200, seed=i) for i in range(2)]
+    replies = sampler.chat(*requests)
+    for request, reply, script in zip(requests, replies, scripts, strict=True):
+        messages = [*follow_up(request, reply), {"role": "tool", "content": "sunny"}]
+        (next_,) = sampler.chat(ask(messages=messages, tools=[WEATHER], max_tokens=1))
+        known = reply.prompt_token_ids + script
+        assert next_.prompt_token_ids[: len(known)] == known
+
+
+# --- tool calls -------------------------------------------------------------------------------
+
+
+def test_parallel_tool_calls_are_parsed(sampler: LocalSampler, say: Say) -> None:
+    second = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+    say([*ids(f"the mail\n{CALL}\n{second}"), 2])
+    (reply,) = sampler.chat(ask(tools=[WEATHER, CLOCK], max_tokens=300))
+    assert reply.finish_reason == "tool_calls"
+    assert reply.content == "the mail"
+    functions = [call["function"] for call in reply.tool_calls]
+    assert functions == [
+        {"name": "weather", "arguments": '{"city": "Paris", "days": 2}'},
+        {"name": "clock", "arguments": "{}"},
+    ]
+    names = [call["id"] for call in reply.tool_calls]
+    assert len(set(names)) == 2
+    assert all(name.startswith("call_") and len(name) == 37 for name in names)
+
+
+def test_a_malformed_call_stays_text(sampler: LocalSampler, say: Say) -> None:
+    broken = '<tool_call>\n{"name": "weather", "arguments": {\n</tool_call>'
+    say([*ids(broken), 2])
+    (reply,) = sampler.chat(ask(tools=[WEATHER], max_tokens=100))
+    assert (reply.content, reply.tool_calls, reply.finish_reason) == (broken, [], "stop")
+
+
+@pytest.mark.parametrize("options", [{}, {"tools": [WEATHER], "tool_choice": "none"}])
+def test_without_tools_to_call_a_call_is_text(
+    sampler: LocalSampler, say: Say, options: dict[str, Any]
+) -> None:
+    say([*ids(CALL), 2])
+    (reply,) = sampler.chat(ask(max_tokens=100, **options))
+    assert (reply.content, reply.tool_calls, reply.finish_reason) == (CALL, [], "stop")
+
+
+def test_a_call_and_then_the_token_limit_is_length(sampler: LocalSampler, say: Say) -> None:
+    script = ids(f"{CALL} and the mail of Ann")
+    say(script)
+    (reply,) = sampler.chat(ask(tools=[WEATHER], max_tokens=len(script) - 2))
+    assert reply.finish_reason == "length"
+    assert len(reply.tool_calls) == 1
+
+
+# --- stop strings and streams -----------------------------------------------------------------
+
+
+def test_a_stop_string_ends_the_reply_and_all_its_tokens_are_kept(
+    sampler: LocalSampler, say: Say
+) -> None:
+    script = [*letters("the mail of Ann"), 2]
+    say(script)
+    (reply,) = sampler.chat(ask(stop=("zz", "l o"), max_tokens=50))
+    assert reply.content == "the mai"
+    assert reply.finish_reason == "stop"
+    assert reply.token_ids == script[: len("the mail o")]
+    assert reply.untrainable is None
+
+
+def test_what_looks_like_a_stop_string_is_given_out_in_the_end(
+    sampler: LocalSampler, say: Say
+) -> None:
+    say([*letters("the mai"), 2])
+    (reply,) = sampler.chat(ask(stop=("mail",), max_tokens=50))
+    assert reply.content == "the mai"
+
+
+def streamed(sampler: LocalSampler, call: Call) -> tuple[str, list[Any]]:
+    events = sampler.events.get(call.id, [])
+    text = "".join(event["content"] for event in events)
+    return text, [c for event in events for c in event["tool_calls"]]
+
+
+@pytest.mark.parametrize("options", [{}, {"tools": [WEATHER]}, {"stop": ("e", " t")}])
+def test_a_stream_put_together_is_the_reply(sampler: LocalSampler, options: dict[str, Any]) -> None:
+    for seed in range(12):
+        plain = sampler.send(ask(seed=seed, max_tokens=40, **options))
+        stream = sampler.send(ask(seed=seed, max_tokens=40, stream=True, **options))
+        sampler.run()
+        reply, whole = sampler.reply(plain), sampler.reply(stream)
+        assert (reply.token_ids, reply.content) == (whole.token_ids, whole.content)
+        assert streamed(sampler, stream) == (whole.content, [])
+        assert plain.id not in sampler.events, "who did not ask for a stream gets no events"
+        assert len(sampler.events.get(stream.id, [])) > 1 or len(reply.token_ids) < 8
+
+
+def test_a_stream_never_splits_a_character(sampler: LocalSampler, say: Say) -> None:
+    text = "é😀 the mail 漢字"
+    say([*letters(text), 2])
+    call = sampler.send(ask(stream=True, max_tokens=99))
+    sampler.run()
+    events = sampler.events[call.id]
+    assert all("\ufffd" not in event["content"] for event in events)
+    assert streamed(sampler, call)[0] == text
+    assert len(letters(text)) > len(events) > 10
+
+
+def test_tool_calls_are_streamed_whole_and_their_text_is_not(
+    sampler: LocalSampler, say: Say
+) -> None:
+    say([*letters("see < the mail\n"), *ids(f"{CALL}\n{CALL}"), 2])
+    call = sampler.send(ask(stream=True, tools=[WEATHER], max_tokens=300))
+    sampler.run()
+    reply = sampler.reply(call)
+    text, calls = streamed(sampler, call)
+    assert text == reply.content == "see < the mail"
+    assert calls == reply.tool_calls
+    assert len(calls) == 2
+    with_calls = [e for e in sampler.events[call.id] if e["tool_calls"]]
+    assert len(with_calls) == 2, "each call goes out as soon as it is closed"

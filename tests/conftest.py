@@ -1,0 +1,17 @@
+"""Fixtures that everything shares. The server is the real one, with a real small model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.live_server import LiveServer
+
+
+@pytest.fixture(scope="session")
+def art_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """One server for the tests that need one and leave it as they found it."""
+    server = LiveServer(tmp_path_factory.mktemp("server") / "data").start()
+    yield server
+    server.stop()

@@ -1,0 +1,196 @@
+"""kill -9 at random moments: what was acknowledged is kept, and no job is trained twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import httpx
+import pytest
+
+from examples.email_search.inbox import MailStore, build
+from examples.email_search.train import make_rollout
+from langchain_art import ChatART, TrainConfig, Trainer
+from tests.live_server import LiveServer
+
+KILLS = 10
+
+
+def engines(server: LiveServer) -> list[int]:
+    """Process ids of the server's children: the sampler and the learner."""
+    assert server.process is not None
+    path = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    return [int(pid) for pid in path.read_text().split()]
+
+
+class Witness(threading.Thread):
+    """Posts trajectories all the while and remembers which were acknowledged."""
+
+    def __init__(self, server: LiveServer) -> None:
+        super().__init__(daemon=True)
+        self.server, self.acknowledged, self.stop = server, list[str](), threading.Event()
+
+    def run(self) -> None:
+        while not self.stop.is_set():
+            one = f"witness-{uuid.uuid4().hex}"
+            try:
+                answer = httpx.post(
+                    f"{self.server.base_url}/trajectories", json={"id": one, "reward": 0.5}
+                )
+            except httpx.TransportError:
+                time.sleep(0.05)
+                continue
+            if answer.status_code == 200:
+                self.acknowledged.append(one)
+            time.sleep(0.02)
+
+
+class Killer(threading.Thread):
+    """Kills the server or an engine at random moments; restarts the server as an init would."""
+
+    def __init__(self, server: LiveServer, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.server, self.random, self.kills = server, random.Random(seed), list[str]()
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        while len(self.kills) < KILLS and not self.stop.is_set():
+            time.sleep(self.random.uniform(0.3, 4.0))
+            if len(self.kills) % 2 == 0:
+                self.server.kill()
+                self.kills.append("server")
+                self.server.start()
+            elif children := engines(self.server):
+                os.kill(self.random.choice(children), signal.SIGKILL)
+                self.kills.append("engine")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_survives_ten_kills(tmp_path: Path) -> None:
+    server = LiveServer(tmp_path / "data").start()
+    mails = MailStore(build(tmp_path / "mails.sqlite3", n_train=64, n_test=8, seed=3))
+    model = ChatART(model="tiny", base_url=server.base_url, max_tokens=32)
+    trainer = Trainer(
+        model,
+        group_size=4,
+        groups_per_step=4,
+        config=TrainConfig(learning_rate=1e-3),
+        out_dir=tmp_path / "fit",
+        concurrency=16,
+    )
+    witness, killer = Witness(server), Killer(server, seed=random.SystemRandom().randrange(10**6))
+    witness.start()
+    killer.start()
+    steps = 0
+    while killer.is_alive() or steps == 0:  # as many steps as it takes for all the kills
+        steps += 4
+        result = asyncio.run(
+            trainer.fit(make_rollout(model, mails), mails.scenarios("train"), steps=steps)
+        )
+    killer.join()
+    witness.stop.set()
+    witness.join()
+    server.kill()
+    server.start()  # the last word is the disk's
+    try:
+        assert killer.kills.count("server") == killer.kills.count("engine") == KILLS // 2
+        assert len(result.history) == steps
+        with server.http() as http:
+            assert len(witness.acknowledged) > 20
+            for one in witness.acknowledged:
+                assert http.get(f"/v1/trajectories/{one}").status_code == 200, one
+            jobs = http.get("/v1/jobs").json()["data"]
+            versions = [j["result"]["version"] for j in jobs]
+            assert {j["state"] for j in jobs} == {"succeeded"}
+            assert len({j["key"] for j in jobs}) == len(jobs) == steps
+            assert versions == sorted(versions)
+            assert http.get("/v1/policies/tiny").json()["version"] == versions[-1]
+            trained: list[str] = []
+            for step in result.history:
+                assert step.version == versions[step.step - 1]
+            for path in sorted((server.data_dir / "adapters" / "tiny").iterdir()):
+                trained += trained_by(path)
+            assert len(set(trained)) == len(trained)
+            calls = http.get("/status").json()["calls"]
+            assert calls > 0
+    finally:
+        server.stop()
+        mails.close()
+
+
+def trained_by(version: Path) -> list[str]:
+    from pydantic_core import from_json
+
+    return from_json((version / "manifest.json").read_bytes()).get("trained", [])
+
+
+def prepare(server: LiveServer) -> dict[str, object]:
+    """A batch of tagged, rewarded calls, ready to be trained on."""
+    ids: list[str] = []
+    with server.http() as http:
+        for seed in range(48):
+            run = f"t-{seed}"
+            body = {
+                "model": "tiny",
+                "messages": [{"role": "user", "content": f"When is the Falcon audit? {seed % 6}"}],
+                "max_tokens": 40,
+                "seed": seed,
+                "art": {"trajectory_id": run},
+            }
+            assert http.post("/v1/chat/completions", json=body).status_code == 200
+            reward = {"reward": float(seed % 5)}
+            assert http.put(f"/v1/trajectories/{run}/reward", json=reward).status_code == 200
+            ids.append(run)
+    groups = [ids[i : i + 8] for i in range(0, 48, 8)]
+    config = {"learning_rate": 1e-2, "updates": 8, "tokens_per_microbatch": 256}
+    return {"policy": "tiny", "groups": groups, "config": config}
+
+
+def train_to_the_end(server: LiveServer, body: dict[str, object]) -> dict[str, object]:
+    with server.http() as http:
+        http.post("/v1/train", json=body, headers={"Idempotency-Key": "k-1"})
+        for _ in range(60):
+            job = http.get("/v1/jobs", params={"policy": "tiny"}).json()["data"][0]
+            if job["state"] in ("succeeded", "failed"):
+                return job
+            time.sleep(0.5)
+    raise AssertionError("the job did not end")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["server", "learner"])
+def test_a_step_that_was_killed_ends_bit_for_bit_the_same(tmp_path: Path, victim: str) -> None:
+    calm = LiveServer(tmp_path / "calm").start()
+    body = prepare(calm)
+    calm.stop()
+    shutil.copytree(tmp_path / "calm", tmp_path / "stormy")
+    calm.start()
+    first = train_to_the_end(calm, body)
+    calm.stop()
+    stormy = LiveServer(tmp_path / "stormy").start()
+    with stormy.http() as http:
+        http.post("/v1/train", json=body, headers={"Idempotency-Key": "k-1"})
+        job = http.get("/v1/jobs").json()["data"][0]["id"]
+        while True:  # until the step itself has begun
+            said = http.get(f"/v1/jobs/{job}/events", params={"wait": 5}).json()["data"]
+            if any("training" in event["message"] for event in said):
+                break
+    if victim == "server":
+        stormy.kill()
+        stormy.start()
+    else:
+        os.kill(engines(stormy)[-1], signal.SIGKILL)
+    second = train_to_the_end(stormy, body)
+    stormy.stop()
+    assert first["state"] == second["state"] == "succeeded", (first, second)
+    for name in ("adapter_model.safetensors", "optimizer.safetensors"):
+        one, other = (s.data_dir / "adapters" / "tiny" / "1" / name for s in (calm, stormy))
+        assert one.read_bytes() == other.read_bytes()

@@ -1,0 +1,459 @@
+"""The server over HTTP, as any client meets it: dialect, records, training, refusals."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import tarfile
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.live_server import LiveServer
+
+SAY = [{"role": "user", "content": "When is the falcon review?"}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Search the inbox.",
+        "parameters": {
+            "type": "object",
+            "properties": {"query": {"type": "string"}},
+            "required": ["query"],
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def http(art_server: LiveServer) -> Iterator[httpx.Client]:
+    with art_server.http() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def sdk(art_server: LiveServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=art_server.base_url, api_key="none", max_retries=0)
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+def chat(http: httpx.Client, **body: Any) -> httpx.Response:
+    base = {"model": "tiny", "messages": SAY, "max_tokens": 12}
+    return http.post("/v1/chat/completions", json=base | body)
+
+
+def train(http: httpx.Client, key: str, **body: Any) -> httpx.Response:
+    base: dict[str, Any] = {"policy": "tiny"}
+    return http.post("/v1/train", json=base | body, headers={"Idempotency-Key": key})
+
+
+def finished(http: httpx.Client, job: dict[str, Any]) -> dict[str, Any]:
+    for _ in range(20):
+        job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 10}).json()
+        if job["state"] in ("succeeded", "failed"):
+            return job
+    raise AssertionError(job)
+
+
+def sampled_group(http: httpx.Client, rewards: list[float | None]) -> list[str]:
+    """Tagged calls, one per run, that become rewarded trajectories over HTTP alone."""
+    ids: list[str] = []
+    for seed, reward in enumerate(rewards):
+        run = new_id("t")
+        answer = chat(http, seed=seed, art={"trajectory_id": run, "node": "model"})
+        assert answer.status_code == 200, answer.text
+        answer = http.put(f"/v1/trajectories/{run}/reward", json={"reward": reward})
+        assert answer.status_code == 200, answer.text
+        ids.append(run)
+    return ids
+
+
+# --- OpenAI's dialect ---------------------------------------------------------------------------
+
+
+def test_a_reply_is_recorded_exactly(http: httpx.Client, sdk: openai.OpenAI) -> None:
+    reply = sdk.chat.completions.create(
+        model="tiny", messages=SAY, max_tokens=12, logprobs=True, top_logprobs=2, seed=3
+    )
+    assert reply.model.startswith("tiny@")
+    call = http.get(f"/v1/calls/{reply.id}").json()
+    assert reply.usage is not None
+    assert len(call["token_ids"]) == len(call["logprobs"]) == reply.usage.completion_tokens
+    assert len(call["prompt_token_ids"]) == reply.usage.prompt_tokens
+    assert call["trainable"] and call["model"] == reply.model
+    content = reply.choices[0].logprobs.content  # type: ignore[union-attr]
+    assert content is not None
+    assert [t.logprob for t in content] == call["logprobs"]
+    assert all(t.logprob <= 0 and len(t.top_logprobs) == 2 for t in content)
+
+
+def test_a_stream_says_the_same_as_a_whole_reply(http: httpx.Client, sdk: openai.OpenAI) -> None:
+    whole = sdk.chat.completions.create(model="tiny", messages=SAY, max_tokens=24, seed=11)
+    stream = sdk.chat.completions.create(
+        model="tiny",
+        messages=SAY,
+        max_tokens=24,
+        seed=11,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == (whole.choices[0].message.content or "")
+    assert len({c.id for c in chunks}) == 1
+    assert next(c.usage for c in chunks if c.usage) == whole.usage
+    streamed = http.get(f"/v1/calls/{chunks[0].id}").json()
+    assert streamed["token_ids"] == http.get(f"/v1/calls/{whole.id}").json()["token_ids"]
+
+
+def test_n_choices_are_n_records(http: httpx.Client, sdk: openai.OpenAI) -> None:
+    reply = sdk.chat.completions.create(model="tiny", messages=SAY, max_tokens=12, n=3, seed=5)
+    assert [c.index for c in reply.choices] == [0, 1, 2]
+    ids = [reply.id, f"{reply.id}:1", f"{reply.id}:2"]
+    records = [http.get(f"/v1/calls/{one}").json() for one in ids]
+    assert len({tuple(r["token_ids"]) for r in records}) > 1
+
+
+def test_what_cannot_be_trained_says_why(http: httpx.Client) -> None:
+    for body, reason in [
+        ({"temperature": 0}, "greedy"),
+        ({"top_p": 0.9}, "top_p"),
+        ({"top_k": 5}, "top_k"),
+        ({"tools": [TOOL], "tool_choice": "required", "max_tokens": 64}, "grammar"),
+    ]:
+        answer = chat(http, **body)
+        assert answer.status_code == 200, answer.text
+        call = http.get(f"/v1/calls/{answer.json()['id']}").json()
+        assert not call["trainable"] and reason in call["untrainable"]
+
+
+def test_models_lists_base_policy_and_versions(sdk: openai.OpenAI) -> None:
+    names = {model.id for model in sdk.models.list()}
+    assert {"base_model", "tiny", "tiny@0"} <= names
+    assert sdk.models.retrieve("tiny").id == "tiny"
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "words"),
+    [
+        ({"model": "nobody"}, 404, "model_not_found", "'tiny'"),
+        ({"model": "tiny@999"}, 404, "model_not_found", "kept"),
+        ({"messages": []}, 400, "invalid_request", "messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, 400, "invalid_request", "wizard"),
+        ({"temperature": "warm"}, 400, "invalid_request", "temperature"),
+        ({"frobnicate": 1}, 400, "invalid_request", "frobnicate"),
+        ({"frequency_penalty": 0.5}, 400, "invalid_request", "frequency_penalty"),
+        ({"n": 1000}, 400, "invalid_request", "n"),
+        ({"max_tokens": 0}, 400, "invalid_request", "max_tokens"),
+        ({"tool_choice": "required"}, 400, "invalid_request", "without tools"),
+        ({"tools": [{"type": "function"}]}, 400, "invalid_request", "tools"),
+        ({"art": {"trajectory_id": "a b"}}, 400, "invalid_request", "art"),
+        ({"art": {"colour": 1}}, 400, "invalid_request", "colour"),
+        (
+            {"messages": [{"role": "user", "content": "word " * 5000}]},
+            400,
+            "context_length_exceeded",
+            "tokens",
+        ),
+        (
+            {
+                "messages": [
+                    *SAY,
+                    {
+                        "role": "assistant",
+                        "content": None,
+                        "tool_calls": [
+                            {
+                                "id": "c",
+                                "type": "function",
+                                "function": {"name": "search", "arguments": '{"query": "fal'},
+                            }
+                        ],
+                    },
+                ]
+            },
+            400,
+            "invalid_request",
+            "malformed JSON",
+        ),
+    ],
+)
+def test_a_bad_request_is_refused_by_name(
+    http: httpx.Client, body: dict[str, Any], status: int, code: str, words: str
+) -> None:
+    before = http.get("/status").json()["calls"]
+    answer = chat(http, **body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (status, code), answer.text
+    assert words in error["message"]
+    assert http.get("/status").json()["calls"] == before
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b'"x"', b'{"temperature": NaN}', b"\xff", DEEP.encode()]
+)
+def test_a_body_that_is_no_json_object_is_refused(http: httpx.Client, body: bytes) -> None:
+    for path in ("/v1/chat/completions", "/v1/trajectories", "/v1/train"):
+        answer = http.post(path, content=body, headers={"Idempotency-Key": new_id("k")})
+        assert answer.status_code == 400, (path, answer.text)
+        assert answer.json()["error"]["code"] == "invalid_request"
+
+
+def test_a_body_over_the_limit_is_refused(http: httpx.Client, art_server: LiveServer) -> None:
+    answer = chat(http, messages=[{"role": "user", "content": "x" * (33 << 20)}])
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+    def pieces() -> Iterator[bytes]:  # no Content-Length: counted while it comes
+        for _ in range(40):
+            yield b" " * (1 << 20)
+
+    answer = http.post("/v1/trajectories", content=pieces())
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("reward", ["NaN", "Infinity", "-Infinity", '"1.0x"', "1e999"])
+def test_a_reward_that_is_no_number_is_refused(http: httpx.Client, reward: str) -> None:
+    run = new_id("t")
+    body = f'{{"id": "{run}", "reward": {reward}}}'.encode()
+    answer = http.post("/v1/trajectories", content=body)
+    assert answer.status_code == 400, answer.text
+    assert http.get(f"/v1/trajectories/{run}").status_code == 404
+
+
+def test_foreign_origins_and_hosts_stay_out(http: httpx.Client) -> None:
+    for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
+        answer = http.get("/v1/models", headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert http.get("/v1/models", headers={"Origin": "http://localhost:3000"}).status_code == 200
+
+
+# --- trajectories and training ------------------------------------------------------------------
+
+
+def test_calls_tagged_by_the_plain_sdk_become_a_trained_trajectory(
+    http: httpx.Client, sdk: openai.OpenAI
+) -> None:
+    runs: list[str] = []
+    for seed in range(4):
+        run = new_id("t")
+        messages: list[Any] = [*SAY]
+        for turn in range(2):
+            reply = sdk.chat.completions.create(
+                model="tiny",
+                messages=messages,
+                max_tokens=12,
+                seed=10 * seed + turn,
+                extra_body={"art": {"trajectory_id": run, "node": "agent", "step": turn}},
+            )
+            text = reply.choices[0].message.content or ""
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "go"}]
+        answer = http.put(
+            f"/v1/trajectories/{run}/reward", json={"reward": float(seed % 2), "scenario": "s"}
+        )
+        trajectory = answer.json()
+        assert [t["node"] for t in trajectory["turns"]] == ["agent", "agent"]
+        assert [t["extends"] for t in trajectory["turns"]] == [None, 0]
+        runs.append(run)
+    before = http.get("/v1/policies/tiny").json()["version"]
+    config = {"learning_rate": 1e-3}
+    job = finished(http, train(http, new_id("k"), groups=[runs], config=config).json())
+    assert job["state"] == "succeeded", job
+    result = job["result"]
+    assert result["version"] == before + 1 == http.get("/v1/policies/tiny").json()["version"]
+    assert result["metrics"]["runs_trained"] == 4
+    assert result["metrics"]["calls_trained"] == 8
+    assert result["metrics"]["tokens_trained"] > 8
+    assert result["metrics"]["logprob_gap_mean"] <= 1e-5
+    assert result["metrics"]["probe_change"] > 0
+    assert chat(http).json()["model"] == f"tiny@{before + 1}"
+    assert chat(http, model=f"tiny@{before}").json()["model"] == f"tiny@{before}"
+    messages = [e["message"] for e in http.get(f"/v1/jobs/{job['id']}/events").json()["data"]]
+    assert f"tiny@{before + 1} serves" in messages
+
+
+def test_plain_chat_openai_is_trained_like_ours(http: httpx.Client, art_server: LiveServer) -> None:
+    from langchain_openai import ChatOpenAI
+
+    runs: list[str] = []
+    for seed in range(3):
+        run = new_id("t")
+        model = ChatOpenAI(
+            model="tiny",
+            base_url=art_server.base_url,
+            api_key="none",  # type: ignore[arg-type]
+            max_tokens=8,  # type: ignore[call-arg]
+            seed=seed,
+            extra_body={"art": {"trajectory_id": run}},
+        )
+        model.invoke("When is the falcon review?")
+        http.put(f"/v1/trajectories/{run}/reward", json={"reward": float(seed == 1)})
+        runs.append(run)
+    job = finished(http, train(http, new_id("k"), groups=[runs]).json())
+    assert job["result"]["metrics"]["runs_trained"] == 3
+
+
+def test_headers_tag_as_well(http: httpx.Client) -> None:
+    run = new_id("t")
+    body = {"model": "tiny", "messages": SAY, "max_tokens": 4}
+    headers = {
+        "x-art-trajectory-id": run,
+        "x-art-node": "n",
+        "x-art-path": "a/b",
+        "x-art-step": "2",
+    }
+    call = http.post("/v1/chat/completions", json=body, headers=headers).json()["id"]
+    tags = http.get(f"/v1/calls/{call}").json()["tags"]
+    assert tags == {"trajectory_id": run, "node": "n", "path": ["a", "b"], "step": 2}
+
+
+def test_a_job_runs_once_per_key(http: httpx.Client) -> None:
+    runs = sampled_group(http, [0.0, 1.0])
+    key = new_id("k")
+    before = http.get("/v1/policies/tiny").json()["version"]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: train(http, key, groups=[runs]), range(8)))
+    assert {a.status_code for a in answers} == {202}
+    assert len({a.json()["id"] for a in answers}) == 1
+    job = finished(http, answers[0].json())
+    assert job["result"]["version"] == before + 1
+    other = train(http, key, groups=[runs], config={"learning_rate": 0.5})
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "conflict")
+    again = finished(http, train(http, new_id("k"), groups=[runs]).json())
+    assert again["result"]["dropped"]["runs.already_trained"] == 2
+    assert http.get("/v1/policies/tiny").json()["version"] == before + 1
+
+
+def test_what_is_left_out_is_counted_and_nothing_is_trained(http: httpx.Client) -> None:
+    flat = sampled_group(http, [1.0, 1.0])
+    single = sampled_group(http, [1.0])
+    unscored = sampled_group(http, [None, None])
+    before = http.get("/v1/policies/tiny").json()["version"]
+    job = finished(http, train(http, new_id("k"), groups=[flat, single, unscored]).json())
+    assert job["state"] == "succeeded"
+    assert job["result"]["version"] == before
+    assert job["result"]["dropped"] == {
+        "groups.zero_variance": 1,
+        "groups.single": 1,
+        "groups.empty": 1,
+        "runs.unscored": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"groups": []}, 400, "groups"),
+        ({"groups": [["nobody"]]}, 404, "POST /v1/groups"),
+        ({"groups": [["a", "a"]]}, 400, "more than once"),
+        ({"policy": "nobody", "groups": [["a"]]}, 404, "nobody"),
+        ({"groups": [["a"]], "config": {"learning_rate": -1}}, 400, "learning_rate"),
+        ({"groups": [["a"]], "config": {"lr": 1}}, 400, "lr"),
+        ({"groups": [["a"]], "config": {"warmup_steps": 9, "decay_steps": 3}}, 400, "decay_steps"),
+    ],
+)
+def test_a_bad_training_request_is_refused(
+    http: httpx.Client, body: dict[str, Any], status: int, words: str
+) -> None:
+    answer = train(http, new_id("k"), **body)
+    assert answer.status_code == status, answer.text
+    assert words in answer.json()["error"]["message"]
+    missing = http.post("/v1/train", json={"policy": "tiny", "groups": [["a"]]})
+    assert missing.status_code == 400 and "Idempotency-Key" in missing.text
+
+
+def test_groups_are_stored_all_or_none_and_once(http: httpx.Client) -> None:
+    group = {"id": new_id("g"), "trajectories": [{"id": new_id("t")}, {"id": new_id("t")}]}
+    assert http.post("/v1/groups", json=group).json()["stored"] == 2
+    assert http.post("/v1/groups", json=group).json()["stored"] == 0
+    first = group["trajectories"][0]["id"]  # type: ignore[index]
+    clash = {"id": new_id("g"), "trajectories": [{"id": new_id("t")}, {"id": first, "reward": 1}]}
+    answer = http.post("/v1/groups", json=clash)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "conflict")
+    new = clash["trajectories"][0]["id"]  # type: ignore[index]
+    assert http.get(f"/v1/trajectories/{new}").status_code == 404
+
+
+# --- policies and checkpoints -------------------------------------------------------------------
+
+
+def test_a_policy_is_made_once_and_equals_the_base(http: httpx.Client) -> None:
+    spec = {"name": "fresh", "lora": {"rank": 4}}
+    for _ in range(2):
+        assert http.post("/v1/policies", json=spec).json()["version"] == 0
+    other = http.post("/v1/policies", json={"name": "fresh", "lora": {"rank": 8}})
+    assert other.status_code == 409
+    base = chat(http, model="base_model", seed=1).json()["id"]
+    mine = chat(http, model="fresh", seed=1).json()["id"]
+    records = [http.get(f"/v1/calls/{one}").json() for one in (base, mine)]
+    assert records[0]["token_ids"] == records[1]["token_ids"]
+    for bad in ("../up", "UP", "", "a" * 65, "base_model"):
+        assert http.post("/v1/policies", json={"name": bad}).status_code in (400, 409)
+    unknown = http.post("/v1/policies", json={"name": "odd", "lora": {"targets": ["nothing"]}})
+    assert unknown.status_code == 400 and "q_proj" in unknown.text
+
+
+def test_checkpoints_are_listed_pinned_rolled_back_and_deleted(
+    http: httpx.Client, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        runs = sampled_group(http, [0.0, 1.0])
+        finished(http, train(http, new_id("k"), groups=[runs]).json())
+    points = http.get("/v1/policies/tiny/checkpoints").json()["data"]
+    newest, older = points[-1]["version"], points[-2]["version"]
+    assert points[-1]["serving"] and points[-1]["parent"] == older
+    where = f"/v1/policies/tiny/checkpoints/{older}"
+    assert http.put(f"{where}/pin").json()["pinned"]
+    assert "unpin first" in http.delete(where).json()["error"]["message"]
+    assert not http.delete(f"{where}/pin").json()["pinned"]
+    assert (
+        http.post("/v1/policies/tiny/rollback", json={"version": older}).json()["version"] == older
+    )
+    assert chat(http).json()["model"] == f"tiny@{older}"
+    assert "roll back first" in http.delete(where).json()["error"]["message"]
+    runs = sampled_group(http, [0.0, 1.0])
+    job = finished(http, train(http, new_id("k"), groups=[runs]).json())
+    assert job["result"]["version"] == newest + 1  # a number is used once
+    assert job["base_version"] == older
+    assert http.delete(f"/v1/policies/tiny/checkpoints/{newest}").status_code == 200
+    assert http.delete(f"/v1/policies/tiny/checkpoints/{newest}").status_code == 404
+    archive = http.get(f"/v1/policies/tiny/checkpoints/{newest + 1}/adapter").content
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(tmp_path, filter="data")
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["version"] == newest + 1 and math.isfinite(manifest["metrics"]["loss"])
+
+
+# --- keys ---------------------------------------------------------------------------------------
+
+
+def test_a_key_is_asked_for_and_compared(tmp_path: Path) -> None:
+    key = "k" * 32
+    server = LiveServer(tmp_path / "data", env={"ART_API_KEY": key}).start()
+    try:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": key}):
+            for path in ("/v1/models", "/status", "/v1/jobs", "/openapi.json"):
+                answer = httpx.get(f"{server.root}{path}", headers=headers)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (
+                    401,
+                    "invalid_api_key",
+                )
+        assert httpx.get(f"{server.root}/healthz").status_code == 200
+        assert server.http().get("/v1/models").status_code == 200
+    finally:
+        server.stop()

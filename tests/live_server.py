@@ -1,0 +1,73 @@
+"""A real server as a child process: the very command that a user runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+REPO = Path(__file__).parent.parent
+BASE_MODEL = Path("/tmp/base/m_G")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class LiveServer:
+    """``langchain-art serve`` on a free port, restartable on the same one."""
+
+    def __init__(self, data_dir: Path, *args: str, env: dict[str, str] | None = None) -> None:
+        self.port = free_port()
+        self.data_dir = data_dir
+        self.api_key = (env or {}).get("ART_API_KEY", "")
+        self.root = f"http://127.0.0.1:{self.port}"
+        self.base_url = f"{self.root}/v1"
+        self.policy = "tiny"
+        self.base_name = "base_model"
+        self.log = data_dir.parent / f"{data_dir.name}.log"
+        self._argv = [sys.executable, "-m", "langchain_art_server", str(BASE_MODEL)]
+        self._argv += ["--port", str(self.port), "--data-dir", str(data_dir)]
+        self._argv += ["--policy", self.policy, "--served-model-name", self.base_name, *args]
+        self._env = {k: v for k, v in os.environ.items() if k != "ART_API_KEY"}
+        self._env |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | (env or {})
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, timeout: float = 120) -> LiveServer:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._argv, env=self._env, stdout=log, stderr=log, cwd=REPO
+            )
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                break
+            try:
+                if httpx.get(f"{self.root}/readyz").status_code == 200:
+                    return self
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        raise AssertionError(f"the server did not start:\n{self.log.read_text()[-4000:]}")
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(timeout=30)
+
+    def http(self) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return httpx.Client(base_url=self.root, headers=headers, timeout=60)

@@ -1,0 +1,103 @@
+"""The rules of the house, as tests: who imports whom, what an import costs, what is forbidden."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parent.parent
+CLIENT = REPO / "langchain_art"
+SERVER = REPO / "server" / "langchain_art_server"
+HEAVY = ("torch", "transformers", "peft", "litellm", "langfuse", "wandb", "langchain_art_server")
+
+
+def sources(*roots: Path) -> list[Path]:
+    found = [path for root in roots for path in root.rglob("*.py")]
+    assert found
+    return found
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+def loaded_by(statement: str) -> set[str]:
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in json.loads(done.stdout)}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import langchain_art",
+        "from langchain_art import wire, errors",
+        "from langchain_art import ChatART, capture, Trainer, ArtClient",
+    ],
+)
+def test_importing_the_client_loads_nothing_heavy(statement: str) -> None:
+    assert loaded_by(statement).isdisjoint(HEAVY)
+
+
+def test_importing_the_package_loads_no_framework() -> None:
+    light = loaded_by("import langchain_art, langchain_art.wire")
+    assert light.isdisjoint({"langchain_core", "langgraph", "openai", "httpx"})
+
+
+def test_every_public_name_is_there() -> None:
+    import langchain_art
+
+    for name in langchain_art.__all__:
+        assert getattr(langchain_art, name) is not None
+    assert callable(langchain_art.capture)
+
+
+def test_the_server_app_loads_no_engine_and_no_framework() -> None:
+    loaded = loaded_by("import langchain_art_server.app")
+    assert loaded.isdisjoint({"torch", "transformers", "peft", "langchain_core", "langgraph"})
+
+
+@pytest.mark.parametrize("name", ["vllm", "unsloth", "langfuse", "wandb"])
+def test_a_heavy_library_is_named_in_one_file_at_most(name: str) -> None:
+    users = [
+        p for p in sources(CLIENT, SERVER) if any(n.partition(".")[0] == name for n in imported(p))
+    ]
+    assert len(users) <= 1, users
+
+
+def test_no_pickle_and_no_eval() -> None:
+    for path in sources(CLIENT, SERVER):
+        assert imported(path).isdisjoint({"pickle", "cloudpickle", "dill", "shelve", "marshal"}), (
+            path
+        )
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in {"eval", "exec"}, path
+
+
+def test_no_rooms_for_leftovers() -> None:
+    banned = {"utils", "common", "helpers", "misc", "core"}
+    for path in sources(CLIENT, SERVER):
+        assert banned.isdisjoint({path.stem, path.parent.name}), path
+
+
+def test_trust_remote_code_is_never_switched_on() -> None:
+    for path in sources(SERVER, REPO / "examples"):
+        assert not re.search(r"trust_remote_code\s*=\s*True", path.read_text()), path
+
+
+def test_a_type_hint_file_ships_with_each_package() -> None:
+    assert (CLIENT / "py.typed").exists()
+    assert (SERVER / "py.typed").exists()
