@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SEED ?= 0
 OUT ?= out/demo
 export OMP_NUM_THREADS ?= 1
-export HF_HUB_OFFLINE ?= $(if $(MODEL),0,1)
+
 
 .PHONY: help install demo test test-fast check format bench serve clean
 

@@ -21,6 +21,7 @@ from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import ConfigDict, Field, SecretStr, model_validator
 
 from langchain_art import __version__
+from langchain_art.completions import AsyncCompletions, Completions
 from langchain_art.event_loops import async_client
 from langchain_art.structured_output import is_legacy, parsed, response_format
 from langchain_art.tagging import current_tags
@@ -121,9 +122,6 @@ class ChatART(BaseChatOpenAI):
         default_factory=from_env("ART_BASE_URL", default="http://localhost:8000/v1"),
     )
     openai_proxy: str | None = None  # OPENAI_PROXY is not meant for this server
-    disabled_params: dict[str, Any] | None = Field(
-        default_factory=lambda: {"parallel_tool_calls": None}  # a forced call is one call here
-    )
     stream_usage: bool | None = True
     use_responses_api: bool | None = False
     stream_chunk_timeout: float | None = None  # a pause for training is no hung stream
@@ -157,6 +155,14 @@ class ChatART(BaseChatOpenAI):
         if values.get("http_async_client") or values.get("openai_proxy"):
             return values
         return {**values, "http_async_client": async_client()}
+
+    @model_validator(mode="after")
+    def _untyped_completions(self) -> Self:
+        if self.root_client is not None:
+            self.client = Completions(self.root_client)
+        if self.root_async_client is not None:
+            self.async_client = AsyncCompletions(self.root_async_client)
+        return self
 
     @model_validator(mode="after")
     def _set_art_version(self) -> Self:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import lru_cache
+from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from urllib.request import getproxies, proxy_bypass
@@ -19,7 +20,11 @@ if TYPE_CHECKING or int(openai.__version__.split(".")[0]) < 3:
 else:
     import httpx2 as httpx  # version 3 of the SDK is built on it, and takes no other's clients
 
-_KEPT_CONNECTIONS = 512
+#: The response class of the HTTP library that the installed SDK is built on.
+Response = httpx.Response
+#: Pools per loop and server, used in turn: a pool looks at each of its connections at each request.
+_SHARES = 8
+_KEPT_CONNECTIONS = 512 // _SHARES
 
 
 class _PoolPerLoop(httpx.AsyncBaseTransport):
@@ -27,9 +32,10 @@ class _PoolPerLoop(httpx.AsyncBaseTransport):
 
     def __init__(self) -> None:
         self._pools: dict[
-            tuple[asyncio.AbstractEventLoop, bool, str | None], httpx.AsyncHTTPTransport
+            tuple[asyncio.AbstractEventLoop, bool, str | None, int], httpx.AsyncHTTPTransport
         ] = {}
         self._proxies: dict[tuple[str, str], str | None] = {}
+        self._turns = count()
         self._lock = Lock()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -40,7 +46,7 @@ class _PoolPerLoop(httpx.AsyncBaseTransport):
         if place not in self._proxies:
             self._proxies[place] = _proxy(*place)
         secure, proxy = url.scheme == "https", self._proxies[place]
-        key = asyncio.get_running_loop(), secure, proxy
+        key = asyncio.get_running_loop(), secure, proxy, next(self._turns) % _SHARES
         pool = self._pools.get(key)
         if pool is None:
             pool = httpx.AsyncHTTPTransport(

@@ -216,7 +216,7 @@ class TrainConfig(Wire):
     Defaults follow DAPO (arXiv 2503.14476) for clipping and token-level normalisation, Dr. GRPO
     (arXiv 2503.20783) for mean-only advantages, and AdamW without weight decay, as is usual for
     LoRA. `learning_rate` is reached linearly after `warmup_steps` steps of the policy and, if
-    `decay_steps` is set, falls linearly to that fraction of itself, `final_learning_rate`, at that step.
+    `decay_steps` is set, falls linearly to a fraction of itself, `final_learning_rate`, there.
     """
 
     learning_rate: float = Field(default=2e-5, gt=0, le=1.0)

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 REPO = Path(__file__).parent.parent
-BASE_MODEL = Path("/tmp/base/m_G")
+BASE_MODEL = REPO / "examples" / "email_search" / "base_model"
 
 
 def free_port() -> int:
@@ -25,7 +25,13 @@ def free_port() -> int:
 class LiveServer:
     """``langchain-art serve`` on a free port, restartable on the same one."""
 
-    def __init__(self, data_dir: Path, *args: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *args: str,
+        model: Path = BASE_MODEL,
+        env: dict[str, str] | None = None,
+    ) -> None:
         self.port = free_port()
         self.data_dir = data_dir
         self.api_key = (env or {}).get("ART_API_KEY", "")
@@ -34,7 +40,7 @@ class LiveServer:
         self.policy = "tiny"
         self.base_name = "base_model"
         self.log = data_dir.parent / f"{data_dir.name}.log"
-        self._argv = [sys.executable, "-m", "langchain_art_server", str(BASE_MODEL)]
+        self._argv = [sys.executable, "-m", "langchain_art_server", str(model)]
         self._argv += ["--port", str(self.port), "--data-dir", str(data_dir)]
         self._argv += ["--policy", self.policy, "--served-model-name", self.base_name, *args]
         self._env = {k: v for k, v in os.environ.items() if k != "ART_API_KEY"}

@@ -8,6 +8,7 @@ learn by reinforcement which choices are good.
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -207,10 +208,14 @@ def build(out: Path, plan: WarmStart, n_demonstrations: int = DEMONSTRATIONS) ->
     warm_start(model, examples, plan, first_id=len(SPECIAL_TOKENS))
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
+    # transformers 5 writes a class name that 4 does not know; this one is known to both.
+    path = out / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
-def main() -> None:
-    """Read the command line and build."""
+def main(argv: list[str] | None = None) -> None:
+    """Read the command line (or `argv`) and build."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--out", type=Path, default=SHIPPED, help="folder to write (default: the shipped one)"
@@ -224,7 +229,7 @@ def main() -> None:
     parser.add_argument(
         "--smoke", action="store_true", help="train for a moment only: shows that the script works"
     )
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     torch.set_num_threads(1)
     if args.smoke:
         build(args.out, WarmStart(steps=2, copy_steps=2, seed=args.seed), TOKENIZER_DEMONSTRATIONS)

@@ -74,7 +74,7 @@ class Scenario:
     Example:
         >>> Scenario(
         ...     id="test-3",
-        ...     question="When is \"Falcon audit\"?",
+        ...     question='When is "Falcon audit"?',
         ...     answer="14 March",
         ...     inbox=515,
         ...     split="test",

@@ -103,6 +103,7 @@ async def train(base_url: str, out: Path, steps: int, seed: int, control: bool) 
             learning_rate=3e-3,
             warmup_steps=5,
             decay_steps=max(steps, 6),
+            advantage="standardized",
             tokens_per_microbatch=4096,
         ),
         out_dir=out,
@@ -122,7 +123,7 @@ async def train(base_url: str, out: Path, steps: int, seed: int, control: bool) 
 
 def main(
     seed: Annotated[int, typer.Option(help="Of the mails and of the order of questions")] = 0,
-    steps: Annotated[int, typer.Option(help="Optimizer steps, one version each")] = 25,
+    steps: Annotated[int, typer.Option(help="Optimizer steps, one version each")] = 30,
     control: Annotated[bool, typer.Option(help="Shuffle the rewards within each group")] = False,
     out: Annotated[Path, typer.Option(help="Where results go")] = Path("out/demo"),
     base_url: Annotated[str | None, typer.Option(help="A server that runs; else start one")] = None,

@@ -23,7 +23,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
     "presence_penalty": (None, 0),
     "logit_bias": (None, {}),
-    "parallel_tool_calls": (None, True),
     "modalities": (None, ["text"]),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
@@ -48,6 +47,7 @@ class ChatBody(BaseModel):
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=4096)
     tools: list[dict[str, Any]] | None = Field(default=None, max_length=256)
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)

@@ -69,6 +69,7 @@ class _Completion:
             messages=self._body.messages,
             tools=self._body.tools or [],
             tool_choice=self._body.tool_choice or "auto",
+            parallel_tool_calls=self._body.parallel_tool_calls is not False,
             response_format=self._body.response_format,
             adapter=target.adapter,
             sampling=sampling,

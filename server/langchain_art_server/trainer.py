@@ -247,7 +247,7 @@ class JobRunner:
                 if isinstance(reply, ChatReply):
                     seen.append({token: value for token, value, _ in reply.top_logprobs[0]})
         old, new = seen
-        return max(abs(new[token] - old[token]) if token in new else 1.0 for token in old)
+        return max((abs(new[token] - old[token]) for token in old if token in new), default=1.0)
 
     async def _retain(self, policy: str) -> None:
         """Delete the oldest versions beyond what is to be kept."""

@@ -203,5 +203,9 @@ def test_weights_that_are_not_finite_fail_their_own_calls_only(
     sampler.run()
     with pytest.raises(ArtError, match="not finite"):
         sampler.reply(bad)
+    tokens = sampler.reply(good).prompt_token_ids  # the same prompt, under the other root
+    root = sampler.host._adapters["a@1"].root
+    assert sampler.host._prefixes.match(root, tokens, len(tokens))[0] == []
+    assert sampler.host._prefixes.match(0, tokens, len(tokens))[0] != []
     later = sampler.chat(*(ask(text, seed=i) for i in range(4)))
     check_logprobs(load_plain(model), [sampler.reply(good), *later])

@@ -73,6 +73,20 @@ def test_a_json_schema_is_followed(sampler: LocalSampler) -> None:
     assert free.untrainable is None
 
 
+def test_a_schema_has_no_properties_but_those_it_names(sampler: LocalSampler) -> None:
+    part = {"type": "object", "properties": {"b": {"type": "boolean"}}, "required": ["b"]}
+    schema = {"type": "object", "properties": {"a": part, "c": {"type": "boolean"}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    replies = sampler.chat(
+        *(ask(seed=i, response_format=wanted, max_tokens=200) for i in range(12))
+    )
+    values = [json.loads(reply.content or "") for reply in replies]
+    assert all(value.keys() <= {"a", "c"} for value in values)
+    assert all(value["a"].keys() == {"b"} for value in values if "a" in value)
+    assert any("a" in value for value in values)
+    assert any("a" not in value for value in values)
+
+
 def test_json_object_gives_an_object(sampler: LocalSampler) -> None:
     replies = sampler.chat(
         *(ask(seed=i, response_format={"type": "json_object"}, max_tokens=300) for i in range(6))

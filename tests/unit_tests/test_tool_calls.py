@@ -211,3 +211,17 @@ def test_growing_text_is_cut_where_the_whole_text_is(text: str, stop: list[str],
     else:
         first = [start for end, start in ends if end == ends[0][0]]
         assert got == text[: min(first)]
+
+
+@pytest.mark.parametrize("form", [HERMES, MISTRAL])
+def test_one_call_at_most_where_that_was_asked_for(form: ToolFormat) -> None:
+    text = {
+        HERMES.opener: '<tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>' * 2,
+        MISTRAL.opener: "[TOOL_CALLS]" + json.dumps([{"name": "a", "arguments": {}}] * 2),
+    }[form.opener]
+    for one_call, expected in ((True, 1), (False, 2)):
+        parser = ReplyParser(form, one_call=one_call)
+        parser.feed(text)
+        parser.finish()
+        assert len(parser.calls) == expected
+        assert parser.content == ""

@@ -64,6 +64,8 @@ class ChatRequest:
     tools: list[dict[str, Any]] = field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
     """``auto``, ``none``, ``required`` or ``{"type": "function", "function": {"name": …}}``."""
+    parallel_tool_calls: bool = True
+    """False: at most the first of a reply's tool calls counts."""
     response_format: dict[str, Any] | None = None
     """OpenAI's ``json_schema`` or ``json_object``."""
     adapter: str | None = None
@@ -110,7 +112,9 @@ class Sampler(Protocol):
     """Draws completions from the base model and from any loaded adapter, many at once."""
 
     @property
-    def info(self) -> ModelInfo: ...
+    def info(self) -> ModelInfo:
+        """The base model, once `start` has returned."""
+        ...
 
     @property
     def restarts(self) -> int:
@@ -121,7 +125,9 @@ class Sampler(Protocol):
         """Load the model. Raises ConfigError if it cannot be loaded."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End the engine's process."""
+        ...
 
     def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta | ChatReply]:
         """Deltas if `request.stream`, then exactly one `ChatReply`.
@@ -132,7 +138,7 @@ class Sampler(Protocol):
         ...
 
     async def load_adapter(self, name: str, path: Path) -> None:
-        """Make `name` samplable. Idempotent for the same path; raises ConfigError if it is broken."""
+        """Make `name` samplable. Idempotent for a path; raises ConfigError if it is broken."""
         ...
 
     async def unload_adapter(self, name: str) -> None:
@@ -160,14 +166,20 @@ class Learner(Protocol):
     """Turns rows into a new adapter."""
 
     @property
-    def restarts(self) -> int: ...
+    def restarts(self) -> int:
+        """How often the engine's process was started again after it died."""
+        ...
 
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        """Load the model. Raises ConfigError if it cannot be loaded."""
+        ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End the engine's process."""
+        ...
 
     async def init_adapter(self, out: Path, lora: LoraConfig) -> None:
-        """Write a fresh adapter (equal to the base: B = 0). Raises ConfigError on unknown targets."""
+        """Write a fresh adapter, equal to the base. Raises ConfigError on unknown targets."""
         ...
 
     async def step(
@@ -180,5 +192,5 @@ class Learner(Protocol):
         ...
 
     async def logprobs(self, adapter: Path | None, rows: list[Row]) -> list[list[float]]:
-        """Per row, the learner's own logprob of each token given those before it (0.0 at index 0)."""
+        """Per row, the learner's logprob of each token given those before it; 0.0 at index 0."""
         ...

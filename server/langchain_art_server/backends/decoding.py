@@ -257,7 +257,6 @@ class Engine:
             stayed = False
             newest = self._rows[-1]
             self._remove([newest])
-            newest.filled = 0
             self.preempted += 1
             self._waiting.appendleft(newest)
 

@@ -104,7 +104,7 @@ class Grammars:
                 param="tool_choice",
             )
         functions = _allowed_functions(request)
-        once = isinstance(request.tool_choice, dict)
+        once = isinstance(request.tool_choice, dict) or not request.parallel_tool_calls
         body = " | ".join(f"call_{index}" for index in range(len(functions)))
         rules = [f"body: {body}"]
         for index, function in enumerate(functions):
@@ -136,7 +136,30 @@ class Grammars:
 def _schema_json(schema: Any) -> str:
     if not isinstance(schema, dict):
         raise InvalidRequest(f"got a schema of {type(schema).__name__}, expected a JSON object.")
-    return json.dumps({**cast(dict[str, Any], schema), "x-guidance": _JSON})
+    return json.dumps({**_closed(schema), "x-guidance": _JSON})
+
+
+def _closed(schema: Any) -> Any:
+    """The schema, with no properties but those it names, where it names some and does not say.
+
+    JSON Schema lets every object have more; a schema for a reply, as OpenAI and others read it,
+    does not mean that.
+    """
+    if isinstance(schema, list):
+        return [_closed(part) for part in cast(list[Any], schema)]
+    if not isinstance(schema, dict):
+        return schema
+    found = cast(dict[str, Any], schema)
+    # Under these keys stand data, or schemas that only together name all properties.
+    closed = {
+        key: value if key in ("const", "enum", "default", "examples", "allOf") else _closed(value)
+        for key, value in found.items()
+    }
+    if isinstance(found.get("properties"), dict) and not (
+        found.keys() & {"additionalProperties", "unevaluatedProperties", "patternProperties"}
+    ):
+        closed["additionalProperties"] = False
+    return closed
 
 
 def _response_schema(request: ChatRequest) -> Any:

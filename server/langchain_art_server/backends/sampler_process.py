@@ -159,7 +159,7 @@ class SamplerHost:
         )
         parses = bool(request.tools) and request.tool_choice != "none"
         text = ReplyText(self._visible, request.sampling.stop)
-        parser = ReplyParser(form if parses else None)
+        parser = ReplyParser(form if parses else None, one_call=not request.parallel_tool_calls)
         job = Job(prompt.ids, limit, draw, adapter, cancelled=lambda: call.cancelled)
         running = _Running(call, request, prompt, job, text, parser, _untrainable(request, draw))
         if request.sampling.stop:

@@ -68,8 +68,9 @@ class ReplyParser:
     White space next to a call is dropped; text that may be the beginning of a call is held back.
     """
 
-    def __init__(self, form: ToolFormat | None) -> None:
-        self._form = form
+    def __init__(self, form: ToolFormat | None, *, one_call: bool = False) -> None:
+        """`one_call`: only the first call counts, further ones are left out of the reply."""
+        self._form, self._one_call = form, one_call
         self._buffer = ""
         self._space = ""
         self._after_call = self._spoke = False
@@ -151,6 +152,8 @@ class ReplyParser:
     def _called(self, calls: list[tuple[str, str]]) -> None:
         self._space, self._after_call = "", True
         for name, arguments in calls:
+            if self.calls and self._one_call:
+                return
             function = {"name": name, "arguments": arguments}
             self.calls.append(
                 {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}

@@ -144,10 +144,7 @@ class Worker:
                 if kind == "error":
                     done = True
                     raise _revive(payload)
-                if kind == "event":
-                    pending.resend = False
-                else:
-                    done = True
+                done = kind != "event"
                 yield kind, payload
                 if done:
                     return
@@ -208,6 +205,7 @@ class Worker:
                 body = await reader.readexactly(LENGTH.unpack(head)[0])
                 call_id, kind, payload = from_json(body)
                 if pending := self._pending.get(call_id):
+                    pending.resend &= kind != "event"  # what was heard is not to be said again
                     pending.replies.put_nowait((kind, payload))
         except (asyncio.IncompleteReadError, OSError):
             self.ready.clear()

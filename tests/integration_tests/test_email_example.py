@@ -1,0 +1,120 @@
+"""The e-mail example: the agent over real tools, the agreement of both engines, the learning."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from examples.email_search import build_base_model
+from examples.email_search.inbox import MailStore, build, split_pairs
+from examples.email_search.train import BASE_MODEL, make_rollout, shuffled, summary
+from langchain_art import AsyncArtClient, ChatART, TrainConfig, Trainer, gather
+from tests.live_server import LiveServer
+
+
+def mails_of(folder: Path, n_train: int, n_test: int) -> MailStore:
+    return MailStore(build(folder / "mails.sqlite3", n_train=n_train, n_test=n_test, seed=5))
+
+
+def test_training_and_held_out_questions_are_disjoint(tmp_path: Path) -> None:
+    mails = mails_of(tmp_path, 200, 100)
+    pairs = split_pairs()
+    assert not set(pairs["train"]) & set(pairs["test"])
+    train, test = mails.scenarios("train"), mails.scenarios("test")
+    assert not {(s.project, s.event) for s in train} & {(s.project, s.event) for s in test}
+    assert not {s.inbox for s in train} & {s.inbox for s in test}
+    again = MailStore(build(tmp_path / "again.sqlite3", n_train=200, n_test=100, seed=5))
+    assert again.scenarios("test") == test
+
+
+@pytest.mark.parametrize(
+    "query", ["", '"', "NEAR(", "a AND", "x*", "m:1", "; DROP TABLE mails", "é"]
+)
+def test_any_query_gets_an_answer(tmp_path: Path, query: str) -> None:
+    mails = mails_of(tmp_path, 2, 1)
+    inbox = mails.inbox(mails.scenarios("train")[0].inbox)
+    assert isinstance(inbox.search(query), str)
+    assert inbox.read(-1) == inbox.read(10**9) == "No such mail."
+
+
+async def test_runs_are_captured_recorded_and_trained_exactly(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    mails = mails_of(tmp_path, 8, 1)
+    model = ChatART(model="tiny", base_url=art_server.base_url, max_tokens=48)
+    async with AsyncArtClient(art_server.base_url) as client:
+        await client.create_policy("exact")
+        model = model.model_copy(update={"model_name": "exact"})
+        done = await gather(make_rollout(model, mails), mails.scenarios("train"), group_size=8)
+        assert not done.failed
+        runs = done.trajectories
+        assert {turn.node for run in runs for turn in run.turns} == {"model"}
+        for run in runs:
+            shown: list[int] = []
+            for turn in run.turns:
+                assert turn.model == "exact@0" and turn.call_id
+                call = await client.call(turn.call_id)
+                assert call["tags"]["trajectory_id"] == run.id
+                assert len(call["token_ids"]) == len(call["logprobs"])
+                # No sampled token was tokenised again: each prompt begins with all of the last.
+                assert call["prompt_token_ids"][: len(shown)] == shown
+                shown = call["prompt_token_ids"] + call["token_ids"]
+        config = TrainConfig(learning_rate=1e-3)
+        result = await client.wait(await client.train(done.groups, "exact", config))
+        metrics = result.metrics
+        assert metrics["rows"] == metrics["runs_trained"]  # one row a run: nothing forked
+        assert metrics["logprob_gap_mean"] <= 1e-5
+        assert metrics["ratio_max_dev"] <= 1e-5
+        assert abs(metrics["ratio_mean"] - 1) <= 1e-6
+        assert result.version == 1
+
+
+def fit(server: LiveServer, folder: Path, policy: str, control: bool) -> dict[str, object]:
+    steps = 10
+    mails = mails_of(folder, 16 * steps, 120)
+    model = ChatART(model=policy, base_url=server.base_url, max_tokens=48)
+    trainer = Trainer(
+        model,
+        evaluator=shuffled(0) if control else None,
+        concurrency=128,
+        config=TrainConfig(learning_rate=3e-3, warmup_steps=3, tokens_per_microbatch=4096),
+        out_dir=folder / "fit",
+    )
+    result = asyncio.run(
+        trainer.fit(
+            make_rollout(model, mails),
+            mails.scenarios("train"),
+            steps=steps,
+            eval_scenarios=mails.scenarios("test"),
+        )
+    )
+    assert (folder / "fit" / "history.jsonl").read_text().count("\n") == steps + 2
+    return summary(result, 0.0, 0, control)
+
+
+@pytest.mark.slow
+def test_the_agent_learns_from_the_reward_and_not_from_training(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    gains: dict[bool, float] = {}
+    for control in (False, True):
+        folder = tmp_path / str(control)
+        folder.mkdir()
+        found = fit(art_server, folder, f"agent-{control}".lower(), control)
+        before, after = found["before"], found["after"]
+        assert isinstance(before, dict) and isinstance(after, dict)
+        assert before["n"] == after["n"] == 120
+        gains[control] = after["mean"] - before["mean"]
+    assert gains[False] >= 0.25, gains
+    assert gains[True] <= 0.15, gains
+
+
+@pytest.mark.slow
+def test_the_script_still_builds_the_base_model(tmp_path: Path) -> None:
+    build_base_model.main(["--smoke", "--out", str(tmp_path)])
+    for name in ("tokenizer.json", "chat_template.jinja", "config.json"):
+        assert (tmp_path / name).read_bytes() == (BASE_MODEL / name).read_bytes(), name
+    server = LiveServer(tmp_path / "data", model=tmp_path).start()
+    server.stop()
