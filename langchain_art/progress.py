@@ -90,4 +90,4 @@ class Display:
 
 
 #: Metrics of the learner that stand on a step's line, where it reports them.
-SHOWN = ("loss", "kl", "entropy", "grad_norm")
+SHOWN = ("loss", "grad_norm", "logprob_gap_mean")

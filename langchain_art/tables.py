@@ -8,12 +8,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from langchain_art.history import tokens
 from langchain_art.wire import Checkpoint, ServerStatus, Trajectory, Turn
 
 _EXCERPT = 100
+#: What a version learned from: metrics of its job and how they are written.
+_LEARNED = (("reward_mean", ".3f"), ("runs_trained", ".0f"), ("tokens_trained", ".0f"))
 
 
 def status_table(status: ServerStatus) -> Table:
@@ -39,21 +41,28 @@ def status_table(status: ServerStatus) -> Table:
 
 
 def checkpoints_table(checkpoints: Sequence[Checkpoint]) -> Table:
-    """Versions of a policy."""
-    table = Table("version", "parent", "made", "size", "state", "metrics")
+    """Versions of a policy; all their metrics are in ``--json`` and in the exported card."""
+    name = Column("version", no_wrap=True)
+    made_at = Column("made (UTC)", no_wrap=True)
+    table = Table(name, "parent", made_at, "size", "reward", "runs", "tokens", "state")
     for one in checkpoints:
-        made = datetime.fromtimestamp(one.created_at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+        made = datetime.fromtimestamp(one.created_at, UTC).strftime("%m-%d %H:%M:%S")
         state = [word for word, on in (("serves", one.serving), ("pinned", one.pinned)) if on]
-        metrics = "  ".join(f"{name} {value:.4g}" for name, value in one.metrics.items())
+        learned = [
+            format(one.metrics[metric], form) if metric in one.metrics else "-"
+            for metric, form in _LEARNED
+        ]
         parent = "-" if one.parent is None else f"@{one.parent}"
         size = f"{one.bytes / 1e6:.1f} MB"
-        table.add_row(one.name, parent, made, size, " ".join(state), metrics)
+        table.add_row(one.name, parent, made, size, *learned, " ".join(state))
     return table
 
 
 def runs_table(runs: Sequence[Trajectory]) -> Table:
     """One line per run."""
-    table = Table("id", "scenario", "status", "reward", "turns", "tokens", "versions")
+    versions = Column("versions", no_wrap=True)
+    id_ = Column("id", overflow="fold")  # whole, so that it can be copied
+    table = Table(id_, "scenario", "status", "reward", "turns", "tokens", versions)
     for run in runs:
         spoken = tokens([run])
         known = any(turn.usage for turn in run.turns)
