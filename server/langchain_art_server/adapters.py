@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import shutil
 import uuid
 from collections import Counter, OrderedDict
@@ -32,6 +33,7 @@ MANIFEST = "manifest.json"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", MANIFEST)
 #: Versions that are kept loaded because somebody asked for them by number.
 MAX_PINNED_LOADED = 8
+_VERSION = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 def fsync(path: Path) -> None:
@@ -214,7 +216,7 @@ class Router:
             version = self.serving[policy]
             name = f"{policy}@{version}"
             return Target(name, policy, version, name)
-        if at and policy in self.serving and number.isdecimal():
+        if at and policy in self.serving and _VERSION.fullmatch(number):
             version = int(number)
             name = f"{policy}@{version}"
             if name in self._loaded or self._store.path(policy, version).is_dir():

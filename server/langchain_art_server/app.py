@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any, Generic, TypeVar
 
-from fastapi import FastAPI, Header, Query, Request, Response
+from fastapi import FastAPI, Header, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json
 
 from langchain_art import __version__
@@ -32,12 +33,16 @@ from langchain_art.wire import (
     Trajectory,
     TrajectoryGroup,
 )
-from langchain_art_server.chat_request import refuse
+from langchain_art_server.chat_request import ChatBody, refuse
 from langchain_art_server.guard import Guard, answer
 from langchain_art_server.openai_api import chat_completions
 from langchain_art_server.service import Service
 
 MAX_WAIT = 30.0
+MAX_NUMBER = 2**31 - 1  # what every database can hold
+Number = Annotated[int, Path(ge=0, le=MAX_NUMBER)]
+_REF = "#/components/schemas/{model}"
+_DEFINITIONS: dict[str, Any] = {}
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
@@ -45,7 +50,7 @@ M = TypeVar("M", bound=BaseModel)
 class Version(BaseModel):
     """Body of a rollback."""
 
-    version: int
+    version: int = Field(ge=0, le=MAX_NUMBER)
 
 
 class Page(BaseModel, Generic[T]):
@@ -78,6 +83,7 @@ def create_app(service: Service) -> FastAPI:
     _trajectory_routes(app, service)
     _job_routes(app, service)
     _status_routes(app, service)
+    app.openapi = lambda: _document(app)
     app.add_middleware(Guard, settings=service.settings)
     return app
 
@@ -108,13 +114,23 @@ async def _model(request: Request, kind: type[M]) -> M:
 
 
 def _docs(kind: type[BaseModel]) -> dict[str, Any]:
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
+    """What the OpenAPI document says of a body that `_model` reads."""
+    schema = kind.model_json_schema(ref_template=_REF)
+    _DEFINITIONS.update(schema.pop("$defs", {}))
     return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
 
 
+def _document(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, with the values inside of bodies defined where they are referred to."""
+    if not app.openapi_schema:
+        schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        schema.setdefault("components", {}).setdefault("schemas", {}).update(_DEFINITIONS)
+        app.openapi_schema = schema
+    return app.openapi_schema
+
+
 def _openai_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", openapi_extra=_docs(ChatBody))
     async def chat(request: Request) -> Response:
         """Sample a completion from a policy, one of its versions, or the base model."""
         return await chat_completions(request, await _body(request))
@@ -173,21 +189,21 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
         return Page(data=await service.store.checkpoints(name))
 
     @app.put("/v1/policies/{name}/checkpoints/{version}/pin")
-    async def pin(name: str, version: int) -> Checkpoint:
+    async def pin(name: str, version: Number) -> Checkpoint:
         """Keep a version whatever comes."""
         await service.checkpoint(name, version)
         await service.store.set_pinned(name, version, True)
         return await service.checkpoint(name, version)
 
     @app.delete("/v1/policies/{name}/checkpoints/{version}/pin")
-    async def unpin(name: str, version: int) -> Checkpoint:
+    async def unpin(name: str, version: Number) -> Checkpoint:
         """Leave a version to retention."""
         await service.checkpoint(name, version)
         await service.store.set_pinned(name, version, False)
         return await service.checkpoint(name, version)
 
     @app.delete("/v1/policies/{name}/checkpoints/{version}")
-    async def delete(name: str, version: int) -> dict[str, str]:
+    async def delete(name: str, version: Number) -> dict[str, str]:
         """Delete a version that neither serves nor is pinned."""
         await service.delete_checkpoint(name, version)
         return {"deleted": f"{name}@{version}"}
@@ -198,7 +214,7 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
         return await service.rollback(name, (await _model(request, Version)).version)
 
     @app.get("/v1/policies/{name}/checkpoints/{version}/adapter")
-    async def adapter(name: str, version: int) -> Response:
+    async def adapter(name: str, version: Number) -> Response:
         """The adapter in PEFT's format, as a tar archive."""
         data = await service.adapter_tar(name, version)
         return Response(data, media_type="application/x-tar")
@@ -270,7 +286,7 @@ def _job_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/jobs/{job_id}/events")
     async def events(
         job_id: str,
-        after: Annotated[int, Query(ge=0)] = 0,
+        after: Annotated[int, Query(ge=0, le=MAX_NUMBER)] = 0,
         wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0,
     ) -> Page[JobEvent]:
         """A job's story after event `after`; with `wait`, as soon as there is some."""

@@ -90,9 +90,11 @@ def parse(raw: Any, headers: Mapping[str, str]) -> ChatBody:
             )
     for name in NOTES:
         raw.pop(name, None)
-    tags = _header_tags(headers) | (raw.get("art") or {})
-    if tags:
-        raw["art"] = tags
+    tags = raw.pop("art", None)
+    if tags is None or isinstance(tags, dict):
+        raw["art"] = _header_tags(headers) | (tags or {})
+    else:
+        raw["art"] = tags  # no object: refused below, by name
     try:
         body = ChatBody.model_validate(raw)
     except ValidationError as error:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
+import subprocess
+import sys
 import tarfile
 import uuid
 from collections.abc import Iterator
@@ -165,6 +168,8 @@ DEEP = "[" * 100_000
         ({"tools": [{"type": "function"}]}, 400, "invalid_request", "tools"),
         ({"art": {"trajectory_id": "a b"}}, 400, "invalid_request", "art"),
         ({"art": {"colour": 1}}, 400, "invalid_request", "colour"),
+        ({"art": ["t-1"]}, 400, "invalid_request", "art"),
+        ({"model": "tiny@" + "9" * 5000}, 404, "model_not_found", "kept"),
         (
             {"messages": [{"role": "user", "content": "word " * 5000}]},
             400,
@@ -437,6 +442,34 @@ def test_checkpoints_are_listed_pinned_rolled_back_and_deleted(
         tar.extractall(tmp_path, filter="data")
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["version"] == newest + 1 and math.isfinite(manifest["metrics"]["loss"])
+
+
+def test_numbers_that_no_database_holds_are_refused(http: httpx.Client) -> None:
+    huge = 10**30
+    where = f"/v1/policies/tiny/checkpoints/{huge}"
+    answers = [
+        http.delete(where),
+        http.put(f"{where}/pin"),
+        http.get(f"{where}/adapter"),
+        http.post("/v1/policies/tiny/rollback", json={"version": huge}),
+        http.get("/v1/jobs/j/events", params={"after": huge}),
+    ]
+    assert {answer.status_code for answer in answers} == {400}
+
+
+@pytest.mark.slow
+def test_no_request_that_the_openapi_document_allows_breaks_the_server(tmp_path: Path) -> None:
+    server = LiveServer(tmp_path / "data").start()
+    try:
+        argv = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.root}/openapi.json"]
+        argv += ["--checks", "not_a_server_error", "--max-examples", "30"]
+        argv += ["--phases", "coverage,fuzzing", "--request-timeout", "20", "--no-color"]
+        done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout[-6000:]
+        assert int(re.findall(r"(\d+) generated", done.stdout)[-1]) > 500
+        assert server.http().get("/readyz").status_code == 200
+    finally:
+        server.stop()
 
 
 # --- keys ---------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_serve_becomes_the_server_with_the_same_flags(become: list[list[str]]) -
 def test_serve_without_its_dependencies_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, become: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("langchain_art.local_server.find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         cli.main(["serve", "base"])
     assert 'pip install "langchain-art[local]"' in capsys.readouterr().err
