@@ -103,8 +103,8 @@ def run() -> tuple[dict[str, float], dict[str, object]]:
     figures: dict[str, float] = {}
     for rows in ROWS:
         mine, other = rate(ours, rows), rate(theirs, rows)
-        figures[f"sampler, {rows} rows (tokens / CPU-s)"] = mine
-        figures[f"generate, {rows} rows (tokens / CPU-s)"] = other
-        figures[f"sampler / generate, {rows} rows"] = mine / other
+        figures[f"sampled_per_cpu_second_{rows}"] = mine
+        figures[f"generate_per_cpu_second_{rows}"] = other
+        figures[f"sampled_over_generate_{rows}"] = mine / other
     torch.set_num_threads(threads)
     return figures, {"prompt": PROMPT, "shared": SHARED, "drawn": DRAWN, "model": "Qwen3 h64 l3"}

@@ -1,0 +1,104 @@
+"""Versions change under running calls: none is dropped, none mixes two versions."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+
+from langchain_art_server.algorithms.samples import Row
+from langchain_art_server.backends.peft_engine import PeftEngine
+from tests.live_server import BASE_MODEL, LiveServer
+
+STEPS, CALLERS = 3, 16
+
+
+class Caller(threading.Thread):
+    """Asks the policy by its bare name, one call after the other, and keeps what it got."""
+
+    def __init__(self, server: LiveServer, number: int, stop: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self.server, self.number, self.stop = server, number, stop
+        self.calls: list[str] = []
+        self.refused: list[str] = []
+
+    def run(self) -> None:
+        with self.server.http() as http:
+            for turn in range(10_000):
+                if self.stop.is_set():
+                    return
+                question = f"When is the Falcon audit? {self.number} {turn % 3}"
+                body = {"model": "tiny", "messages": [{"role": "user", "content": question}]}
+                # Hot enough to go on for long: the version changes in the middle of most calls.
+                body |= {"max_tokens": 200, "temperature": 1.5}
+                answer = http.post("/v1/chat/completions", json=body)
+                if answer.status_code == 200:
+                    self.calls.append(answer.json()["id"])
+                else:
+                    self.refused.append(answer.text)
+
+
+def train_once(http: httpx.Client, step: int) -> None:
+    ids: list[str] = []
+    for seed in range(8):
+        run = f"swap-{step}-{seed}"
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "When?"}], "seed": seed}
+        body |= {"max_tokens": 16, "art": {"trajectory_id": run}}
+        assert http.post("/v1/chat/completions", json=body).status_code == 200
+        http.put(f"/v1/trajectories/{run}/reward", json={"reward": float(seed % 2)})
+        ids.append(run)
+    config = {"learning_rate": 3e-2}  # so large a step that mixed weights would show
+    job = http.post(
+        "/v1/train",
+        json={"policy": "tiny", "groups": [ids], "config": config},
+        headers={"Idempotency-Key": f"swap-{step}"},
+    ).json()
+    while job["state"] not in ("succeeded", "failed"):
+        job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 10}).json()
+    assert job["result"]["version"] == step + 1, job
+
+
+def test_calls_keep_the_version_that_they_began_with(tmp_path: Path) -> None:
+    server = LiveServer(tmp_path / "data").start()
+    stop = threading.Event()
+    callers = [Caller(server, number, stop) for number in range(CALLERS)]
+    try:
+        with server.http() as http:
+            for caller in callers:
+                caller.start()
+            for step in range(STEPS):
+                train_once(http, step)
+                time.sleep(0.5)
+            stop.set()
+            for caller in callers:
+                caller.join()
+            assert not [text for caller in callers for text in caller.refused]
+            asked = [call for caller in callers for call in caller.calls]
+            records = [http.get(f"/v1/calls/{call}").json() for call in asked]
+    finally:
+        stop.set()
+        server.stop()
+    by_version: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        by_version[record["version"]].append(record)
+    assert set(by_version) == set(range(STEPS + 1))
+    torch.set_num_threads(1)
+    engine = PeftEngine(str(BASE_MODEL))
+    for version, calls in by_version.items():
+        folder = server.data_dir / "adapters" / "tiny" / str(version)
+        sample = calls[:6] + calls[-6:]  # those at the swaps are the last and the first
+        rows = [row_of(call) for call in sample]
+        for call, again in zip(sample, engine.logprobs(folder, rows), strict=True):
+            said = len(call["token_ids"])
+            assert max(abs(again[-said:] - call["logprobs"])) <= 1e-3, (version, call["id"])
+
+
+def row_of(call: dict[str, Any]) -> Row:
+    tokens = call["prompt_token_ids"] + call["token_ids"]
+    nothing = [0.0] * len(tokens)
+    return Row(tokens, [0] * len(tokens), nothing, nothing, call["temperature"])
