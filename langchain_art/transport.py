@@ -9,6 +9,7 @@ import json
 import os
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,7 +172,7 @@ def split_base_url(base_url: str) -> tuple[str, str]:
     return f"{root}/v1", root
 
 
-class Address:
+class Address(ABC):
     """Where the server is, and how long to try: what both clients have in common."""
 
     def __init__(
@@ -188,8 +189,9 @@ class Address:
         self.patience = patience
         self._open()
 
+    @abstractmethod
     def _open(self) -> None:
-        raise NotImplementedError
+        """Make the HTTP client."""
 
     def _options(self) -> dict[str, Any]:
         headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends.base import ModelInfo
+from langchain_art_server.backends.torch_setup import torch_device
 from langchain_art_server.config import Settings
 
 _MAX_MODEL_LEN = 32768
@@ -44,7 +44,7 @@ def load_model(settings: Settings) -> Loaded:
     Raises:
         ConfigError: the model, its tokenizer, device, dtype or context do not fit; says which.
     """
-    device = _device(settings.device)
+    device = torch_device(settings.device)
     dtype = _dtype(settings.dtype, device)
     local = Path(settings.model).is_dir()
     try:
@@ -70,27 +70,6 @@ def load_model(settings: Settings) -> Loaded:
         vocab_size=_vocab_size(model),
     )
     return Loaded(model, tokenizer, _eos_ids(model, tokenizer), info)
-
-
-def set_threads(threads: int | None) -> None:
-    """Set torch's threads; None: half of the cores that this process may use, at least one."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    torch.set_num_threads(threads or max(1, cores // 2))
-
-
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        if torch.cuda.is_available():
-            name = "cuda"
-        else:
-            name = "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"got device={name!r}, which torch can not use here: {error}") from error
-    return device
 
 
 def _dtype(name: str | None, device: torch.device) -> torch.dtype:

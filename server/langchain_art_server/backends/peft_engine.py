@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,8 +30,8 @@ from langchain_art_server.backends.peft_forward import (
     collate,
     load_base,
     selected_logits,
-    torch_device,
 )
+from langchain_art_server.backends.torch_setup import set_threads, torch_device
 
 #: AdamW as is usual for LoRA in RL; β2 below the default 0.999, since runs have few steps.
 ADAM_BETAS = (0.9, 0.99)
@@ -288,7 +287,7 @@ def serving_engine(
         dtype: as for `PeftEngine`.
         threads: torch threads; None: half of the cores, at least one.
     """
-    torch.set_num_threads(threads or max(1, (os.cpu_count() or 2) // 2))
+    set_threads(threads)
     transformers.utils.logging.disable_progress_bar()
     engine = PeftEngine(model, device, dtype)
     # On CPU the same step must give the same bytes; on GPUs some kernels have no such variant.

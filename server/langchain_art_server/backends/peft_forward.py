@@ -104,23 +104,6 @@ def selected_logits(model: nn.Module, base: PreTrainedModel, batch: Batch) -> Te
     return logits_1MV[0]
 
 
-def torch_device(name: str | None) -> torch.device:
-    """The device of that name; None: cuda, mps or cpu, whichever torch finds.
-
-    Raises:
-        ConfigError: torch cannot use it here.
-    """
-    if name is None:
-        mps = "mps" if torch.backends.mps.is_available() else "cpu"
-        name = "cuda" if torch.cuda.is_available() else mps
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"got device={name!r}, which torch cannot use here: {error}") from error
-    return device
-
-
 def load_base(model: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """The base model, frozen and without dropout.
 

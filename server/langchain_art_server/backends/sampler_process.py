@@ -23,12 +23,13 @@ from langchain_art_server.backends.chat_format import ChatFormat, Prompt
 from langchain_art_server.backends.decoding import Engine, Job
 from langchain_art_server.backends.grammar import Grammars
 from langchain_art_server.backends.lora import Adapter, AdapterBank
-from langchain_art_server.backends.model_loading import load_model, set_threads
+from langchain_art_server.backends.model_loading import load_model
 from langchain_art_server.backends.model_runner import make_runner
 from langchain_art_server.backends.prefix_cache import PrefixCache
 from langchain_art_server.backends.reply_text import ReplyText
 from langchain_art_server.backends.token_choice import Draw
 from langchain_art_server.backends.tool_calls import ReplyParser
+from langchain_art_server.backends.torch_setup import set_threads
 from langchain_art_server.backends.worker import Call, Channel
 from langchain_art_server.config import Settings
 
