@@ -11,7 +11,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -64,7 +64,6 @@ class Store:
         self._work: queue.SimpleQueue[tuple[Any, asyncio.Future[Any], Any] | None] = (
             queue.SimpleQueue()
         )
-        self._failed: str | None = None
         self._writer = threading.Thread(target=self._write_loop, name="store", daemon=True)
         self._writer.start()
 
@@ -77,8 +76,6 @@ class Store:
     # --- the writing thread ---------------------------------------------------------------------
 
     async def _write(self, work: Callable[[sa.Connection], T] | list[dict[str, Any]]) -> T:
-        if self._failed:
-            raise EngineUnavailable(f"The store failed and takes no more writes: {self._failed}")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._work.put((work, future, loop))
@@ -154,8 +151,7 @@ class Store:
 
         def read(connection: sa.Connection) -> dict[str, CallRecord]:
             found: dict[str, CallRecord] = {}
-            for start in range(0, len(wanted), 500):
-                part = wanted[start : start + 500]
+            for part in _parts(wanted):
                 for row in connection.execute(sa.select(CALLS).where(CALLS.c.id.in_(part))):
                     found[row.id] = CallRecord.of(row)
             return found
@@ -184,8 +180,7 @@ class Store:
 
         def write(connection: sa.Connection) -> int:
             known: dict[str, str] = {}
-            for start in range(0, len(rows), 500):
-                part = [row["id"] for row in rows[start : start + 500]]
+            for part in _parts([row["id"] for row in rows]):
                 query = sa.select(TRAJECTORIES.c.id, TRAJECTORIES.c.digest)
                 for row in connection.execute(query.where(TRAJECTORIES.c.id.in_(part))):
                     known[row.id] = row.digest
@@ -217,10 +212,8 @@ class Store:
 
         def read(connection: sa.Connection) -> dict[str, tuple[Trajectory, str | None]]:
             found: dict[str, tuple[Trajectory, str | None]] = {}
-            for start in range(0, len(wanted), 500):
-                query = sa.select(TRAJECTORIES).where(
-                    TRAJECTORIES.c.id.in_(wanted[start : start + 500])
-                )
+            for part in _parts(wanted):
+                query = sa.select(TRAJECTORIES).where(TRAJECTORIES.c.id.in_(part))
                 for row in connection.execute(query):
                     found[row.id] = (trajectory_of(row), row.trained_by)
             return found
@@ -412,9 +405,9 @@ class Store:
                 connection.execute(
                     sa.update(POLICIES).where(mine).values(version=checkpoint.version)
                 )
-            for start in range(0, len(trained), 500):
-                part = TRAJECTORIES.c.id.in_(trained[start : start + 500])
-                connection.execute(sa.update(TRAJECTORIES).where(part).values(trained_by=job_id))
+            for part in _parts(trained):
+                mine = TRAJECTORIES.c.id.in_(part)
+                connection.execute(sa.update(TRAJECTORIES).where(mine).values(trained_by=job_id))
 
         await self._write(write)
 
@@ -458,6 +451,12 @@ class Store:
             return count(CALLS), count(TRAJECTORIES), jobs
 
         return await self._read(read)
+
+
+def _parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Ids in parts that one statement may name; SQLite allows so many parameters and no more."""
+    for start in range(0, len(ids), 500):
+        yield ids[start : start + 500]
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

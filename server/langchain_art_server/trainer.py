@@ -206,9 +206,7 @@ class JobRunner:
         policy, version, parent = request.policy, manifest["version"], manifest["parent"]
         metrics: dict[str, float] = dict(manifest["metrics"])
         begun = time.monotonic()
-        await self._sampler.load_adapter(
-            f"{policy}@{version}", self._adapters.path(policy, version)
-        )
+        await self._router.resolve(f"{policy}@{version}")  # loads it; nothing is routed to it yet
         metrics["swap_seconds"] = time.monotonic() - begun
         if probe is not None:
             metrics["probe_change"] = await self._probe(policy, parent, version, probe)

@@ -28,15 +28,9 @@ from tests.conformance.learner_cases import (
     make_rows,
     on_policy,
     quiet,
-    save_models,
     shake,
     take,
 )
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_models(tmp_path_factory.mktemp("models"))["qwen3"])
 
 
 @pytest.mark.parametrize(

@@ -23,19 +23,8 @@ from tests.conformance.learner_cases import (
     make_rows,
     on_policy,
     quiet,
-    save_models,
     shake,
 )
-
-
-@pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return save_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="session")
-def tiny(models: dict[str, Path]) -> str:
-    return str(models["qwen3"])
 
 
 def double_norm(self: Any, hidden: torch.Tensor) -> torch.Tensor:

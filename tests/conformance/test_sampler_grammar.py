@@ -9,25 +9,7 @@ from typing import Any
 import pytest
 
 from langchain_art.errors import InvalidRequest
-from tests.conformance.tiny_models import LocalSampler, ask, save_model
-
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "maxLength": 6},
-                "days": {"$ref": "#/$defs/Days"},
-            },
-            "required": ["city", "days"],
-            "additionalProperties": False,
-            "$defs": {"Days": {"type": "integer", "minimum": 1, "maximum": 9}},
-        },
-    },
-}
-CLOCK = {"type": "function", "function": {"name": "clock"}}
+from tests.conformance.tiny_models import CLOCK, WEATHER, LocalSampler, ask, save_model
 
 
 @pytest.fixture(scope="module")

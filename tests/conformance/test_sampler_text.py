@@ -12,25 +12,8 @@ import torch
 from langchain_art_server.backends.base import ChatReply, ChatRequest
 from langchain_art_server.backends.token_choice import Chosen
 from langchain_art_server.backends.worker import Call
-from tests.conformance.tiny_models import LocalSampler, ask, save_model, tokenizer
+from tests.conformance.tiny_models import CLOCK, WEATHER, LocalSampler, ask, save_model, tokenizer
 
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "maxLength": 6},
-                "days": {"$ref": "#/$defs/Days"},
-            },
-            "required": ["city", "days"],
-            "additionalProperties": False,
-            "$defs": {"Days": {"type": "integer", "minimum": 1, "maximum": 9}},
-        },
-    },
-}
-CLOCK = {"type": "function", "function": {"name": "clock"}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
 
 

@@ -40,6 +40,25 @@ _TEXT = (
     "the weather in Paris is sunny and the mail of Ann was sent on Monday at ten to the team " * 3
 )
 
+#: Two tools, as OpenAI writes them.
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 6},
+                "days": {"$ref": "#/$defs/Days"},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+            "$defs": {"Days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+
 
 @functools.cache
 def tokenizer() -> PreTrainedTokenizerFast:

@@ -1,0 +1,19 @@
+"""Small random models for the learner's tests, made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.learner_cases import save_models
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def tiny(models: dict[str, Path]) -> str:
+    return str(models["qwen3"])
