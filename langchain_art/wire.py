@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -51,6 +52,7 @@ def _finite(value: float) -> float:
 Name = Annotated[str, AfterValidator(_name)]
 Id = Annotated[str, AfterValidator(_id)]
 Finite = Annotated[float, AfterValidator(_finite)]
+Tag = Annotated[str, Field(min_length=1, max_length=256)]
 Message = dict[str, Any]
 """A chat message as OpenAI's dialect writes it (``role``, ``content``, ``tool_calls`` …)."""
 
@@ -78,6 +80,8 @@ class CallTags(Wire):
     step: int | None = None
     attempt: int = Field(default=1, ge=1)
     thread: str | None = Field(default=None, max_length=256)
+    tags: tuple[Tag, ...] = Field(default=(), max_length=32)
+    """The caller's own (LangChain's ``tags``): `TrainRequest.train` may choose calls by them."""
 
 
 class Usage(Wire):
@@ -109,6 +113,7 @@ class Turn(Wire):
     step: int | None = None
     attempt: int = Field(default=1, ge=1)
     thread: str | None = None
+    tags: tuple[str, ...] = ()
     model: str | None = None
     """What the reply says it was sampled by: ``email-agent@17``, or a foreign model's name."""
     extends: int | None = Field(default=None, ge=0)
@@ -123,9 +128,31 @@ class Turn(Wire):
     ours: bool = True
     """False for a model that our server does not serve: seen and judged, never trained."""
     discarded: str | None = None
-    """Why the graph threw this call away (``retried``, ``interrupted``, ``error``); such a call is
-    kept for review and never trained."""
+    """Why the graph threw this call away (``retried``, ``interrupted``, ``error``, ``unchosen``);
+    such a call is kept for review and never trained."""
     error: str | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What `TrainRequest.train` may call this turn by: node, path, tags, model, policy."""
+        model = self.model or ""
+        named = (self.node or "", *self.path, *self.tags, model, model.partition("@")[0])
+        return frozenset(name for name in named if name)
+
+    def learns(self, train: Mapping[str, bool]) -> bool:
+        """Whether `train` chooses this turn.
+
+        A turn with a name that is False never learns. Of the others, all learn if no name is True,
+        else those that have such a name.
+
+        Example::
+
+            Turn(node="critic").learns({"writer": True})     # False
+            Turn(node="writer").learns({"critic": False})    # True
+        """
+        if any(not train.get(name, True) for name in self.names):
+            return False
+        return not any(train.values()) or any(train.get(name, False) for name in self.names)
 
 
 class Trajectory(Wire):
@@ -250,6 +277,23 @@ class TrainRequest(Wire):
     groups: tuple[tuple[Id, ...], ...] = Field(min_length=1, max_length=4096)
     """Ids of trajectories that the server has, group by group."""
     config: TrainConfig = TrainConfig()
+    train: dict[str, bool] = Field(default_factory=dict, max_length=256)
+    """Which calls learn, by name (`Turn.learns`); empty: all that the policy sampled."""
+
+
+class NodeReport(Wire):
+    """What one node contributed to a step."""
+
+    calls: int
+    """Calls that were trained."""
+    tokens: int
+    """Sampled tokens that were trained."""
+    advantage_mean: float
+    """Over its trained tokens; 0.0 without any."""
+    advantage_abs: float
+    """Mean absolute advantage over its trained tokens."""
+    dropped: dict[str, int]
+    """reason -> calls of this node that were not trained."""
 
 
 class TrainResult(Wire):
@@ -261,6 +305,54 @@ class TrainResult(Wire):
     metrics: dict[str, float]
     dropped: dict[str, int]
     """reason -> count, in the unit that the reason names: ``groups.…``, ``runs.…``, ``calls.…``."""
+    nodes: dict[str, NodeReport] = Field(default_factory=dict)
+    """By path (``team/writer``), else node; ``-`` for calls outside of any graph."""
+
+
+class TurnAudit(Wire):
+    """What training makes, or made, of one turn."""
+
+    call_id: str | None
+    node: str | None
+    path: tuple[str, ...]
+    model: str | None
+    """``email-agent@17``: the version that sampled it."""
+    prompt_tokens: int
+    sampled_tokens: int
+    trained_tokens: int
+    """Of `sampled_tokens`; each token of a run is trained by one turn."""
+    masked: str | None
+    """Why none is trained; None if they are."""
+    prefix: Literal["starts", "extends", "forks"] | None
+    """How its prompt meets the tokens of the turns before it: shares none of them, begins with all
+    of such a turn's prompt and reply, or parts from them on the way. None: its tokens are lost."""
+    prefix_turn: int | None
+    """Index of the turn that it extends or forks from."""
+    prefix_tokens: int
+    """Tokens that it shares with that turn."""
+
+
+class TrajectoryAudit(Wire):
+    """``GET /v1/trajectories/{id}/audit``: which of a run's tokens learn, and why not the rest."""
+
+    trajectory: Id
+    status: Status
+    reward: Finite | None
+    turns: tuple[TurnAudit, ...]
+    rows: int
+    """Sequences that the run comes down to for the learner."""
+    trained_by: dict[str, str]
+    """policy -> the job that trained the run; empty if none did."""
+
+    @property
+    def sampled_tokens(self) -> int:
+        """All that was sampled in the run."""
+        return sum(turn.sampled_tokens for turn in self.turns)
+
+    @property
+    def trained_tokens(self) -> int:
+        """What of it learns."""
+        return sum(turn.trained_tokens for turn in self.turns)
 
 
 class TrainJob(Wire):
