@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -31,6 +34,7 @@ class LiveServer:
         *args: str,
         model: Path = BASE_MODEL,
         env: dict[str, str] | None = None,
+        module: str = "langchain_art_server",
     ) -> None:
         self.port = free_port()
         self.data_dir = data_dir
@@ -40,7 +44,7 @@ class LiveServer:
         self.policy = "tiny"
         self.base_name = "base_model"
         self.log = data_dir.parent / f"{data_dir.name}.log"
-        self._argv = [sys.executable, "-m", "langchain_art_server", str(model)]
+        self._argv = [sys.executable, "-m", module, str(model)]
         self._argv += ["--port", str(self.port), "--data-dir", str(data_dir)]
         self._argv += ["--policy", self.policy, "--served-model-name", self.base_name, *args]
         self._env = {k: v for k, v in os.environ.items() if k != "ART_API_KEY"}
@@ -77,3 +81,22 @@ class LiveServer:
     def http(self) -> httpx.Client:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return httpx.Client(base_url=self.root, headers=headers, timeout=60)
+
+
+class RuleServer(LiveServer):
+    """The same server with the rule-following model (`tests.rule_model`) and room for long prompts."""
+
+    def __init__(self, data_dir: Path, *args: str) -> None:
+        model = data_dir.parent / f"{data_dir.name}-model"
+        shutil.copytree(BASE_MODEL, model)
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16384}))
+        self.journal = data_dir.parent / f"{data_dir.name}.jsonl"
+        env = {"RULE_JOURNAL": str(self.journal)}
+        super().__init__(data_dir, *args, model=model, env=env, module="tests.rule_model.server")
+
+    def witnessed(self) -> list[dict[str, Any]]:
+        """What the engine says it was asked and drew, call by call, in the order they ended."""
+        if not self.journal.exists():
+            return []
+        return [json.loads(line) for line in self.journal.read_text().splitlines()]

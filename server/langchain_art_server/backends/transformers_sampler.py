@@ -9,7 +9,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from langchain_art.errors import ConfigError, EngineUnavailable
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, ModelInfo
@@ -17,7 +17,6 @@ from langchain_art_server.backends.worker import Worker
 from langchain_art_server.config import Settings
 
 log = logging.getLogger(__name__)
-_TARGET = "langchain_art_server.backends.sampler_process:serve"
 
 
 class TransformersSampler:
@@ -27,6 +26,9 @@ class TransformersSampler:
         settings: the server's; of them the model, device, dtype, context and `sampler` are used.
     """
 
+    target: ClassVar[str] = "langchain_art_server.backends.sampler_process:serve"
+    """What the child process runs."""
+
     def __init__(self, settings: Settings) -> None:
         config = settings.model_dump(mode="json", exclude={"api_key", "host", "database_url"})
         threads = settings.sampler.threads
@@ -34,7 +36,7 @@ class TransformersSampler:
         env = {"TOKENIZERS_PARALLELISM": "false"}
         if threads is not None:
             env["OMP_NUM_THREADS"] = str(threads)
-        self.worker = Worker(_TARGET, config, self._restore, env=env)
+        self.worker = Worker(self.target, config, self._restore, env=env)
         self._info: ModelInfo | None = None
         self._adapters: dict[str, Path] = {}
 

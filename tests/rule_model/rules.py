@@ -1,0 +1,121 @@
+r"""What the rule-following model says: a pure function of the request.
+
+A message can carry a script, a JSON list behind the word ``SCRIPT``::
+
+    Answer my mail. SCRIPT [{"call": "search", "args": {"query": "ann"}}, "Monday"]
+
+The newest message with a script leads: reply number k after it is step k. A step is a text, or an
+object with any of ``say`` (text), ``call`` and ``args`` (one tool call), ``calls`` (a list of
+those), or ``error`` (the request is refused with that message). In texts, ``{last}`` stands for the
+content of the last message. Past its last step a script says ``done``.
+
+Without a script the reply is what LangChain's standard tests expect of a helpful model: it calls
+the first tool when a user asks, fills in schemas with what stands in the prompt, and else talks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from langchain_art.errors import InvalidRequest
+from langchain_art_server.backends.base import ChatRequest
+
+MARK = "SCRIPT "
+
+
+def script(*steps: Any, intro: str = "") -> str:
+    """A message's text with a script in it."""
+    return f"{intro} {MARK}{json.dumps(steps, ensure_ascii=False)}".strip()
+
+
+def reply_to(request: ChatRequest) -> str:
+    """The text of the reply, tool calls in Hermes' notation (``<tool_call>``)."""
+    messages = request.messages
+    for index in range(len(messages) - 1, -1, -1):
+        text = text_of(messages[index])
+        if messages[index]["role"] != "assistant" and MARK in text:
+            said = sum(m["role"] == "assistant" for m in messages[index + 1 :])
+            steps, _ = json.JSONDecoder().raw_decode(text.split(MARK, 1)[1])
+            return _step(steps[said] if said < len(steps) else "done", messages)
+    return _helpful(request)
+
+
+def text_of(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(part.get("text", "") for part in content)
+    return content or ""
+
+
+def _step(step: Any, messages: list[dict[str, Any]]) -> str:
+    if isinstance(step, str):
+        step = {"say": step}
+    if "error" in step:
+        raise InvalidRequest(step["error"])
+    calls = [step] if "call" in step else step.get("calls", [])
+    said = step.get("say", "").replace("{last}", text_of(messages[-1]))
+    parts = [said] if said else []
+    return "\n".join([*parts, *(_call(one["call"], one.get("args", {})) for one in calls)])
+
+
+def _call(name: str, arguments: dict[str, Any]) -> str:
+    body = f'{{"name": {json.dumps(name)}, "arguments": {_json(arguments)}}}'
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _helpful(request: ChatRequest) -> str:
+    asked = next((text_of(m) for m in reversed(request.messages) if m["role"] == "user"), "")
+    form = request.response_format or {}
+    choice, tools = request.tool_choice, [tool["function"] for tool in request.tools]
+    wanted = None
+    if isinstance(choice, dict):
+        wanted = next(t for t in tools if t["name"] == choice["function"]["name"])
+    elif tools and choice == "required":
+        wanted = tools[0]
+    elif tools and choice == "auto" and not form and request.messages[-1]["role"] == "user":
+        wanted = tools[0]
+    if wanted is not None:
+        schema = wanted.get("parameters") or {"type": "object"}
+        return _call(wanted["name"], _fill(schema, asked, schema))
+    if form.get("type") == "json_schema":
+        schema = form["json_schema"]["schema"]
+        return _json(_fill(schema, asked, schema))
+    if form.get("type") == "json_object":
+        return _json({"setup": "Why do cats sit on keyboards?", "punchline": "To be the type."})
+    return f"You said {asked[:60]!r}, and I say hello there."
+
+
+def _fill(schema: dict[str, Any], text: str, root: dict[str, Any]) -> Any:
+    """A value that `schema` allows, made of what stands in `text`."""
+    if "$ref" in schema:
+        target: Any = root
+        for part in schema["$ref"].split("/")[1:]:
+            target = target[part]
+        return _fill(target, text, root)
+    for choice in ("anyOf", "oneOf", "allOf"):
+        if choice in schema:
+            return _fill(schema[choice][0], text, root)
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "const" in schema:
+        return schema["const"]
+    numbers = re.findall(r"-?\d+(?:\.\d+)?", text)
+    quoted = re.findall(r"['\"]([^'\"]+)['\"]", text)
+    kind = schema.get("type", "object" if "properties" in schema else "string")
+    if kind == "object":
+        return {k: _fill(v, text, root) for k, v in schema.get("properties", {}).items()}
+    if kind == "array":
+        return [_fill(schema.get("items", {"type": "string"}), text, root)]
+    plain: dict[str, Any] = {
+        "integer": int(float(numbers[0])) if numbers else 0,
+        "number": float(numbers[0]) if numbers else 0.5,
+        "boolean": True,
+        "null": None,
+    }
+    return plain.get(kind, quoted[0] if quoted else "cats")
