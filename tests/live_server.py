@@ -84,7 +84,7 @@ class LiveServer:
 
 
 class RuleServer(LiveServer):
-    """The same server with the rule-following model (`tests.rule_model`) and room for long prompts."""
+    """The same server with the rule-following model (`tests.rule_model`) and a long context."""
 
     def __init__(self, data_dir: Path, *args: str) -> None:
         model = data_dir.parent / f"{data_dir.name}-model"

@@ -74,11 +74,10 @@ def _helpful(request: ChatRequest) -> str:
     form = request.response_format or {}
     choice, tools = request.tool_choice, [tool["function"] for tool in request.tools]
     wanted = None
+    asks = choice == "auto" and not form and request.messages[-1]["role"] == "user"
     if isinstance(choice, dict):
         wanted = next(t for t in tools if t["name"] == choice["function"]["name"])
-    elif tools and choice == "required":
-        wanted = tools[0]
-    elif tools and choice == "auto" and not form and request.messages[-1]["role"] == "user":
+    elif tools and (choice == "required" or asks):
         wanted = tools[0]
     if wanted is not None:
         schema = wanted.get("parameters") or {"type": "object"}
