@@ -1,0 +1,81 @@
+"""LangChain's standard suites under the oldest and newest releases that `pyproject.toml` admits.
+
+The environment of the other tests is the newest of everything, with openai 3. Here are the other
+corners, each in an environment of its own under ``.venvs``, kept while its requirements stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from tests.live_server import REPO, RuleServer
+
+SUITES = ("tests/unit_tests/test_standard.py", "tests/integration_tests/test_standard.py")
+TOOLS = ("langchain-tests>=1.1,<2", "pytest>=8.3", "pytest-asyncio>=1", "pytest-timeout>=2.3")
+#: What the suites skip: inputs that a model of text does not read, and the unpickling of classes
+#: that LangChain's own table does not list.
+SKIPS = ("PDF", "audio", "image", "erializ", "syrupy")
+
+
+def floors() -> dict[str, str]:
+    """package -> the oldest release that `pyproject.toml` admits."""
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    split = (line.split(">=", 1) for line in project["dependencies"])
+    return {name: bounds.split(",")[0] for name, bounds in split}
+
+
+def corners() -> dict[str, list[str]]:
+    floor = floors()
+    langchain = ["langchain-core", "langchain-openai", "langgraph"]
+    newest = ["langchain-core>=1.7", "langchain-openai>=1.7", "langgraph>=1.2.20"]
+    return {
+        "oldest": [*(f"{name}=={floor[name]}" for name in langchain), "openai==2.26.0"],
+        "newest-openai-2": [*newest, "openai>=2.45,<3"],
+        "newest-openai-3.0": [*newest, "openai==3.0.0"],
+    }
+
+
+def environment(name: str, wanted: list[str]) -> Path:
+    """A Python with `wanted`, the client's other requirements and the tools of the suites."""
+    others = [f"{n}>={f}" for n, f in floors().items() if n in ("pydantic", "httpx", "typer")]
+    pins = [*wanted, *others, *TOOLS, "rich"]
+    home = REPO / ".venvs" / f"{name}-{hashlib.sha256(repr(pins).encode()).hexdigest()[:8]}"
+    if not (home / "complete").exists():
+        shutil.rmtree(home, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+        pip = [str(home / "bin/python"), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, *pins], check=True, capture_output=True, text=True)
+        (home / "complete").touch()
+    return home / "bin/python"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("corner", list(corners()))
+def test_the_standard_suites_pass(corner: str, rule_server: RuleServer, tmp_path: Path) -> None:
+    python = environment(corner, corners()[corner])
+    report = tmp_path / "report.xml"
+    env = os.environ | {"ART_TEST_URL": rule_server.base_url, "PYTHONPATH": str(REPO)}
+    done = subprocess.run(
+        [str(python), "-m", "pytest", *SUITES, "-q", "-p", "no:cacheprovider"]
+        + ["-o", "addopts=", f"--junitxml={report}"],
+        cwd=REPO,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    cases = ET.parse(report).getroot().iter("testcase")
+    skipped = [skip.get("message", "") for case in cases for skip in case.iter("skipped")]
+    strange = [why for why in skipped if not any(word in why for word in SKIPS)]
+    assert not strange
+    assert "99 passed, 11 skipped" in done.stdout, done.stdout[-2000:]
