@@ -1,22 +1,20 @@
 """LangChain's standard suites under the oldest and newest releases that `pyproject.toml` admits.
 
 The environment of the other tests is the newest of everything, with openai 3. Here are the other
-corners, each in an environment of its own under ``.venvs``, kept while its requirements stay.
+corners, each in an environment of its own.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
 import subprocess
-import sys
 import tomllib
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
+from tests.environments import environment
 from tests.live_server import REPO, RuleServer
 
 SUITES = ("tests/unit_tests/test_standard.py", "tests/integration_tests/test_standard.py")
@@ -44,30 +42,16 @@ def corners() -> dict[str, list[str]]:
     }
 
 
-def environment(name: str, wanted: list[str]) -> Path:
-    """A Python with `wanted`, the client's other requirements and the tools of the suites."""
-    others = [f"{n}>={f}" for n, f in floors().items() if n in ("pydantic", "httpx", "typer")]
-    pins = [*wanted, *others, *TOOLS, "rich"]
-    home = REPO / ".venvs" / f"{name}-{hashlib.sha256(repr(pins).encode()).hexdigest()[:8]}"
-    if not (home / "complete").exists():
-        shutil.rmtree(home, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-        pip = [str(home / "bin/python"), "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, *pins], check=True, capture_output=True, text=True)
-        (home / "complete").touch()
-    return home / "bin/python"
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("corner", list(corners()))
 def test_the_standard_suites_pass(corner: str, rule_server: RuleServer, tmp_path: Path) -> None:
-    python = environment(corner, corners()[corner])
+    others = [f"{n}>={f}" for n, f in floors().items() if n in ("pydantic", "httpx", "typer")]
+    python = environment(corner, [*corners()[corner], *others, *TOOLS, "rich"])
     report = tmp_path / "report.xml"
     env = os.environ | {"ART_TEST_URL": rule_server.base_url, "PYTHONPATH": str(REPO)}
     done = subprocess.run(
-        [str(python), "-m", "pytest", *SUITES, "-q", "-p", "no:cacheprovider"]
-        + ["-o", "addopts=", f"--junitxml={report}"],
+        [str(python), "-m", "pytest", "-q", "-o", "addopts=", f"--junitxml={report}", *SUITES],
         cwd=REPO,
         env=env,
         capture_output=True,
