@@ -7,15 +7,19 @@ Format: OpenAI's API reference, "Create chat completion", with one field more, `
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Iterable
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import CallTags
 from langchain_art_server.backends.base import Sampling
+from langchain_art_server.chat_tools import check_calls, shown_tools
 
 ROLES = {"system", "developer", "user", "assistant", "tool"}
 #: Options of OpenAI's that are accepted only with values that ask for nothing, and those values.
@@ -28,15 +32,29 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "store": (None, False),
     "reasoning_effort": (None,),
     "verbosity": (None,),
+    "audio": (None,),
+    "functions": (None,),
+    "function_call": (None,),
+    "moderation": (None,),
+    "web_search_options": (None,),
 }
-#: Options that tell the server about the caller and change nothing in the reply.
-NOTES = ("user", "metadata", "safety_identifier", "prompt_cache_key")
+#: Options that tell the server about the caller, or how to be quick, and change no reply.
+NOTES = (
+    "user",
+    "metadata",
+    "safety_identifier",
+    "prediction",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+)
+_NOT_RECORDED = {"art", "model", "stream", "stream_options"}
 
 
 class _StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
     include_usage: bool = False
-    include_obfuscation: bool = False
+    include_obfuscation: Literal[False] = False
 
 
 class ChatBody(BaseModel):
@@ -77,8 +95,62 @@ class ChatBody(BaseModel):
         )
 
 
-def parse(raw: Any, headers: Mapping[str, str]) -> ChatBody:
-    """Check a body. Raises InvalidRequest: the field, what was got, what is expected."""
+class ChatCall:
+    """A request as it was asked, checked.
+
+    Args:
+        raw: the parsed JSON of its body. It is used up.
+        headers: as ASGI has them, names in lower case.
+
+    Attributes:
+        body: the body, with the headers' tags in its `art`.
+        sampling: how each of its `count` choices is drawn.
+        asked: what the records keep of it: the body without what is kept elsewhere.
+        tools: those that the model is shown; of `allowed_tools`, only these.
+        tool_choice: `ChatRequest.tool_choice`.
+        retry: how often the client had sent it before, as the OpenAI SDKs say with each retry.
+
+    Raises:
+        InvalidRequest: the field, what was got, what is expected.
+    """
+
+    def __init__(self, raw: Any, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        told = {n: v for n, v in headers if n.startswith((b"x-art-", b"x-stainless-retry-count"))}
+        retry = told.pop(b"x-stainless-retry-count", b"")
+        self.body = body = _body(raw, _header_tags(told))
+        self.retry = int(retry) if re.fullmatch(rb"[0-9]{1,6}", retry) else 0
+        self.count = body.n or 1
+        self.sampling = body.sampling()
+        self.tools, self.tool_choice = shown_tools(body.tools or [], body.tool_choice or "auto")
+        self.asked = {
+            name: value
+            for name, value in vars(body).items()
+            if value is not None and name not in _NOT_RECORDED
+        }
+
+
+async def read_json(receive: Receive) -> Any:
+    """A request's body.
+
+    Raises:
+        InvalidRequest: it is no JSON (which knows no NaN and no infinity).
+        ClientDisconnect: there is nobody left to be answered.
+    """
+    parts: list[bytes] = []
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    try:
+        return from_json(b"".join(parts), allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequest(f"The body is not JSON: {error}") from error
+
+
+def _body(raw: Any, header_tags: dict[str, Any]) -> ChatBody:
     if not isinstance(raw, dict):
         raise InvalidRequest(f"got a {type(raw).__name__} as body, expected a JSON object")
     for name, neutral in NEUTRAL.items():
@@ -92,16 +164,40 @@ def parse(raw: Any, headers: Mapping[str, str]) -> ChatBody:
         raw.pop(name, None)
     tags = raw.pop("art", None)
     if tags is None or isinstance(tags, dict):
-        raw["art"] = _header_tags(headers) | (tags or {})
+        raw["art"] = header_tags | (tags or {})
     else:
         raw["art"] = tags  # no object: refused below, by name
     try:
         body = ChatBody.model_validate(raw)
     except ValidationError as error:
         raise refuse(error) from error
-    _check_messages(body.messages)
-    _check_tools(body)
+    for index, message in enumerate(body.messages):
+        _check_message(index, message)
+    _check_pairs(body)
     return body
+
+
+def _check_pairs(body: ChatBody) -> None:
+    """Options that mean nothing without another one, or not together."""
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest(
+            f"got top_logprobs={body.top_logprobs} without logprobs=true; add it, or leave both "
+            "out",
+            param="top_logprobs",
+        )
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest(
+            "got stream_options without stream=true; add it, or leave them out",
+            param="stream_options",
+        )
+    if None not in (body.max_tokens, body.max_completion_tokens) and (
+        body.max_tokens != body.max_completion_tokens
+    ):
+        raise InvalidRequest(
+            f"got max_tokens={body.max_tokens} and max_completion_tokens="
+            f"{body.max_completion_tokens}, which mean the same; send one of them",
+            param="max_tokens",
+        )
 
 
 def refuse(error: ValidationError) -> InvalidRequest:
@@ -121,81 +217,37 @@ def refuse(error: ValidationError) -> InvalidRequest:
     return InvalidRequest("; ".join(lines), param=str(first[0]) if first else None)
 
 
-def _header_tags(headers: Mapping[str, str]) -> dict[str, Any]:
+def _header_tags(headers: dict[bytes, bytes]) -> dict[str, Any]:
     tags: dict[str, Any] = {
-        key: headers[f"x-art-{key.replace('_', '-')}"]
-        for key in ("trajectory_id", "scenario", "node", "namespace", "step", "attempt", "thread")
-        if f"x-art-{key.replace('_', '-')}" in headers
+        name.removeprefix(b"x-art-").decode("latin-1").replace("-", "_"): _text(value)
+        for name, value in headers.items()
     }
-    if path := headers.get("x-art-path"):
-        tags["path"] = tuple(part for part in path.split("/") if part)
+    for name, separator in (("path", "/"), ("tags", ",")):
+        if name in tags:
+            parts = (part.strip() for part in tags[name].split(separator))
+            tags[name] = tuple(part for part in parts if part)
     return tags
 
 
-def _check_messages(messages: list[dict[str, Any]]) -> None:
-    for index, message in enumerate(messages):
-        if message.get("role") not in ROLES:
-            raise InvalidRequest(
-                f"messages.{index}.role: got {message.get('role')!r}, expected one of "
-                f"{sorted(ROLES)}",
-                param="messages",
-            )
-        for call in message.get("tool_calls") or []:
-            function = call.get("function") if isinstance(call, dict) else None
-            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-                raise InvalidRequest(
-                    f"messages.{index}.tool_calls: got {call!r}, expected "
-                    '{"id", "type": "function", "function": {"name", "arguments"}}',
-                    param="messages",
-                )
-            _check_arguments(index, function.get("arguments"))
-
-
-def _check_arguments(index: int, arguments: Any) -> None:
-    problem = None
+def _text(value: bytes) -> str:
+    """A header's text: most clients write UTF-8, HTTP's old encoding is the other one."""
     try:
-        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-        if not isinstance(parsed, dict):
-            problem = f"got {arguments!r}"
-    except (ValueError, RecursionError) as error:
-        problem = f"got malformed JSON {arguments!r} ({error})"
-    if problem:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def _check_message(index: int, message: dict[str, Any]) -> None:
+    if message.get("role") not in ROLES:
         raise InvalidRequest(
-            f"messages.{index}.tool_calls: {problem}, expected a JSON object as arguments. A model "
-            "that wrote broken JSON can be answered with an error message instead of a replay "
-            "(ChatART does so by itself).",
+            f"messages.{index}.role: got {message.get('role')!r}, expected one of {sorted(ROLES)}",
             param="messages",
         )
-
-
-def _check_tools(body: ChatBody) -> None:
-    names: set[str] = set()
-    for index, tool in enumerate(body.tools or []):
-        function = tool.get("function")
-        if tool.get("type") != "function" or not isinstance(function, dict):
+    for name in ("audio", "function_call"):
+        if message.get(name):
             raise InvalidRequest(
-                f'tools.{index}: got type {tool.get("type")!r}, expected "function" with a '
-                "function object",
-                param="tools",
+                f"messages.{index}.{name}: got {message[name]!r}, which this server does not "
+                "support; the model would not be shown it. Write tool calls as tool_calls.",
+                param="messages",
             )
-        if not isinstance(function.get("name"), str) or not function["name"]:
-            raise InvalidRequest(f"tools.{index}.function.name is missing", param="tools")
-        names.add(function["name"])
-    choice = body.tool_choice
-    if isinstance(choice, str) and choice not in ("auto", "none", "required"):
-        raise InvalidRequest(
-            f"got tool_choice={choice!r}, expected auto, none, required or a function",
-            param="tool_choice",
-        )
-    if choice in (None, "auto", "none"):
-        return
-    if not names:
-        raise InvalidRequest(f"got tool_choice={choice!r} without tools", param="tool_choice")
-    if isinstance(choice, dict):
-        function = choice.get("function")
-        wanted = function.get("name") if isinstance(function, dict) else None
-        if wanted not in names:
-            raise InvalidRequest(
-                f"got tool_choice for {wanted!r}, expected one of {sorted(names)}",
-                param="tool_choice",
-            )
+    check_calls(index, message.get("tool_calls"))

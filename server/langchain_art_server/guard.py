@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
+from functools import lru_cache
 from urllib.parse import urlsplit
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from langchain_art.errors import AuthenticationFailed, BodyTooLarge, RequestRefused
+from langchain_art.errors import (
+    ArtError,
+    AuthenticationFailed,
+    BodyTooLarge,
+    ConfigError,
+    InvalidRequest,
+    RequestRefused,
+)
 from langchain_art_server.config import Settings, is_loopback
 
+log = logging.getLogger(__name__)
 OPEN_PATHS = {"/healthz", "/readyz"}
 
 
-def answer(error: RequestRefused) -> JSONResponse:
+def answer(error: ArtError) -> JSONResponse:
     """An error in OpenAI's shape."""
+    if isinstance(error, ConfigError):  # what the body asks for makes no sense
+        error = InvalidRequest(str(error))
+    if not isinstance(error, RequestRefused):
+        return JSONResponse(RequestRefused(str(error)).body(), status_code=500)
     headers = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, round(error.retry_after)))
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(error.body(), status_code=error.status, headers=headers)
+
+
+@lru_cache(maxsize=256)
+def _is_local(value: str) -> bool:
+    """Whether a Host or an Origin names this machine."""
+    host = urlsplit(value if "//" in value else f"//{value}").hostname
+    return host is not None and is_loopback(host)
 
 
 class Guard:
@@ -49,8 +71,10 @@ class Guard:
                 self._admit(headers)
             self._check_length(headers)
             await self._app(scope, self._capped(receive), send)
-        except RequestRefused as error:
+        except ArtError as error:
             await answer(error)(scope, receive, send)
+        except ClientDisconnect:
+            log.debug("A client left before its request was whole.")
 
     def _admit(self, headers: dict[bytes, bytes]) -> None:
         if self._expected is not None:
@@ -63,8 +87,7 @@ class Guard:
             return
         for name in (b"host", b"origin"):
             value = headers.get(name, b"").decode("latin-1")
-            host = urlsplit(value if "//" in value else f"//{value}").hostname
-            if value and not (host and is_loopback(host)):
+            if value and not _is_local(value):
                 raise AuthenticationFailed(
                     f"got {name.decode()} {value!r}, expected a loopback name: this server has no "
                     "API key and answers this machine only. Set ART_API_KEY to let others in."

@@ -1,248 +1,210 @@
-"""/v1/chat/completions: OpenAI's dialect in and out, tags, call records.
+"""/v1/chat/completions: a request is sampled, recorded and answered.
 
-A reply's last byte leaves after its `CallRecord` is on disk. Format: OpenAI's API reference, "Chat
-completions" and "Streaming events".
+A choice's last byte leaves after its `CallRecord` is on disk.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-import uuid
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 from pydantic_core import to_json
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from langchain_art.errors import (
-    ArtError,
-    EngineUnavailable,
-    InvalidRequest,
-    Overloaded,
-    RequestRefused,
-)
+from langchain_art.errors import ArtError, EngineUnavailable, Overloaded, RequestRefused
+from langchain_art_server import chat_reply
 from langchain_art_server.adapters import Target
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest
-from langchain_art_server.chat_request import ChatBody, parse
+from langchain_art_server.chat_reply import Chunks
+from langchain_art_server.chat_request import ChatCall, read_json
 from langchain_art_server.service import Service
 from langchain_art_server.tables import CallRecord
 
+#: A choice's index, and a piece of it.
+Piece = tuple[int, ChatDelta | ChatReply]
 
-async def chat_completions(request: Request, raw: Any) -> Response:
-    """The route. `raw` is the parsed body."""
-    service: Service = request.app.state.service
-    body = parse(raw, request.headers)
-    limit = service.settings.max_running_calls
-    if service.running_calls + (body.n or 1) > limit:
-        raise Overloaded(
-            f"{service.running_calls} calls are running, and {limit} may. Retry, or lower the "
-            "client's concurrency.",
-            retry_after=1,
-        )
-    completion = _Completion(service, body)
-    if body.stream:
-        return await completion.stream()
-    return Response(to_json(await completion.whole()), media_type="application/json")
+
+class ChatCompletions:
+    """The route, as an ASGI endpoint: every call comes this way, so it takes the straight one."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Raises RequestRefused before anything is sent."""
+        service = self._service
+        call = ChatCall(await read_json(receive), scope["headers"])
+        limit = service.settings.max_running_calls
+        if service.running_calls + call.count > limit:
+            raise Overloaded(
+                f"{service.running_calls} calls are running, and {limit} may. Retry, or lower the "
+                "client's concurrency.",
+                retry_after=1,
+            )
+        service.running_calls += call.count
+        try:
+            async with service.router.use(call.body.model) as target:
+                completion = _Completion(service, call, target)
+                if call.body.stream:
+                    return await completion.stream(scope, receive, send)
+                answer = await completion.whole()
+        finally:
+            service.running_calls -= call.count
+        await _send_json(send, answer)
+
+
+async def _send_json(send: Send, answer: dict[str, Any]) -> None:
+    body = to_json(answer)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 class _Completion:
-    """One request on its way: resolve the name, sample, record, answer."""
+    """One request on its way: sample, record, answer."""
 
-    def __init__(self, service: Service, body: ChatBody) -> None:
-        self._service, self._body = service, body
-        self._id = f"chatcmpl-{uuid.uuid4().hex}"
-        self._created = time.time()
+    def __init__(self, service: Service, call: ChatCall, target: Target) -> None:
+        self._service, self._call, self._target = service, call, target
+        self._begun = time.time()
+        # Ids that grow with time are neighbours in the table's index, so that a batch of them
+        # writes few pages.
+        self._id = f"chatcmpl-{int(self._begun * 1e6):014x}{random.getrandbits(72):018x}"
+        self._frame = {"id": self._id, "created": int(self._begun), "model": target.model}
 
     def _call_id(self, index: int) -> str:
         return self._id if index == 0 else f"{self._id}:{index}"
 
-    def _request(self, target: Target, index: int, stream: bool) -> ChatRequest:
-        sampling = self._body.sampling()
+    def _request(self, index: int) -> ChatRequest:
+        call, body, sampling = self._call, self._call.body, self._call.sampling
         if sampling.seed is not None and index:
             sampling = replace(sampling, seed=sampling.seed + index)
         return ChatRequest(
             id=self._call_id(index),
-            messages=self._body.messages,
-            tools=self._body.tools or [],
-            tool_choice=self._body.tool_choice or "auto",
-            parallel_tool_calls=self._body.parallel_tool_calls is not False,
-            response_format=self._body.response_format,
-            adapter=target.adapter,
+            messages=body.messages,
+            tools=call.tools,
+            tool_choice=call.tool_choice,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            response_format=body.response_format,
+            adapter=self._target.adapter,
             sampling=sampling,
-            stream=stream,
+            stream=bool(body.stream),
         )
 
-    def _record(self, target: Target, index: int, reply: ChatReply) -> CallRecord:
-        asked = self._body.model_dump(
-            mode="json", exclude={"art", "model", "stream", "stream_options"}, exclude_none=True
-        )
+    def _record(self, index: int, reply: ChatReply) -> CallRecord:
+        now = time.time()
         return CallRecord(
             id=self._call_id(index),
-            created_at=time.time(),
-            policy=target.policy,
-            version=target.version,
-            model=target.model,
-            tags=self._body.art,
-            request=asked,
-            reply=_message(reply),
+            created_at=now,
+            policy=self._target.policy,
+            version=self._target.version,
+            model=self._target.model,
+            tags=self._call.body.art,
+            request=self._call.asked,
+            reply=chat_reply.message(reply),
             prompt_token_ids=reply.prompt_token_ids,
             token_ids=reply.token_ids,
             logprobs=reply.logprobs,
-            temperature=self._body.sampling().temperature or 1.0,
+            temperature=self._call.sampling.temperature or 1.0,
             finish_reason=reply.finish_reason,
             untrainable=reply.untrainable,
-            latency=time.time() - self._created,
+            latency=now - self._begun,
+            retry=self._call.retry,
         )
 
-    async def _one(self, target: Target, index: int) -> ChatReply:
-        async for piece in self._service.sampler.chat(self._request(target, index, stream=False)):
-            if isinstance(piece, ChatReply):
-                return piece
-        raise EngineUnavailable("The sampler gave no reply.", retry_after=1)
+    # --- whole ----------------------------------------------------------------------------------
 
     async def whole(self) -> dict[str, Any]:
-        """Sample, record, and the reply as one object."""
-        count = self._body.n or 1
-        self._service.running_calls += count
-        try:
-            async with self._service.router.use(self._body.model) as target:
-                if count == 1:
-                    replies = [await self._one(target, 0)]
-                else:
-                    replies = list(
-                        await asyncio.gather(*(self._one(target, i) for i in range(count)))
-                    )
-        finally:
-            self._service.running_calls -= count
-        records = [self._record(target, i, reply) for i, reply in enumerate(replies)]
+        """Sample, record, and the answer as one object."""
+        count = self._call.count
+        if count == 1:
+            replies = [await self._one(0)]
+        else:
+            replies = list(await asyncio.gather(*map(self._one, range(count))))
+        records = [self._record(index, reply) for index, reply in enumerate(replies)]
         await self._service.store.add_calls(records)
-        return {
-            "id": self._id,
-            "object": "chat.completion",
-            "created": int(self._created),
-            "model": target.model,
-            "choices": [
-                {
-                    "index": index,
-                    "message": _message(reply),
-                    "finish_reason": reply.finish_reason,
-                    "logprobs": self._logprobs(reply),
-                }
-                for index, reply in enumerate(replies)
-            ],
-            "usage": _usage(replies),
-        }
+        return chat_reply.completion(self._frame, replies, bool(self._call.body.logprobs))
 
-    def _logprobs(self, reply: ChatReply) -> dict[str, Any] | None:
-        if not self._body.logprobs:
-            return None
-        content: list[dict[str, Any]] = []
-        for index, text in enumerate(reply.token_texts):
-            top = reply.top_logprobs[index] if reply.top_logprobs else []
-            content.append(
-                {
-                    "token": text,
-                    "logprob": reply.logprobs[index],
-                    "bytes": list(text.encode()),
-                    "top_logprobs": [
-                        {"token": other, "logprob": value, "bytes": list(other.encode())}
-                        for _, value, other in top
-                    ],
-                }
-            )
-        return {"content": content, "refusal": None}
+    async def _one(self, index: int) -> ChatReply:
+        reply = None
+        async for piece in self._service.sampler.chat(self._request(index)):
+            if isinstance(piece, ChatReply):
+                reply = piece  # and to the end: a generator left half-way costs a task to close
+        if reply is None:
+            raise EngineUnavailable("The sampler gave no reply.", retry_after=1)
+        return reply
 
-    async def stream(self) -> Response:
+    # --- streamed -------------------------------------------------------------------------------
+
+    async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Server-sent events. What can be refused is refused before the first byte."""
-        if (self._body.n or 1) > 1:
-            raise InvalidRequest("got stream=true with n > 1, expected n = 1", param="n")
-        stack = AsyncExitStack()
-        target = await stack.enter_async_context(self._service.router.use(self._body.model))
-        self._service.running_calls += 1
-        pieces = self._service.sampler.chat(self._request(target, 0, stream=True))
-        try:
-            first = await anext(aiter(pieces))
-        except BaseException:
-            self._service.running_calls -= 1
-            await stack.aclose()
-            raise
+        async with aclosing(self._pieces()) as pieces:
+            first = await anext(pieces)
+            events = self._events(first, pieces)
+            await StreamingResponse(events, media_type="text/event-stream")(scope, receive, send)
 
-        async def events() -> AsyncIterator[bytes]:
+    async def _pieces(self) -> AsyncGenerator[Piece, None]:
+        """The pieces of all choices as they come, each with its choice's index."""
+        heard: asyncio.Queue[tuple[int, ChatDelta | ChatReply | Exception]] = asyncio.Queue()
+
+        async def follow(index: int) -> None:
             try:
-                async for event in self._events(target, first, pieces):
-                    yield event
-            finally:
-                self._service.running_calls -= 1
-                await stack.aclose()
+                async with aclosing(self._service.sampler.chat(self._request(index))) as pieces:
+                    async for piece in pieces:
+                        heard.put_nowait((index, piece))
+            except Exception as error:  # noqa: BLE001 - raised below, where the request is answered
+                heard.put_nowait((index, error))
 
-        return StreamingResponse(events(), media_type="text/event-stream")
+        tasks = [asyncio.create_task(follow(index)) for index in range(self._call.count)]
+        try:
+            unfinished = len(tasks)
+            while unfinished:
+                index, piece = await heard.get()
+                if isinstance(piece, Exception):
+                    raise piece
+                unfinished -= isinstance(piece, ChatReply)
+                yield index, piece
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _events(
         self,
-        target: Target,
-        first: ChatDelta | ChatReply,
-        pieces: AsyncIterator[ChatDelta | ChatReply],
-    ) -> AsyncIterator[bytes]:
-        yield self._chunk(target, {"role": "assistant", "content": ""})
-        said_tools = 0
-        piece: ChatDelta | ChatReply = first
+        first: Piece,
+        pieces: AsyncGenerator[Piece, None],
+    ) -> AsyncGenerator[bytes, None]:
+        body = self._call.body
+        choices = [Chunks(self._frame, index) for index in range(self._call.count)]
+        for chunks in choices:
+            yield chunks.begin()
+        replies: list[ChatReply] = []
         try:
-            while isinstance(piece, ChatDelta):
-                if piece.content:
-                    yield self._chunk(target, {"content": piece.content})
-                if piece.tool_calls:
-                    numbered = [
-                        {"index": said_tools + i, **call} for i, call in enumerate(piece.tool_calls)
-                    ]
-                    said_tools += len(numbered)
-                    yield self._chunk(target, {"tool_calls": numbered})
-                piece = await anext(pieces)
-            await self._service.store.add_calls([self._record(target, 0, piece)])
+            async for index, piece in _chain(first, pieces):
+                if isinstance(piece, ChatDelta):
+                    yield choices[index].delta(piece)
+                    continue
+                await self._service.store.add_calls([self._record(index, piece)])
+                replies.append(piece)
+                yield choices[index].end(piece, bool(body.logprobs))
         except ArtError as error:
             refusal = error if isinstance(error, RequestRefused) else EngineUnavailable(str(error))
-            yield _sse(to_json(refusal.body()))
+            yield chat_reply.sse(refusal.body())
             return
-        yield self._chunk(target, {}, piece.finish_reason, self._logprobs(piece))
-        if self._body.stream_options and self._body.stream_options.include_usage:
-            usage = self._frame(target) | {"choices": [], "usage": _usage([piece])}
-            yield _sse(to_json(usage))
-        yield _sse(b"[DONE]")
-
-    def _frame(self, target: Target) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "object": "chat.completion.chunk",
-            "created": int(self._created),
-            "model": target.model,
-        }
-
-    def _chunk(
-        self,
-        target: Target,
-        delta: dict[str, Any],
-        finish: str | None = None,
-        logprobs: dict[str, Any] | None = None,
-    ) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
-        return _sse(to_json(self._frame(target) | {"choices": [choice]}))
+        if body.stream_options and body.stream_options.include_usage:
+            yield chat_reply.usage_chunk(self._frame, replies)
+        yield chat_reply.DONE
 
 
-def _sse(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\n"
-
-
-def _message(reply: ChatReply) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": reply.content}
-    if reply.tool_calls:
-        message["tool_calls"] = reply.tool_calls
-    return message
-
-
-def _usage(replies: list[ChatReply]) -> dict[str, int]:
-    prompt = len(replies[0].prompt_token_ids)
-    said = sum(len(reply.token_ids) for reply in replies)
-    return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
+async def _chain(
+    first: Piece,
+    rest: AsyncGenerator[Piece, None],
+) -> AsyncGenerator[Piece, None]:
+    yield first
+    async for one in rest:
+        yield one

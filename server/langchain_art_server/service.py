@@ -22,14 +22,14 @@ from langchain_art.wire import (
     TrainJob,
     TrainRequest,
     Trajectory,
-    Turn,
-    Usage,
+    TrajectoryAudit,
 )
 from langchain_art_server.adapters import ADAPTER_FILES, AdapterStore, Router
+from langchain_art_server.assembly import assemble
+from langchain_art_server.audit import audit
 from langchain_art_server.backends.base import Learner, Sampler
 from langchain_art_server.config import Settings
 from langchain_art_server.store import Store
-from langchain_art_server.tables import CallRecord
 from langchain_art_server.trainer import JobRunner
 
 log = logging.getLogger(__name__)
@@ -192,18 +192,37 @@ class Service:
     async def reward(self, trajectory_id: str, reward: Reward) -> Trajectory:
         """Score a trajectory; where only its tagged calls are known, put it together from them.
 
+        Calls that were tagged since then join it, until a job has it.
+
         Raises:
             NotFound: neither the trajectory nor a call tagged with its id is known.
+            Conflict: a job has it, and its reward or its calls would change.
         """
-        if trajectory_id not in await self.store.trajectories([trajectory_id]):
-            calls = await self.store.tagged_calls(trajectory_id)
-            if not calls:
-                raise NotFound(
-                    f"No trajectory {trajectory_id!r} is stored, and no call was tagged with it "
-                    '(extra_body={"art": {"trajectory_id": …}}, or header x-art-trajectory-id).'
-                )
-            await self.store.add_trajectories([_assemble(trajectory_id, calls, reward)])
-        return await self.store.set_reward(trajectory_id, reward)
+        stored = (await self.store.trajectories([trajectory_id])).get(trajectory_id)
+        if stored is not None and not stored.assembled:
+            return await self.store.set_reward(trajectory_id, reward)
+        calls = await self.store.tagged_calls(trajectory_id)
+        if not calls:
+            raise NotFound(
+                f"No trajectory {trajectory_id!r} is stored, and no call was tagged with it "
+                '(extra_body={"art": {"trajectory_id": …}}, or header x-art-trajectory-id).'
+            )
+        assembled = await asyncio.to_thread(assemble, trajectory_id, calls)
+        return await self.store.set_reward(trajectory_id, reward, assembled)
+
+    async def audit(
+        self, trajectory_id: str, policy: str | None, train: dict[str, bool]
+    ) -> TrajectoryAudit:
+        """What training on a trajectory would make, or made, of it.
+
+        Raises:
+            NotFound: the trajectory or the policy is not here.
+        """
+        if policy is not None:
+            await self.policy(policy)
+        stored = await self.store.trajectory(trajectory_id)
+        records = await self.store.calls(t.call_id for t in stored.trajectory.turns if t.call_id)
+        return await asyncio.to_thread(audit, stored, records, policy, train)
 
     async def train(self, request: TrainRequest, key: str) -> TrainJob:
         """Queue a job, once per key.
@@ -226,8 +245,8 @@ class Service:
                 "Send them with POST /v1/groups first.",
                 param="groups",
             )
-        rewards = {one: known[one][0].reward for one in ids}
-        job = await self.store.add_job(f"job-{uuid.uuid4().hex}", key, request, rewards)
+        rewards = {one: known[one].trajectory.reward for one in ids}
+        job = await self.store.jobs.add(f"job-{uuid.uuid4().hex}", key, request, rewards)
         self.jobs.wake()
         return job
 
@@ -267,43 +286,3 @@ def _own(data_dir: Path) -> io.TextIOWrapper:
             f"Another server uses {data_dir}. Stop it, or give this one another --data-dir."
         ) from error
     return handle
-
-
-def _assemble(trajectory_id: str, calls: list[CallRecord], reward: Reward) -> Trajectory:
-    """A trajectory out of calls that some client tagged with its id."""
-    turns: list[Turn] = []
-    prompts: list[list[dict[str, object]]] = []
-    for call in calls:
-        messages = call.request["messages"]
-        extends = None
-        for index in range(len(turns) - 1, -1, -1):
-            known = [*prompts[index], turns[index].reply]
-            if messages[: len(known)] == known:
-                extends, messages = index, messages[len(known) :]
-                break
-        prompts.append(call.request["messages"])
-        tags = call.tags
-        turns.append(
-            Turn(
-                call_id=call.id,
-                node=tags.node,
-                path=tags.path,
-                namespace=tags.namespace,
-                step=tags.step,
-                attempt=tags.attempt,
-                thread=tags.thread,
-                model=call.model,
-                extends=extends,
-                messages=tuple(messages),
-                tools=tuple(call.request.get("tools") or ()),
-                reply=call.reply,
-                usage=Usage(
-                    prompt_tokens=len(call.prompt_token_ids),
-                    completion_tokens=len(call.token_ids),
-                ),
-                started_at=call.created_at - call.latency,
-                latency=call.latency,
-            )
-        )
-    scenario = reward.scenario or next((c.tags.scenario for c in calls if c.tags.scenario), None)
-    return Trajectory(id=trajectory_id, scenario=scenario, turns=tuple(turns), status=reward.status)

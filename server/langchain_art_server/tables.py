@@ -10,6 +10,7 @@ import hashlib
 import time
 import zlib
 from array import array
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -39,6 +40,7 @@ CALLS = sa.Table(
     sa.Column("finish_reason", sa.String(16), nullable=False),
     sa.Column("untrainable", sa.String(256)),
     sa.Column("latency", sa.Float, nullable=False),
+    sa.Column("retry", sa.Integer, nullable=False),
 )
 TRAJECTORIES = sa.Table(
     "trajectories",
@@ -50,7 +52,14 @@ TRAJECTORIES = sa.Table(
     sa.Column("body", sa.LargeBinary, nullable=False),
     sa.Column("reward", sa.Float),
     sa.Column("created_at", sa.Float, nullable=False, index=True),
-    sa.Column("trained_by", sa.String(64)),
+    sa.Column("assembled", sa.Boolean, nullable=False),
+)
+TRAINED = sa.Table(
+    "trained",
+    META,
+    sa.Column("trajectory_id", sa.String(128), primary_key=True),
+    sa.Column("policy", sa.String(64), primary_key=True),
+    sa.Column("job_id", sa.String(64), nullable=False),
 )
 POLICIES = sa.Table(
     "policies",
@@ -116,13 +125,16 @@ class CallRecord:
     """``messages``, ``tools`` and the sampling parameters."""
     reply: dict[str, Any]
     """OpenAI's assistant message."""
-    prompt_token_ids: list[int]
-    token_ids: list[int]
-    logprobs: list[float]
+    prompt_token_ids: Sequence[int]
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
     temperature: float
     finish_reason: str
     untrainable: str | None
     latency: float
+    retry: int = 0
+    """How often the client had sent this request before, by its own account
+    (``x-stainless-retry-count``, which the OpenAI SDKs send)."""
 
     def row(self) -> dict[str, Any]:
         """This record as a row of the table."""
@@ -143,6 +155,7 @@ class CallRecord:
             "finish_reason": self.finish_reason,
             "untrainable": self.untrainable,
             "latency": self.latency,
+            "retry": self.retry,
         }
 
     @classmethod
@@ -164,6 +177,7 @@ class CallRecord:
             finish_reason=row.finish_reason,
             untrainable=row.untrainable,
             latency=row.latency,
+            retry=row.retry,
         )
 
     def public(self) -> dict[str, Any]:
@@ -173,6 +187,17 @@ class CallRecord:
             "trainable": self.untrainable is None,
         }
         return public
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A trajectory, and what became of it here."""
+
+    trajectory: Trajectory
+    assembled: bool
+    """Put together here, from calls that were tagged with its id."""
+    trained_by: dict[str, str]
+    """policy -> the job that trained it on this run."""
 
 
 def _ints(blob: bytes) -> list[int]:
@@ -200,6 +225,16 @@ def checkpoint_row(checkpoint: Checkpoint) -> dict[str, Any]:
     return row | {"metrics": to_json(checkpoint.metrics).decode()}
 
 
+def insert_checkpoint(connection: sa.Connection, checkpoint: Checkpoint) -> None:
+    """Add a version's row, unless it is there."""
+    mine = (CHECKPOINTS.c.policy == checkpoint.policy) & (
+        CHECKPOINTS.c.version == checkpoint.version
+    )
+    if connection.execute(sa.select(CHECKPOINTS.c.version).where(mine)).first():
+        return
+    connection.execute(sa.insert(CHECKPOINTS), [checkpoint_row(checkpoint)])
+
+
 def checkpoint_of(row: sa.Row[Any], serving: int | None) -> Checkpoint:
     """The version of a row."""
     return Checkpoint(
@@ -215,7 +250,9 @@ def checkpoint_of(row: sa.Row[Any], serving: int | None) -> Checkpoint:
     )
 
 
-def trajectory_row(trajectory: Trajectory, group_id: str | None) -> dict[str, Any]:
+def trajectory_row(
+    trajectory: Trajectory, group_id: str | None, *, assembled: bool = False
+) -> dict[str, Any]:
     """A trajectory as a row of the table."""
     body = to_json(trajectory.model_dump(mode="json"))
     return {
@@ -226,6 +263,7 @@ def trajectory_row(trajectory: Trajectory, group_id: str | None) -> dict[str, An
         "body": zlib.compress(body, 1),
         "reward": trajectory.reward,
         "created_at": time.time(),
+        "assembled": assembled,
     }
 
 

@@ -12,17 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from langchain_art.errors import ArtError, InvalidRequest
-from langchain_art.wire import Checkpoint, TrainJob, TrainRequest, TrainResult, Trajectory, Turn
+from langchain_art.wire import Checkpoint, TrainJob, TrainRequest, TrainResult, Trajectory
 from langchain_art_server.adapters import AdapterStore, Router
-from langchain_art_server.algorithms.advantages import group_advantages, is_flat
-from langchain_art_server.algorithms.samples import Row, SampledCall, rows_of_run
 from langchain_art_server.backends.base import (
     ChatReply,
     ChatRequest,
@@ -31,34 +28,12 @@ from langchain_art_server.backends.base import (
     Sampler,
     Sampling,
 )
+from langchain_art_server.batch import Batch
 from langchain_art_server.config import Settings
 from langchain_art_server.store import Store
 from langchain_art_server.tables import CallRecord
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Batch:
-    """What a job's groups come down to: rows for the learner, and a count of all that is not."""
-
-    rows: list[Row] = field(default_factory=list)
-    dropped: Counter[str] = field(default_factory=Counter)
-    trained: list[str] = field(default_factory=list)
-    calls: list[CallRecord] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-    base_version: int = 0
-
-    def metrics(self) -> dict[str, float]:
-        """Counts of what goes in."""
-        lags = [self.base_version - (call.version or 0) for call in self.calls]
-        return {
-            "runs_trained": float(len(self.trained)),
-            "calls_trained": float(len(self.calls)),
-            "reward_mean": sum(self.rewards) / len(self.rewards) if self.rewards else 0.0,
-            "staleness_mean": sum(lags) / len(lags) if lags else 0.0,
-            "staleness_max": float(max(lags, default=0)),
-        }
 
 
 class JobRunner:
@@ -109,7 +84,7 @@ class JobRunner:
                 await asyncio.wait_for(self._changed.wait(), seconds)
 
     async def _tell(self, job: TrainJob, message: str, progress: float | None = None) -> None:
-        await self._store.add_event(job.id, message, progress)
+        await self._store.jobs.add_event(job.id, message, progress)
         await self._notify()
 
     async def _notify(self) -> None:
@@ -120,7 +95,7 @@ class JobRunner:
         while True:
             await self._news.wait()
             self._news.clear()
-            for job in await self._store.jobs(states=("running", "queued")):
+            for job in await self._store.jobs.all(states=("running", "queued")):
                 async with self._locks[job.policy]:
                     await self._run_safely(job)
                 await self._notify()
@@ -130,18 +105,18 @@ class JobRunner:
             await self._run(job)
         except ArtError as error:
             log.error("Job %s failed: %s", job.id, error)
-            await self._store.finish_job(job.id, None, f"{type(error).__name__}: {error}")
+            await self._store.jobs.finish(job.id, None, f"{type(error).__name__}: {error}")
         except Exception as error:
             log.exception("Job %s failed", job.id)
-            await self._store.finish_job(job.id, None, f"internal error: {error!r}")
+            await self._store.jobs.finish(job.id, None, f"internal error: {error!r}")
 
     async def _run(self, job: TrainJob) -> None:
-        request, rewards, target = await self._store.job_payload(job.id)
+        request, rewards, target = await self._store.jobs.payload(job.id)
         policy = request.policy
         if job.base_version is None or target is None:
             base = self._router.serving[policy]
             target = max([base, *self._adapters.versions(policy)]) + 1
-            await self._store.begin_job(job.id, base, target)
+            await self._store.jobs.begin(job.id, base, target)
         else:
             base = job.base_version
         if manifest := self._adapters.manifest(policy, target):
@@ -158,8 +133,9 @@ class JobRunner:
                 version=self._router.serving[policy],
                 metrics=batch.metrics(),
                 dropped=dict(batch.dropped),
+                nodes=batch.nodes(),
             )
-            await self._store.finish_job(job.id, result, None)
+            await self._store.jobs.finish(job.id, result, None)
             return
         await self._tell(job, f"training {policy}@{base} on {len(batch.rows)} rows", 0.0)
         manifest = await self._learn(job, request, batch, base, target)
@@ -189,6 +165,7 @@ class JobRunner:
             "base_model": self._settings.model,
             "metrics": metrics | batch.metrics(),
             "dropped": dict(batch.dropped),
+            "nodes": {name: node.model_dump() for name, node in batch.nodes().items()},
             "trained": batch.trained,
             "created_at": time.time(),
         }
@@ -213,7 +190,11 @@ class JobRunner:
             if metrics["probe_change"] == 0.0:
                 await self._tell(job, "WARNING: the new version answers exactly as its parent did")
         result = TrainResult(
-            policy=policy, version=version, metrics=metrics, dropped=manifest["dropped"]
+            policy=policy,
+            version=version,
+            metrics=metrics,
+            dropped=manifest["dropped"],
+            nodes=manifest["nodes"],
         )
         checkpoint = Checkpoint(
             policy=policy,
@@ -224,7 +205,7 @@ class JobRunner:
             bytes=self._adapters.size(policy, version),
             metrics=metrics,
         )
-        await self._store.finish_job(job.id, result, None, checkpoint, manifest["trained"])
+        await self._store.jobs.finish(job.id, result, None, checkpoint, manifest["trained"])
         await self._router.serve(policy, version)
         await self._tell(job, f"{policy}@{version} serves", 1.0)
         await self._retain(policy)
@@ -268,72 +249,23 @@ class JobRunner:
     async def _batch(
         self, job: TrainJob, request: TrainRequest, rewards: dict[str, float | None], base: int
     ) -> Batch:
-        batch = Batch(base_version=base)
+        batch = Batch(request, base)
         for ids in request.groups:
             known = await self._store.trajectories(ids)
             scored: list[tuple[Trajectory, float]] = []
             for one in ids:
-                trajectory, trained_by = known[one]
-                reward = rewards[one]
-                if trained_by is not None and trained_by != job.id:
+                run, reward = known[one].trajectory, rewards[one]
+                if known[one].trained_by.get(request.policy, job.id) != job.id:
                     batch.dropped["runs.already_trained"] += 1
                 elif reward is None:
-                    failed = trajectory.status == "failed"
+                    failed = run.status == "failed"
                     batch.dropped["runs.failed" if failed else "runs.unscored"] += 1
                 else:
-                    scored.append((trajectory, reward))
-            batch.rewards += [reward for _, reward in scored]
-            if len(scored) < 2:
-                batch.dropped["groups.single" if scored else "groups.empty"] += 1
-            elif is_flat([reward for _, reward in scored]):
-                batch.dropped["groups.zero_variance"] += 1
-            else:
-                await self._add_group(batch, request, scored)
+                    scored.append((run, reward))
+            wanted = [t.call_id for run, _ in scored for t in run.turns if t.call_id]
+            batch.add_group(scored, await self._store.calls(wanted))
+        if unknown := sorted(set(request.train) - batch.names):
+            await self._tell(
+                job, f"no call of this batch has a name of these that `train` gives: {unknown}"
+            )
         return batch
-
-    async def _add_group(
-        self, batch: Batch, request: TrainRequest, scored: list[tuple[Trajectory, float]]
-    ) -> None:
-        advantages_G = group_advantages([reward for _, reward in scored], request.config.advantage)
-        wanted = [t.call_id for run, _ in scored for t in run.turns if t.call_id]
-        records = await self._store.calls(wanted)
-        for (run, _), advantage in zip(scored, advantages_G, strict=True):
-            calls: list[SampledCall] = []
-            learned: list[CallRecord] = []
-            for turn in run.turns:
-                record = records.get(turn.call_id or "")
-                reason = _why_not(turn, record, request.policy)
-                if reason is not None:
-                    batch.dropped[f"calls.{reason}"] += 1
-                elif record is not None:
-                    learned.append(record)
-                if record is not None:
-                    calls.append(
-                        SampledCall(
-                            call_id=record.id,
-                            prompt_token_ids=record.prompt_token_ids,
-                            token_ids=record.token_ids,
-                            logprobs=record.logprobs,
-                            temperature=record.temperature,
-                            trainable=reason is None,
-                        )
-                    )
-            if not learned:
-                batch.dropped["runs.without_trainable_calls"] += 1
-                continue
-            batch.rows += rows_of_run(calls, advantage)
-            batch.calls += learned
-            batch.trained.append(run.id)
-
-
-def _why_not(turn: Turn, record: CallRecord | None, policy: str) -> str | None:
-    """Why a turn's tokens are not trained; None if they are."""
-    if turn.discarded is not None:
-        return f"discarded_{turn.discarded}"
-    if record is None:
-        return "lost" if turn.ours else "foreign"
-    if record.policy != policy:
-        return "other_policy"
-    if record.untrainable is not None:
-        return record.untrainable.partition(":")[0].replace(" ", "_")
-    return None

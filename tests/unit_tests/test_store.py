@@ -21,6 +21,7 @@ from langchain_art.wire import (
     TrainRequest,
     TrainResult,
     Trajectory,
+    Turn,
 )
 from langchain_art_server.store import Store
 from langchain_art_server.tables import CallRecord
@@ -50,6 +51,7 @@ def record(call_id: str, **changes: object) -> CallRecord:
         "finish_reason": "stop",
         "untrainable": None,
         "latency": 0.5,
+        "retry": 2,
     }
     return CallRecord(**(values | changes))  # type: ignore[arg-type]
 
@@ -104,55 +106,106 @@ async def test_trajectories_are_idempotent_by_id(store: Store) -> None:
         await store.trajectory("t-2")  # all or none
 
 
+async def trained(store: Store, run: str, policy: str, job: str) -> None:
+    request = TrainRequest(policy=policy, groups=((run,),))
+    await store.jobs.add(job, f"key of {job}", request, {run: 1.0})
+    await store.jobs.finish(job, None, None, trained=[run])
+
+
 async def test_a_reward_can_change_until_it_was_trained_on(store: Store) -> None:
-    await store.add_policy("p", LoraConfig())
-    await store.add_trajectories([Trajectory(id="t-1")])
-    assert (await store.trajectory("t-1")).reward is None
+    await store.add_trajectories([Trajectory(id="t-1", scenario="s", status="failed")])
+    assert (await store.trajectory("t-1")).trajectory.reward is None
     await store.set_reward("t-1", Reward(reward=0.0, scores={"human": 0.5}))
-    assert (await store.set_reward("t-1", Reward(reward=1.0))).scores == {"human": 0.5}
-    request = TrainRequest(policy="p", groups=(("t-1",),))
-    job = await store.add_job("job-1", "k", request, {"t-1": 1.0})
-    await store.finish_job(job.id, None, None, trained=["t-1"])
-    with pytest.raises(Conflict, match="job-1"):
+    changed = await store.set_reward("t-1", Reward(reward=1.0))
+    assert (changed.scores, changed.scenario, changed.status) == ({"human": 0.5}, "s", "failed")
+    changed = await store.set_reward("t-1", Reward(reward=1.0, scenario="r", status="completed"))
+    assert (changed.scenario, changed.status) == ("r", "completed")
+    assert [t.id for t in await store.recent_trajectories(9, "r")] == ["t-1"]
+    await trained(store, "t-1", "p", "job-1")
+    with pytest.raises(Conflict, match="job-1 of policy 'p'"):
         await store.set_reward("t-1", Reward(reward=0.0))
     assert (await store.set_reward("t-1", Reward(reward=1.0))).reward == 1.0
 
 
+async def test_each_policy_trains_a_run_once(store: Store) -> None:
+    await store.add_trajectories([Trajectory(id="t-1"), Trajectory(id="t-2")])
+    await trained(store, "t-1", "writer", "job-1")
+    await trained(store, "t-1", "critic", "job-2")
+    found = await store.trajectories(["t-1", "t-2"])
+    assert found["t-1"].trained_by == {"critic": "job-2", "writer": "job-1"}
+    assert found["t-2"].trained_by == {}
+    with pytest.raises(Exception, match="UNIQUE"):  # and the whole of the job's end is undone
+        await trained(store, "t-1", "writer", "job-3")
+    assert (await store.jobs.get("job-3")).state == "queued"
+
+
+def turns(count: int) -> tuple[Turn, ...]:
+    return tuple(Turn(call_id=f"c-{index}") for index in range(count))
+
+
+async def test_late_calls_join_until_a_job_has_the_run(store: Store) -> None:
+    async def put(count: int, reward: float = 1.0) -> Trajectory:
+        assembled = Trajectory(id="t-1", turns=turns(count))
+        return await store.set_reward("t-1", Reward(reward=reward), assembled)
+
+    assert len((await put(1, 0.0)).turns) == 1
+    assert len((await put(3)).turns) == 3
+    assert len((await put(2)).turns) == 3  # an older look at the calls takes none away
+    stored = await store.trajectory("t-1")
+    assert stored.assembled and (stored.trajectory.reward, len(stored.trajectory.turns)) == (1.0, 3)
+    request = TrainRequest(policy="p", groups=(("t-0",), ("t-1",)))
+    await store.jobs.add("job-1", "k-1", request, {"t-0": 1.0, "t-1": 1.0})
+    with pytest.raises(Conflict, match=r"1 calls .* after its 3 calls .* job-1, which has not"):
+        await put(4)
+    await store.jobs.finish("job-1", None, None)  # it trained nothing
+    assert len((await put(4)).turns) == 4
+    await trained(store, "t-1", "p", "job-2")
+    with pytest.raises(Conflict, match="job job-2 of policy 'p'"):
+        await put(5)
+    assert len((await put(4)).turns) == 4
+
+
+async def test_a_run_that_was_sent_is_not_assembled_anew(store: Store) -> None:
+    await store.add_trajectories([Trajectory(id="t-1", turns=turns(1))])
+    again = await store.set_reward("t-1", Reward(reward=1.0), Trajectory(id="t-1", turns=turns(2)))
+    assert len(again.turns) == 1 and not (await store.trajectory("t-1")).assembled
+
+
 async def test_a_key_names_one_job(store: Store) -> None:
     request = TrainRequest(policy="p", groups=(("a", "b"),))
-    first = await store.add_job("job-1", "key", request, {})
-    again = await store.add_job("job-2", "key", request, {})
+    first = await store.jobs.add("job-1", "key", request, {})
+    again = await store.jobs.add("job-2", "key", request, {})
     assert again.id == first.id == "job-1"
     with pytest.raises(Conflict, match="key"):
-        await store.add_job("job-3", "key", TrainRequest(policy="p", groups=(("a",),)), {})
+        await store.jobs.add("job-3", "key", TrainRequest(policy="p", groups=(("a",),)), {})
 
 
 async def test_ending_a_job_is_one_transaction(store: Store) -> None:
     await store.add_policy("p", LoraConfig(rank=4))
     await store.add_trajectories([Trajectory(id="t-1", reward=1.0)])
     request = TrainRequest(policy="p", groups=(("t-1",),))
-    job = await store.add_job("job-1", "k", request, {"t-1": 1.0})
-    await store.begin_job(job.id, 0, 1)
-    assert [j.state for j in await store.jobs(states=("running",))] == ["running"]
+    job = await store.jobs.add("job-1", "k", request, {"t-1": 1.0})
+    await store.jobs.begin(job.id, 0, 1)
+    assert [j.state for j in await store.jobs.all(states=("running",))] == ["running"]
     point = Checkpoint(policy="p", version=1, name="p@1", parent=0, created_at=1.0, bytes=10)
     result = TrainResult(policy="p", version=1, metrics={"loss": -0.5}, dropped={"runs.failed": 1})
-    await store.finish_job(job.id, result, None, point, ["t-1"])
-    assert (await store.job("job-1")).result == result
+    await store.jobs.finish(job.id, result, None, point, ["t-1"])
+    assert (await store.jobs.get("job-1")).result == result
     assert (await store.policies())["p"] == (LoraConfig(rank=4), 1)
     assert (await store.checkpoints("p"))[0].serving
-    assert (await store.trajectories(["t-1"]))["t-1"][1] == "job-1"
+    assert (await store.trajectory("t-1")).trained_by == {"p": "job-1"}
 
 
 async def test_events_are_numbered(store: Store) -> None:
     for text in ("a", "b", "c"):
-        await store.add_event("job-1", text)
-    assert [(e.seq, e.message) for e in await store.events("job-1", 1)] == [(2, "b"), (3, "c")]
+        await store.jobs.add_event("job-1", text)
+    assert [(e.seq, e.message) for e in await store.jobs.events("job-1", 1)] == [(2, "b"), (3, "c")]
 
 
 async def test_a_store_that_cannot_write_acknowledges_nothing(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path / 'art.sqlite3'}")
     await store.add_calls([record("c-1")])
-    with store._engine.connect() as other:  # another process's lock
+    with store._database.engine.connect() as other:  # another process's lock
         other.exec_driver_sql("PRAGMA busy_timeout=1")
         other.exec_driver_sql("BEGIN EXCLUSIVE")
         write = asyncio.create_task(store.add_calls([record("c-2")]))

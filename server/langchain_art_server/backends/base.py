@@ -7,7 +7,7 @@ Everything above this file sees only these. An adapter is an immutable directory
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -97,9 +97,9 @@ class ChatReply:
         token_texts: per token, its text (for OpenAI's ``logprobs`` field).
     """
 
-    prompt_token_ids: list[int]
-    token_ids: list[int]
-    logprobs: list[float]
+    prompt_token_ids: Sequence[int]
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
     content: str | None
     tool_calls: list[dict[str, Any]]
     finish_reason: FinishReason
@@ -129,7 +129,7 @@ class Sampler(Protocol):
         """End the engine's process."""
         ...
 
-    def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta | ChatReply]:
+    def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta | ChatReply, None]:
         """Deltas if `request.stream`, then exactly one `ChatReply`.
 
         Closing the iterator early cancels the sampling. Raises InvalidRequest (template, schema),
@@ -152,7 +152,8 @@ class LearnerStep:
 
     `parent` and `out` are directories of `adapters`; `out` exists and is empty. The learner writes
     the adapter and ``optimizer.safetensors`` there, nothing else, and changes nothing in `parent`.
-    `step` is the 1-based number of the version that results: the schedule's clock.
+    `step` is the 1-based number of the version that results: the schedule's clock. `staleness` is
+    how many versions older than `parent` the trained calls' samplers were, on average.
     """
 
     parent: Path
@@ -160,6 +161,7 @@ class LearnerStep:
     step: int
     rows: list[Row]
     config: TrainConfig
+    staleness: float = 0.0
 
 
 class Learner(Protocol):

@@ -1,11 +1,12 @@
-"""The child's end of an engine's socket: calls come in, events, results and errors go out.
+"""An engine's socket: the child's end, where calls come in, and the frames for both ends.
 
-See `worker` for the frames and for the parent's end. Run as a module, this is the child: it imports
-``MODULE:FUNCTION`` and hands the channel to it.
+See `worker` for what the frames say and for the parent's end. Run as a module, this is the child:
+it imports ``MODULE:FUNCTION`` and hands the channel to it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import logging
@@ -31,6 +32,33 @@ def pack(call_id: int, kind: str, payload: Any) -> bytes:
     """A frame: length and JSON ``[id, kind, payload]``."""
     body = to_json([call_id, kind, payload], inf_nan_mode="constants")
     return LENGTH.pack(len(body)) + body
+
+
+class Frames(asyncio.Protocol):
+    """The parent's ear: each frame's JSON goes to `hear`; `gone` ends when the child's end does."""
+
+    def __init__(self, hear: Callable[[bytes], None]) -> None:
+        self._hear = hear
+        self._buffer = bytearray()
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        """Hear the frames that are whole now."""
+        buffer = self._buffer
+        buffer += data
+        start, size = 0, len(buffer)
+        while size - start >= LENGTH.size:
+            end = start + LENGTH.size + LENGTH.unpack_from(buffer, start)[0]
+            if end > size:
+                break
+            self._hear(bytes(buffer[start + LENGTH.size : end]))
+            start = end
+        del buffer[:start]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The child closed its end, or died."""
+        if not self.gone.done():
+            self.gone.set_result(None)
 
 
 @dataclass

@@ -26,6 +26,7 @@ from langchain_art_server.backends.lora import Adapter, AdapterBank
 from langchain_art_server.backends.model_loading import load_model
 from langchain_art_server.backends.model_runner import make_runner
 from langchain_art_server.backends.prefix_cache import PrefixCache
+from langchain_art_server.backends.reply_frame import pack_reply
 from langchain_art_server.backends.reply_text import ReplyText
 from langchain_art_server.backends.token_choice import Draw
 from langchain_art_server.backends.tool_calls import ReplyParser
@@ -260,7 +261,7 @@ class SamplerHost:
             self._send(running, content + more, calls + more_calls)
         reply = self._reply(running)
         message = {"role": "assistant", "content": reply.content, "tool_calls": reply.tool_calls}
-        self._channel.result(call, vars(reply))  # asdict would copy every token
+        self._channel.result(call, pack_reply(reply))
         request = running.request
         self._format.remember(running.prompt, job.out, request.messages, request.tools, message)
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, ClassVar
 
 from langchain_art.errors import ConfigError, EngineUnavailable
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, ModelInfo
+from langchain_art_server.backends.reply_frame import unpack_reply
 from langchain_art_server.backends.worker import Worker
 from langchain_art_server.config import Settings
 
@@ -60,13 +61,16 @@ class TransformersSampler:
         """End the engine's process. Open calls fail with EngineUnavailable."""
         await self.worker.close()
 
-    async def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta | ChatReply]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta | ChatReply, None]:
         """See `Sampler.chat`."""
         params = vars(request) | {"sampling": vars(request.sampling)}
+        if not request.stream:
+            yield unpack_reply(await self.worker.call("chat", params))
+            return
         replies = self.worker.stream("chat", params)
         async with contextlib.aclosing(replies):
             async for kind, payload in replies:
-                yield ChatDelta(**payload) if kind == "event" else _reply(payload)
+                yield ChatDelta(**payload) if kind == "event" else unpack_reply(payload)
 
     async def load_adapter(self, name: str, path: Path) -> None:
         """See `Sampler.load_adapter`."""
@@ -90,9 +94,3 @@ class TransformersSampler:
                 # Its calls get UnknownModel; the other adapters and the base model go on.
                 log.exception("The adapter %s could not be loaded again.", name)
                 self._adapters.pop(name, None)
-
-
-def _reply(payload: dict[str, Any]) -> ChatReply:
-    top = payload["top_logprobs"]
-    payload["top_logprobs"] = [[(i, p, text) for i, p, text in tokens] for tokens in top]
-    return ChatReply(**payload)

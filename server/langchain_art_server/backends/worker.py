@@ -21,20 +21,18 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import from_json
 
 from langchain_art.errors import REFUSALS, ArtError, ConfigError, EngineUnavailable
-from langchain_art_server.backends.channel import LENGTH, Call, Channel, pack
+from langchain_art_server.backends.channel import Call, Channel, Frames, pack
 
 __all__ = ["Call", "Channel", "Worker", "WorkerDied"]
 
 log = logging.getLogger(__name__)
-#: Bytes that asyncio buffers before it stops reading; replies carry token arrays.
-_READ_LIMIT = 1 << 20
 #: Starts in a row that may fail before calls are refused instead of waiting.
 MAX_FAILED_STARTS = 5
 
@@ -43,14 +41,22 @@ class WorkerDied(EngineUnavailable):
     """The engine's process ended while it had this call. Retryable."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Pending:
     frame: bytes
-    replies: asyncio.Queue[tuple[str, Any]] = field(default_factory=asyncio.Queue)
+    listener: Callable[[tuple[str, Any]], None]
     resend: bool = True
     early: bool = False
     sent: bool = False
+    ended: bool = False
     deaths: int = 0
+
+    def hear(self, kind: str, payload: Any) -> None:
+        if kind == "event":
+            self.resend = False  # what was heard is not to be said again
+        else:
+            self.ended = True
+        self.listener((kind, payload))
 
 
 class Worker:
@@ -76,7 +82,8 @@ class Worker:
         self._config, self._on_ready, self._env = config, on_ready, env or {}
         self._pending: dict[int, _Pending] = {}
         self._ids = itertools.count(1)
-        self._writer: asyncio.StreamWriter | None = None
+        self._transport: asyncio.Transport | None = None
+        self._unsaid: list[bytes] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._closing = False
@@ -111,21 +118,47 @@ class Worker:
 
         `early` is for `on_ready`: such a call does not wait until the engine is ready.
         """
-        replies = self.stream(method, params, resend=resend, early=early)
-        async with contextlib.aclosing(replies):
-            async for kind, payload in replies:
-                if kind == "result":
-                    return payload
-        raise EngineUnavailable("The engine gave no result.")
+        answer: asyncio.Future[tuple[str, Any]] = asyncio.get_running_loop().create_future()
+
+        def hear(reply: tuple[str, Any]) -> None:
+            if reply[0] != "event" and not answer.done():
+                answer.set_result(reply)
+
+        with self._calling(method, params, hear, resend=resend, early=early):
+            kind, payload = await answer
+        if kind == "error":
+            raise _revive(payload)
+        return payload
 
     async def stream(
-        self, method: str, params: dict[str, Any], *, resend: bool = True, early: bool = False
+        self, method: str, params: dict[str, Any], *, resend: bool = True
     ) -> AsyncGenerator[tuple[str, Any], None]:
         """Yield ``("event", …)`` and at last ``("result", …)``. Closing it early cancels the call.
 
         A call that already yielded an event is not sent again when the child dies: it raises
         `WorkerDied`, and the caller decides.
         """
+        replies: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+        with self._calling(method, params, replies.put_nowait, resend=resend):
+            while True:
+                kind, payload = await replies.get()
+                if kind == "error":
+                    raise _revive(payload)
+                yield kind, payload
+                if kind == "result":
+                    return
+
+    @contextlib.contextmanager
+    def _calling(
+        self,
+        method: str,
+        params: dict[str, Any],
+        listener: Callable[[tuple[str, Any]], None],
+        *,
+        resend: bool,
+        early: bool = False,
+    ) -> Generator[None]:
+        """A call for as long as somebody waits for it; cancelled if that ends before the call."""
         if self._broken:
             raise EngineUnavailable(
                 f"The engine cannot be started: {self._broken}", retry_after=30
@@ -134,40 +167,42 @@ class Worker:
             raise EngineUnavailable("The engine is shut down.")
         call_id = next(self._ids)
         frame = pack(call_id, "call", {"method": method, "params": params})
-        pending = self._pending[call_id] = _Pending(frame, resend=resend and not early, early=early)
-        done = False
+        pending = _Pending(frame, listener, resend=resend and not early, early=early)
+        self._pending[call_id] = pending
         try:
             if self.ready.is_set() or early:
                 self._send(pending)
-            while True:
-                kind, payload = await pending.replies.get()
-                if kind == "error":
-                    done = True
-                    raise _revive(payload)
-                done = kind != "event"
-                yield kind, payload
-                if done:
-                    return
+            yield
         finally:
             self._pending.pop(call_id, None)
-            if not done and pending.sent and self._writer and not self._writer.is_closing():
-                self._writer.write(pack(call_id, "cancel", None))
+            if pending.sent and not pending.ended and self._transport:
+                self._say(pack(call_id, "cancel", None))
 
     def _send(self, pending: _Pending) -> None:
-        if self._writer and not pending.sent:
+        if self._transport and not pending.sent:
             pending.sent = True
-            self._writer.write(pending.frame)
+            self._say(pending.frame)
+
+    def _say(self, frame: bytes) -> None:
+        """Write what was said in one turn of the loop at once: one system call, not one a call."""
+        if not self._unsaid:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsaid.append(frame)
+
+    def _flush(self) -> None:
+        said, self._unsaid = b"".join(self._unsaid), []
+        if self._transport:
+            self._transport.write(said)
 
     async def _spawn(self) -> None:
         """Start the child and wait until it is ready. What it started is ended if that fails."""
         try:
-            reader = await self._launch()
-            self._reader = asyncio.create_task(self._read(reader))
-            hello = self._pending[0] = _Pending(
-                pack(0, "call", {"method": "start", "params": {}}), early=True
-            )
-            self._send(hello)
-            kind, payload = await hello.replies.get()
+            self._gone = await self._launch()
+            hello: asyncio.Future[tuple[str, Any]] = asyncio.get_running_loop().create_future()
+            frame = pack(0, "call", {"method": "start", "params": {}})
+            self._pending[0] = _Pending(frame, hello.set_result, early=True)
+            self._send(self._pending[0])
+            kind, payload = await hello
             self._pending.pop(0, None)
             if kind != "result":
                 raise _revive(payload)
@@ -177,13 +212,13 @@ class Worker:
             self._pending.pop(0, None)
             await self._reap()
             raise
-        if self._reader.done():
+        if self._gone.done():
             raise EngineUnavailable("The engine's process ended while it was started.")
         self.ready.set()
         for pending in list(self._pending.values()):
             self._send(pending)
 
-    async def _launch(self) -> asyncio.StreamReader:
+    async def _launch(self) -> asyncio.Future[None]:
         ours, theirs = socket.socketpair()
         with theirs:
             # Popen itself is quick (vfork); in a thread, a cancelled start would lose the process.
@@ -195,32 +230,31 @@ class Worker:
                 # Ctrl-C is for the parent, which ends the child in its own order.
                 start_new_session=True,
             )
-        reader, self._writer = await asyncio.open_connection(sock=ours, limit=_READ_LIMIT)
-        return reader
+        loop = asyncio.get_running_loop()
+        ear = Frames(self._hear)
+        self._transport, _ = await loop.create_connection(lambda: ear, sock=ours)
+        ear.gone.add_done_callback(self._lost)
+        return ear.gone
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        try:
-            while True:
-                head = await reader.readexactly(LENGTH.size)
-                body = await reader.readexactly(LENGTH.unpack(head)[0])
-                call_id, kind, payload = from_json(body)
-                if pending := self._pending.get(call_id):
-                    pending.resend &= kind != "event"  # what was heard is not to be said again
-                    pending.replies.put_nowait((kind, payload))
-        except (asyncio.IncompleteReadError, OSError):
-            self.ready.clear()
-            code = self._process.poll() if self._process else None
-            status = "" if code is None else f" (exit status {code})"
-            gone = {"code": "worker_died", "message": f"The engine's process ended{status}."}
-            # Whoever restores the engine's state waits for these; nobody would send them again.
-            for pending in self._pending.values():
-                if pending.early:
-                    pending.replies.put_nowait(("error", gone))
+    def _hear(self, frame: bytes) -> None:
+        call_id, kind, payload = from_json(frame)
+        if pending := self._pending.get(call_id):
+            pending.hear(kind, payload)
+
+    def _lost(self, _gone: asyncio.Future[None]) -> None:
+        self.ready.clear()
+        code = self._process.poll() if self._process else None
+        status = "" if code is None else f" (exit status {code})"
+        gone = {"code": "worker_died", "message": f"The engine's process ended{status}."}
+        # Whoever restores the engine's state waits for these; nobody would send them again.
+        for pending in list(self._pending.values()):
+            if pending.early and not pending.ended:
+                pending.hear("error", gone)
 
     async def _keep(self) -> None:
         """Start the child again whenever it ends; give up after MAX_FAILED_STARTS in a row."""
         while not self._closing:
-            await asyncio.wait([self._reader])
+            await asyncio.wait([self._gone])
             await self._reap()
             self._drop_lost_calls()
             self.restarts += 1
@@ -251,19 +285,19 @@ class Worker:
                 "The engine's process ended during this call and is being started again. "
                 "Nothing was recorded; send the call again."
             )
-            pending.replies.put_nowait(("error", {"code": "worker_died", "message": message}))
+            pending.hear("error", {"code": "worker_died", "message": message})
 
     def _fail_all(self, error: EngineUnavailable) -> None:
         for pending in self._pending.values():
-            pending.replies.put_nowait(("error", {"code": error.code, "message": str(error)}))
+            pending.hear("error", {"code": error.code, "message": str(error)})
         self._pending.clear()
 
     async def _reap(self) -> None:
         self.ready.clear()
-        if self._writer:
-            self._writer.close()
-            with contextlib.suppress(OSError):
-                await self._writer.wait_closed()
+        if self._transport:
+            self._transport.close()
+            await asyncio.wait([self._gone])
+            self._transport = None
         if process := self._process:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

@@ -1,0 +1,111 @@
+"""Which earlier tokens a prompt begins with. No torch."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_WIDTH = array("q").itemsize
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """How a prompt meets the sequences that a `PrefixTree` holds.
+
+    Attributes:
+        shared: tokens of the longest beginning that the prompt has in common with any of them.
+        ends: the sequences that are wholly that beginning, in the order they were added.
+        passes: the newest sequence that has that beginning; None if `shared` is 0.
+        within: the sequences that are wholly a beginning of the prompt, of these the longest (equal
+            ones, in the order they were added); equal to `ends` unless that is empty.
+    """
+
+    shared: int
+    ends: tuple[int, ...]
+    passes: int | None
+    within: tuple[int, ...]
+
+
+@dataclass
+class _Node:
+    """A place in the tree. `edge` holds the tokens that lead to it, as bytes."""
+
+    edge: bytes = b""
+    newest: int = -1
+    ends: list[int] = field(default_factory=list[int])
+    children: dict[bytes, _Node] = field(default_factory=dict[bytes, "_Node"])
+
+
+class PrefixTree:
+    """Sequences of tokens, each beginning kept once.
+
+    Adding or looking up a sequence compares each of its tokens once, as bytes, however many
+    sequences there are.
+
+    Example::
+
+        tree = PrefixTree()
+        tree.add(0, [1, 2, 3])
+        tree.meet([1, 2, 3, 4])    # shared=3, ends=(0,): it extends sequence 0
+        tree.meet([1, 2, 9])       # shared=2, ends=(), passes=0: it forks from it
+    """
+
+    def __init__(self) -> None:
+        self._root = _Node()
+
+    def add(self, index: int, tokens: Sequence[int]) -> None:
+        """Add sequence number `index`; numbers ascend."""
+        node, key, at = self._root, array("q", tokens).tobytes(), 0
+        while at < len(key):
+            first = key[at : at + _WIDTH]
+            child = node.children.get(first)
+            if child is None:
+                child = node.children[first] = _Node(key[at:])
+            else:
+                common = _common(child.edge, key[at : at + len(child.edge)])
+                if common < len(child.edge):
+                    child = node.children[first] = _split(child, common)
+            at += len(child.edge)
+            child.newest = index
+            node = child
+        node.ends.append(index)
+
+    def meet(self, prompt: Sequence[int]) -> Meeting:
+        """Compare a prompt with every sequence that was added."""
+        node, key, at = self._root, array("q", prompt).tobytes(), 0
+        within: tuple[int, ...] = ()
+        while True:
+            if node.ends:
+                within = tuple(node.ends)
+            child = node.children.get(key[at : at + _WIDTH]) if at < len(key) else None
+            if child is None:
+                passes = node.newest if at else None
+                return Meeting(at // _WIDTH, tuple(node.ends), passes, within)
+            common = _common(child.edge, key[at : at + len(child.edge)])
+            at += common
+            if common < len(child.edge):
+                return Meeting(at // _WIDTH, (), child.newest, within)
+            node = child
+
+
+def _split(child: _Node, at: int) -> _Node:
+    """Put a node into the edge that leads to `child`."""
+    upper = _Node(child.edge[:at], child.newest)
+    child.edge = child.edge[at:]
+    upper.children[child.edge[:_WIDTH]] = child
+    return upper
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """Length of the common beginning, in whole tokens; halving, so that memory is compared."""
+    low, high = 0, min(len(one), len(other)) // _WIDTH
+    if one[: high * _WIDTH] == other[: high * _WIDTH]:
+        return high * _WIDTH
+    while low < high - 1:  # the first `low` tokens are equal, the first `high` are not
+        middle = (low + high) // 2
+        if one[low * _WIDTH : middle * _WIDTH] == other[low * _WIDTH : middle * _WIDTH]:
+            low = middle
+        else:
+            high = middle
+    return low * _WIDTH

@@ -1,0 +1,106 @@
+"""Tools in a chat request: which are shown, which may be called, and the calls sent back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic_core import from_json
+
+from langchain_art.errors import InvalidRequest
+
+
+def shown_tools(
+    tools: list[dict[str, Any]], choice: str | dict[str, Any]
+) -> tuple[list[dict[str, Any]], str | dict[str, Any]]:
+    """The tools that the model is shown, and `ChatRequest.tool_choice`.
+
+    Of OpenAI's ``allowed_tools`` the model is shown only those: what it must not call it does not
+    see.
+
+    Raises:
+        InvalidRequest: no such tool, or a form that is not known here.
+    """
+    names = {_tool_name(index, tool) for index, tool in enumerate(tools)}
+    if isinstance(choice, str):
+        if choice not in ("auto", "none", "required"):
+            raise _choice(f"got {choice!r}, expected auto, none, required or an object")
+        if choice == "required" and not names:
+            raise _choice("got 'required' without tools")
+        return tools, choice
+    kind = choice.get("type")
+    if kind == "function":
+        _allowed(choice, names)
+        return tools, choice
+    if kind != "allowed_tools":
+        raise _choice(f"got type {kind!r}, expected 'function' or 'allowed_tools'")
+    allowed = choice.get("allowed_tools")
+    wanted = allowed.get("tools") if isinstance(allowed, dict) else None
+    if not isinstance(allowed, dict) or not isinstance(wanted, list) or not wanted:
+        raise _choice(f'got {choice!r}, expected {{"allowed_tools": {{"mode", "tools": […]}}}}')
+    if allowed.get("mode") not in ("auto", "required"):
+        raise _choice(f"got mode {allowed.get('mode')!r}, expected 'auto' or 'required'")
+    kept = {_allowed(one, names) for one in wanted}
+    return [tool for tool in tools if tool["function"]["name"] in kept], allowed["mode"]
+
+
+def _tool_name(index: int, tool: dict[str, Any]) -> str:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        raise InvalidRequest(
+            f'tools.{index}: got type {tool.get("type")!r}, expected "function" with a '
+            "function object",
+            param="tools",
+        )
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise InvalidRequest(f"tools.{index}.function.name is missing", param="tools")
+    return function["name"]
+
+
+def _allowed(choice: Any, names: set[str]) -> str:
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or name not in names:
+        raise _choice(f"got {name!r}, expected one of the request's tools: {sorted(names)}")
+    return name
+
+
+def _choice(problem: str) -> InvalidRequest:
+    return InvalidRequest(f"tool_choice: {problem}", param="tool_choice")
+
+
+def check_calls(index: int, calls: Any) -> None:
+    """Check the tool calls of message `index`, if it has any. Raises InvalidRequest."""
+    if not calls:
+        return
+    if not isinstance(calls, list):
+        raise _malformed_call(index, calls)
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise _malformed_call(index, call)
+        _check_arguments(index, function.get("arguments"))
+
+
+def _malformed_call(index: int, got: Any) -> InvalidRequest:
+    return InvalidRequest(
+        f"messages.{index}.tool_calls: got {got!r}, expected "
+        '{"id", "type": "function", "function": {"name", "arguments"}}',
+        param="messages",
+    )
+
+
+def _check_arguments(index: int, arguments: Any) -> None:
+    problem = None
+    try:
+        parsed = from_json(arguments) if isinstance(arguments, str) else arguments
+        if not isinstance(parsed, dict):
+            problem = f"got {arguments!r}"
+    except ValueError as error:
+        problem = f"got malformed JSON {arguments!r} ({error})"
+    if problem:
+        raise InvalidRequest(
+            f"messages.{index}.tool_calls: {problem}, expected a JSON object as arguments. A model "
+            "that wrote broken JSON can be answered with an error message instead of a replay "
+            "(ChatART does so by itself).",
+            param="messages",
+        )

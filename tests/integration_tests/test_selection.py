@@ -1,0 +1,254 @@
+"""Which calls learn, for which policy, with which baseline; and the audit that says so before."""
+
+from __future__ import annotations
+
+import sqlite3
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from langchain_art.wire import TrainResult, TrajectoryAudit
+from tests.live_server import LiveServer
+
+QUESTION = "When is the falcon review?"
+
+
+@pytest.fixture(scope="module")
+def http(art_server: LiveServer) -> Iterator[httpx.Client]:
+    with art_server.http() as client:
+        yield client
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+def ok(answer: httpx.Response) -> Any:
+    assert answer.status_code in (200, 202), answer.text
+    return answer.json()
+
+
+def call(http: httpx.Client, run: str, seed: int, model: str = "tiny", **tags: Any) -> str:
+    """One tagged call; the reply's text."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": 8 + seed,
+        "seed": seed,
+        "art": {"trajectory_id": run, **tags},
+    }
+    return ok(http.post("/v1/chat/completions", json=body))["choices"][0]["message"]["content"]
+
+
+def scored(http: httpx.Client, run: str, reward: float) -> str:
+    ok(http.put(f"/v1/trajectories/{run}/reward", json={"reward": reward}))
+    return run
+
+
+def train(http: httpx.Client, runs: Sequence[str], **body: Any) -> TrainResult:
+    request = {"policy": "tiny", "groups": [list(runs)], **body}
+    job = ok(http.post("/v1/train", json=request, headers={"Idempotency-Key": new_id("k")}))
+    for _ in range(20):
+        job = ok(http.get(f"/v1/jobs/{job['id']}", params={"wait": 10}))
+        if job["state"] in ("succeeded", "failed"):
+            break
+    assert job["state"] == "succeeded", job
+    return TrainResult.model_validate(job["result"])
+
+
+def audit(http: httpx.Client, run: str, **params: Any) -> TrajectoryAudit:
+    answer = ok(http.get(f"/v1/trajectories/{run}/audit", params=params))
+    return TrajectoryAudit.model_validate(answer)
+
+
+def agree(result: TrainResult, audits: Sequence[TrajectoryAudit]) -> None:
+    """The audits of a step's runs, and what the step says of itself."""
+    turns = [turn for told in audits for turn in told.turns]
+    trained = [turn for turn in turns if turn.trained_tokens]
+    tokens: Counter[str] = Counter()
+    for turn in trained:
+        tokens["/".join(turn.path) or turn.node or "-"] += turn.trained_tokens
+    nodes = result.nodes
+    assert {name: node.tokens for name, node in nodes.items() if node.tokens} == tokens
+    assert sum(tokens.values()) == result.metrics["tokens_trained"]
+    assert sum(node.calls for node in nodes.values()) == result.metrics["calls_trained"]
+    assert len(trained) == result.metrics["calls_trained"]
+    assert sum(told.rows for told in audits) == result.metrics["rows"]
+    masked = Counter(f"calls.{turn.masked}" for turn in turns if turn.masked)
+    assert masked == {k: v for k, v in result.dropped.items() if k.startswith("calls.")}
+    dropped: Counter[str] = Counter()
+    for node in nodes.values():
+        dropped.update({f"calls.{reason}": count for reason, count in node.dropped.items()})
+    assert dropped == masked
+
+
+def test_two_policies_learn_from_the_same_runs(http: httpx.Client) -> None:
+    critic = new_id("critic")
+    ok(http.post("/v1/policies", json={"name": critic, "lora": {"rank": 4}}))
+    runs: list[str] = []
+    for seed in range(3):
+        run = new_id("t")
+        call(http, run, seed, node="writer", path=["team", "writer"])
+        call(http, run, seed, critic, node="critic", tags=["judge"])
+        call(http, run, seed, "base_model", node="router")
+        runs.append(scored(http, run, float(seed)))
+    both = audit(http, runs[0])
+    assert [turn.masked for turn in both.turns] == [None, None, "other_policy"]
+    assert both.rows == 2 and both.trained_by == {}
+    before = {name: audit(http, runs[0], policy=name) for name in ("tiny", critic)}
+    for policy, node in (("tiny", "team/writer"), (critic, "critic")):
+        audits = [audit(http, run, policy=policy) for run in runs]
+        result = train(http, runs, policy=policy)
+        assert result.policy == policy and result.metrics["runs_trained"] == 3
+        assert result.dropped == {"calls.other_policy": 6}
+        assert [name for name, told in result.nodes.items() if told.tokens] == [node]
+        agree(result, audits)
+    again = train(http, runs, policy=critic)
+    assert again.dropped == {"runs.already_trained": 3, "groups.empty": 1}
+    after = audit(http, runs[0], policy=critic)
+    assert set(after.trained_by) == {"tiny", critic} and after.turns == before[critic].turns
+    told = http.put(f"/v1/trajectories/{runs[0]}/reward", json={"reward": 7.0})
+    assert told.status_code == 409 and critic in told.text and "'tiny'" in told.text
+
+
+def test_frozen_calls_never_enter_a_baseline(http: httpx.Client) -> None:
+    runs: list[str] = []
+    for seed, reward in enumerate([1.0, 0.0, 0.5]):
+        run = new_id("t")
+        call(http, run, seed, node="writer")
+        call(http, run, seed, node="helper", tags=["frozen"])
+        runs.append(scored(http, run, reward))
+    alone = new_id("t")
+    call(http, alone, 3, node="helper", tags=["frozen"])
+    scored(http, alone, 30.0)
+    choice = {"train": ["frozen:false"], "policy": "tiny"}
+    audits = [audit(http, run, **choice) for run in [*runs, alone]]
+    assert [turn.masked for turn in audits[0].turns] == [None, "frozen"]
+    assert audits[3].trained_tokens == 0 < audits[3].sampled_tokens
+    result = train(http, [*runs, alone], train={"frozen": False})
+    assert result.dropped == {"runs.without_trainable_calls": 1, "calls.frozen": 4}
+    assert result.metrics["runs_trained"] == 3 and result.metrics["reward_mean"] == 0.5
+    agree(result, audits)
+    writer, helper = result.nodes["writer"], result.nodes["helper"]
+    assert (helper.calls, helper.tokens, helper.dropped) == (0, 0, {"frozen": 4})
+    assert helper.advantage_mean == helper.advantage_abs == 0.0
+    # Rewards 1, 0, .5 have the mean .5, not 7.875, so the advantages are .5, -.5 and 0.
+    tokens = [told.trained_tokens for told in audits]
+    total = sum(tokens)
+    assert writer.tokens == total
+    assert writer.advantage_mean == pytest.approx((tokens[0] - tokens[1]) * 0.5 / total)
+    assert writer.advantage_abs == pytest.approx((tokens[0] + tokens[1]) * 0.5 / total)
+
+
+def test_names_that_no_call_has_are_said(http: httpx.Client) -> None:
+    runs = [
+        scored(http, run, i)
+        for i, run in enumerate([new_id("t"), new_id("t")])
+        if call(http, run, i, node="writer") is not None
+    ]
+    before = ok(http.get("/v1/policies/tiny"))["version"]
+    result = train(http, runs, train={"writter": True, "tiny": True, "critic": False})
+    assert result.version == before + 1
+    job = ok(http.get("/v1/jobs", params={"policy": "tiny"}))["data"][-1]["id"]
+    said = [event["message"] for event in ok(http.get(f"/v1/jobs/{job}/events"))["data"]]
+    assert any("['critic', 'writter']" in line for line in said), said
+    nothing = train(http, runs, train={"writter": True})
+    assert nothing.version == result.version
+    assert nothing.dropped["runs.already_trained"] == 2
+
+
+@pytest.mark.parametrize(
+    ("params", "status", "words"),
+    [
+        ({"policy": "nobody"}, 404, "nobody"),
+        ({"policy": ""}, 404, "No policy ''"),
+        ({"train": "writer"}, 400, "NAME:true or NAME:false"),
+        ({"train": "writer:maybe"}, 400, "'writer:maybe'"),
+        ({"train": ["writer:true", "writer:false"]}, 400, "expected one of them"),
+        ({"train": ["a:true"] * 257}, 400, "train"),
+    ],
+)
+def test_an_audit_refuses_bad_input_by_name(
+    http: httpx.Client, params: dict[str, Any], status: int, words: str
+) -> None:
+    run = new_id("t")
+    call(http, run, 0)
+    scored(http, run, 1.0)
+    answer = http.get(f"/v1/trajectories/{run}/audit", params=params)
+    assert answer.status_code == status, answer.text
+    assert words in answer.json()["error"]["message"]
+
+
+def test_an_audit_of_what_is_not_here_is_refused(http: httpx.Client) -> None:
+    answer = http.get("/v1/trajectories/nobody/audit")
+    assert answer.status_code == 404 and "nobody" in answer.json()["error"]["message"]
+    for bad in ({"a": 3}, {"a": None}, ["a"], {"a": "perhaps"}):
+        body = {"policy": "tiny", "groups": [["x"]], "train": bad}
+        answer = http.post("/v1/train", json=body, headers={"Idempotency-Key": new_id("k")})
+        assert answer.status_code == 400 and "train" in answer.json()["error"]["message"], bad
+
+
+def test_an_audit_of_a_run_that_was_sent_knows_what_is_not_ours(http: httpx.Client) -> None:
+    seen = new_id("t")
+    call(http, seen, 0, node="writer")
+    mine = scored(http, seen, 1.0)
+    known = ok(http.get(f"/v1/trajectories/{mine}"))["turns"][0]["call_id"]
+    run = new_id("t")
+    usage = {"prompt_tokens": 10, "completion_tokens": 20}
+    turns = [
+        {"call_id": known, "node": "writer"},
+        {"call_id": known, "node": "cached"},
+        {"call_id": "chatcmpl-gone", "node": "writer", "model": "tiny@0"},
+        {"node": "judge", "ours": False, "model": "gpt", "usage": usage},
+        {"call_id": known, "node": "writer", "discarded": "retried"},
+    ]
+    ok(http.post("/v1/trajectories", json={"id": run, "turns": turns, "status": "failed"}))
+    told = audit(http, run)
+    masked = [None, "repeated", "lost", "foreign", "discarded_retried"]
+    assert [turn.masked for turn in told.turns] == masked
+    assert [turn.prefix for turn in told.turns] == ["starts", "forks", None, None, "forks"]
+    assert (told.status, told.reward, told.rows) == ("failed", None, 1)
+    assert told.turns[3].sampled_tokens == 20
+    assert told.trained_tokens == told.turns[0].sampled_tokens > 0
+
+
+@pytest.mark.slow
+def test_a_job_that_ends_after_a_crash_reports_the_same(tmp_path: Path) -> None:
+    server = LiveServer(tmp_path / "data").start()
+    try:
+        with server.http() as http:
+            runs: list[str] = []
+            for seed in range(2):
+                run = new_id("t")
+                call(http, run, seed, node="writer")
+                call(http, run, seed, node="helper")
+                runs.append(scored(http, run, float(seed)))
+            first = train(http, runs, train={"writer": True})
+            job = ok(http.get("/v1/jobs"))["data"][0]["id"]
+        server.kill()
+        # As a crash leaves it between the version's publishing and the job's end.
+        with sqlite3.connect(server.data_dir / "art.sqlite3") as database:
+            database.execute("update jobs set state='running', result=null, finished_at=null")
+            database.execute("delete from trained")
+            database.execute("delete from checkpoints where version=1")
+            database.execute("update policies set version=0")
+        database.close()
+        server.start()
+        with server.http() as http:
+            told = ok(http.get(f"/v1/jobs/{job}", params={"wait": 30}))
+            second = TrainResult.model_validate(told["result"])
+            assert second.nodes == first.nodes and first.nodes["writer"].tokens > 0
+            assert (second.version, second.dropped) == (first.version, first.dropped)
+            kept = {k: v for k, v in first.metrics.items() if k in second.metrics}
+            assert {k: v for k, v in second.metrics.items() if k != "swap_seconds"} == {
+                k: v for k, v in kept.items() if k != "swap_seconds"
+            }
+            assert audit(http, runs[0]).trained_by == {"tiny": job}
+            assert train(http, runs).dropped["runs.already_trained"] == 2
+    finally:
+        server.stop()

@@ -1,0 +1,188 @@
+"""Calls of any client, tagged with a run: choices, retries, attempts, late calls, over HTTP."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.live_server import LiveServer
+
+ASK: list[Any] = [{"role": "user", "content": "When is the falcon review?"}]
+
+
+@pytest.fixture(scope="module")
+def http(art_server: LiveServer) -> Iterator[httpx.Client]:
+    with art_server.http() as client:
+        yield client
+
+
+class LossyRoad(httpx.HTTPTransport):
+    """Lets each request through, and breaks the connection on the way back, so many times."""
+
+    def __init__(self, losses: int) -> None:
+        super().__init__()
+        self.losses = losses
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = super().handle_request(request)
+        if self.losses:
+            self.losses -= 1
+            response.read()  # the server answered; the client never hears it
+            raise httpx.ReadError("connection reset by peer", request=request)
+        return response
+
+
+def sdk(server: LiveServer, losses: int = 0) -> openai.OpenAI:
+    client = httpx.Client(transport=LossyRoad(losses))
+    return openai.OpenAI(
+        base_url=server.base_url, api_key="none", max_retries=4, http_client=client
+    )
+
+
+def new_run() -> str:
+    return f"t-{uuid.uuid4().hex}"
+
+
+def ask(client: openai.OpenAI, run: str, messages: list[Any] = ASK, **more: Any) -> Any:
+    tags = {"trajectory_id": run, **more.pop("art", {})}
+    return client.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=12, extra_body={"art": tags}, **more
+    )
+
+
+def goes_on(reply: Any, choice: int = 0) -> list[Any]:
+    text = reply.choices[choice].message.content or ""
+    return [*ASK, {"role": "assistant", "content": text}, {"role": "user", "content": "go on"}]
+
+
+def put(http: httpx.Client, run: str, reward: float = 1.0) -> dict[str, Any]:
+    answer = http.put(f"/v1/trajectories/{run}/reward", json={"reward": reward})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def turns(trajectory: dict[str, Any]) -> list[tuple[str, str | None, int | None]]:
+    return [(t["call_id"], t["discarded"], t["extends"]) for t in trajectory["turns"]]
+
+
+def masked(http: httpx.Client, run: str) -> list[str | None]:
+    told = http.get(f"/v1/trajectories/{run}/audit").json()
+    return [turn["masked"] for turn in told["turns"]]
+
+
+@pytest.mark.parametrize("chosen", [None, 0, 2])
+def test_the_choice_that_the_client_goes_on_with_counts(
+    http: httpx.Client, art_server: LiveServer, chosen: int | None
+) -> None:
+    client, run = sdk(art_server), new_run()
+    first = ask(client, run, n=3, seed=5)
+    assert len({choice.message.content for choice in first.choices}) == 3
+    ids = [first.id, f"{first.id}:1", f"{first.id}:2"]
+    expected = [
+        (one, None if i == (chosen or 0) else "unchosen", None) for i, one in enumerate(ids)
+    ]
+    if chosen is not None:
+        then = ask(client, run, goes_on(first, chosen), seed=6)
+        expected.append((then.id, None, chosen))
+    assert turns(put(http, run)) == expected
+    assert [why or "" for why in masked(http, run)].count("discarded_unchosen") == 2
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_reply_that_was_lost_on_the_way_is_not_trained(
+    http: httpx.Client, art_server: LiveServer, seed: int | None
+) -> None:
+    client, run = sdk(art_server, losses=2), new_run()
+    options: dict[str, Any] = {} if seed is None else {"seed": seed}
+    got = ask(client, run, **options)
+    then = ask(client, run, goes_on(got), **options)
+    found = turns(put(http, run))
+    assert [why for _, why, _ in found] == ["retried", "retried", None, None]
+    assert found[2:] == [(got.id, None, None), (then.id, None, 2)]
+    tries = [http.get(f"/v1/calls/{one}").json()["retry"] for one, _, _ in found]
+    assert tries == [0, 1, 2, 0]
+    assert masked(http, run) == ["discarded_retried", "discarded_retried", None, None]
+
+
+def test_votes_on_one_prompt_all_count(http: httpx.Client, art_server: LiveServer) -> None:
+    client, run = sdk(art_server), new_run()
+    with ThreadPoolExecutor(4) as pool:
+        votes = list(pool.map(lambda _: ask(client, run), range(4)))
+    found = turns(put(http, run))
+    assert {one for one, _, _ in found} == {vote.id for vote in votes}
+    assert [why for _, why, _ in found] == [None] * 4
+
+
+def test_a_header_that_counts_nothing_is_a_first_try(http: httpx.Client) -> None:
+    run = new_run()
+    body = {"model": "tiny", "messages": ASK, "max_tokens": 4, "art": {"trajectory_id": run}}
+    for count in ("", "-1", "many", "9" * 50, "1e3"):
+        headers = {"x-stainless-retry-count": count}
+        reply = http.post("/v1/chat/completions", json=body, headers=headers).json()
+        assert http.get(f"/v1/calls/{reply['id']}").json()["retry"] == 0
+    assert all(why is None for _, why, _ in turns(put(http, run)))
+
+
+def test_of_a_task_the_last_attempt_counts_and_tags_are_kept(
+    http: httpx.Client, art_server: LiveServer
+) -> None:
+    client, run = sdk(art_server), new_run()
+    where = {"node": "writer", "namespace": "writer:1", "thread": "u", "tags": ["draft", "a b"]}
+    for attempt in (1, 2):
+        ask(client, run, art={**where, "attempt": attempt})
+    stored = put(http, run)
+    assert [turn["discarded"] for turn in stored["turns"]] == ["retried", None]
+    assert [turn["tags"] for turn in stored["turns"]] == [["draft", "a b"]] * 2
+    chosen = {"train": "a b:false"}
+    told = http.get(f"/v1/trajectories/{run}/audit", params=chosen).json()
+    assert [turn["masked"] for turn in told["turns"]] == ["discarded_retried", "frozen"]
+
+
+def test_calls_join_a_run_until_a_job_has_it(http: httpx.Client, art_server: LiveServer) -> None:
+    client, run, other = sdk(art_server), new_run(), new_run()
+    first = ask(client, run, seed=1)
+    answer = http.put(
+        f"/v1/trajectories/{run}/reward",
+        json={"reward": 0.0, "scenario": "s", "status": "failed", "scores": {"a": 1.0}},
+    )
+    assert len(answer.json()["turns"]) == 1
+    second = ask(client, run, goes_on(first), seed=2)
+    whole = put(http, run, 1.0)
+    assert turns(whole) == [(first.id, None, None), (second.id, None, 0)]
+    assert (whole["reward"], whole["scenario"], whole["status"]) == (1.0, "s", "failed")
+    assert whole["scores"] == {"a": 1.0}
+    assert put(http, run, 1.0) == whole == http.get(f"/v1/trajectories/{run}").json()
+    ask(client, other, seed=3)
+    put(http, other, 0.0)
+    key = {"Idempotency-Key": new_run()}
+    body = {"policy": "tiny", "groups": [[run, other]]}
+    job = http.post("/v1/train", json=body, headers=key).json()
+    for _ in range(20):
+        job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 10}).json()
+        if job["result"]:
+            break
+    assert job["result"]["metrics"]["calls_trained"] == 3
+    assert put(http, run, 1.0) == whole  # nothing new: as often as one likes
+    ask(client, run, seed=4)
+    late = http.put(f"/v1/trajectories/{run}/reward", json={"reward": 1.0})
+    assert (late.status_code, late.json()["error"]["code"]) == (409, "conflict")
+    said = late.json()["error"]["message"]
+    assert "1 calls were tagged" in said and job["id"] in said and "an id of their own" in said
+    assert http.get(f"/v1/trajectories/{run}").json() == whole
+
+
+def test_a_run_that_was_sent_whole_is_not_assembled(
+    http: httpx.Client, art_server: LiveServer
+) -> None:
+    client, run = sdk(art_server), new_run()
+    reply = ask(client, run)
+    ask(client, run)
+    sent = {"id": run, "turns": [{"call_id": reply.id, "node": "writer"}]}
+    assert http.post("/v1/trajectories", json=sent).json()["stored"]
+    assert turns(put(http, run)) == [(reply.id, None, None)]
