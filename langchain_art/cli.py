@@ -214,6 +214,44 @@ def runs(
         console.print(runs_table(found))
 
 
+@app.command()
+def audit(
+    trajectory_id: Annotated[str, typer.Argument(help="A run, as `runs` lists it.")],
+    policy: Annotated[
+        str | None, typer.Option(help="The policy that is to learn. Default: what sampled it.")
+    ] = None,
+    train: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=true|false", help="Which calls learn; may be repeated."),
+    ] = None,
+    base_url: BaseUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Which of a run's tokens learn, turn by turn, and why the others do not.
+
+    \b
+    Examples:
+      langchain-art audit 0b1f6c…
+      langchain-art audit 0b1f6c… --policy writer --train critic=false
+    """
+    from langchain_art.tables import audit_table
+
+    with _client(base_url) as client:
+        found = client.audit(trajectory_id, policy, dict(map(_choice, train or [])))
+    if as_json:
+        sums = {"sampled_tokens": found.sampled_tokens, "trained_tokens": found.trained_tokens}
+        _machine(found.model_dump(mode="json") | sums)
+    else:
+        console.print(audit_table(found))
+
+
+def _choice(text: str) -> tuple[str, bool]:
+    name, _, learns = text.rpartition("=")
+    if not name or learns not in ("true", "false"):
+        raise ConfigError(f"got --train {text}, expected NAME=true or NAME=false")
+    return name, learns == "true"
+
+
 # --- checkpoints ------------------------------------------------------------------------------
 
 

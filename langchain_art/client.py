@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ from langchain_art.wire import (
     TrainJob,
     TrainResult,
     Trajectory,
+    TrajectoryAudit,
     TrajectoryGroup,
 )
 
@@ -164,6 +165,24 @@ class ArtClient(Address):
         """Score a trajectory, or the calls that were tagged with its id."""
         return self._send(endpoints.reward(trajectory_id, reward))
 
+    def audit(
+        self,
+        trajectory_id: str,
+        policy: str | None = None,
+        train: Mapping[str, bool] | None = None,
+    ) -> TrajectoryAudit:
+        """Which of a run's tokens learn, turn by turn, and why the others do not.
+
+        Args:
+            trajectory_id: of a stored trajectory.
+            policy: the policy that is to learn. None: the one that sampled its calls.
+            train: which calls learn (`Turn.learns`). None: all.
+
+        Raises:
+            NotFound: no such trajectory.
+        """
+        return self._send(endpoints.audit(trajectory_id, policy, train))
+
     def call(self, call_id: str) -> dict[str, Any]:
         """The server's record of one completion: token ids, logprobs, tags and the model."""
         return self._send(endpoints.call(call_id))
@@ -174,6 +193,7 @@ class ArtClient(Address):
         policy: str,
         config: TrainConfig | None = None,
         key: str | None = None,
+        train: Mapping[str, bool] | None = None,
     ) -> TrainJob:
         """Order one training step, and return at once.
 
@@ -183,8 +203,10 @@ class ArtClient(Address):
             config: None: the defaults of `TrainConfig`.
             key: idempotency key: the same key and batch is the same job, the same key with
                 another batch raises Conflict. None: a new job at each call.
+            train: which calls learn, by node, tag or model (`Turn.learns`). None: all that the
+                policy sampled.
         """
-        return self._run(endpoints.training(groups, policy, config, key))
+        return self._run(endpoints.training(groups, policy, config, key, train))
 
     def wait(
         self, job: TrainJob | str, on_event: Callable[[JobEvent], None] | None = None
@@ -321,6 +343,15 @@ class AsyncArtClient(Address):
         """See `ArtClient.reward`."""
         return await self._send(endpoints.reward(trajectory_id, reward))
 
+    async def audit(
+        self,
+        trajectory_id: str,
+        policy: str | None = None,
+        train: Mapping[str, bool] | None = None,
+    ) -> TrajectoryAudit:
+        """See `ArtClient.audit`."""
+        return await self._send(endpoints.audit(trajectory_id, policy, train))
+
     async def call(self, call_id: str) -> dict[str, Any]:
         """See `ArtClient.call`."""
         return await self._send(endpoints.call(call_id))
@@ -331,9 +362,10 @@ class AsyncArtClient(Address):
         policy: str,
         config: TrainConfig | None = None,
         key: str | None = None,
+        train: Mapping[str, bool] | None = None,
     ) -> TrainJob:
         """See `ArtClient.train`."""
-        return await self._run(endpoints.training(groups, policy, config, key))
+        return await self._run(endpoints.training(groups, policy, config, key, train))
 
     async def wait(
         self, job: TrainJob | str, on_event: Callable[[JobEvent], None] | None = None

@@ -11,7 +11,7 @@ import shutil
 import tarfile
 import tempfile
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -33,6 +33,7 @@ from langchain_art.wire import (
     TrainRequest,
     TrainResult,
     Trajectory,
+    TrajectoryAudit,
     TrajectoryGroup,
 )
 
@@ -133,6 +134,16 @@ def trajectory(trajectory_id: str) -> Request[Trajectory]:
     return Request("GET", f"/v1/trajectories/{quote(trajectory_id, safe='')}", one(Trajectory))
 
 
+def audit(
+    trajectory_id: str, policy_name: str | None, train: Mapping[str, bool] | None
+) -> Request[TrajectoryAudit]:
+    chosen = [f"{name}:{str(learns).lower()}" for name, learns in (train or {}).items()]
+    path = f"/v1/trajectories/{quote(trajectory_id, safe='')}/audit"
+    return Request(
+        "GET", path, one(TrajectoryAudit), params={"policy": policy_name, "train": chosen}
+    )
+
+
 def reward(trajectory_id: str, value: float | Reward) -> Request[Trajectory]:
     body = value if isinstance(value, Reward) else Reward(reward=value)
     path = f"/v1/trajectories/{quote(trajectory_id, safe='')}/reward"
@@ -173,6 +184,7 @@ def training(
     policy_name: str,
     config: TrainConfig | None,
     key: str | None,
+    train: Mapping[str, bool] | None,
 ) -> Flow[TrainJob]:
     """Post what are groups rather than ids, then order the job."""
     ids: list[tuple[str, ...]] = []
@@ -183,7 +195,12 @@ def training(
         else:
             ids.append(tuple(group))
     try:
-        body = TrainRequest(policy=policy_name, groups=tuple(ids), config=config or TrainConfig())
+        body = TrainRequest(
+            policy=policy_name,
+            groups=tuple(ids),
+            config=config or TrainConfig(),
+            train=dict(train or {}),
+        )
     except ValidationError as error:
         raise ConfigError(f"This cannot be trained on: {error}") from error
     headers = {"Idempotency-Key": key or f"once:{uuid.uuid4()}"}

@@ -8,15 +8,15 @@ from typing import Any
 
 from langchain_art.client import AsyncArtClient
 from langchain_art.errors import ArtError
-from langchain_art.history import EvalResult, summarize
 from langchain_art.judging import Evaluator, judge
+from langchain_art.records import EvalResult, summarize
 from langchain_art.rollout import Rollout, gather
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
 
 async def evaluate(
     client: AsyncArtClient,
-    model: str,
+    models: Sequence[str],
     rollout: Rollout,
     scenarios: Sequence[Any],
     *,
@@ -30,8 +30,8 @@ async def evaluate(
     """Run every scenario `samples` times and average the rewards.
 
     Args:
-        client: of the server that serves `model`.
-        model: a policy's name, ``policy@N``, or the base model's name: what the rollout calls.
+        client: of the server that serves `models`.
+        models: policies' names, ``policy@N``, or the base model's name: what the rollout calls.
         rollout: see `rollout.Rollout`.
         scenarios: held out from training.
         samples: runs per scenario.
@@ -42,17 +42,17 @@ async def evaluate(
         on_done: called after each run.
 
     Raises:
-        ArtError: the runs came from another version than the one that served at the beginning.
+        ArtError: the runs came from other versions than those that served at the beginning.
         RolloutFailed: more than `max_failed` of the runs raised.
     """
     started = time.monotonic()
-    expected = await _serving(client, model)
+    expected = await _serving(client, models)
     found = await gather(
         rollout,
         scenarios,
         group_size=samples,
         concurrency=concurrency,
-        prefix=f"eval:{expected}",
+        prefix=f"eval:{expected[0]}",
         on_done=on_done,
         ready=client.ready,
         max_failed=max_failed,
@@ -61,26 +61,32 @@ async def evaluate(
     if evaluator is not None:
         groups = await _score_the_rest(groups, evaluator)
     runs = [t for group in groups for t in group.trajectories]
-    _check(runs, expected, await _serving(client, model))
-    return summarize(runs, step=step, version=expected, seconds=time.monotonic() - started)
+    _check(runs, expected, await _serving(client, models))
+    return summarize(runs, step=step, versions=expected, seconds=time.monotonic() - started)
 
 
-async def _serving(client: AsyncArtClient, model: str) -> str:
-    """The one version that `model` means now."""
-    for status in await client.policies():
-        if status.name == model:
-            return f"{model}@{status.version}"
-    return model
+async def _serving(client: AsyncArtClient, models: Sequence[str]) -> list[str]:
+    """The one version that each of `models` means now."""
+    serving = {status.name: status.version for status in await client.policies()}
+    return [f"{model}@{serving[model]}" if model in serving else model for model in models]
 
 
-def _check(runs: Sequence[Trajectory], before: str, after: str) -> None:
-    policy = before.partition("@")[0]
-    models = {turn.model for run in runs for turn in run.turns if turn.ours and turn.model}
-    versions = {name for name in models if name.partition("@")[0] == policy} | {after}
-    if versions != {before}:
+def _check(runs: Sequence[Trajectory], before: Sequence[str], after: Sequence[str]) -> None:
+    policies = {name.partition("@")[0] for name in before}
+    turns = [turn for run in runs for turn in run.turns if turn.ours and turn.call_id]
+    heard = {turn.model for turn in turns if turn.model}
+    ours = {name for name in heard if name.partition("@")[0] in policies}
+    if heard and not ours:
         raise ArtError(
-            f"An evaluation of {before} was sampled from {sorted(versions)}. Evaluate while "
-            f"nothing trains this policy, and let the rollout call model={policy!r} or {before!r}."
+            f"An evaluation of {' and '.join(before)} called {sorted(heard)} instead. Let the "
+            f"rollout call model={sorted(policies)[0]!r}, or evaluate the model that it does call."
+        )
+    found = ours | set(after)
+    if not found <= set(before):
+        raise ArtError(
+            f"An evaluation of {' and '.join(before)} was sampled from {sorted(found)}. Evaluate "
+            f"while nothing trains these policies, and let the rollout call {sorted(policies)} or "
+            f"{sorted(before)}."
         )
 
 

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from langchain_art import remote_runs
 from langchain_art.client import AsyncArtClient
 from langchain_art.errors import ConfigError, JobFailed, NotFound
 from langchain_art.evaluation import evaluate
-from langchain_art.history import (
-    EvalResult,
-    FitResult,
-    History,
-    PendingStep,
-    StepRecord,
-    tokens,
-)
+from langchain_art.history import History, PendingStep
 from langchain_art.judging import Evaluator, judge
+from langchain_art.plain_graphs import is_remote
 from langchain_art.progress import Display
+from langchain_art.records import EvalResult, FitResult, StepRecord, tokens
 from langchain_art.rollout import Rollout, gather
 from langchain_art.scenarios import batch
+from langchain_art.selecting import frozen_nothing
 from langchain_art.wire import LoraConfig, TrainConfig, TrainResult, Trajectory, TrajectoryGroup
 
 
@@ -31,7 +27,7 @@ from langchain_art.wire import LoraConfig, TrainConfig, TrainResult, Trajectory,
 class Plan:
     """How steps are made; see `Trainer` for each field."""
 
-    policy: str
+    policies: tuple[str, ...]
     evaluator: Evaluator | None
     group_size: int
     groups_per_step: int
@@ -40,6 +36,7 @@ class Plan:
     seed: int
     lora: LoraConfig | None
     max_failed: float
+    train: dict[str, bool] = field(default_factory=dict[str, bool])
 
 
 @dataclass(frozen=True)
@@ -73,80 +70,86 @@ class Fit:
         self._history = history
         self._display = display
         self._rollout = rollout
+        self._collected = False
 
     async def run(self, scenarios: Sequence[Any], schedule: Schedule) -> FitResult:
         """All steps that are not done yet, and the evaluations around them."""
         history = self._history
         await self._client.ready(self._client.patience)
-        version = await self._policy_version()
+        versions = await self._versions()
         if history.resumed:
             self._display.line(f"Going on after step {history.done} ({history.directory}).")
+        if (former := history.selects(self._plan.train)) is not None:
+            self._display.warn(
+                f"Which calls learn has changed: train={former} until here, "
+                f"train={self._plan.train} in every batch that is collected from now on."
+            )
         with self._display.bar("steps", max(schedule.steps, history.done), history.done) as advance:
             await self._evaluate(history.done, schedule)
             for step in range(history.done + 1, schedule.steps + 1):
-                version = await self._step(step, scenarios, schedule.steps)
+                versions = await self._step(step, scenarios, schedule.steps)
                 await self._evaluate(step, schedule)
                 advance()
         return FitResult(
             fit_id=history.state.fit_id,
-            policy=self._plan.policy,
-            version=version,
+            versions=versions,
             before=history.eval_at(0),
             after=history.eval_at(max(schedule.steps, history.done)),
             best=best(history.evals),
             history=tuple(history.steps),
             evals=tuple(history.evals),
-            dropped=history.dropped(),
         )
 
-    async def _policy_version(self) -> int:
-        """The version that serves; makes the policy if need be."""
-        name = self._plan.policy
+    async def _versions(self) -> dict[str, int]:
+        """The versions that serve; makes the policies if need be."""
+        steps = self._history.steps
+        last = steps[-1].versions if steps else {}
+        serving: dict[str, int] = {}
+        for name in self._plan.policies:
+            serving[name] = await self._serving(name)
+            if serving[name] < last.get(name, 0):
+                raise ConfigError(
+                    f"The server serves {name}@{serving[name]}, but the fit in "
+                    f"{self._history.directory} had come to @{last[name]}: the policy was rolled "
+                    "back, or this is another server. Pass resume=False to train on from what it "
+                    "serves."
+                )
+        return serving
+
+    async def _serving(self, name: str) -> int:
         if self._plan.lora is not None:
-            status = await self._client.create_policy(name, self._plan.lora)
-        else:
-            try:
-                status = await self._client.policy(name)
-            except NotFound:
-                status = await self._client.create_policy(name)
-        last = self._history.steps[-1].version if self._history.steps else 0
-        if status.version < last:
-            raise ConfigError(
-                f"The server serves {name}@{status.version}, but the fit in "
-                f"{self._history.directory} had come to @{last}: the policy was rolled back, or "
-                "this is another server. Pass resume=False to train on from what it serves."
-            )
-        return status.version
+            return (await self._client.create_policy(name, self._plan.lora)).version
+        try:
+            return (await self._client.policy(name)).version
+        except NotFound:
+            return (await self._client.create_policy(name)).version
 
     # --- one step ---------------------------------------------------------------------------------
 
-    async def _step(self, step: int, scenarios: Sequence[Any], steps: int) -> int:
-        history = self._history
+    async def _step(self, step: int, scenarios: Sequence[Any], steps: int) -> dict[str, int]:
+        history, first = self._history, not self._collected
         pending = history.pending() or await self._collect(step, scenarios)
+        self._collected = True
         started = time.monotonic()
-        result = await self._train(pending)
+        results = await self._train(pending)
         seconds = {**pending.seconds, "train": time.monotonic() - started}
         rewards = [t.reward for t in pending.trajectories if t.reward is not None]
-        dropped = Counter(result.dropped)
-        if pending.unjudged:
-            dropped["groups.unjudged"] += pending.unjudged
         record = StepRecord(
             step=step,
-            version=result.version,
+            results=results,
             reward_mean=statistics.fmean(rewards) if rewards else None,
             reward_std=statistics.stdev(rewards) if len(rewards) > 1 else None,
             groups=len(pending.groups),
             failed=sum(t.status == "failed" for t in pending.trajectories),
             retried=pending.retried,
-            dropped=dict(dropped),
-            metrics=result.metrics,
+            unjudged=pending.unjudged,
             seconds={**seconds, "total": sum(seconds.values())},
             tokens=tokens(pending.trajectories),
         )
         history.append(record)
         history.end()
-        self._display.step(record, steps, self._plan.policy)
-        return result.version
+        self._display.step(record, steps, first=first)
+        return record.versions
 
     async def _collect(self, step: int, scenarios: Sequence[Any]) -> PendingStep:
         """Roll out and judge a step's batch, and write it down before any of it is sent."""
@@ -164,6 +167,8 @@ class Fit:
                 max_failed=plan.max_failed,
             )
         groups, unjudged = found.groups, 0
+        if is_remote(self._rollout):
+            groups = await remote_runs.fetch(self._client, groups)
         seconds = {"rollout": found.seconds}
         if plan.evaluator is not None:
             started = time.monotonic()
@@ -174,11 +179,20 @@ class Fit:
                 self._display.line(f"{unjudged} groups were not judged: {judged.first_error}")
         if found.first_error:
             self._display.line(f"{found.failed} rollouts failed; the first: {found.first_error}")
-        _require_rewards(groups)
+        _require_rewards(groups, plan.config)
+        if not self._collected:
+            runs = [run for group in groups for run in group.trajectories]
+            for name in frozen_nothing(plan.train, runs):
+                self._display.warn(
+                    f"train: {name!r} is False and names no model call of the first batch; it "
+                    "freezes nothing."
+                )
         pending = PendingStep(
             step=step,
             groups=tuple(groups),
             config=plan.config,
+            train=plan.train,
+            remote=is_remote(self._rollout),
             unjudged=unjudged,
             retried=found.retried,
             seconds=seconds,
@@ -186,19 +200,30 @@ class Fit:
         self._history.begin(pending)
         return pending
 
-    async def _train(self, pending: PendingStep) -> TrainResult:
-        history = self._history
-        key = history.state.key(pending.step)
-        job = await self._client.train(pending.groups, self._plan.policy, pending.config, key)
-        try:
-            return await self._client.wait(job)
-        except JobFailed:
-            # That key is used up: a resumed fit rolls this step out anew, under another one.
-            failed = dict(history.state.failed_jobs)
-            failed[pending.step] = failed.get(pending.step, 0) + 1
-            history.save(history.state.model_copy(update={"failed_jobs": failed}))
-            history.end()
-            raise
+    async def _train(self, pending: PendingStep) -> dict[str, TrainResult]:
+        """Every policy's job on the same groups. A job that is done already is not done again."""
+        history, results = self._history, dict[str, TrainResult]()
+        groups = await self._hand_in(pending)
+        for policy in self._plan.policies:
+            key = history.state.key(policy, pending.step)
+            job = await self._client.train(groups, policy, pending.config, key, pending.train)
+            try:
+                results[policy] = await self._client.wait(job)
+            except JobFailed:
+                # Those keys are used up: a resumed fit rolls this step out anew, under others.
+                failed = dict(history.state.failed_jobs)
+                failed[pending.step] = failed.get(pending.step, 0) + 1
+                history.save(history.state.model_copy(update={"failed_jobs": failed}))
+                history.end()
+                raise
+        return results
+
+    async def _hand_in(self, pending: PendingStep) -> list[list[str]]:
+        """Give the server a step's runs with their rewards; returns their ids, group by group."""
+        if pending.remote:
+            return await remote_runs.score(self._client, pending.groups)
+        await self._client.post_groups(pending.groups)
+        return [[t.id for t in group.trajectories] for group in pending.groups]
 
     # --- evaluations ------------------------------------------------------------------------------
 
@@ -209,7 +234,7 @@ class Fit:
             with self._display.bar("evaluating", total) as advance:
                 result = await evaluate(
                     self._client,
-                    plan.policy,
+                    plan.policies,
                     self._rollout,
                     schedule.eval_scenarios,
                     samples=schedule.eval_samples,
@@ -224,24 +249,28 @@ class Fit:
         await self._pin_best()
 
     async def _pin_best(self) -> None:
-        """Pin the best evaluated version, unpin the one that was; leave alone others' pins."""
-        champion = best(self._history.evals)
-        if champion is None or champion.version is None:
+        """Pin what was best in evaluation, unpin what was before; leave alone others' pins."""
+        if (champion := best(self._history.evals)) is None:
             return
+        for name in champion.versions:
+            policy, _, version = name.partition("@")
+            await self._pin(policy, int(version))
+
+    async def _pin(self, policy: str, version: int) -> None:
         state = self._history.state
-        version = int(champion.version.rpartition("@")[2])
-        if version == state.pinned:
+        former = state.pinned.get(policy)
+        if version == former:
             return
-        policy = self._plan.policy
         known = {c.version: c for c in await self._client.checkpoints(policy)}
         if version not in known:
             return  # deleted by somebody since it was evaluated
-        ours = not known[version].pinned
-        if ours:
+        pinned = {name: number for name, number in state.pinned.items() if name != policy}
+        if not known[version].pinned:
             await self._client.pin(policy, version)
-        self._history.save(state.model_copy(update={"pinned": version if ours else None}))
-        if state.pinned is not None and state.pinned in known:
-            await self._client.unpin(policy, state.pinned)
+            pinned[policy] = version
+        self._history.save(state.model_copy(update={"pinned": pinned}))
+        if former is not None and former in known:
+            await self._client.unpin(policy, former)
 
 
 def best(evals: Sequence[EvalResult]) -> EvalResult | None:
@@ -254,10 +283,17 @@ def _note(run: Trajectory) -> str:
     return run.status if run.reward is None else f"reward {run.reward:.3g}"
 
 
-def _require_rewards(groups: Sequence[TrajectoryGroup]) -> None:
-    runs = [t for group in groups for t in group.trajectories if t.status != "failed"]
-    if runs and all(run.reward is None for run in runs):
+def _require_rewards(groups: Sequence[TrajectoryGroup], config: TrainConfig) -> None:
+    runs = [t for group in groups for t in group.trajectories]
+    ended = sum(run.status != "failed" for run in runs)
+    if ended and not any(_is_rewarded(run, config) for run in runs):
         raise ConfigError(
-            f"None of {len(runs)} runs has a reward. Set run.reward in the rollout, let it return "
+            f"None of {ended} runs has a reward. Set run.reward in the rollout, let it return "
             "a number, or pass evaluator= to the Trainer."
         )
+
+
+def _is_rewarded(run: Trajectory, config: TrainConfig) -> bool:
+    """Whether there is something to learn from: the run's reward, a call's, or a chosen score."""
+    called = any(turn.reward is not None for turn in run.turns)
+    return run.reward is not None or called or not config.scores.keys().isdisjoint(run.scores)

@@ -15,7 +15,10 @@ from langchain_art.wire import Trajectory, TrajectoryGroup
 
 Scores: TypeAlias = "TrajectoryGroup | Sequence[float]"
 Evaluator: TypeAlias = "Callable[[TrajectoryGroup], Scores | Awaitable[Scores]]"
-"""Takes a group (without its failed runs) and returns it with rewards, or one reward per run."""
+"""Takes a group (without its failed runs) and returns it with rewards, or one reward per run.
+
+The scenario is ``group.metadata["scenario"]`` (see `scenarios.portable`); what the graph of a run
+came to is its `output`."""
 
 
 class _WrongScores(ConfigError):
@@ -36,7 +39,7 @@ async def judge(
 ) -> Judged:
     """Score groups, at most `concurrency` at once. A plain ``def`` evaluator runs in threads.
 
-    Failed runs are not shown to the evaluator, and stay in their group without a reward.
+    Failed runs are not shown to the evaluator, and stay in their group as they are.
 
     Raises:
         ArtError: the evaluator raised for every group.

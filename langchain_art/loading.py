@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from langchain_art.errors import ConfigError
+from langchain_art.plain_graphs import is_graph
 from langchain_art.rollout import Rollout
 
 
@@ -42,6 +43,11 @@ def load_rollout(name: str, policy: str, base_url: str | None) -> Rollout:
         ConfigError: it cannot be loaded, or is not callable.
     """
     rollout = load(name)
+    if is_graph(rollout):
+        raise ConfigError(
+            f"{name!r} is a graph, which brings no reward; name a function that runs it on a "
+            "scenario and returns a number"
+        )
     if not callable(rollout):
         raise ConfigError(f"{name!r} is {rollout!r:.100}, expected a function of one scenario")
     if "model" not in inspect.signature(rollout).parameters:

@@ -1,4 +1,4 @@
-"""What a person sees of a fit: bars on a terminal, one plain line per step everywhere else."""
+"""What a person sees of a fit: bars on a terminal, a few plain lines per step everywhere else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from langchain_art.history import EvalResult, StepRecord
+from langchain_art.records import EvalResult, StepRecord
+from langchain_art.report import left_out, node_table, nothing_trained
 
 
 class Display:
@@ -43,6 +44,10 @@ class Display:
         """Print one line, above the bars if there are any."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
+    def warn(self, text: str) -> None:
+        """Print one line that must not be overlooked."""
+        self.console.print(text, style="bold red", highlight=False, markup=False, soft_wrap=True)
+
     @contextmanager
     def bar(
         self, description: str, total: int, done: int = 0
@@ -63,25 +68,28 @@ class Display:
             if outermost:
                 self._bars.stop()
 
-    def step(self, record: StepRecord, steps: int, policy: str) -> None:
-        """The line of a finished step."""
-        mean, std = record.reward_mean, record.reward_std
-        reward = "no rewards" if mean is None else f"reward {mean:.3f}"
-        spread = "" if std is None else f" (std {std:.3f})"
-        parts = [
-            f"step {record.step:>{len(str(steps))}}/{steps}",
-            reward + spread,
-            f"{policy}@{record.version}",
-            f"{record.groups} groups",
-        ]
-        parts += [f"{name} {record.metrics[name]:.4g}" for name in SHOWN if name in record.metrics]
-        parts += [f"{name} {value:.1f}s" for name, value in record.seconds.items()]
-        if record.failed:
-            parts.append(f"{record.failed} failed")
-        if record.dropped:
-            dropped = ", ".join(f"{name} {n}" for name, n in sorted(record.dropped.items()))
-            parts.append(f"dropped: {dropped}")
-        self.line("  ".join(parts))
+    def step(self, record: StepRecord, steps: int, *, first: bool) -> None:
+        """The lines of a finished step: what it did, and what each node contributed.
+
+        The nodes are a table where the step is the `first` of a fit, else one line. A step that
+        trained on nothing is said in red, with the reasons.
+        """
+        self.line("  ".join(_headline(record, steps)))
+        for figures in _figures(record):
+            self.line(f"  {figures}")
+        if lost := left_out(record):
+            self.line(f"  left out: {lost}")
+        if first and record.nodes:
+            self.console.print(node_table(record.nodes, f"Trained by node, step {record.step}"))
+        elif record.nodes:
+            shown = [
+                f"{name} {report.tokens} tokens, |A| {report.advantage_abs:.2f}"
+                for name, report in record.nodes.items()
+                if report.tokens
+            ]
+            self.line(f"  trained: {'; '.join(shown) or 'nothing'}")
+        for line in nothing_trained(record):
+            self.warn(line)
 
     def eval(self, result: EvalResult) -> None:
         """The line of an evaluation."""
@@ -89,5 +97,34 @@ class Display:
         self.line(f"held out{after}: {result}  {result.version}  {result.seconds:.1f}s")
 
 
-#: Metrics of the learner that stand on a step's line, where it reports them.
-SHOWN = ("loss", "grad_norm", "logprob_gap_mean")
+def _headline(record: StepRecord, steps: int) -> list[str]:
+    mean, std = record.reward_mean, record.reward_std
+    reward = "no rewards" if mean is None else f"reward {mean:.3f}"
+    spread = "" if std is None else f" (std {std:.3f})"
+    parts = [f"step {record.step:>{len(str(steps))}}/{steps}", reward + spread]
+    parts += [f"{policy}@{version}" for policy, version in record.versions.items()]
+    parts.append(f"{record.groups} groups")
+    if record.failed:
+        parts.append(f"{record.failed} failed")
+    if "total" in record.seconds:
+        parts.append(f"{record.seconds['total']:.1f}s")
+    return parts
+
+
+def _figures(record: StepRecord) -> list[str]:
+    """The learner's metrics, a line for each policy, and the seconds behind the first."""
+    lines: list[str] = []
+    for policy, result in record.results.items():
+        metrics = result.metrics
+        found = [f"{SHOWN[name]} {metrics[name]:.3g}" for name in SHOWN if name in metrics]
+        if found and len(record.results) > 1:
+            found[0] = f"{policy}: {found[0]}"
+        lines.append("  ".join(found))
+    phases = [(name, value) for name, value in record.seconds.items() if name != "total"]
+    seconds = "  ".join(f"{name} {value:.1f}s" for name, value in phases)
+    lines[0] = f"{lines[0]}  {seconds}".strip()
+    return [line for line in lines if line]
+
+
+#: Metrics of the learner that are shown of a step, where it reports them, and how they are called.
+SHOWN = {"loss": "loss", "grad_norm": "grad", "logprob_gap_mean": "gap"}

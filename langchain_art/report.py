@@ -1,19 +1,36 @@
-"""What a fit came to, for people: a figure and a table."""
+"""What a step or a fit came to, for people: a figure and tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Column, Table
 
 from langchain_art.errors import ConfigError
-from langchain_art.history import EvalResult, FitResult, StepRecord
+from langchain_art.records import EvalResult, FitResult, StepRecord
+from langchain_art.wire import NodeReport, TrainResult
 
 _TRAIN = "#8aa4c8"
 _HELD_OUT = "#c2410c"
+
+#: What the reasons in `TrainResult.dropped` mean, where a word alone does not say what to do.
+_MEANING = {
+    "groups.zero_variance": "all runs of a group have the same reward, so none is better",
+    "groups.single": "only one run of a group has a reward, so there is nothing to compare",
+    "groups.empty": "no run of a group has a reward",
+    "runs.unscored": "the run has no reward",
+    "runs.failed": "the rollout raised",
+    "runs.already_trained": "trained on before",
+    "calls.frozen": "train= does not choose it",
+    "calls.other_policy": "sampled by another model than the one that is trained",
+    "calls.foreign": "sampled by a model that this server does not serve",
+    "calls.lost": "the server has no tokens of it",
+    "calls.greedy": "sampled at temperature 0",
+}
 
 
 def reward_plot(
@@ -114,7 +131,8 @@ def _draw_evals(axes: Any, points: dict[int, EvalResult]) -> None:
 
 def summary_table(result: FitResult) -> Table:
     """A fit in a few rows."""
-    table = Table(title=f"{result.policy}: {len(result.history)} steps", show_header=False)
+    title = f"{' and '.join(result.versions)}: {len(result.history)} steps"
+    table = Table(title=title, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, found in [
@@ -127,10 +145,77 @@ def summary_table(result: FitResult) -> Table:
     rewards = [r.reward_mean for r in result.history if r.reward_mean is not None]
     if rewards:
         table.add_row("training reward", f"{rewards[0]:.3f} first step, {rewards[-1]:.3f} last")
-    dropped = ", ".join(f"{name} {count}" for name, count in sorted(result.dropped.items()))
-    table.add_row("left out", dropped or "nothing")
+    table.add_row("left out", left_out(result) or "nothing")
     seconds = sum(record.seconds.get("total", 0.0) for record in result.history)
     spoken = sum(record.tokens.get("completion", 0) for record in result.history)
-    table.add_row("time", f"{seconds:.1f} s in steps, {spoken} tokens sampled")
-    table.add_row("use it as", f'ChatART(model="{result.adapter}")')
+    learned = sum(report.tokens for report in result.nodes.values())
+    table.add_row("time", f"{seconds:.1f} s in steps")
+    table.add_row("tokens", f"{spoken} sampled, {learned} trained")
+    for adapter in result.adapters:
+        table.add_row("use it as", f'ChatART(model="{adapter}")')
     return table
+
+
+def node_table(nodes: Mapping[str, NodeReport], title: str) -> Table:
+    """Which node learned from how many tokens, with what advantage, and what it left out."""
+    table = Table(
+        Column("node", overflow="fold"),
+        Column("calls", justify="right"),
+        Column("tokens", justify="right"),
+        Column("mean |A|", justify="right"),
+        Column("mean A", justify="right"),
+        Column("calls left out", overflow="fold"),
+        title=title,
+        title_justify="left",
+    )
+    for name, report in nodes.items():
+        mean = round(report.advantage_mean, 3) + 0.0  # never -0.000
+        advantages = [f"{report.advantage_abs:.3f}", f"{mean:+.3f}"]
+        table.add_row(
+            escape(name),
+            str(report.calls),
+            str(report.tokens),
+            *(advantages if report.tokens else ["-", "-"]),
+            escape(counts(report.dropped)) or "-",
+        )
+    return table
+
+
+def counts(found: Mapping[str, int]) -> str:
+    """``reason 3, other 1``, the most frequent first."""
+    ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{reason} {count}" for reason, count in ordered)
+
+
+def left_out(found: StepRecord | FitResult) -> str:
+    """What was not trained, by reason. What another of the policies trained is not left out."""
+    strange = any("other_policy" in report.dropped for report in found.nodes.values())
+    hidden = () if strange else ("/calls.other_policy",)
+    return counts({k: n for k, n in found.dropped.items() if not k.endswith(hidden)})
+
+
+def nothing_trained(record: StepRecord) -> list[str]:
+    """For each policy that a step trained on nothing: that it did, and why. Empty if all is well.
+
+    Example::
+
+        step 1 trained email-agent on NOTHING; it stays at email-agent@0. Why:
+          16 groups.zero_variance: all runs of a group have the same reward, so none is better
+    """
+    lines: list[str] = []
+    for policy, result in record.results.items():
+        if not _is_idle(result):
+            continue
+        name = f"{policy}@{result.version}"
+        lines.append(f"step {record.step} trained {policy} on NOTHING; it stays at {name}. Why:")
+        ordered = sorted(result.dropped.items(), key=lambda item: (-item[1], item[0]))
+        for reason, count in ordered:
+            meaning = f": {_MEANING[reason]}" if reason in _MEANING else ""
+            lines.append(f"  {count} {reason}{meaning}")
+        if record.unjudged:
+            lines.append(f"  {record.unjudged} groups.unjudged: the evaluator raised")
+    return lines
+
+
+def _is_idle(result: TrainResult) -> bool:
+    return not any(report.tokens for report in result.nodes.values())

@@ -1,7 +1,8 @@
 """Run scenarios several times each, concurrently, and bring home groups of trajectories.
 
-A rollout that raises is kept as a failed trajectory without a reward: it is counted, and never
-scored zero. A rollout that raised because the server was away is run anew once it is back.
+A rollout that raises is kept as a failed trajectory: it is counted, and never scored zero. It has
+a reward only if the rollout had set one on its run before. A rollout that raised because the server
+was away is run anew once it is back.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from langchain_art.errors import (
     RolloutFailed,
     ServerUnreachable,
 )
-from langchain_art.scenarios import group_ids, scenario_id
+from langchain_art.plain_graphs import Graph, as_function, graph_input, is_graph
+from langchain_art.scenarios import group_ids, portable, scenario_id
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -35,9 +37,11 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 Outcome: TypeAlias = "Run | Trajectory | float"
-Rollout: TypeAlias = "Callable[[Any], Outcome | Awaitable[Outcome]]"
+Rollout: TypeAlias = "Callable[[Any], Outcome | Awaitable[Outcome]] | Graph"
 """``async def`` or ``def``; takes a scenario, returns the `Run` of its own ``capture()``, a
-`Trajectory`, or a reward (then `capture()` is opened around it)."""
+`Trajectory`, or a reward (then `capture()` is opened around it). Or a graph as it is, which is run
+on what `plain_graphs.graph_input` makes of a scenario, in a thread of its own; it brings no
+reward. The model calls of a `RemoteGraph` are not heard here, but tagged with the run's id."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ async def gather(
     Args:
         rollout: see `Rollout`. A plain ``def`` runs in a thread and keeps its context variables.
         scenarios: anything; its id is ``scenario.id``, ``scenario["id"]`` or a stable hash of it.
+            It goes along as ``group.metadata["scenario"]`` if it makes less than 64 kB of JSON.
         group_size: runs per scenario; those are one group.
         concurrency: most runs at once, threads included.
         prefix: group ids are ``prefix:scenario-id``, so that a group posted twice is one. None: a
@@ -95,10 +100,14 @@ async def gather(
     Raises:
         RolloutFailed: more of them raised; it shows the first error.
         ServerUnreachable: `ready` gave up.
-        ConfigError: a rollout returned something else than `Rollout` allows.
+        ConfigError: `rollout` is none, or it returned something else than `Rollout` allows, or a
+            scenario is no input for the graph that it is.
     """
     if group_size < 1 or concurrency < 1:
         raise ConfigError(f"got {group_size=} and {concurrency=}, expected both to be at least 1")
+    if is_graph(rollout):
+        for scenario in scenarios:
+            graph_input(scenario)  # raises here rather than in a run, where it would be a failure
     started = time.monotonic()
     with _Batch(rollout, concurrency, retries, ready, on_done) as batch:
         batch.allowed_failures = max_failed * len(scenarios) * group_size
@@ -124,7 +133,10 @@ async def gather(
             for task in workers:
                 task.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-    groups = [_group(name, [runs[i, g] for g in range(group_size)]) for i, name in enumerate(names)]
+    groups = [
+        _group(name, [runs[i, g] for g in range(group_size)], scenarios[i])
+        for i, name in enumerate(names)
+    ]
     return GatherResult(groups, time.monotonic() - started, batch.retried, batch.first_error)
 
 
@@ -148,8 +160,9 @@ class _Batch:
         ready: Callable[[], Awaitable[object]] | None,
         on_done: Callable[[Trajectory], None] | None,
     ) -> None:
-        self._rollout = rollout
-        self._is_async = is_async(rollout)
+        self._is_graph = is_graph(rollout)
+        self._function = _function(rollout)
+        self._is_async = is_async(self._function)
         self._retries = retries
         self._ready = ready
         self._on_done = on_done
@@ -186,26 +199,32 @@ class _Batch:
         return trajectory
 
     async def _once(self, scenario: Any, name: str) -> tuple[Trajectory, Exception | None]:
-        from langchain_art.capturing import capture  # noqa: PLC0415 - langchain-core, on first use
+        # langchain-core, on first use
+        from langchain_art.capturing import capture, opened  # noqa: PLC0415
 
+        opened.set(scopes := [])
         async with capture(scenario=name) as run:
             try:
-                outcome = await self._call(scenario)
-                if isinstance(outcome, Real):
+                given = (scenario, name, run.id) if self._is_graph else (scenario,)
+                outcome = await self._call(*given)
+                if self._is_graph:
+                    run.output = outcome if run.output is None else run.output
+                    outcome = run
+                elif isinstance(outcome, Real):
                     run.reward = float(outcome)
                 return _trajectory(outcome, run, name), None
             except _WrongOutcome:
                 raise  # the program is wrong; to run it again and again would only hide that
             except Exception as error:  # noqa: BLE001 - user code may raise anything; it is counted
-                return _failure(error, run, name), error
+                return _failure(error, scopes[-1], name), error
 
-    async def _call(self, scenario: Any) -> Any:
+    async def _call(self, *given: Any) -> Any:
         if self._is_async:
-            return await cast(Awaitable[Any], self._rollout(scenario))
+            return await cast(Awaitable[Any], self._function(*given))
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
         outcome = await loop.run_in_executor(
-            self._threads, lambda: context.run(self._rollout, scenario)
+            self._threads, lambda: context.run(self._function, *given)
         )
         return await outcome if inspect.isawaitable(outcome) else outcome
 
@@ -218,6 +237,18 @@ class _Batch:
                 f"(max_failed). The first: {self.first_error}. Run the rollout on this one "
                 "scenario to see it whole."
             ) from error
+
+
+def _function(rollout: Rollout) -> Callable[..., Any]:
+    if is_graph(rollout):
+        return as_function(rollout)
+    if callable(rollout):
+        return rollout
+    compiled = " Compile it first: graph.compile()." if hasattr(rollout, "compile") else ""
+    raise ConfigError(
+        f"got the rollout {rollout!r:.200}, expected a function of one scenario, or a graph with "
+        f"ainvoke or invoke.{compiled}"
+    )
 
 
 def is_async(rollout: Callable[..., Any]) -> bool:
@@ -246,18 +277,22 @@ def _trajectory(outcome: object, run: Run, name: str) -> Trajectory:
 
 
 def _failure(error: Exception, run: Run, name: str) -> Trajectory:
+    """What is left of a run that raised: the innermost scope's, so that the server knows its id."""
     return Trajectory(
-        id=f"failed-{uuid.uuid4().hex}",
-        scenario=name,
+        id=run.id,
+        scenario=run.scenario if run.scenario is not None else name,
         turns=tuple(run.turns)[:4096],
+        reward=run.reward,
         status="failed",
         error=_words(error),
     )
 
 
-def _group(name: str, trajectories: list[Trajectory]) -> TrajectoryGroup:
+def _group(name: str, trajectories: list[Trajectory], scenario: Any) -> TrajectoryGroup:
     try:
-        return TrajectoryGroup(id=name, trajectories=tuple(trajectories))
+        return TrajectoryGroup(
+            id=name, trajectories=tuple(trajectories), metadata=portable(scenario)
+        )
     except ValidationError as error:
         raise ConfigError(f"The runs of group {name!r} make no group: {error}") from error
 

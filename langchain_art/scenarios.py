@@ -12,11 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import ID
 
 S = TypeVar("S")
+
+#: Bytes of JSON beyond which a scenario does not go along with its group.
+MAX_SCENARIO = 64_000
 
 
 def scenario_id(scenario: Any) -> str:
@@ -40,6 +44,19 @@ def _plain(scenario: Any) -> Any:
     if dataclasses.is_dataclass(scenario) and not isinstance(scenario, type):
         return dataclasses.asdict(scenario)
     return scenario
+
+
+def portable(scenario: Any) -> dict[str, Any]:
+    """``{"scenario": ...}`` for a group's metadata, where an evaluator finds it.
+
+    Models and data classes become mappings. What JSON cannot carry, or only in more than 64 kB, is
+    left out: then the mapping is empty.
+    """
+    try:
+        text = json.dumps(to_jsonable_python(scenario), allow_nan=False)
+    except (PydanticSerializationError, TypeError, ValueError, RecursionError):
+        return {}
+    return {"scenario": json.loads(text)} if len(text.encode()) < MAX_SCENARIO else {}
 
 
 def _digest(text: str) -> str:

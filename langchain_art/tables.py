@@ -10,8 +10,15 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Column, Table
 
-from langchain_art.history import tokens
-from langchain_art.wire import Checkpoint, ServerStatus, Trajectory, Turn
+from langchain_art.records import tokens
+from langchain_art.wire import (
+    Checkpoint,
+    ServerStatus,
+    Trajectory,
+    TrajectoryAudit,
+    Turn,
+    TurnAudit,
+)
 
 _EXCERPT = 100
 #: What a version learned from: metrics of its job and how they are written.
@@ -98,6 +105,53 @@ def run_table(run: Trajectory) -> Table:
     if run.error:
         table.caption = escape(run.error)
     return table
+
+
+def audit_table(audit: TrajectoryAudit) -> Table:
+    """Which of a run's tokens learn: a line per turn, and the totals below."""
+    reward = "not scored" if audit.reward is None else f"reward {audit.reward:.3f}"
+    table = Table(
+        Column("#", justify="right"),
+        Column("node", overflow="fold"),
+        Column("version", overflow="fold"),
+        Column("prompt", justify="right"),
+        Column("sampled", justify="right"),
+        Column("trained", justify="right"),
+        Column("prefix", overflow="fold"),
+        Column("why not", overflow="fold"),
+        title=escape(f"{audit.trajectory}  {audit.status}, {reward}"),
+        caption=escape(_totals(audit)),
+        caption_justify="left",
+    )
+    for index, turn in enumerate(audit.turns):
+        table.add_row(
+            str(index),
+            escape("/".join(turn.path) or turn.node or "-"),
+            escape(turn.model or "-"),
+            str(turn.prompt_tokens),
+            str(turn.sampled_tokens),
+            str(turn.trained_tokens),
+            _prefix(turn),
+            escape(turn.masked or "-"),
+        )
+    return table
+
+
+def _prefix(turn: TurnAudit) -> str:
+    if turn.prefix is None:
+        return "-"
+    if turn.prefix_turn is None:
+        return turn.prefix
+    return f"{turn.prefix} {turn.prefix_turn} after {turn.prefix_tokens}"
+
+
+def _totals(audit: TrajectoryAudit) -> str:
+    total = (
+        f"{audit.trained_tokens} of {audit.sampled_tokens} sampled tokens learn, in {audit.rows} "
+        f"{'row' if audit.rows == 1 else 'rows'}."
+    )
+    done = ", ".join(f"{policy} (job {job})" for policy, job in audit.trained_by.items())
+    return f"{total} {f'Trained by {done}.' if done else 'Not trained yet.'}"
 
 
 def _place(turn: Turn) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rich.console import Console
 
@@ -13,24 +13,29 @@ from langchain_art.client import ArtClient, AsyncArtClient
 from langchain_art.errors import ConfigError
 from langchain_art.evaluation import evaluate
 from langchain_art.fitting import Fit, Plan, Schedule
-from langchain_art.history import EvalResult, FitResult, History
+from langchain_art.history import History
 from langchain_art.judging import Evaluator
+from langchain_art.plain_graphs import is_graph
 from langchain_art.progress import Display
-from langchain_art.report import summary_table
+from langchain_art.records import EvalResult, FitResult
+from langchain_art.report import node_table, summary_table
 from langchain_art.rollout import Rollout
+from langchain_art.selecting import checked
+from langchain_art.transport import split_base_url
 from langchain_art.wire import LoraConfig, TrainConfig
 
 if TYPE_CHECKING:
     from langchain_art.chat_models import ChatART
 
 T = TypeVar("T")
+Model: TypeAlias = "ChatART | str"
 
 #: Seconds that a fit waits for a server that restarts, before it stops (and can be resumed).
 PATIENCE = 300.0
 
 
 class Trainer:
-    """Improves one policy by reinforcement learning on the rewards of rollouts.
+    """Improves a policy, or several of one graph, by reinforcement learning on runs' rewards.
 
     Example::
 
@@ -40,7 +45,12 @@ class Trainer:
 
     Args:
         model: the `ChatART` that the graph uses: its name is the policy's, its server the
-            trainer's. Or a policy's name; then the server is `client`'s or ART_BASE_URL's.
+            trainer's. Or a policy's name; then the server is `client`'s or ART_BASE_URL's. Or
+            several of these, of one server: then each step trains every policy on the same
+            groups, each on the calls that it sampled.
+        train: which calls learn, by the name of a node (or its path), a tag or a model:
+            ``{"writer": True}`` for those alone, ``{"critic": False}`` for all others. None: all
+            that the policies sampled. See `wire.Turn.learns`.
         evaluator: scores each group (see `judging.Evaluator`). None: rollouts bring their rewards.
             A group for which it raises is left out and counted as ``groups.unjudged``. In an
             evaluation, runs that bring a reward keep it and only the others are judged.
@@ -57,13 +67,15 @@ class Trainer:
         console: where progress goes. None: standard output.
 
     Raises:
-        ConfigError: the numbers make no sense, or `model` says nothing about a policy.
+        ConfigError: the numbers make no sense, `train` is no such mapping, or `model` says nothing
+            about a policy, names one twice, or is spread over several servers.
     """
 
     def __init__(
         self,
-        model: ChatART | str,
+        model: Model | Sequence[Model],
         *,
+        train: Mapping[str, bool] | None = None,
         evaluator: Evaluator | None = None,
         group_size: int = 8,
         groups_per_step: int = 16,
@@ -80,10 +92,11 @@ class Trainer:
             raise ConfigError(
                 f"got {group_size=}, {groups_per_step=}, {concurrency=}, expected at least 2, 1, 1"
             )
-        self.policy, self._base_url, self._api_key = _address(model, client)
+        self.policies, self._base_url, self._api_key = _address(model, client)
         self.out_dir = Path(out_dir)
         self._plan = Plan(
-            policy=self.policy,
+            policies=self.policies,
+            train=checked(train),
             evaluator=evaluator,
             group_size=group_size,
             groups_per_step=groups_per_step,
@@ -112,29 +125,34 @@ class Trainer:
         server's to say, in ``dropped``. Stop it with Ctrl-C or let it crash: the same call goes on.
 
         Args:
-            rollout: see `rollout.Rollout`.
+            rollout: a function of a scenario (see `rollout.Rollout`), or a graph as it is; that
+                brings no reward, so it needs an `evaluator`.
             train_scenarios: what to learn from.
             steps: one optimizer step (or ``config.updates``) and one version of the adapter each.
             eval_scenarios: held out; evaluated before, after, and every `eval_every` steps. The
-                version with the best mean is pinned on the server.
+                versions with the best mean are pinned on the server.
             eval_every: steps. None: only before and after.
             eval_samples: runs per held-out scenario.
             resume: go on with the fit in `out_dir`. False: put its files aside and begin anew.
 
         Raises:
             RolloutFailed: more than `max_failed` of a batch raised.
-            JobFailed: the server could not train; the adapter is unchanged.
+            JobFailed: the server could not train; the adapter is unchanged. Of several policies,
+                those whose turn was before keep what they learned; resumed, the step is made anew.
             ServerUnreachable: it stayed away for five minutes.
-            ConfigError: `out_dir` holds another fit, or no run has a reward.
+            ConfigError: `out_dir` holds another fit, no run has a reward, a name in `train` that
+                is to learn is no call's, or a scenario is no input for the graph.
         """
-        if "@" in self.policy:
-            raise ConfigError(
-                f"got model {self.policy!r}, which is one version and never changes; train the "
-                f"policy {self.policy.partition('@')[0]!r}"
-            )
+        for policy in self.policies:
+            if "@" in policy:
+                raise ConfigError(
+                    f"got model {policy!r}, which is one version and never changes; train the "
+                    f"policy {policy.partition('@')[0]!r}"
+                )
+        self._require_reward(rollout)
         if steps < 0 or (eval_every is not None and eval_every < 1) or eval_samples < 1:
             raise ConfigError(f"got {steps=}, {eval_every=}, {eval_samples=}, expected counts")
-        history = History(self.out_dir, self.policy, self._plan.seed, resume=resume)
+        history = History(self.out_dir, self.policies, self._plan.seed, resume=resume)
         schedule = Schedule(steps, eval_scenarios or (), eval_every, eval_samples)
         async with self._client() as client:
             fit = Fit(self._plan, client, history, self._display, rollout)
@@ -147,6 +165,8 @@ class Trainer:
                 )
                 raise
         self._display.console.print(summary_table(result))
+        if result.nodes:
+            self._display.console.print(node_table(result.nodes, "Trained by node, all steps"))
         return result
 
     def fit_sync(
@@ -158,18 +178,20 @@ class Trainer:
     async def evaluate(
         self, rollout: Rollout, scenarios: Sequence[Any], *, samples: int = 1
     ) -> EvalResult:
-        """Mean reward of `scenarios`, with its 95 % interval, on one version of the model.
+        """Mean reward of `scenarios`, with its 95 % interval, on one version of each model.
 
         Raises:
-            ArtError: the policy's version changed meanwhile; something else trains it.
+            ArtError: a policy's version changed meanwhile; something else trains it.
+            ConfigError: `rollout` is a graph as it is, and there is no `evaluator`.
             RolloutFailed: more than `max_failed` of the rollouts raised.
         """
+        self._require_reward(rollout)
         async with self._client() as client:
             await client.ready(PATIENCE)
             with self._display.bar("evaluating", len(scenarios) * samples) as advance:
                 return await evaluate(
                     client,
-                    self._plan.policy,
+                    self.policies,
                     rollout,
                     scenarios,
                     samples=samples,
@@ -184,6 +206,21 @@ class Trainer:
     ) -> EvalResult:
         """`evaluate` for programs without an event loop."""
         return _run_sync(self.evaluate(rollout, scenarios, samples=samples), "evaluate")
+
+    @property
+    def policy(self) -> str:
+        """The single policy's name. Raises ConfigError if there are several: see `policies`."""
+        if len(self.policies) != 1:
+            raise ConfigError(f"This trainer has several policies: {', '.join(self.policies)}")
+        return self.policies[0]
+
+    def _require_reward(self, rollout: Rollout) -> None:
+        if is_graph(rollout) and self._plan.evaluator is None:
+            raise ConfigError(
+                f"got the graph {type(rollout).__name__} as it is, which brings no reward. Pass "
+                "evaluator= to the Trainer, or a function that runs the graph and returns a "
+                "number instead."
+            )
 
     def _client(self) -> AsyncArtClient:
         # A new one for each event loop: connections cannot move between loops.
@@ -200,16 +237,32 @@ def _run_sync(work: Coroutine[Any, Any, T], name: str) -> T:
 
 
 def _address(
-    model: ChatART | str, client: ArtClient | AsyncArtClient | None
-) -> tuple[str, str | None, str | None]:
-    """Policy, base URL and key. A client's server goes before the model's."""
-    policy: Any = model if isinstance(model, str) else getattr(model, "model_name", None)
-    if not isinstance(policy, str) or not policy:
-        raise ConfigError(f"got model {model!r:.200}, expected a ChatART or the name of a policy")
+    model: Model | Sequence[Model], client: ArtClient | AsyncArtClient | None
+) -> tuple[tuple[str, ...], str | None, str | None]:
+    """Policies, base URL and key. A client's server goes before the models'."""
+    models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
+    names = tuple(_policy_name(one) for one in models)
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"got models {list(names)}, expected at least one, and each only once")
     if client is not None:
-        return policy, client.base_url, client.api_key
-    if isinstance(model, str):
-        return policy, None, None
-    key: Any = getattr(model, "openai_api_key", None)
-    reveal: Callable[[], str] | None = getattr(key, "get_secret_value", None)
-    return policy, getattr(model, "openai_api_base", None), reveal() if reveal else None
+        return names, client.base_url, client.api_key
+    chat_models = [one for one in models if not isinstance(one, str)]
+    bases = [getattr(one, "openai_api_base", None) for one in chat_models]
+    urls = {split_base_url(base)[0] for base in bases if base}
+    if len(urls) > 1:
+        raise ConfigError(
+            f"got models of several servers: {', '.join(sorted(urls))}. Train the policies of one "
+            "server together, and those of another with a Trainer of their own."
+        )
+    for one in chat_models:
+        key: Any = getattr(one, "openai_api_key", None)
+        if reveal := getattr(key, "get_secret_value", None):
+            return names, next(iter(urls), None), reveal()
+    return names, next(iter(urls), None), None
+
+
+def _policy_name(model: Any) -> str:
+    name: Any = model if isinstance(model, str) else getattr(model, "model_name", None)
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"got model {model!r:.200}, expected a ChatART or the name of a policy")
+    return name

@@ -10,7 +10,7 @@ import os
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -34,6 +34,7 @@ from langchain_art.errors import (
 )
 
 T = TypeVar("T")
+Param: TypeAlias = "str | float | Sequence[str] | None"
 
 #: Failures after which the same request may be sent again.
 RETRYABLE = (ServerUnreachable, Overloaded, EngineUnavailable)
@@ -60,7 +61,8 @@ class Request(Generic[T]):
     """Below the server's root: ``/v1/jobs``, ``/status``."""
     parse: Callable[[bytes], T]
     body: BaseModel | Mapping[str, Any] | None = None
-    params: Mapping[str, str | float | None] = field(default_factory=dict[str, str | float | None])
+    params: Mapping[str, Param] = field(default_factory=dict[str, Param])
+    """None is left out; a sequence is repeated."""
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     hold: float = 0.0
     """Seconds that the server may keep the request open (long polls)."""
@@ -76,7 +78,7 @@ class Request(Generic[T]):
         if self.body is not None:
             headers["content-type"] = "application/json"
             if isinstance(self.body, BaseModel):
-                content = self.body.model_dump_json(exclude_defaults=True, fallback=str)
+                content = self.body.model_dump_json(exclude_unset=True, fallback=str)
             else:
                 content = json.dumps(self.body)
         return {

@@ -14,10 +14,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from langchain_art.train_config import TrainConfig as TrainConfig
+
 #: A policy's name: lower case, at most 64 characters, no path can be made of it.
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-#: Ids that clients choose (trajectories, jobs' keys): printable, no white space, at most 128.
-ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=-]{0,127}")
+#: Ids that clients choose (trajectories, keys): they stand in URLs, so no slash; at most 128.
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}")
 
 Status = Literal["completed", "failed", "interrupted", "truncated"]
 JobState = Literal["queued", "running", "succeeded", "failed"]
@@ -36,7 +38,7 @@ def _id(value: str) -> str:
     if not ID.fullmatch(value):
         raise ValueError(
             f"got {value[:160]!r}, expected an id of 1-128 characters from "
-            "A-Z a-z 0-9 . _ : @ / + = -"
+            "A-Z a-z 0-9 . _ : @ + = -"
         )
     return value
 
@@ -131,6 +133,8 @@ class Turn(Wire):
     """Why the graph threw this call away (``retried``, ``interrupted``, ``error``, ``unchosen``);
     such a call is kept for review and never trained."""
     error: str | None = None
+    reward: Finite | None = None
+    """Of this call alone, beside the trajectory's (`TrainConfig.credit`); None: none."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -235,39 +239,6 @@ class PolicySpec(Wire):
 
     name: Name
     lora: LoraConfig = LoraConfig()
-
-
-class TrainConfig(Wire):
-    """How a batch of groups becomes an optimizer step. Every field is read, or refused.
-
-    Defaults follow DAPO (arXiv 2503.14476) for clipping and token-level normalisation, Dr. GRPO
-    (arXiv 2503.20783) for mean-only advantages, and AdamW without weight decay, as is usual for
-    LoRA. `learning_rate` is reached linearly after `warmup_steps` steps of the policy and, if
-    `decay_steps` is set, falls linearly to a fraction of itself, `final_learning_rate`, there.
-    """
-
-    learning_rate: float = Field(default=2e-5, gt=0, le=1.0)
-    warmup_steps: int = Field(default=0, ge=0)
-    decay_steps: int | None = Field(default=None, ge=1)
-    final_learning_rate: float = Field(default=0.1, ge=0, le=1)
-    """Fraction of `learning_rate` left at `decay_steps`."""
-    advantage: Literal["mean", "standardized"] = "mean"
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    clip_high: float = Field(default=0.28, gt=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    updates: int = Field(default=1, ge=1, le=16)
-    """Optimizer steps on the same batch."""
-    tokens_per_microbatch: int = Field(default=16384, ge=64)
-    """Padded tokens that go through the model at once; bounds memory, changes no result."""
-
-    @model_validator(mode="after")
-    def _schedule(self) -> TrainConfig:
-        if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
-            raise ValueError(
-                f"got decay_steps={self.decay_steps} with warmup_steps={self.warmup_steps}, "
-                "expected decay_steps to be the larger"
-            )
-        return self
 
 
 class TrainRequest(Wire):

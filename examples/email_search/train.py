@@ -24,8 +24,8 @@ from examples.email_search.agent import build_agent, reward
 from examples.email_search.inbox import MailStore, Scenario, build
 from langchain_art import ChatART, Run, TrainConfig, Trainer, TrajectoryGroup, capture
 from langchain_art.errors import ArtError
-from langchain_art.history import EvalResult, FitResult
 from langchain_art.local_server import LocalServer
+from langchain_art.records import EvalResult, FitResult
 from langchain_art.report import reward_plot
 
 BASE_MODEL = Path(__file__).parent / "base_model"

@@ -17,7 +17,7 @@ from langchain_art.tables import run_table, runs_table
 from langchain_art.wire import Checkpoint, Trajectory, Turn, Usage
 from tests.live_server import BASE_MODEL, LiveServer
 
-COMMANDS = ["demo", "serve", "status", "runs", "checkpoints", "eval", "export"]
+COMMANDS = ["demo", "serve", "status", "runs", "audit", "checkpoints", "eval", "export"]
 
 
 def text(command: list[str]) -> str:
@@ -239,5 +239,5 @@ def test_eval_measures_the_policy_it_is_told(
     (tmp_path / "s.jsonl").write_text('{"id": "a", "q": "Hi"}\n{"id": "b", "q": "Ho"}\n')
     command = ["eval", "cli_eval_mod:rollout", "s.jsonl", "--policy", f"{here.policy}@0"]
     found = json.loads(text([*command, "--samples", "2", "--json"]))
-    assert (found["n"], found["version"]) == (4, f"{here.policy}@0")
+    assert (found["n"], found["versions"]) == (4, [f"{here.policy}@0"])
     assert f"{here.policy}@0:" in text(command)

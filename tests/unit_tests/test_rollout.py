@@ -144,6 +144,44 @@ async def test_a_failure_is_kept_and_never_zero() -> None:
     assert len(done) == 4
 
 
+@pytest.mark.parametrize("kind", ["async", "plain", "outer"])
+async def test_a_failed_run_keeps_the_reward_that_it_was_given_and_its_id(kind: str) -> None:
+    """The id under which the server knows its calls; the reward only if the rollout set one."""
+    ids: dict[str, str] = {}
+
+    async def asynchronous(scenario: Scenario) -> Run:
+        async with capture(scenario="own") as run:
+            ids[scenario.id] = run.id
+            await FakeListChatModel(responses=["hi"]).ainvoke("hello")
+            if scenario.id == "a":
+                run.reward = -1.0
+            raise ValueError("tool broke")
+
+    def plain(scenario: Scenario) -> Run:
+        with capture(scenario="own") as run:
+            ids[scenario.id] = run.id
+            FakeListChatModel(responses=["hi"]).invoke("hello")
+            if scenario.id == "a":
+                run.reward = -1.0
+            raise ValueError("tool broke")
+
+    def outer(scenario: Scenario) -> Run:
+        with capture(scenario="own") as run:
+            ids[scenario.id] = run.id
+            FakeListChatModel(responses=["hi"]).invoke("hello")
+        run.reward = -1.0 if scenario.id == "a" else None
+        raise ValueError("tool broke")
+
+    rollout: Any = {"async": asynchronous, "plain": plain, "outer": outer}[kind]
+    found = await gather(rollout, SCENARIOS, group_size=1, max_failed=1.0)
+    told = [(t.id, t.scenario, t.status, t.reward, len(t.turns)) for t in found.trajectories]
+    assert told == [
+        (ids["a"], "own", "failed", -1.0, 1),
+        (ids["b"], "own", "failed", None, 1),
+    ]
+    assert found.failed == 2
+
+
 async def test_too_many_failures_end_it_early_with_the_first() -> None:
     runs = 0
 

@@ -16,11 +16,12 @@ from langchain_art.capturing import Run, capture
 from langchain_art.client import ArtClient
 from langchain_art.errors import ArtError, ConfigError, JobFailed, RolloutFailed
 from langchain_art.fitting import Schedule, best
-from langchain_art.history import EvalResult, History, PendingStep, StepRecord, summarize
+from langchain_art.history import History, PendingStep
 from langchain_art.judging import judge
+from langchain_art.records import EvalResult, StepRecord, summarize
 from langchain_art.report import reward_plot, summary_table
 from langchain_art.training import Trainer
-from langchain_art.wire import LoraConfig, TrainConfig, Trajectory, TrajectoryGroup
+from langchain_art.wire import LoraConfig, TrainConfig, TrainResult, Trajectory, TrajectoryGroup
 from tests.live_server import LiveServer
 
 
@@ -35,11 +36,12 @@ def group(name: str, *rewards: float | None) -> TrajectoryGroup:
 
 
 def result(mean: float | None, step: int) -> EvalResult:
-    return EvalResult(mean=mean, ci95=0.1, n=4, version=f"p@{step}", step=step)
+    return EvalResult(mean=mean, ci95=0.1, n=4, versions=(f"p@{step}",), step=step)
 
 
 def record(step: int, version: int) -> StepRecord:
-    return StepRecord(step=step, version=version, reward_mean=0.5, reward_std=0.1, groups=2)
+    trained = TrainResult(policy="p", version=version, metrics={}, dropped={})
+    return StepRecord(step=step, results={"p": trained}, reward_mean=0.5, reward_std=0.1, groups=2)
 
 
 def quiet() -> Console:
@@ -51,7 +53,7 @@ def quiet() -> Console:
 
 def test_mean_and_interval() -> None:
     runs = [run(f"r{i}", float(i % 2), scenario=f"s{i}") for i in range(4)]
-    found = summarize(runs, step=0, version="p@0", seconds=1.0)
+    found = summarize(runs, step=0, versions=["p@0"], seconds=1.0)
     assert found.mean == 0.5
     assert found.ci95 == pytest.approx(1.96 * (1 / 3) ** 0.5 / 2)
     assert str(found) == "0.500 ± 0.566 (n=4)"
@@ -60,15 +62,15 @@ def test_mean_and_interval() -> None:
 def test_samples_of_one_scenario_do_not_narrow_the_interval() -> None:
     once = [run("a", 0.0, "x"), run("b", 1.0, "y")]
     often = [run(f"a{i}", 0.0, "x") for i in range(9)] + [run(f"b{i}", 1.0, "y") for i in range(9)]
-    wide = summarize(once, step=None, version=None, seconds=0)
-    assert summarize(often, step=None, version=None, seconds=0).ci95 == wide.ci95
+    wide = summarize(once, step=None, versions=[], seconds=0)
+    assert summarize(often, step=None, versions=[], seconds=0).ci95 == wide.ci95
 
 
 def test_what_failed_is_counted_and_not_averaged() -> None:
     runs = [run("a", 1.0), run("b", None, status="failed", error="x"), run("c", None)]
-    found = summarize(runs, step=None, version=None, seconds=0)
+    found = summarize(runs, step=None, versions=[], seconds=0)
     assert (found.mean, found.n, found.failed, found.unscored, found.ci95) == (1.0, 1, 1, 1, None)
-    assert summarize([], step=None, version=None, seconds=0).mean is None
+    assert summarize([], step=None, versions=[], seconds=0).mean is None
 
 
 def test_the_best_is_the_earliest_of_equals() -> None:
@@ -120,6 +122,11 @@ async def test_failed_runs_are_not_shown_and_not_scored() -> None:
     mixed = TrajectoryGroup(id="m", trajectories=(failed, run("ok", None)))
     found = await judge([mixed], lambda judged: [0.25] * len(judged.trajectories))
     assert [t.reward for t in found.groups[0].trajectories] == [None, 0.25]
+    punished = TrajectoryGroup(
+        id="p", trajectories=(run("f", -1.0, status="failed"), run("o", None))
+    )
+    found = await judge([punished], lambda judged: [0.25] * len(judged.trajectories))
+    assert [t.reward for t in found.groups[0].trajectories] == [-1.0, 0.25]
     alone = TrajectoryGroup(id="n", trajectories=(failed,))
     found = await judge([alone], lambda _: [])
     assert found.groups == [alone]
@@ -135,10 +142,10 @@ async def test_scores_that_fit_nothing_are_an_error(scores: Any) -> None:
 
 
 def test_history_comes_back(tmp_path: Path) -> None:
-    first = History(tmp_path, "p", 0, resume=True)
+    first = History(tmp_path, ["p"], 0, resume=True)
     first.append(result(0.25, 0))
     first.append(record(1, 1))
-    again = History(tmp_path, "p", 0, resume=True)
+    again = History(tmp_path, ["p"], 0, resume=True)
     assert again.resumed
     assert not first.resumed
     assert again.state == first.state
@@ -148,50 +155,51 @@ def test_history_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_torn_last_line_never_happened(tmp_path: Path) -> None:
-    first = History(tmp_path, "p", 0, resume=True)
+    first = History(tmp_path, ["p"], 0, resume=True)
     first.append(record(1, 1))
     with (tmp_path / "history.jsonl").open("a") as file:
         file.write('{"kind": "step", "st')
-    again = History(tmp_path, "p", 0, resume=True)
+    again = History(tmp_path, ["p"], 0, resume=True)
     assert again.done == 1
     again.append(record(2, 2))
-    assert History(tmp_path, "p", 0, resume=True).done == 2
+    assert History(tmp_path, ["p"], 0, resume=True).done == 2
 
 
 def test_a_broken_line_is_said(tmp_path: Path) -> None:
-    History(tmp_path, "p", 0, resume=True)
+    History(tmp_path, ["p"], 0, resume=True)
     (tmp_path / "history.jsonl").write_text("nonsense\n")
     with pytest.raises(ConfigError, match="line 1"):
-        History(tmp_path, "p", 0, resume=True)
+        History(tmp_path, ["p"], 0, resume=True)
 
 
 def test_another_fit_in_the_directory_is_refused_or_put_aside(tmp_path: Path) -> None:
-    first = History(tmp_path, "p", 0, resume=True)
+    first = History(tmp_path, ["p"], 0, resume=True)
     first.append(record(1, 1))
     for policy, seed in (("q", 0), ("p", 1)):
         with pytest.raises(ConfigError, match="resume=False"):
-            History(tmp_path, policy, seed, resume=True)
-    fresh = History(tmp_path, "q", 0, resume=False)
+            History(tmp_path, [policy], seed, resume=True)
+    fresh = History(tmp_path, ["q"], 0, resume=False)
     assert fresh.done == 0
     assert fresh.state.fit_id != first.state.fit_id
     assert (tmp_path / f"history.jsonl.{first.state.fit_id}").exists()
 
 
 def test_a_half_done_step_comes_back_and_a_done_one_does_not(tmp_path: Path) -> None:
-    history = History(tmp_path, "p", 0, resume=True)
+    history = History(tmp_path, ["p"], 0, resume=True)
     pending = PendingStep(step=1, groups=(group("a", 0.0, 1.0),), config=TrainConfig())
     history.begin(pending)
-    assert History(tmp_path, "p", 0, resume=True).pending() == pending
+    assert History(tmp_path, ["p"], 0, resume=True).pending() == pending
     history.append(record(1, 1))  # and died before it could forget the step
-    assert History(tmp_path, "p", 0, resume=True).pending() is None
+    assert History(tmp_path, ["p"], 0, resume=True).pending() is None
 
 
 def test_keys_are_the_steps_until_a_job_fails(tmp_path: Path) -> None:
-    state = History(tmp_path, "p", 0, resume=True).state
-    assert state.key(3) == f"{state.fit_id}:step:3"
+    state = History(tmp_path, ["p"], 0, resume=True).state
+    assert state.key("p", 3) == f"{state.fit_id}:p:step:3"
+    assert state.key("q", 3) == f"{state.fit_id}:q:step:3"
     failed = state.model_copy(update={"failed_jobs": {3: 1}})
-    assert failed.key(3) == f"{state.fit_id}:step:3:2"
-    assert failed.key(4) == f"{state.fit_id}:step:4"
+    assert failed.key("p", 3) == f"{state.fit_id}:p:step:3:2"
+    assert failed.key("p", 4) == f"{state.fit_id}:p:step:4"
 
 
 def test_reward_plot_is_a_picture(tmp_path: Path) -> None:

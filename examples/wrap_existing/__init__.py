@@ -1,0 +1,1 @@
+"""An agent as published for a hosted model, and the same agent trained: see the difference."""

@@ -1,0 +1,78 @@
+"""An agent that answers questions about an inbox: LangGraph's quickstart, on a hosted model.
+
+``OPENAI_API_KEY=… python -m examples.wrap_existing.before``
+"""
+
+from typing import Annotated, Any
+
+from langchain_core.messages import SystemMessage
+from langchain_core.tools import tool
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.prebuilt import InjectedState, ToolNode, tools_condition
+
+from examples.email_search.inbox import MailStore, Scenario, build
+from langchain_art import ChatART, TrainConfig, Trainer
+
+mails = MailStore(build("out/wrap_existing/mails.sqlite3"))
+
+
+class State(MessagesState):
+    """The conversation, and whose inbox it is about."""
+
+    inbox: int
+
+
+@tool
+def search(query: str, inbox: Annotated[int, InjectedState("inbox")]) -> str:
+    """Search the inbox."""
+    return mails.inbox(inbox).search(query)
+
+
+@tool
+def read(mail_id: int, inbox: Annotated[int, InjectedState("inbox")]) -> str:
+    """Read a mail."""
+    return mails.inbox(inbox).read(mail_id)
+
+
+@tool
+def answer(text: str) -> str:
+    """Answer the question."""
+    return text
+
+
+tools = [search, read, answer]
+llm = ChatART(model="inbox-agent", max_tokens=48)
+prompt = SystemMessage("Find the mail and answer with its date.")
+
+
+def chatbot(state: State) -> dict[str, Any]:
+    """Call the model."""
+    return {"messages": [llm.bind_tools(tools).invoke([prompt, *state["messages"]])]}
+
+
+def after_tools(state: State) -> str:
+    """End with the answer, else let the model go on."""
+    return END if state["messages"][-1].name == "answer" else "chatbot"
+
+
+builder = StateGraph(State)
+builder.add_node("chatbot", chatbot)
+builder.add_node("tools", ToolNode(tools))
+builder.add_edge(START, "chatbot")
+builder.add_conditional_edges("chatbot", tools_condition)
+builder.add_conditional_edges("tools", after_tools)
+graph = builder.compile()
+
+
+def ask(scenario: Scenario) -> str:
+    """The agent's answer to a question."""
+    state = graph.invoke({"messages": [("user", scenario.question)], "inbox": scenario.inbox})
+    return state["messages"][-1].text
+
+
+if __name__ == "__main__":
+    trainer = Trainer(llm, config=TrainConfig(learning_rate=3e-3, advantage="standardized"))
+    train, held_out = mails.scenarios("train"), mails.scenarios("test", 100)
+    trainer.fit_sync(lambda s: float(ask(s) == s.answer), train, steps=20, eval_scenarios=held_out)
+    for scenario in mails.scenarios("test", 5):
+        print(scenario.question, ask(scenario), f"(it is {scenario.answer})")

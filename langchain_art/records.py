@@ -1,0 +1,262 @@
+"""What a fit measures: evaluations, steps, and the whole of it.
+
+Where several policies learn in one graph, whatever is one policy's (`StepRecord.metrics`,
+``dropped``, ``nodes``) is named ``policy/name``; with a single policy it is just ``name``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from langchain_art.errors import ConfigError
+from langchain_art.wire import NodeReport, TrainResult, Trajectory
+
+T = TypeVar("T")
+
+_ELSEWHERE = {"other_policy"}
+
+
+class Record(BaseModel):
+    """Base of what is written down: frozen, unknown fields refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EvalResult(Record):
+    """Mean reward of some scenarios, sampled from exactly one version of each model.
+
+    Failed and unjudged runs have no reward; they are counted and not part of `mean`.
+
+    Example::
+
+        EvalResult(mean=0.62, ci95=0.08, n=128, versions=("email-agent@17",))   # 0.62 ± 0.08
+    """
+
+    kind: Literal["eval"] = "eval"
+    step: int | None = None
+    """The training step after which it was taken; 0 is before the first."""
+    versions: tuple[str, ...]
+    """What was evaluated, one version of each model: ``("email-agent@17",)``."""
+    mean: float | None
+    """None if no run has a reward."""
+    ci95: float | None
+    """Half width of the 95 % interval, 1.96 · s/√n over the scenarios (over their means, where a
+    scenario was sampled more than once); None with fewer than two scenarios."""
+    n: int
+    """Runs that have a reward."""
+    failed: int = 0
+    unscored: int = 0
+    """Runs that ended well and have no reward."""
+    tokens: dict[str, int] = Field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def version(self) -> str:
+        """`versions` for the eye: ``email-agent@17``, or ``writer@3 + critic@2``."""
+        return " + ".join(self.versions)
+
+    def __str__(self) -> str:
+        mean = "no rewards" if self.mean is None else f"{self.mean:.3f}"
+        spread = "" if self.ci95 is None else f" ± {self.ci95:.3f}"
+        failed = f", {self.failed} failed" if self.failed else ""
+        unscored = f", {self.unscored} unscored" if self.unscored else ""
+        return f"{mean}{spread} (n={self.n}{failed}{unscored})"
+
+
+class StepRecord(Record):
+    """One training step, as a line of ``history.jsonl``."""
+
+    kind: Literal["step"] = "step"
+    step: int
+    results: dict[str, TrainResult]
+    """policy -> what its job did, in the order of the trainer's policies."""
+    reward_mean: float | None
+    reward_std: float | None
+    """Standard deviation over all runs of the step."""
+    groups: int
+    failed: int = 0
+    retried: int = 0
+    unjudged: int = 0
+    """Groups that the evaluator could not score."""
+    seconds: dict[str, float] = Field(default_factory=dict)
+    """``rollout``, ``judge``, ``train`` and ``total``."""
+    tokens: dict[str, int] = Field(default_factory=dict)
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """By policy: the version that served when the step was done."""
+        return {policy: result.version for policy, result in self.results.items()}
+
+    @property
+    def version(self) -> int:
+        """The single policy's version. Raises ConfigError if there are several."""
+        return sole(self.versions)[1]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What the learner measured."""
+        return _named({policy: result.metrics for policy, result in self.results.items()})
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """By reason: the count, as the server says it, and ``groups.unjudged`` of the client."""
+        found = _named({policy: result.dropped for policy, result in self.results.items()})
+        return found | ({"groups.unjudged": self.unjudged} if self.unjudged else {})
+
+    @property
+    def nodes(self) -> dict[str, NodeReport]:
+        """What each node contributed. One that only another policy speaks in is only that one's."""
+        reports = {policy: dict(result.nodes) for policy, result in self.results.items()}
+        for node in {name for nodes in reports.values() for name in nodes}:
+            having = [nodes for nodes in reports.values() if node in nodes]
+            strange = [nodes for nodes in having if _is_elsewhere(nodes[node])]
+            for nodes in strange[len(strange) == len(having) :]:
+                del nodes[node]
+        return _named(reports)
+
+
+def _is_elsewhere(report: NodeReport) -> bool:
+    return not report.calls and set(report.dropped) == _ELSEWHERE
+
+
+def _named(by_policy: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
+    several = len(by_policy) > 1
+    return {
+        f"{policy}/{name}" if several else name: value
+        for policy, values in by_policy.items()
+        for name, value in values.items()
+    }
+
+
+class FitResult(Record):
+    """How a fit went.
+
+    Example::
+
+        result = await trainer.fit(rollout, train, steps=50, eval_scenarios=held_out)
+        result.before.mean, result.after.mean, result.adapter   # 0.31, 0.84, "email-agent@50"
+    """
+
+    fit_id: str
+    versions: dict[str, int]
+    """By policy: the version that serves now."""
+    before: EvalResult | None = None
+    after: EvalResult | None = None
+    best: EvalResult | None = None
+    """The evaluation with the highest mean; its versions are pinned on the server."""
+    history: tuple[StepRecord, ...] = ()
+    evals: tuple[EvalResult, ...] = ()
+
+    @property
+    def policy(self) -> str:
+        """The single policy's name. Raises ConfigError if there are several."""
+        return sole(self.versions)[0]
+
+    @property
+    def version(self) -> int:
+        """The version that serves now. Raises ConfigError if there are several policies."""
+        return sole(self.versions)[1]
+
+    @property
+    def adapter(self) -> str:
+        """The final version's name: ``email-agent@50``. Raises ConfigError if there are several."""
+        policy, version = sole(self.versions)
+        return f"{policy}@{version}"
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The final version's name of each policy."""
+        return tuple(f"{policy}@{version}" for policy, version in self.versions.items())
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """What all steps left out, by reason."""
+        total: Counter[str] = Counter()
+        for record in self.history:
+            total.update(record.dropped)
+        return dict(total)
+
+    @property
+    def nodes(self) -> dict[str, NodeReport]:
+        """What each node contributed to all steps."""
+        return total_nodes(record.nodes for record in self.history)
+
+
+def sole(versions: Mapping[str, int]) -> tuple[str, int]:
+    """The one policy of `versions` and its version.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    if len(versions) != 1:
+        raise ConfigError(
+            f"{' and '.join(versions)} were trained together, so there is no one version: read "
+            "`versions` (or `adapters`) instead"
+        )
+    return next(iter(versions.items()))
+
+
+def total_nodes(reports: Iterable[Mapping[str, NodeReport]]) -> dict[str, NodeReport]:
+    """Node reports of several steps as one: counts added, advantages averaged over tokens."""
+    by_node: defaultdict[str, list[NodeReport]] = defaultdict(list)
+    for nodes in reports:
+        for name, report in nodes.items():
+            by_node[name].append(report)
+    return {name: _total(found) for name, found in by_node.items()}
+
+
+def _total(reports: Sequence[NodeReport]) -> NodeReport:
+    tokens = sum(report.tokens for report in reports)
+    dropped: Counter[str] = Counter()
+    for report in reports:
+        dropped.update(report.dropped)
+    weight = max(tokens, 1)
+    return NodeReport(
+        calls=sum(report.calls for report in reports),
+        tokens=tokens,
+        advantage_mean=sum(r.advantage_mean * r.tokens for r in reports) / weight,
+        advantage_abs=sum(r.advantage_abs * r.tokens for r in reports) / weight,
+        dropped=dict(dropped),
+    )
+
+
+def summarize(
+    trajectories: Sequence[Trajectory],
+    *,
+    step: int | None,
+    versions: Sequence[str],
+    seconds: float,
+) -> EvalResult:
+    """Mean and 95 % interval of the rewards there are."""
+    by_scenario: defaultdict[str | None, list[float]] = defaultdict(list)
+    for trajectory in trajectories:
+        if trajectory.reward is not None:
+            by_scenario[trajectory.scenario].append(trajectory.reward)
+    rewards = [reward for group in by_scenario.values() for reward in group]
+    means = [statistics.fmean(group) for group in by_scenario.values()]
+    failed = sum(t.status == "failed" and t.reward is None for t in trajectories)
+    return EvalResult(
+        step=step,
+        versions=tuple(versions),
+        mean=statistics.fmean(rewards) if rewards else None,
+        ci95=1.96 * statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else None,
+        n=len(rewards),
+        failed=failed,
+        unscored=len(trajectories) - len(rewards) - failed,
+        tokens=tokens(trajectories),
+        seconds=seconds,
+    )
+
+
+def tokens(trajectories: Sequence[Trajectory]) -> dict[str, int]:
+    """Tokens of all calls whose usage is known: ``prompt`` and ``completion``."""
+    usages = [turn.usage for t in trajectories for turn in t.turns if turn.usage]
+    return {
+        "prompt": sum(u.prompt_tokens for u in usages),
+        "completion": sum(u.completion_tokens for u in usages),
+    }

@@ -1,0 +1,49 @@
+"""Which calls learn (`wire.Turn.learns`): a choice that matches nothing is said before it trains.
+
+A misspelled node would otherwise train on nothing, or freeze nothing, for as long as a fit takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from langchain_art.errors import ConfigError
+from langchain_art.wire import Trajectory
+
+_SHOWN = 40
+
+
+def checked(train: Mapping[str, bool] | None) -> dict[str, bool]:
+    """`train` as it goes to the server; empty for None.
+
+    Raises:
+        ConfigError: it is no mapping from names to True or False.
+    """
+    given: Any = {} if train is None else train
+    named = cast("Mapping[Any, Any]", given).items() if isinstance(given, Mapping) else [(None, 0)]
+    if any(not isinstance(key, str) or not isinstance(value, bool) for key, value in named):
+        raise ConfigError(
+            f"got train={given!r:.200}, expected names of nodes, tags or models with True or "
+            'False, such as {"writer": True, "critic": False}'
+        )
+    return dict(given)
+
+
+def frozen_nothing(train: Mapping[str, bool], runs: Sequence[Trajectory]) -> list[str]:
+    """Names that `train` freezes and that match no turn of `runs`.
+
+    Raises:
+        ConfigError: a name that is to learn matches none.
+    """
+    names = {name for run in runs for turn in run.turns for name in turn.names}
+    unknown = sorted(name for name, learns in train.items() if learns and name not in names)
+    if unknown:
+        known = [repr(name) for name in sorted(names)]
+        more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+        raise ConfigError(
+            f"train: {', '.join(map(repr, unknown))} is the name of no model call among the "
+            f"{len(runs)} runs of the first batch, so it would learn nothing. Its calls are named "
+            f"{', '.join(known[:_SHOWN]) or 'nothing: no model call was heard'}{more}."
+        )
+    return sorted(name for name, learns in train.items() if not learns and name not in names)

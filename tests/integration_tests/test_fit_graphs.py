@@ -1,0 +1,362 @@
+"""Fits of graphs as they are: which nodes learn, several policies at once, runs that fail."""
+
+from __future__ import annotations
+
+import io
+import json
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from rich.console import Console
+from typer.testing import CliRunner
+
+from langchain_art import ArtClient, ChatART, Trainer, Trajectory, TrajectoryGroup, capture
+from langchain_art.capturing import Run
+from langchain_art.cli import app
+from langchain_art.errors import ArtError, ConfigError, JobFailed
+from langchain_art.wire import LoraConfig
+from tests.live_server import LiveServer
+
+QUESTIONS = [{"id": f"q-{i}", "input": f"Say {i}"} for i in range(4)]
+
+
+class Crash(BaseException):
+    """What no `except Exception` hears: the client's process dies."""
+
+
+def name() -> str:
+    return f"g-{uuid.uuid4().hex[:8]}"
+
+
+def model_of(server: LiveServer, policy: str) -> ChatART:
+    return ChatART(
+        model=policy, base_url=server.base_url, api_key=server.api_key or "EMPTY", max_tokens=8
+    )
+
+
+def two_nodes(writer: ChatART, critic: ChatART, **options: Any) -> Any:
+    async def write(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await writer.ainvoke(state["messages"])]}
+
+    async def criticise(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await critic.ainvoke(state["messages"])]}
+
+    built = StateGraph(MessagesState)
+    built.add_node("writer", write)
+    built.add_node("critic", criticise)
+    built.add_edge(START, "writer")
+    built.add_edge("writer", "critic")
+    return built.compile(**options)
+
+
+def ranks(group: TrajectoryGroup) -> Sequence[float]:
+    """Rewards that always differ: 0, 0.1, 0.2 …"""
+    return [i / 10 for i, _ in enumerate(group.trajectories)]
+
+
+def trainer_of(server: LiveServer, out: Path, *policies: str, **options: Any) -> Trainer:
+    chosen: dict[str, Any] = {
+        "group_size": 4,
+        "groups_per_step": 2,
+        "lora": LoraConfig(rank=2, alpha=4.0),
+        "out_dir": out,
+        "evaluator": ranks,
+        "console": Console(file=io.StringIO(), width=80),
+    }
+    return Trainer([model_of(server, one) for one in policies], **(chosen | options))
+
+
+def client_of(server: LiveServer) -> ArtClient:
+    return ArtClient(server.base_url, server.api_key)
+
+
+# --- which calls learn ----------------------------------------------------------------------------
+
+
+async def test_only_the_chosen_node_learns(art_server: LiveServer, tmp_path: Path) -> None:
+    policy, console = name(), Console(file=io.StringIO(), width=80)
+    model = model_of(art_server, policy)
+    graph = two_nodes(model, model, checkpointer=InMemorySaver())
+    choice = {"writer": True, "critic": False, "editor": False}
+    trainer = trainer_of(art_server, tmp_path, policy, train=choice, console=console)
+    found = await trainer.fit(graph, QUESTIONS, steps=2, eval_scenarios=QUESTIONS[:2])
+    assert (found.adapter, [step.version for step in found.history]) == (f"{policy}@2", [1, 2])
+    for step in found.history:
+        assert step.nodes["writer"].tokens == step.tokens["completion"] / 2 > 0
+        assert step.nodes["writer"].advantage_abs == pytest.approx(0.1)
+        assert step.nodes["critic"].tokens == 0
+        assert step.nodes["critic"].dropped == {"frozen": 8}
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "'editor' is False and names no model call" in said
+    assert "Trained by node, step 1" in said
+    assert "Trained by node, step 2" not in said
+    assert "Trained by node, all steps" in said
+    assert found.nodes["writer"].calls == 16
+    with client_of(art_server) as client:
+        trained = [t for t in client.trajectories(100) if client.audit(t.id).trained_by]
+        audit = client.audit(trained[0].id, train={"critic": False})
+        assert [turn.masked for turn in audit.turns] == [None, "frozen"]
+        assert audit.trained_tokens == audit.turns[0].sampled_tokens > 0
+        assert policy in audit.trained_by
+
+
+async def test_a_misspelled_node_ends_the_fit_before_anything_is_trained(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    policy = name()
+    model = model_of(art_server, policy)
+    graph = two_nodes(model, model)
+    with pytest.raises(ConfigError, match=r"'wirter'.*'writer'"):
+        await trainer_of(art_server, tmp_path, policy, train={"wirter": True}).fit(
+            graph, QUESTIONS, steps=1
+        )
+    with client_of(art_server) as client:
+        assert client.jobs(policy) == []
+    right = trainer_of(art_server, tmp_path, policy, train={"writer": True})
+    assert (await right.fit(graph, QUESTIONS, steps=1)).version == 1
+
+
+async def test_another_choice_in_a_resumed_fit_is_said_and_spares_the_pending_step(
+    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, console = name(), Console(file=io.StringIO(), width=200)
+    model = model_of(art_server, policy)
+    graph = two_nodes(model, model)
+    with monkeypatch.context() as patch:
+
+        async def crash(*_: Any, **__: Any) -> Any:
+            raise Crash
+
+        patch.setattr("langchain_art.client.AsyncArtClient.wait", crash)
+        with pytest.raises(Crash):
+            await trainer_of(art_server, tmp_path, policy, train={"critic": False}).fit(
+                graph, QUESTIONS, steps=1
+            )
+    again = trainer_of(art_server, tmp_path, policy, train={"writer": False}, console=console)
+    found = await again.fit(graph, QUESTIONS, steps=2)
+    assert "Which calls learn has changed" in console.file.getvalue()  # type: ignore[attr-defined]
+    trained = [{n: r.tokens > 0 for n, r in step.nodes.items()} for step in found.history]
+    assert trained == [{"critic": False, "writer": True}, {"critic": True, "writer": False}]
+    with client_of(art_server) as client:
+        assert len(client.jobs(policy)) == 2
+
+
+# --- several policies -----------------------------------------------------------------------------
+
+
+async def test_two_policies_learn_from_the_same_groups(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    writer, critic = name(), name()
+    graph = two_nodes(model_of(art_server, writer), model_of(art_server, critic))
+    trainer = trainer_of(art_server, tmp_path, writer, critic)
+    found = await trainer.fit(graph, QUESTIONS, steps=2, eval_scenarios=QUESTIONS[:2], eval_every=1)
+    assert found.adapters == (f"{writer}@2", f"{critic}@2")
+    versions = [(f"{writer}@{n}", f"{critic}@{n}") for n in range(3)]
+    assert [e.versions for e in found.evals] == versions
+    for step in found.history:
+        assert step.nodes[f"{writer}/writer"].tokens > 0
+        assert step.nodes[f"{critic}/critic"].tokens > 0
+        assert len(step.nodes) == 2
+    assert found.best is not None
+    with client_of(art_server) as client:
+        pinned = [c.name for p in (writer, critic) for c in client.checkpoints(p) if c.pinned]
+        runs = [t for t in client.trajectories(100) if len(client.audit(t.id).trained_by) == 2]
+    assert tuple(pinned) == found.best.versions
+    assert len(runs) >= 16, "each run trains both"
+    later = await trainer.evaluate(graph, QUESTIONS[:2])
+    assert later.versions == found.adapters
+    with pytest.raises(ArtError, match="was sampled from"):
+        await trainer_of(art_server, tmp_path, f"{writer}@0", critic).evaluate(graph, QUESTIONS[:1])
+    with pytest.raises(ArtError, match="instead"):
+        await trainer_of(art_server, tmp_path, art_server.policy).evaluate(graph, QUESTIONS[:1])
+
+
+async def test_a_crash_between_two_policies_trains_each_once(
+    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, critic = name(), name()
+    graph = two_nodes(model_of(art_server, writer), model_of(art_server, critic))
+    orders: list[str] = []
+    with monkeypatch.context() as patch:
+        from langchain_art.client import AsyncArtClient
+
+        order = AsyncArtClient.train
+
+        async def first_only(self: AsyncArtClient, groups: Any, policy: str, *rest: Any) -> Any:
+            if orders:
+                raise Crash
+            orders.append(policy)
+            return await order(self, groups, policy, *rest)
+
+        patch.setattr(AsyncArtClient, "train", first_only)
+        with pytest.raises(Crash):
+            await trainer_of(art_server, tmp_path, writer, critic).fit(graph, QUESTIONS, steps=1)
+    assert orders == [writer]
+    seen: list[Any] = []
+
+    async def unused(scenario: Any) -> float:
+        seen.append(scenario)
+        return 0.0
+
+    found = await trainer_of(art_server, tmp_path, writer, critic).fit(unused, QUESTIONS, steps=1)
+    assert seen == [], "the batch was written down; nothing is rolled out twice"
+    assert found.versions == {writer: 1, critic: 1}
+    with client_of(art_server) as client:
+        assert (len(client.jobs(writer)), len(client.jobs(critic))) == (1, 1)
+    with pytest.raises(ConfigError, match="holds a fit of"):
+        await trainer_of(art_server, tmp_path, writer).fit(graph, QUESTIONS, steps=1)
+
+
+async def test_a_job_that_fails_costs_the_step_for_all_policies(
+    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, critic = name(), name()
+    graph = two_nodes(model_of(art_server, writer), model_of(art_server, critic))
+    trainer = trainer_of(art_server, tmp_path, writer, critic)
+    with monkeypatch.context() as patch:
+        from langchain_art.client import AsyncArtClient
+
+        wait = AsyncArtClient.wait
+
+        async def fails(self: AsyncArtClient, job: Any, *rest: Any) -> Any:
+            done = await wait(self, job, *rest)
+            if job.policy == critic:
+                raise JobFailed("loss is not finite")
+            return done
+
+        patch.setattr(AsyncArtClient, "wait", fails)
+        with pytest.raises(JobFailed):
+            await trainer.fit(graph, QUESTIONS, steps=1)
+    found = await trainer.fit(graph, QUESTIONS, steps=1)
+    assert len(found.history) == 1
+    with client_of(art_server) as client:
+        keys = [job.key for job in client.jobs(writer)]
+    assert keys == [f"{found.fit_id}:{writer}:step:1", f"{found.fit_id}:{writer}:step:1:2"]
+
+
+def test_policies_of_several_servers_are_refused() -> None:
+    here, there = (ChatART(model=m, base_url=f"http://{m}:1/v1") for m in "ab")
+    with pytest.raises(ConfigError, match="several servers"):
+        Trainer([here, there])
+    with pytest.raises(ConfigError, match="only once"):
+        Trainer([here, "a"])
+    with pytest.raises(ConfigError, match="at least one"):
+        Trainer([])
+    both = Trainer([here, "c"])
+    assert (both.policies, both._client().base_url) == (("a", "c"), "http://a:1/v1")
+    with pytest.raises(ConfigError, match="several policies"):
+        _ = both.policy
+
+
+# --- what an evaluator sees -----------------------------------------------------------------------
+
+
+async def test_an_evaluator_finds_the_scenario_and_the_output(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    policy = name()
+    seen: list[Any] = []
+
+    def checked(group: TrajectoryGroup) -> Sequence[float]:
+        seen.append(group.metadata["scenario"])
+        said = [run.output["messages"][0]["content"] for run in group.trajectories]
+        assert said == [group.metadata["scenario"]["input"]] * 4
+        return ranks(group)
+
+    model = model_of(art_server, policy)
+    trainer = trainer_of(art_server, tmp_path, policy, evaluator=checked)
+    found = await trainer.fit(two_nodes(model, model), QUESTIONS, steps=1)
+    assert found.version == 1
+    assert all(scenario in QUESTIONS for scenario in seen)
+
+
+# --- runs that fail -------------------------------------------------------------------------------
+
+
+async def test_failed_runs_train_nothing_and_enter_no_baseline_unless_they_are_rewarded(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    """Rewards 1, 0 and two failures: |A| is 0.5. With -1 for one of the failures it is 2/3."""
+    policy = name()
+    model = model_of(art_server, policy)
+    place = {"q-0": 0, "q-1": 0}
+
+    async def rollout(scenario: dict[str, str]) -> Run:
+        turn = place[scenario["id"]]
+        place[scenario["id"]] += 1
+        async with capture(scenario=scenario["id"]) as run:
+            await model.ainvoke(scenario["input"])
+            if turn == 2 and rewarded:
+                run.reward = -1.0
+            if turn >= 2:
+                raise ValueError("tool broke")
+            run.reward = float(turn)
+        return run
+
+    for rewarded, advantage, trained in ((False, 0.5, 2), (True, 2 / 3, 3)):
+        place = dict.fromkeys(place, 0)
+        trainer = trainer_of(art_server, tmp_path / str(rewarded), policy, evaluator=None)
+        found = await trainer.fit(rollout, QUESTIONS[:2], steps=1)
+        [step] = found.history
+        assert step.failed == 4
+        assert step.dropped == {"runs.failed": 2 * (4 - trained)}
+        [report] = step.nodes.values()
+        assert report.calls == 2 * trained
+        assert report.advantage_abs == pytest.approx(advantage)
+    with client_of(art_server) as client:
+        runs = [t for t in client.trajectories(16) if t.scenario in place]
+        failed = [t for t in runs if t.status == "failed"]
+        assert len(failed) == 8
+        for run in failed:
+            assert bool(client.audit(run.id).trained_by) is (run.reward is not None)
+            call = client.call(str(run.turns[0].call_id))
+            assert call["tags"]["trajectory_id"] == run.id
+
+
+# --- the audit on the command line ----------------------------------------------------------------
+
+
+async def test_the_audit_is_a_command(
+    art_server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
+    model = model_of(art_server, art_server.policy)
+    with capture(scenario="audited") as run:
+        await two_nodes(model, model).ainvoke({"messages": [("user", "Hi")]})
+        run.reward = 1.0
+    told: Trajectory = run.trajectory()
+    with client_of(art_server) as client:
+        client.post_trajectory(told)
+
+    def text(*arguments: str) -> str:
+        done = CliRunner().invoke(app, ["audit", *arguments], env={"COLUMNS": "80"})
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    machine = json.loads(text(told.id, "--json"))
+    writer, critic = (turn["sampled_tokens"] for turn in machine["turns"])
+    assert machine["trained_tokens"] == machine["sampled_tokens"] == writer + critic > 0
+    shown = text(told.id)
+    assert max(map(len, shown.splitlines())) <= 80
+    total = f"{writer + critic} of {writer + critic} sampled tokens learn"
+    for word in ("writer", "critic", total, "Not trained yet", "extends"):
+        assert word in shown
+    shown = text(told.id, "--train", "critic=false", "--policy", art_server.policy)
+    assert f"{writer} of {writer + critic}" in shown
+    rows = [[cell.strip() for cell in line.split("│")] for line in shown.splitlines()]
+    told_of = {row[2]: (row[5], row[6], row[8]) for row in rows if len(row) > 8 and row[1]}
+    assert told_of["writer"] == (str(writer), str(writer), "-")
+    assert told_of["critic"] == (str(critic), "0", "frozen")
+    with client_of(art_server) as client:
+        client.create_policy("audit-another")
+    found = json.loads(text(told.id, "--policy", "audit-another", "--json"))
+    assert found["trained_tokens"] == 0
+    assert {turn["masked"] for turn in found["turns"]} == {"other_policy"}
+    done = CliRunner().invoke(app, ["audit", told.id, "--train", "critic=maybe"])
+    assert isinstance(done.exception, ConfigError)

@@ -1,0 +1,157 @@
+"""A graph that runs on another machine: LangGraph's `RemoteGraph` is trained as it is."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import threading
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.pregel.remote import RemoteGraph
+from rich.console import Console
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+
+from langchain_art import ArtClient, ChatART, Trainer, TrajectoryGroup
+from langchain_art.errors import ConfigError
+from langchain_art.transcript import jsonable
+from langchain_art.wire import LoraConfig
+from tests.live_server import LiveServer
+
+
+class GraphServer:
+    """What `RemoteGraph` uses of LangGraph's server: stateless runs, streamed as events.
+
+    It runs graphs in a thread of its own, where no callback and no context of a caller reaches.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        app = Starlette(routes=[Route("/runs/stream", self._run, methods=["POST"])])
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True
+        )
+        self._thread.start()
+
+    async def _run(self, request: Request) -> StreamingResponse:
+        body = json.loads(await request.body())
+
+        async def events() -> AsyncIterator[str]:
+            async for state in self._graph.astream(
+                body["input"], body.get("config"), stream_mode="values"
+            ):
+                yield f"event: values\ndata: {json.dumps(jsonable(state))}\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+
+def graph_of(model: Any) -> Any:
+    async def write(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    built = StateGraph(MessagesState)
+    built.add_node("writer", write)
+    built.add_edge(START, "writer")
+    return built.compile()
+
+
+@pytest.fixture
+def policy() -> str:
+    return f"remote-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def remote(art_server: LiveServer, policy: str) -> Iterator[RemoteGraph]:
+    model = ChatART(model=policy, base_url=art_server.base_url, max_tokens=8)
+    server = GraphServer(graph_of(model))
+    yield RemoteGraph("agent", url=server.url)
+    server.stop()
+
+
+def ranks(group: TrajectoryGroup) -> Sequence[float]:
+    assert all(run.turns[0].node == "writer" for run in group.trajectories), "the story is told"
+    assert all(len(run.output["messages"]) == 2 for run in group.trajectories)
+    return [i / 10 for i, _ in enumerate(group.trajectories)]
+
+
+def trainer_of(server: LiveServer, policy: str, out: Path, **options: Any) -> Trainer:
+    chosen: dict[str, Any] = {
+        "evaluator": ranks,
+        "group_size": 4,
+        "groups_per_step": 2,
+        "lora": LoraConfig(rank=2, alpha=4.0),
+        "out_dir": out,
+        "console": Console(file=io.StringIO()),
+    }
+    with ArtClient(server.base_url, server.api_key) as client:
+        return Trainer(policy, client=client, **(chosen | options))
+
+
+async def test_a_remote_graph_is_trained_as_it_is(
+    art_server: LiveServer, policy: str, remote: RemoteGraph, tmp_path: Path
+) -> None:
+    trainer = trainer_of(art_server, policy, tmp_path, train={"writer": True})
+    found = await trainer.fit(remote, ["Say one", "Say two"], steps=2)
+    assert found.version == 2
+    for step in found.history:
+        assert step.nodes["writer"].calls == 8
+        assert step.nodes["writer"].tokens == step.tokens["completion"] > 0
+        assert step.nodes["writer"].advantage_abs == pytest.approx(0.1)
+    with ArtClient(art_server.base_url, art_server.api_key) as client:
+        runs = [t for t in client.trajectories(16) if client.audit(t.id).trained_by]
+    assert {run.reward for run in runs} == {0.0, 0.1, 0.2, 0.3}
+    assert len(runs) == 16
+
+
+async def test_a_crash_scores_and_trains_a_remote_run_once(
+    art_server: LiveServer,
+    policy: str,
+    remote: RemoteGraph,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Crash(BaseException):
+        pass
+
+    with monkeypatch.context() as patch:
+
+        async def crash(*_: Any, **__: Any) -> Any:
+            raise Crash
+
+        patch.setattr("langchain_art.client.AsyncArtClient.wait", crash)
+        with pytest.raises(Crash):
+            await trainer_of(art_server, policy, tmp_path).fit(remote, ["Say one"], steps=1)
+    found = await trainer_of(art_server, policy, tmp_path).fit(remote, ["Say one"], steps=1)
+    assert found.version == 1
+    with ArtClient(art_server.base_url, art_server.api_key) as client:
+        assert len(client.jobs(policy)) == 1
+
+
+async def test_a_remote_graph_of_other_models_is_said(
+    art_server: LiveServer, policy: str, tmp_path: Path
+) -> None:
+    from langchain_core.language_models.fake_chat_models import FakeListChatModel
+
+    server = GraphServer(graph_of(FakeListChatModel(responses=["hi"])))
+    try:
+        trainer = trainer_of(art_server, policy, tmp_path)
+        with pytest.raises(ConfigError, match="bears its run's id"):
+            await trainer.fit(RemoteGraph("agent", url=server.url), ["Say one"], steps=1)
+    finally:
+        server.stop()

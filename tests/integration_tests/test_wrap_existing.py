@@ -1,0 +1,82 @@
+"""The example of an agent that was written for a hosted model: as it was, and trained."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from langchain_art import ArtClient
+from tests.live_server import REPO, LiveServer
+
+FOLDER = REPO / "examples" / "wrap_existing"
+MOST_LINES = 6
+
+
+def lines_of(name: str) -> list[str]:
+    return (FOLDER / name).read_text().splitlines()
+
+
+def run_in(folder: Path, *arguments: str, **env: str) -> str:
+    """Run Python elsewhere than in the repository: what the example writes lands there."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": f"{REPO}{os.pathsep}{REPO / 'server'}"} | env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_training_it_takes_at_most_six_lines() -> None:
+    matcher = difflib.SequenceMatcher(None, lines_of("before.py"), lines_of("after.py"), False)
+    opcodes = [code for code in matcher.get_opcodes() if code[0] != "equal"]
+    changed = sum(max(old_end - old, new_end - new) for _, old, old_end, new, new_end in opcodes)
+    assert 0 < changed <= MOST_LINES
+    assert max(map(len, lines_of("after.py"))) <= 100, "the lines are lines"
+
+
+def test_the_original_builds_its_graph_with_any_key(tmp_path: Path) -> None:
+    show = "from examples.wrap_existing.before import graph; print(*graph.get_graph().nodes)"
+    assert run_in(tmp_path, "-c", show, OPENAI_API_KEY="sk-none").split() == [
+        "__start__",
+        "chatbot",
+        "tools",
+        "__end__",
+    ]
+
+
+@pytest.mark.slow
+def test_the_original_runs_as_it_stands(tmp_path: Path) -> None:
+    """On a server of OpenAI's dialect that calls its model as the example does."""
+    server = LiveServer(tmp_path / "data", "--served-model-name", "gpt-4.1-mini").start()
+    try:
+        env = {"OPENAI_API_KEY": "sk-none", "OPENAI_BASE_URL": server.base_url}
+        said = run_in(tmp_path, "-m", "examples.wrap_existing.before", **env)
+        assert said.count("(it is ") == 5
+        with ArtClient(server.base_url) as client:
+            assert client.status().calls >= 5, "the answers came from there"
+    finally:
+        server.stop()
+
+
+@pytest.mark.slow
+def test_it_learns(art_server: LiveServer, tmp_path: Path) -> None:
+    source = (FOLDER / "after.py").read_text()
+    assert source.count("steps=20") == 1
+    (tmp_path / "after.py").write_text(source.replace("steps=20", "steps=2"))
+    said = run_in(tmp_path, "after.py", ART_BASE_URL=art_server.base_url)
+    assert said.count("(it is ") == 5, "the agent still does what it did"
+    lines = (tmp_path / "out" / "train" / "history.jsonl").read_text().splitlines()
+    steps = [r for r in map(json.loads, lines) if r["kind"] == "step"]
+    results = [record["results"]["inbox-agent"] for record in steps]
+    assert [result["version"] for result in results] == [1, 2]
+    assert all(result["nodes"]["chatbot"]["tokens"] > 0 for result in results)
