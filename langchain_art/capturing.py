@@ -19,12 +19,13 @@ from uuid import UUID
 
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.outputs import LLMResult
+from langchain_core.runnables.config import RunnableConfig, var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
-from langgraph.errors import GraphInterrupt
 
 from langchain_art.errors import ConfigError
-from langchain_art.story import Call, Frame, Run
+from langchain_art.frames import Frame
+from langchain_art.story import Call, Run
 from langchain_art.tagging import Heard, announce, node_attempt, place
 
 __all__ = ["CaptureHandler", "Run", "capture"]
@@ -82,7 +83,6 @@ class CaptureHandler(GraphCallbackHandler):
         self.run = run if run is not None else Run()
         self._serial = next(_serials)
         self._open: dict[UUID, tuple[Call, Heard]] = {}
-        self._interrupted = False
 
     # ---- model calls
 
@@ -99,7 +99,8 @@ class CaptureHandler(GraphCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """Opens a turn and leaves its tags for the model."""
-        self._ask(messages[0] if messages else [], run_id, parent_run_id, metadata or {}, kwargs)
+        asked = messages[0] if messages else []
+        self._ask(asked, run_id, parent_run_id, tags, metadata or {}, kwargs)
 
     @_safely
     def on_llm_start(
@@ -115,17 +116,18 @@ class CaptureHandler(GraphCallbackHandler):
     ) -> None:
         """Opens a turn of a plain text model, as if a user had said the prompt."""
         said = [HumanMessage(prompt) for prompt in prompts[:1]]
-        self._ask(said, run_id, parent_run_id, metadata or {}, kwargs)
+        self._ask(said, run_id, parent_run_id, tags, metadata or {}, kwargs)
 
     def _ask(
         self,
         messages: Sequence[BaseMessage],
         run_id: UUID,
         parent: UUID | None,
+        tags: list[str] | None,
         metadata: dict[str, Any],
         kwargs: dict[str, Any],
     ) -> None:
-        where = place(metadata, node_attempt())
+        where = place(metadata, node_attempt(), tags or ())
         params: dict[str, Any] = kwargs.get("invocation_params") or {}
         call = Call(
             run_id=run_id,
@@ -199,10 +201,9 @@ class CaptureHandler(GraphCallbackHandler):
     def _start(
         self, run_id: UUID, parent: UUID | None, metadata: dict[str, Any] | None, inputs: Any
     ) -> None:
-        if self.run.story.started(_frame("chain", run_id, parent, metadata or {})):
-            self._interrupted = False
-            if self.run.input is None:
-                self.run.input = inputs
+        top = self.run.story.started(_frame("chain", run_id, parent, metadata or {}))
+        if top and self.run.input is None:
+            self.run.input = inputs
 
     @_safely
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
@@ -217,7 +218,6 @@ class CaptureHandler(GraphCallbackHandler):
     @_safely
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Notes a failed attempt or an interrupt."""
-        self._interrupted |= isinstance(error, GraphInterrupt)
         self._end(run_id, None, error)
 
     @_safely
@@ -226,28 +226,25 @@ class CaptureHandler(GraphCallbackHandler):
         self._end(run_id, None, error)
 
     def _end(self, run_id: UUID, outputs: Any, error: BaseException | None) -> None:
-        if not self.run.story.ended(run_id, error):
+        if not self.run.story.ended(run_id, outputs, error):
             return
         if error is not None:
             self.run.ended(error)
         else:
             self.run.output = outputs if outputs is not None else self.run.output
-            if self.run.status in ("failed", "truncated"):  # and went on after all
-                self.run.error = None
-            self.run.status = "interrupted" if self._interrupted else "completed"
+            self.run.settled()
 
     @_safely
     def on_interrupt(self, event: GraphInterruptEvent) -> None:
-        """Notes that the graph waits, at a node named in ``interrupt_before`` too.
-
-        LangGraph tells the latter only to handlers in the config, not to those of a scope.
-        """
-        self._interrupted = True
+        """Notes that a graph waits: at a node named in ``interrupt_before``, say."""
+        self.run.story.stopped(event.run_id)
 
 
 # One hook per depth of nested scopes, so that each scope's handler is heard beside the outer ones'.
 # LangChain keeps hooks for good, so they are shared by all runs: one is enough until scopes nest.
 _scopes: list[ContextVar[CaptureHandler | None]] = []
+#: Where scopes note their runs, if somebody asks: `gather` finds here the run of what has raised.
+opened: ContextVar[list[Run] | None] = ContextVar("langchain_art_opened", default=None)
 _scopes_lock = Lock()
 
 
@@ -260,6 +257,19 @@ def _add_scope() -> None:
 _add_scope()
 
 
+def _config_with(handler: CaptureHandler) -> RunnableConfig | None:
+    """What a scope adds to the config of the graphs inside of it, for LangGraph's own events.
+
+    Models and chains hear of a handler by the hook, but a graph tells that it waits only to the
+    handlers of its config. Inside of a running node the config is LangGraph's: left alone.
+    """
+    config = var_child_runnable_config.get() or {}
+    callbacks = config.get("callbacks") or []
+    if not isinstance(callbacks, list):
+        return None
+    return {**config, "callbacks": [*callbacks, handler]}
+
+
 class capture:
     """A scope that records every model call made inside of it, whatever graph makes it.
 
@@ -267,6 +277,11 @@ class capture:
     happens inside, and calls are tagged with the innermost one's id. Calls made in raw threads that
     copy no context are not heard (LangChain's own executors copy it): give the model a
     `CaptureHandler` there.
+
+    One scope is one trajectory with one reward, whatever is run in it: several turns of a thread,
+    forks of it, ``graph.batch``. Open a scope around each run that is to be scored by itself. A
+    thread that is resumed or forked in another scope goes on in another trajectory: what was said
+    before is context there, and is learned where it was sampled.
 
     An exception that leaves the scope marks the run as failed (truncated, if the graph's recursion
     limit was reached) and goes on its way.
@@ -294,10 +309,10 @@ class capture:
         metadata: dict[str, Any] | None = None,
     ) -> None:
         self._run = Run(scenario=scenario, id=id, metadata=metadata)
-        self._entered: tuple[ContextVar[CaptureHandler | None], Token[Any]] | None = None
+        self._entered: list[tuple[ContextVar[Any], Token[Any]]] = []
 
     def __enter__(self) -> Run:
-        if self._entered is not None:
+        if self._entered:
             raise ConfigError(
                 "got a scope that was entered before, expected a new capture() per run"
             )
@@ -305,7 +320,14 @@ class capture:
             if all(scope.get() is not None for scope in _scopes):
                 _add_scope()
             scope = next(scope for scope in _scopes if scope.get() is None)
-        self._entered = scope, scope.set(CaptureHandler(self._run))
+        handler = CaptureHandler(self._run)
+        self._entered.append((scope, scope.set(handler)))
+        config = _config_with(handler)
+        if config is not None:
+            configs = var_child_runnable_config
+            self._entered.append((configs, configs.set(config)))
+        if (runs := opened.get()) is not None:
+            runs.append(self._run)
         return self._run
 
     def __exit__(
@@ -313,12 +335,11 @@ class capture:
     ) -> None:
         if error is not None:
             self._run.ended(error)
-        if self._entered is not None:
-            scope, token = self._entered
+        for variable, token in reversed(self._entered):
             try:
-                scope.reset(token)
+                variable.reset(token)
             except ValueError:  # left in another context than entered, as in a fixture's finalizer
-                scope.set(None)
+                variable.set(None)
 
     async def __aenter__(self) -> Run:
         return self.__enter__()

@@ -7,7 +7,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import openai
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForLLMRun,
+    BaseCallbackManager,
+    CallbackManagerForLLMRun,
+)
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, BaseMessage
@@ -17,17 +21,16 @@ from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langchain_core.utils import from_env, secret_from_env
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from langchain_openai.chat_models.base import BaseChatOpenAI
 from pydantic import ConfigDict, Field, SecretStr, model_validator
 
 from langchain_art import __version__
-from langchain_art.completions import AsyncCompletions, Completions
-from langchain_art.event_loops import async_client
+from langchain_art.errors import ConfigError
+from langchain_art.lean_chat import LeanChatOpenAI
 from langchain_art.structured_output import is_legacy, parsed, response_format
-from langchain_art.tagging import current_tags
+from langchain_art.tagging import TAGGER, current_tags
 
 
-class ChatART(BaseChatOpenAI):
+class ChatART(LeanChatOpenAI):
     r"""Chat model of a langchain-art server: sampled by a policy that training improves.
 
     It is any other chat model to a graph. The server keeps each call's exact tokens under the
@@ -149,19 +152,13 @@ class ChatART(BaseChatOpenAI):
         """Leaves the temperature alone: the parent drops it for names that begin like OpenAI's."""
         return values
 
-    @model_validator(mode="before")
-    @classmethod
-    def _own_async_client(cls, values: dict[str, Any]) -> Any:
-        if values.get("http_async_client") or values.get("openai_proxy"):
-            return values
-        return {**values, "http_async_client": async_client()}
-
     @model_validator(mode="after")
-    def _untyped_completions(self) -> Self:
-        if self.root_client is not None:
-            self.client = Completions(self.root_client)
-        if self.root_async_client is not None:
-            self.async_client = AsyncCompletions(self.root_async_client)
+    def _tag_own_calls(self) -> Self:
+        if isinstance(self.callbacks, BaseCallbackManager):
+            self.callbacks = self.callbacks.copy()
+            self.callbacks.add_handler(TAGGER, inherit=False)
+        elif TAGGER not in (self.callbacks or ()):
+            self.callbacks = [*(self.callbacks or ()), TAGGER]
         return self
 
     @model_validator(mode="after")
@@ -263,6 +260,7 @@ class ChatART(BaseChatOpenAI):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
+        self._refuse_choices(kwargs.get("n", self.n))
         first = True
         for chunk in super()._stream(messages, stop=stop, run_manager=run_manager, **kwargs):
             yield chunk if first else _anonymous(chunk)
@@ -275,11 +273,20 @@ class ChatART(BaseChatOpenAI):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
+        self._refuse_choices(kwargs.get("n", self.n))
         first = True
         chunks = super()._astream(messages, stop=stop, run_manager=run_manager, **kwargs)
         async for chunk in chunks:
             yield chunk if first else _anonymous(chunk)
             first = False
+
+    def _refuse_choices(self, n: int | None) -> None:
+        # The parent would join the choices' words to one reply.
+        if n is not None and n > 1:
+            raise ConfigError(
+                f"got n={n} and a stream, expected n=1: a stream is one reply. Use `generate`, or "
+                "set `disable_streaming=True` where it is a graph's stream mode that streams."
+            )
 
     # ---- structured output
 

@@ -4,44 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, cast
 from uuid import UUID, uuid4
 
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, LLMResult
-from langgraph.errors import GraphBubbleUp, GraphInterrupt, GraphRecursionError
+from langchain_core.outputs import ChatGeneration, Generation, LLMResult
+from langgraph.errors import GraphInterrupt, GraphRecursionError
 from pydantic import ValidationError
 
+from langchain_art.choices import Choices
 from langchain_art.errors import ConfigError
+from langchain_art.frames import Frame, Frames, Outcome
 from langchain_art.transcript import Prompt, Transcript, jsonable
 from langchain_art.wire import CallTags, Status, Trajectory, Turn, Usage
-
-Outcome = Literal["ok", "error", "interrupted"]
-
-
-@dataclass(slots=True)
-class Frame:
-    """One thing that runs: a graph, a node's attempt, a chain, a tool, a model."""
-
-    run_id: UUID
-    parent: UUID | None
-    kind: Literal["chain", "model"]
-    namespace: str = ""
-    thread: str | None = None
-    root: UUID | None = None
-    """The topmost frame above it that was heard; a tracer's may stand higher still."""
-    attempt: UUID | None = None
-    """The frame that runs the node (this attempt of it) around this frame, where that is known."""
-    outcome: Outcome | None = None
-    """None while it runs."""
-
-    @property
-    def task(self) -> tuple[str | UUID | None, str]:
-        """What attempts of one task share: a thread outlives its graph's runs."""
-        return self.thread or self.root, self.namespace
 
 
 @dataclass(slots=True)
@@ -74,14 +52,11 @@ class Call:
         """Which attempt of its node, from 1."""
         return self.where.get("attempt", 1)
 
-    def answered(self, response: LLMResult | None) -> None:
+    def answered(self, generation: Generation, told: dict[str, Any]) -> None:
         """Takes reply, id, model and usage from what the model gave, complete or not."""
-        generations = response.generations[0] if response and response.generations else []
-        if not generations:
-            return
-        first = generations[0]
-        reply = first.message if isinstance(first, ChatGeneration) else AIMessage(first.text)
-        told = {**((response and response.llm_output) or {}), **reply.response_metadata}
+        is_chat = isinstance(generation, ChatGeneration)
+        reply = generation.message if is_chat else AIMessage(generation.text)
+        told = {**told, **reply.response_metadata}
         self.call_id = told.get("call_id") or (None if self.ours else told.get("id"))
         self.model = told.get("model_name") or self.model
         if usage := getattr(reply, "usage_metadata", None):
@@ -97,55 +72,48 @@ class Story:
     """Frames and calls of one run. Its methods may be called from any thread."""
 
     def __init__(self) -> None:
-        self._frames: dict[UUID, Frame] = {}
+        self._frames = Frames()
+        self._choices = Choices()
         self._calls: list[Call] = []
         self._unread: list[int] = []  # calls whose reply is not in the transcript yet
         self._index: dict[UUID, int] = {}
         self._transcript = Transcript()
-        self._latest: dict[tuple[str | UUID | None, str], UUID] = {}
-        self._graphs = 0  # top-level frames that are no model call
+        self._ids: set[str] = set()
+        self._elsewhere: dict[str, None] = {}
         self._lock = Lock()
 
     def started(self, frame: Frame) -> bool:
-        """Notes a frame; says whether it is a graph or chain that nothing known stands above."""
+        """`Frames.started`."""
         with self._lock:
-            if frame.run_id in self._frames:
-                return False
-            above = self._above(frame)
-            frame.root = above.root if above else frame.run_id
-            if above is not None and above.namespace == frame.namespace:
-                frame.attempt = above.attempt
-            elif above is not None:
-                frame.attempt = frame.run_id
-            elif frame.kind == "chain":
-                frame.attempt = frame.parent  # a scope that was opened inside of the node
-            if frame.namespace and frame.attempt:
-                self._latest[frame.task] = frame.attempt
-            self._frames[frame.run_id] = frame
-            top = above is None and frame.kind == "chain"
-            self._graphs += top
-            return top
+            return self._frames.started(frame)
 
-    def ended(self, run_id: UUID, error: BaseException | None) -> bool:
-        """Notes a frame's end; says whether the run's outcome is this frame's."""
+    def ended(self, run_id: UUID, output: Any, error: BaseException | None) -> bool:
+        """`Frames.ended`."""
         with self._lock:
-            frame = self._frames[run_id]
-            frame.outcome = "ok"
-            if isinstance(error, GraphInterrupt):
-                frame.outcome = "interrupted"
-            elif error is not None and not isinstance(error, GraphBubbleUp):
-                frame.outcome = "error"  # a handoff to a parent graph bubbles up too, and is none
-            if frame.root != run_id:
-                return False
-            return frame.kind == "chain" or self._graphs == 0
+            if output is not None:
+                self._choices.returned(run_id, output)
+            return self._frames.ended(run_id, error)
+
+    def stopped(self, run_id: UUID | None) -> None:
+        """`Frames.stopped`."""
+        with self._lock:
+            self._frames.stopped(run_id)
+
+    def outcome(self) -> Outcome:
+        """`Frames.outcome`."""
+        with self._lock:
+            return self._frames.outcome()
 
     def asked(self, call: Call, messages: Sequence[BaseMessage]) -> None:
-        """Notes a call and its prompt."""
+        """Notes a call and its prompt: once, though several handlers may tell of it."""
         with self._lock:
+            if call.run_id in self._index:
+                return
             self._read()
             call.prompt = self._transcript.ask(messages, call.namespace)
             self._index[call.run_id] = len(self._calls)
-            self._calls.append(call)
+            self._add(call)
+            self._meet(messages[call.prompt.known :])
 
     def answered(self, call: Call, response: LLMResult | None) -> None:
         """Notes how a call ended.
@@ -153,31 +121,77 @@ class Story:
         The reply is read when the next prompt is: an agent signs its replies (`AIMessage.name`)
         only after the model has ended, and the next prompt repeats them signed.
         """
+        generations = response.generations[0] if response and response.generations else []
+        told = (response and response.llm_output) or {}
         with self._lock:
-            call.answered(response)
-            if call.reply is not None:
-                self._unread.append(self._index[call.run_id])
+            index = self._index[call.run_id]
+            if self._calls[index] is not call:
+                return
+            for number, generation in enumerate(generations):
+                if number > 0:  # of a request with n > 1: a call of its own on the server
+                    index, call = len(self._calls), replace(call, call_id=None)
+                    self._add(call)
+                call.answered(generation, told)
+                if call.call_id is not None:
+                    self._ids.add(call.call_id)
+                if len(generations) > 1:
+                    call.usage = None  # what is reported is the sum over all of them
+                if call.reply is not None:
+                    self._unread.append(index)
+                    self._choices.answered(index, call.reply.id)
 
     def turns(self) -> list[Turn]:
         """The calls so far as turns, in order of their start."""
         with self._lock:
             self._read()
             tries: dict[tuple[str | UUID | None, str], int] = {}
+            continued: set[int] = set()
             for call in self._calls:
                 task = self._frames[call.run_id].task
                 tries[task] = max(call.number, tries.get(task, 1))
-            return [self._turn(call, tries) for call in self._calls]
+                if call.prompt is not None and call.prompt.extends is not None:
+                    continued.add(call.prompt.extends)
+            unchosen = self._choices.unchosen(continued)
+            return [
+                self._turn(call, tries, index not in unchosen)
+                for index, call in enumerate(self._calls)
+            ]
+
+    def elsewhere(self, output: Any) -> list[str]:
+        """Call ids of our server's replies that prompts and `output` hold and no call gave."""
+        with self._lock:
+            is_state = isinstance(output, Mapping)
+            values = cast("Mapping[Any, Any]", output).values() if is_state else (output,)
+            for value in values:
+                self._meet(cast("list[Any]", value) if isinstance(value, list) else [value])
+            return list(self._elsewhere)
+
+    def _add(self, call: Call) -> None:
+        index, attempt = len(self._calls), self._frames[call.run_id].attempt
+        self._calls.append(call)
+        if call.prompt is not None:
+            self._choices.asked(attempt, call.prompt.end, index, self._index[call.run_id])
+
+    def _meet(self, messages: Sequence[Any]) -> None:
+        for message in messages:
+            if isinstance(message, AIMessage):
+                id = message.response_metadata.get("call_id")
+                if id is not None and id not in self._ids:
+                    self._elsewhere[str(id)] = None
 
     def _read(self) -> None:
         for index in self._unread:
             call = self._calls[index]
+            first = self._index[call.run_id] == index
             if call.prompt is not None and call.reply is not None:
                 call.reply_atom = self._transcript.answer(
-                    index, call.prompt, call.reply, call.namespace
+                    index, call.prompt, call.reply, call.namespace, rival=not first
                 )
         self._unread.clear()
 
-    def _turn(self, call: Call, tries: dict[tuple[str | UUID | None, str], int]) -> Turn:
+    def _turn(
+        self, call: Call, tries: dict[tuple[str | UUID | None, str], int], chosen: bool
+    ) -> Turn:
         wires, prompt = self._transcript.wires, call.prompt
         frame = self._frames[call.run_id]
         tools = call.tools if call.ours else jsonable(call.tools)
@@ -193,48 +207,15 @@ class Story:
             started_at=call.started_at,
             latency=call.latency,
             ours=call.ours,
-            discarded=self._discarded(frame, call, tries[frame.task]),
+            discarded=self._discarded(frame, call, tries[frame.task], chosen),
             error=call.error if frame.outcome else "the call had not ended when the run was read",
         )
 
-    def _discarded(self, frame: Frame, call: Call, tries: int) -> str | None:
-        """Why the graph threw a call away, or None.
-
-        A call counts if it ended well, in the last attempt of its task, and nothing around it
-        failed in a way that the graph recovered from (a chain with retries or fallbacks, a caught
-        exception). Where nothing recovered, the whole run failed, and its status says so: what led
-        there is kept, for it may earn a bad reward.
-        """
+    def _discarded(self, frame: Frame, call: Call, tries: int, chosen: bool) -> str | None:
         if call.error is not None or frame.outcome is None:
             return "error"
-        if frame.attempt is None:  # no node's start was heard: LangGraph's count must do
-            if call.number < tries:
-                return "retried"
-        elif frame.namespace and self._latest[frame.task] != frame.attempt:
-            attempt = self._frames.get(frame.attempt)
-            interrupted = attempt is not None and attempt.outcome == "interrupted"
-            return "interrupted" if interrupted else "retried"
-        return self._recovered(frame)
-
-    def _recovered(self, frame: Frame) -> str | None:
-        """How the graph recovered from a failure around a call, if there was one and it did."""
-        above = self._above(frame)
-        while above is not None:
-            beyond = self._above(above)
-            if above.outcome != "error":
-                pass
-            elif above.namespace and above.attempt == above.run_id:  # a node around a subgraph
-                latest = self._frames.get(self._latest[above.task])
-                # A retry starts the subgraph anew; another run of the thread goes on within it.
-                if latest is not above and latest is not None and latest.root == above.root:
-                    return "retried"
-            elif beyond is not None and beyond.outcome == "ok":
-                return "error"
-            above = beyond
-        return None
-
-    def _above(self, frame: Frame) -> Frame | None:
-        return self._frames.get(frame.parent) if frame.parent else None
+        thrown = self._frames.discarded(frame, call.number, tries)
+        return thrown or (None if chosen else "unchosen")
 
 
 class Run:
@@ -311,9 +292,16 @@ class Run:
     def trajectory(self) -> Trajectory:
         """A frozen snapshot of the run as it stands now.
 
+        Where prompts or the output hold replies of our server that no call of this run gave (a
+        cached node, an earlier run of the thread, a raw thread that no handler hears), its
+        metadata names their calls: ``sampled_elsewhere``.
+
         Raises:
             ValidationError: a score is not finite, or the run has more than 4096 turns.
         """
+        metadata = self.metadata
+        if elsewhere := self.story.elsewhere(self.output):
+            metadata = {**metadata, "sampled_elsewhere": elsewhere}
         return Trajectory(
             id=self.id,
             scenario=self.scenario,
@@ -322,7 +310,7 @@ class Run:
             output=jsonable(self.output),
             reward=self.reward,
             scores=dict(self.scores),
-            metadata=jsonable(self.metadata),
+            metadata=jsonable(metadata),
             status=self.status,
             error=self.error,
         )
@@ -330,6 +318,15 @@ class Run:
     def __repr__(self) -> str:
         scored = "not scored" if self.reward is None else f"reward {self.reward:g}"
         return f"<Run {self.id} of {self.scenario!r}: {self.status}, {scored}>"
+
+    def settled(self) -> None:
+        """Notes that a graph of the run ended well."""
+        outcome = self.story.outcome()
+        if outcome == "error":
+            return  # another one failed beside it
+        if self.status in ("failed", "truncated"):  # and went on after all
+            self.error = None
+        self.status = "interrupted" if outcome == "interrupted" else "completed"
 
     def ended(self, error: BaseException) -> None:
         """Notes that the run ended with `error`."""

@@ -1,19 +1,32 @@
 """Where a model call stands in its graph, said as `wire.CallTags` fields.
 
-The one thing that the chat model and the capture handler share. The handler hears a call start in
+The one thing that the chat model and the capture handler share. A handler hears a call start in
 the very context in which its request is then built, on all four paths (invoke, ainvoke, stream,
-astream), so it leaves the call's tags in a context variable and the model picks them up. Without a
-handler the tags come from the config that LangGraph put around the running node.
+astream), so it leaves the call's tags in a context variable and the model picks them up.
+
+Where nothing captures, a model's own `Tagger` does that. So a graph that runs elsewhere (on
+LangGraph's server, in a job of its own) needs no capture: whoever starts it says in the config's
+metadata which trajectory its calls belong to, and the server puts the trajectory together when it
+is scored::
+
+    remote = RemoteGraph("agent", url="http://agents:2024")
+    metadata = {"art_trajectory_id": "run-17", "art_scenario": "q-7"}
+    remote.invoke(state, {"metadata": metadata})
+    trajectory = ArtClient().reward("run-17", 1.0)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
 from uuid import UUID
 
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import LLMResult
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.runtime import get_runtime
 
@@ -21,6 +34,9 @@ from langgraph.runtime import get_runtime
 _NAME_LENGTH = 256
 _NAMESPACE_LENGTH = 2048
 _PATH_DEPTH = 64
+_TAGS = 32
+# What LangChain and LangGraph write among the user's tags for their own book-keeping.
+_NOT_THE_USERS = re.compile(r"(seq:step|map:key|graph:step|retry:attempt|langsmith):|nostream$")
 
 
 @dataclass(slots=True)
@@ -52,14 +68,53 @@ def current_tags() -> dict[str, Any]:
     Only fields that are known and differ from their default are there, in JSON's types.
     """
     heard = _HEARD.get()
-    if heard is not None and heard.open:
-        return dict(heard.tags)
-    config = var_child_runnable_config.get()
-    return place(config.get("metadata") or {}, node_attempt()) if config else {}
+    return dict(heard.tags) if heard is not None and heard.open else {}
 
 
-def place(metadata: Mapping[str, Any], attempt: int = 1) -> dict[str, Any]:
-    """What LangGraph's metadata of a run says about its place in the graph.
+class Tagger(BaseCallbackHandler):
+    """A model's own handler: tags its calls by their metadata where no capture hears them."""
+
+    run_inline = True
+
+    def on_chat_model_start(
+        self,
+        serialized: dict[str, Any],
+        messages: list[list[BaseMessage]],
+        *,
+        run_id: UUID,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Leaves the call's tags for the model."""
+        metadata = metadata or {}
+        sent = place(metadata, node_attempt(), tags or ())
+        for name in ("trajectory_id", "scenario"):
+            if (value := metadata.get(f"art_{name}")) is not None:
+                sent[name] = str(value)
+        announce(Heard(run_id, -1, sent))
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        """The tags have been sent."""
+        self._close(run_id)
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """The tags have been sent, or never will be."""
+        self._close(run_id)
+
+    def _close(self, run_id: UUID) -> None:
+        heard = _HEARD.get()
+        if heard is not None and heard.run_id == run_id:
+            heard.open = False
+
+
+TAGGER = Tagger()
+
+
+def place(
+    metadata: Mapping[str, Any], attempt: int = 1, tags: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What LangGraph's metadata of a run, and the user's tags on it, say about its place.
 
     Example::
 
@@ -67,26 +122,32 @@ def place(metadata: Mapping[str, Any], attempt: int = 1) -> dict[str, Any]:
         # {"node": "inner", "namespace": "team:8f…|inner:03…", "path": ["team", "inner"]}
 
     A call that a middleware makes for itself (summaries, tool selection) ends its path with the
-    name of its source.
+    name of its source. A node is tagged by its metadata, since LangGraph's nodes have no tags:
+    ``add_node("writer", …, metadata={"art_tags": ["main"]})``.
     """
-    tags: dict[str, Any] = {}
+    marks = metadata.get("art_tags") or ()
+    marks = [*tags, *([marks] if isinstance(marks, str) else marks)]
+    where: dict[str, Any] = {}
     if node := metadata.get("langgraph_node"):
-        tags["node"] = str(node)[:_NAME_LENGTH]
+        where["node"] = str(node)[:_NAME_LENGTH]
     namespace = str(metadata.get("langgraph_checkpoint_ns") or "")
     path = path_of(namespace)
     if source := metadata.get("lc_source"):
         path.append(str(source))
     if namespace:
-        tags["namespace"] = namespace[:_NAMESPACE_LENGTH]
+        where["namespace"] = namespace[:_NAMESPACE_LENGTH]
     if path:
-        tags["path"] = path[:_PATH_DEPTH]
+        where["path"] = path[:_PATH_DEPTH]
     if isinstance(step := metadata.get("langgraph_step"), int):
-        tags["step"] = step
+        where["step"] = step
     if (thread := metadata.get("thread_id")) is not None:
-        tags["thread"] = str(thread)[:_NAME_LENGTH]
+        where["thread"] = str(thread)[:_NAME_LENGTH]
     if attempt > 1:
-        tags["attempt"] = attempt
-    return tags
+        where["attempt"] = attempt
+    own = [str(tag)[:_NAME_LENGTH] for tag in marks if tag and not _NOT_THE_USERS.match(str(tag))]
+    if own:
+        where["tags"] = list(dict.fromkeys(own))[:_TAGS]
+    return where
 
 
 def path_of(namespace: str) -> list[str]:

@@ -16,12 +16,20 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, cast
 
-from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_messages
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    ToolMessage,
+    convert_to_openai_messages,
+)
 from pydantic import BaseModel
 
 from langchain_art.wire import Message
 
 _ROOT = 0
+# Content blocks of assistants, by LangChain's names and those of providers.
+_REASONING = ("reasoning", "thinking")
+_CALLS = ("tool_call", "tool_call_chunk", "invalid_tool_call", "function_call")
 _DEPTH = 32  # of a graph's input or output; deeper values are written as text
 
 
@@ -32,11 +40,16 @@ def wire_message(message: BaseMessage) -> Message:
     message that LangChain cannot convert becomes its text.
     """
     try:
-        wire: Message = convert_to_openai_messages(message)
+        form = "block" if isinstance(message.content, list) else "string"
+        wire: Message = convert_to_openai_messages(message, text_format=form)
     except (ValueError, TypeError, KeyError, AttributeError):
         # Content blocks of a foreign provider: better its text than a lost turn.
         wire = {"role": message.type, "content": str(message.content)}
+    if isinstance(message, ToolMessage):
+        wire.pop("name", None)  # not sent, and the call that it answers says it
     if isinstance(message, AIMessage):
+        if isinstance(wire["content"], list):
+            _tidy(wire)
         if reasoning := message.additional_kwargs.get("reasoning_content"):
             wire["reasoning_content"] = reasoning
         for call in message.invalid_tool_calls:
@@ -44,7 +57,21 @@ def wire_message(message: BaseMessage) -> Message:
             wire.setdefault("tool_calls", []).append(
                 {"type": "function", "id": call["id"], "function": function}
             )
+        if "tool_calls" in wire:
+            wire["content"] = wire["content"] or None  # as it is sent, and as OpenAI writes it
     return wire
+
+
+def _tidy(wire: Message) -> None:
+    """Leaves out of an assistant's content blocks what stands beside them, or is never sent."""
+    blocks: list[dict[str, Any]] = []
+    for block in wire["content"]:
+        kind = block.get("type")
+        if kind in _REASONING:
+            wire["reasoning_content"] = wire.get("reasoning_content", "") + block.get(kind, "")
+        elif kind not in _CALLS:
+            blocks.append(block)
+    wire["content"] = blocks
 
 
 def jsonable(value: Any, depth: int = _DEPTH) -> Any:
@@ -107,7 +134,7 @@ class Transcript:
 
     wires: list[Message] = field(default_factory=list[Message])
     _seen: dict[int, _Seen] = field(default_factory=dict[int, _Seen])
-    _atoms: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    _atoms: dict[object, int] = field(default_factory=dict[object, int])
     _steps: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     _ends: dict[int, dict[str, int]] = field(default_factory=dict[int, dict[str, int]])
 
@@ -126,12 +153,24 @@ class Transcript:
             prompt.known = known
         return prompt
 
-    def answer(self, index: int, prompt: Prompt, reply: BaseMessage, namespace: str) -> int:
-        """Notes what call number `index` answered to its prompt; later prompts may continue it."""
+    def answer(
+        self,
+        index: int,
+        prompt: Prompt,
+        reply: BaseMessage,
+        namespace: str,
+        *,
+        rival: bool = False,
+    ) -> int:
+        """Notes what call number `index` answered to its prompt; later prompts may continue it.
+
+        A `rival` is a further answer to one request; where it says what another call said, prompts
+        continue that one.
+        """
         atom = self.atom(reply)
         ends = self._ends.setdefault(self._step(prompt.end, atom), {})
         for place in _places(namespace):
-            ends[place] = max(index, ends.get(place, -1))
+            ends[place] = max(ends.get(place, -1), -1 if rival and place in ends else index)
         return atom
 
     def atom(self, message: BaseMessage) -> int:
@@ -141,11 +180,10 @@ class Transcript:
             return seen.atom
         wire = wire_message(message)
         try:
-            text = json.dumps(wire, sort_keys=True)
+            key = _key(wire)
         except (TypeError, ValueError):
             wire = jsonable(wire)
-            text = json.dumps(wire, sort_keys=True)
-        key = blake2b(text.encode(), digest_size=16).digest()
+            key = _key(wire)
         atom = self._atoms.setdefault(key, len(self.wires))
         if atom == len(self.wires):
             self.wires.append(wire)
@@ -154,6 +192,13 @@ class Transcript:
 
     def _step(self, node: int, atom: int) -> int:
         return self._steps.setdefault((node, atom), len(self._steps) + 1)
+
+
+def _key(wire: Message) -> object:
+    """What equal messages have in common. Most are text, for which a digest costs too much."""
+    if all(isinstance(value, str) for value in wire.values()):
+        return tuple(wire.items())
+    return blake2b(json.dumps(wire, sort_keys=True).encode(), digest_size=16).digest()
 
 
 def _places(namespace: str) -> tuple[str, str, str]:

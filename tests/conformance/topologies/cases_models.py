@@ -1,0 +1,127 @@
+"""Several models in one graph; calls that cannot be trained say why."""
+
+from __future__ import annotations
+
+from langchain.agents import create_agent
+from langchain_core.language_models import FakeListLLM
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+
+from tests.conformance.topologies.cases_agents import alone
+from tests.conformance.topologies.cases_nesting import chain
+from tests.conformance.topologies.harness import Expect, Kit, Program, topology
+from tests.conformance.topologies.tools import look
+
+
+@topology(
+    "a foreign model beside ours",
+    Expect("plan", "think", step=1, why="foreign"),
+    Expect("work", "done", step=2),
+    Expect("check", "fine", step=3, why="foreign"),
+    remark="as a paid API would be: seen, judged, never trained",
+)
+def foreign_beside_ours(kit: Kit) -> Program:
+    foreign = kit.foreign("think", "fine")
+    graph = chain(plan=kit.node(foreign), work=kit.node(), check=kit.node(foreign)).compile()
+    yield kit.run(graph, kit.ask("unused", "done"))
+
+
+@topology(
+    "a foreign agent with a tool of ours",
+    Expect("model", "ask", step=1, why="foreign"),
+    Expect("tools", "blue", step=2),
+    Expect("model", "it is blue", step=3, why="foreign"),
+)
+def foreign_agent(kit: Kit) -> Program:
+    @tool
+    def ask() -> str:
+        """Ask."""
+        return kit.model.invoke(kit.says("blue")).text
+
+    call = {"name": "ask", "args": {}, "id": "1", "type": "tool_call"}
+    foreign = kit.foreign(AIMessage("", tool_calls=[call]), "it is blue")
+    yield kit.run(create_agent(foreign, [ask]), kit.ask())
+
+
+@topology(
+    "a plain text model",
+    Expect("answer", "text", step=1, why="foreign", task="node"),
+    Expect("answer", "hello", step=1, task="node"),
+    remark="LangChain's older `LLM` interface",
+)
+def text_model(kit: Kit) -> Program:
+    text = FakeListLLM(responses=["text"])
+
+    def node(state: dict[str, object]) -> object:
+        text.invoke("Once")
+        return {"messages": [kit.model.invoke(kit.says("hello"))]}
+
+    async def anode(state: dict[str, object]) -> object:
+        await text.ainvoke("Once")
+        return {"messages": [await kit.model.ainvoke(kit.says("hello"))]}
+
+    yield kit.run(alone(anode if kit.asynchronous else node), {"messages": []})
+
+
+@topology(
+    "two policies in one graph",
+    Expect("work", "a draft", step=1),
+    Expect("check", "look again", step=2, why="other_policy"),
+    Expect("mend", "a better one", step=3),
+    remark="each trains in a step of its own",
+)
+def two_policies(kit: Kit) -> Program:
+    rival = kit.chat("rival")
+    graph = chain(work=kit.node(), check=kit.node(rival), mend=kit.node()).compile()
+    yield kit.run(graph, kit.ask("a draft", "look again", "a better one"))
+
+
+@topology(
+    "the base model beside a policy",
+    Expect("work", "a draft", step=1),
+    Expect("check", "fine", step=2, why="other_policy"),
+)
+def base_beside_policy(kit: Kit) -> Program:
+    base = kit.chat("base_model")
+    graph = chain(work=kit.node(), check=kit.node(base)).compile()
+    yield kit.run(graph, kit.ask("a draft", "fine"))
+
+
+@topology(
+    "no model of ours at all",
+    Expect("answer", "hello", step=1, why="foreign"),
+    remark="the run says that it has nothing to train",
+)
+def all_foreign(kit: Kit) -> Program:
+    yield kit.run(alone(kit.node(kit.foreign("hello"))), kit.ask())
+
+
+@topology(
+    "samplings that cannot be repeated",
+    Expect("greedy", "one", step=1, why="greedy_decoding"),
+    Expect("nucleus", "two", step=2, why="truncated_sampling"),
+    Expect("top", "three", step=3, why="truncated_sampling"),
+    Expect("forced", "look", step=4, why="grammar"),
+    Expect("warm", "four", step=5),
+)
+def unrepeatable(kit: Kit) -> Program:
+    forced = kit.model.bind_tools([look], tool_choice="any")
+    graph = chain(
+        greedy=kit.node(kit.chat(temperature=0)),
+        nucleus=kit.node(kit.chat(top_p=0.9)),
+        top=kit.node(kit.chat(extra_body={"top_k": 5})),
+        forced=kit.node(forced),
+        warm=kit.node(kit.chat(temperature=0.7)),
+    ).compile()
+    steps = ["one", "two", "three", {"call": "look", "args": {"what": "x"}}, "four"]
+    yield kit.run(graph, kit.ask(*steps))
+
+
+@topology(
+    "a reply cut short",
+    Expect("answer", "hello th", step=1),
+    remark="`max_tokens`; what was sampled is trained",
+)
+def cut_short(kit: Kit) -> Program:
+    said = "hello there, hello there, hello there"
+    yield kit.run(alone(kit.node(kit.chat(max_tokens=5))), kit.ask(said))

@@ -1,0 +1,300 @@
+"""What a topology is made of, and how it is run: `topology`, `Expect`, `Kit`, `perform`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, TypeAlias, TypeVar
+from uuid import uuid4
+
+import pytest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import Runnable
+from langgraph.pregel.protocol import PregelProtocol
+
+from langchain_art import CaptureHandler, ChatART, Trajectory, capture
+from langchain_art.capturing import Run
+from langchain_art.client import ArtClient
+from tests.live_server import RuleServer
+from tests.rule_model.rules import script
+
+Mode = Literal["invoke", "ainvoke", "stream", "astream"]
+MODES: tuple[Mode, ...] = ("invoke", "ainvoke", "stream", "astream")
+Step: TypeAlias = "Callable[[], Any]"
+T = TypeVar("T")
+Program: TypeAlias = "Generator[Step, Any, None]"
+"""Yields what is to be run, one after the other (`Kit.run`), and is sent each result."""
+
+
+@dataclass(frozen=True)
+class Expect:
+    """One model call that a program makes."""
+
+    path: str
+    """Node names from the outside in, joined by ``/``; empty outside of any graph."""
+    says: str
+    """The reply's text; without text, the names of the tools it calls: ``look, look``."""
+    step: int | None = None
+    node: str | None = None
+    """LangGraph's name of the node; None: the path's last part."""
+    task: str = ""
+    """Calls with one label share a checkpoint namespace. Without a label it is a call's own."""
+    attempt: int = 1
+    why: str | None = None
+    """Why it is not trained, in `TrainResult.dropped`'s words: ``foreign``, ``grammar``,
+    ``other_policy``, ``lost``, ``discarded_retried`` …; None: it is trained."""
+    tags: tuple[str, ...] = ()
+    threaded: bool | None = None
+    """Whether the call belongs to the kit's thread; None: as the topology."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """One shape, its calls, and what may be said of it in the table."""
+
+    name: str
+    program: Callable[[Kit], Program]
+    expects: tuple[Expect, ...]
+    ordered: bool = True
+    """False: parallel branches, whose calls start in any order."""
+    threaded: bool = False
+    """Every run has a thread (``kit.config``): for programs with a checkpointer."""
+    heard: Literal["scope", "handler", "server"] = "scope"
+    """By `capture()`; by ``kit.handler`` alone; by the server alone, from tagged calls."""
+    status: str = "completed"
+    raises: type[BaseException] | None = None
+    """What leaves the program."""
+    modes: tuple[Mode, ...] = MODES
+    remark: str = ""
+    """For the table: what is special; why a mode is missing."""
+
+    @property
+    def untrained(self) -> Counter[str]:
+        """reason -> calls that are not trained."""
+        return Counter(expect.why for expect in self.expects if expect.why)
+
+    @property
+    def trained(self) -> int:
+        """Calls that are."""
+        return sum(expect.why is None for expect in self.expects)
+
+
+TOPOLOGIES: dict[str, Topology] = {}
+
+
+def topology(
+    name: str, *expects: Expect, **options: Any
+) -> Callable[[Callable[[Kit], Program]], Callable[[Kit], Program]]:
+    """Registers a program under a name that says its shape; `options` are `Topology`'s."""
+
+    def register(program: Callable[[Kit], Program]) -> Callable[[Kit], Program]:
+        assert name not in TOPOLOGIES, f"two topologies are named {name!r}"
+        TOPOLOGIES[name] = Topology(name, program, expects, **options)
+        return program
+
+    return register
+
+
+class Foreign(BaseChatModel):
+    """A model of somebody else's: says the next line, takes tools."""
+
+    lines: list[Any]
+    name_: str = "foreign-1"
+
+    @property
+    def _llm_type(self) -> str:
+        return "foreign"
+
+    def _get_ls_params(self, stop: Any = None, **kwargs: Any) -> Any:
+        return {"ls_provider": "elsewhere", "ls_model_name": self.name_, "ls_model_type": "chat"}
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        return self.bind(tools=[{"type": "function", "function": {"name": t.name}} for t in tools])
+
+    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
+        line = self.lines.pop(0)
+        reply = AIMessage(line) if isinstance(line, str) else line
+        return ChatResult(generations=[ChatGeneration(message=reply)])
+
+
+@dataclass
+class Kit:
+    """What a program is built with: models, a thread, and the way it is to be run.
+
+    Nodes that call a model themselves choose by `asynchronous`; `node` makes the plainest one.
+    """
+
+    server: RuleServer
+    mode: Mode
+    number: int = 0
+    """Which run of the group; every prompt of `ask` begins with it, so that runs differ."""
+    handler: CaptureHandler = field(default_factory=CaptureHandler)
+    thread: str = field(default_factory=lambda: str(uuid4()))
+    threaded: bool = False
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.mode in ("ainvoke", "astream")
+
+    @property
+    def streaming(self) -> bool:
+        return self.mode in ("stream", "astream")
+
+    @cached_property
+    def model(self) -> ChatART:
+        """The policy that is trained."""
+        return self.chat()
+
+    def chat(self, name: str | None = None, **options: Any) -> ChatART:
+        """Any model of the server: ``rival`` is a second policy, ``base_model`` the base."""
+        return ChatART(model=name or self.server.policy, base_url=self.server.base_url, **options)
+
+    def foreign(self, *lines: Any) -> Foreign:
+        """A model that our server does not serve."""
+        return Foreign(lines=list(lines))
+
+    def says(self, *steps: Any) -> str:
+        """A prompt's text that leads the model: reply number k after it is step k."""
+        return script(*steps, intro=f"Run {self.number}.")
+
+    def ask(self, *steps: Any) -> dict[str, Any]:
+        """A state with that prompt."""
+        return {"messages": [("user", self.says(*steps))]}
+
+    def node(self, model: Runnable[Any, Any] | None = None) -> Any:
+        """A node that asks the model with the state's messages."""
+        asked = model or self.model
+
+        def node(state: Any) -> Any:
+            return {"messages": [asked.invoke(state["messages"])]}
+
+        async def anode(state: Any) -> Any:
+            return {"messages": [await asked.ainvoke(state["messages"])]}
+
+        return anode if self.asynchronous else node
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The config of each run, unless the program gives another."""
+        limited: dict[str, Any] = {"recursion_limit": 25}  # an agent's own limit is 9999
+        return limited | ({"configurable": {"thread_id": self.thread}} if self.threaded else {})
+
+    def run(self, graph: Runnable[Any, Any], input: Any, config: Any = None) -> Step:
+        """A step of the program: run the graph (or any runnable) in the mode of this kit.
+
+        The program is sent the final state. Streamed graphs are read to their end in the modes
+        ``messages``, ``updates`` and ``values``, subgraphs included.
+        """
+        config = self.config if config is None else config
+        if not self.streaming:
+            go = graph.ainvoke if self.asynchronous else graph.invoke
+            return lambda: go(input, config)
+        options: dict[str, Any] = {}
+        if isinstance(graph, PregelProtocol):
+            modes = ["messages", "updates", "values"]
+            options = {"stream_mode": modes, "subgraphs": True}
+        if self.asynchronous:
+            return lambda: _alast(graph.astream(input, config, **options), bool(options))
+        return lambda: _last(graph.stream(input, config, **options), bool(options))
+
+
+def _last(parts: Iterator[Any], is_graph: bool) -> Any:
+    return _state(list(parts), is_graph)
+
+
+async def _alast(parts: AsyncIterator[Any], is_graph: bool) -> Any:
+    return _state([part async for part in parts], is_graph)
+
+
+def _state(parts: Sequence[Any], is_graph: bool) -> Any:
+    if not is_graph:
+        return parts
+    values = [value for namespace, mode, value in parts if mode == "values" and not namespace]
+    return values[-1] if values else None
+
+
+async def _drive(program: Program) -> None:
+    """Runs a program's steps. Awaits only what is awaitable: synchronous ones need no loop."""
+    step = next(program, None)
+    while step is not None:
+        try:
+            result = step()
+            if inspect.isawaitable(result):
+                result = await result
+        except BaseException as error:  # noqa: BLE001 - the program may expect it
+            step = _sent(program.throw, error)
+        else:
+            step = _sent(program.send, result)
+
+
+def _sent(send: Callable[[Any], Step], value: Any) -> Step | None:
+    try:
+        return send(value)
+    except StopIteration:
+        return None
+
+
+async def _run(case: Topology, kit: Kit) -> Run:
+    leaves = pytest.raises(case.raises) if case.raises else nullcontext()
+    if case.heard != "scope":
+        with leaves:
+            await _drive(case.program(kit))
+        return kit.handler.run
+    with leaves, capture(scenario=case.name, id=kit.handler.run.id) as run:
+        await _drive(case.program(kit))
+    return run
+
+
+def _without_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("a synchronous program waited for something")
+
+
+@dataclass(frozen=True)
+class Performance:
+    """One run of a program and the two records of it: the trajectory, and the engine's journal."""
+
+    case: Topology
+    trajectory: Trajectory
+    journal: dict[str, dict[str, Any]]
+    """call id -> what the engine says, for every call that it made while the program ran."""
+    thread: str
+    client: ArtClient
+
+    @cached_property
+    def records(self) -> dict[str, dict[str, Any]]:
+        """call id -> what the server wrote down."""
+        return {id: self.client.call(id) for id in self.journal}
+
+
+def perform(
+    case: Topology, mode: Mode, server: RuleServer, client: ArtClient, *, number: int = 0
+) -> Performance:
+    """Runs a program once, in a mode; `number` is its place in its group, and its reward."""
+    kit = Kit(server, mode, number, threaded=case.threaded)
+    before = server.journal.stat().st_size if server.journal.exists() else 0
+    running = _run(case, kit)
+    run = asyncio.run(running) if kit.asynchronous else _without_loop(running)
+    if case.heard == "server":
+        trajectory = client.reward(run.id, float(number))
+    else:
+        run.reward = float(number)
+        trajectory = run.trajectory()
+    with server.journal.open() as file:
+        file.seek(before)
+        witnessed = [json.loads(line) for line in file]
+    journal = {line["id"]: line for line in witnessed}
+    assert len(journal) == len(witnessed), "the engine made a call twice"
+    return Performance(case, trajectory, journal, kit.thread, client)

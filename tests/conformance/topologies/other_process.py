@@ -1,0 +1,37 @@
+"""A thread gone on with in a process of its own: ``python -m … THREADS THREAD POLICY BASE_URL``.
+
+Resumes `durable`, whose thread another process began and left waiting, and prints the trajectory.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any, cast
+
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.graph import MessagesState
+from langgraph.types import Command
+
+from langchain_art import capture
+from tests.conformance.topologies.cases_interrupts import careful
+from tests.conformance.topologies.harness import Kit
+from tests.conformance.topologies.nodes import line
+
+
+def durable(kit: Kit, saver: SqliteSaver) -> Any:
+    """An agent whose thread outlives its process: it asks a person between its calls."""
+    graph = line(MessagesState, early=kit.node(), careful=careful(kit, "sure?"), late=kit.node())
+    return graph.compile(checkpointer=saver)
+
+
+def main(threads: str, thread: str, policy: str, base_url: str) -> None:
+    server: Any = SimpleNamespace(policy=policy, base_url=base_url)
+    kit = Kit(server, "invoke", 1, thread=thread, threaded=True)
+    with capture() as run, SqliteSaver.from_conn_string(threads) as saver:
+        durable(kit, saver).invoke(Command(resume="yes"), cast(Any, kit.config))
+    sys.stdout.write(run.trajectory().model_dump_json())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

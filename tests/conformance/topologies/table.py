@@ -1,0 +1,96 @@
+"""The table in ``docs/topologies.md``: what the suite has shown of each topology."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from tests.conformance.topologies.harness import TOPOLOGIES, Topology
+from tests.live_server import REPO
+
+PAGE = REPO / "docs" / "topologies.md"
+COLUMNS = ("captured", "exact tokens", "each token once", "judged", "trained")
+HEAD = """\
+# Graphs that are captured and trained
+
+Each line is a small LangGraph program. It is run against a real server (`invoke`, `ainvoke`,
+`stream`, `astream`; fewer where one does not apply), and what was captured is compared with the
+engine's own journal of the calls that it was asked for.
+
+- **captured**: the turns have the node, path, branch, step, attempt, thread and tags that the
+  program gave them; every call that the engine made is a turn, once, and there is no other.
+- **exact tokens**: prompt, reply and log-probabilities on record are the engine's, bit for bit.
+- **each token once**: in the rows for the learner, every sampled token of every call that may train
+  is trained once, behind exactly the tokens that the model was shown, and nothing else is trained.
+- **judged**: the transcript gives back each prompt and reply as the engine had them, and an
+  evaluator scores the run by it.
+- **trained**: two runs, rewarded 0 and 1, make a training step of just those tokens; learner and
+  sampler agree on their log-probabilities to 1e-5; what is left out is counted by its reason.
+
+Runs over several scopes, processes and handlers, cancelled runs and streams that nobody reads to
+their end are in `test_control_flow.py` and `test_cancelled.py`, graphs drawn at random in
+`test_random_graphs.py`, all in `tests/conformance/topologies/`, as is the suite itself.
+
+Written by `python -m tests.conformance.topologies`.
+
+"""
+REASONS = {
+    "foreign": "of another provider's model",
+    "other_policy": "of another policy, or of the base model",
+    "grammar": "shaped by a grammar",
+    "greedy_decoding": "greedy",
+    "truncated_sampling": "from a truncated distribution",
+    "discarded_error": "of an attempt that failed",
+    "discarded_retried": "of an attempt that was made again",
+    "discarded_interrupted": "of a node that was run again after an interrupt",
+    "discarded_unchosen": "that nobody chose",
+    "lost": "whose tokens are not on record",
+}
+
+
+def page(proved: Mapping[tuple[str, str], int]) -> str:
+    """The whole page.
+
+    Args:
+        proved: (topology, column) -> modes in which it held; of ``trained``, only the last mode
+            counts, since one is enough.
+    """
+    lines = ["| topology | modes | " + " | ".join(COLUMNS) + " | remarks |"]
+    lines.append("|---|---|" + "---|" * (len(COLUMNS) + 1))
+    lines += [_line(case, proved) for case in sorted(TOPOLOGIES.values(), key=_place)]
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def all_proved() -> dict[tuple[str, str], int]:
+    """What a suite that passes has shown."""
+    return {
+        (case.name, column): 1 if column == "trained" else len(case.modes)
+        for case in TOPOLOGIES.values()
+        for column in COLUMNS
+    }
+
+
+def write(proved: Mapping[tuple[str, str], int], path: Path = PAGE) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(page(proved))
+
+
+def _place(case: Topology) -> tuple[str, int]:
+    return case.program.__module__, list(TOPOLOGIES).index(case.name)
+
+
+def _line(case: Topology, proved: Mapping[tuple[str, str], int]) -> str:
+    full = all_proved()
+    held = {c: proved.get((case.name, c), 0) == full[case.name, c] for c in COLUMNS}
+    calls = len(case.expects)
+    words = dict.fromkeys(COLUMNS, "yes")
+    words["captured"] = f"{calls} call{'s' if calls > 1 else ''}"
+    words["trained"] = f"{case.trained} of {calls}" if case.untrained else "all"
+    cells = [words[column] if held[column] else "**no**" for column in COLUMNS]
+    return f"| {case.name} | {len(case.modes)} | {' | '.join(cells)} | {_remarks(case)} |"
+
+
+def _remarks(case: Topology) -> str:
+    left = [f"{count} {REASONS[why]}" for why, count in case.untrained.items()]
+    said: Iterable[str] = [f"not trained: {', '.join(left)}"] if left else []
+    return "; ".join([*([case.remark] if case.remark else []), *said])

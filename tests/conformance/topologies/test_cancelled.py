@@ -1,0 +1,170 @@
+"""Runs that are cut off: what was whole is kept; what was not is neither recorded nor trained."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+import pytest
+from langgraph.graph import MessagesState
+
+from langchain_art import capture
+from langchain_art.capturing import Run
+from langchain_art.client import ArtClient
+from langchain_art.errors import NotFound
+from langchain_art.wire import TrajectoryGroup
+from tests.conformance.topologies import checks
+from tests.conformance.topologies.harness import Kit
+from tests.conformance.topologies.nodes import line
+from tests.live_server import RuleServer
+
+LONG = "word " * 150
+"""A reply that takes long enough to be cut off."""
+
+Cut: TypeAlias = "Callable[[Any, Kit, Run, ArtClient], Awaitable[None]]"
+
+
+@pytest.fixture(scope="module")
+def client(rule_server: RuleServer) -> Iterator[ArtClient]:
+    with ArtClient(rule_server.base_url) as client:
+        yield client
+
+
+async def late_call_runs(run: Run, client: ArtClient) -> None:
+    """Returns once the second call is under way."""
+    while len(run.turns) < 2 or client.status().running_calls == 0:
+        await asyncio.sleep(0.01)
+
+
+async def timed_out(graph: Any, kit: Kit, run: Run, client: ArtClient) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(None) as limit:
+
+            async def ring() -> None:
+                await late_call_runs(run, client)
+                limit.reschedule(asyncio.get_running_loop().time())
+
+            bell = asyncio.create_task(ring())
+            await graph.ainvoke(kit.ask("e", LONG))
+    await bell
+
+
+async def cancelled(graph: Any, kit: Kit, run: Run, client: ArtClient) -> None:
+    task = asyncio.create_task(graph.ainvoke(kit.ask("e", LONG)))
+    await late_call_runs(run, client)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def closed(graph: Any, kit: Kit, run: Run, client: ArtClient) -> None:
+    stream = graph.astream(kit.ask("e", LONG), stream_mode="messages")
+    async for _, metadata in stream:
+        if metadata["langgraph_node"] == "late":
+            break
+    await stream.aclose()
+
+
+async def left(graph: Any, kit: Kit, run: Run, client: ArtClient) -> None:
+    async for _, metadata in graph.astream(kit.ask("e", LONG), stream_mode="messages"):
+        if metadata["langgraph_node"] == "late":
+            break
+    await asyncio.sleep(0)  # the event loop closes what nobody reads any more
+
+
+def idle(client: ArtClient) -> None:
+    """Returns once the server has nothing left to do for anybody."""
+    deadline = time.monotonic() + 60
+    while client.status().running_calls:
+        assert time.monotonic() < deadline, "the server goes on with a call that nobody waits for"
+        time.sleep(0.02)
+
+
+def records_are_whole(lines: list[dict[str, Any]], client: ArtClient) -> None:
+    for seen in lines:
+        if seen["finish"] is None:  # the engine stopped in its midst
+            with pytest.raises(NotFound):
+                client.call(seen["id"])
+        else:
+            assert client.call(seen["id"])["token_ids"] == seen["token_ids"]
+
+
+@pytest.mark.parametrize("cut", [timed_out, cancelled, closed, left])
+def test_a_run_that_is_cut_off(cut: Cut, rule_server: RuleServer, client: ArtClient) -> None:
+    before = len(rule_server.witnessed())
+    kit = Kit(rule_server, "ainvoke")
+    graph = line(MessagesState, early=kit.node(), late=kit.node()).compile()
+
+    async def main() -> list[Run]:
+        with capture() as run:
+            await cut(graph, kit, run, client)
+        with capture() as whole:
+            await graph.ainvoke(kit.ask("early", "late"))
+        return [run, whole]
+
+    runs = asyncio.run(main())
+    idle(client)
+    lines = rule_server.witnessed()[before:]
+    records_are_whole(lines, client)
+
+    run = runs[0].trajectory()
+    early, late = run.turns
+    assert run.status == "failed"
+    assert (checks.says(early), early.discarded) == ("e", None)
+    assert late.discarded == "error"
+    assert late.error is not None
+
+    scored = [
+        run.trajectory().model_copy(update={"reward": float(n)}) for n, run in enumerate(runs)
+    ]
+    group = TrajectoryGroup(id=uuid4().hex, trajectories=tuple(scored))
+    result = client.wait(client.train([group], rule_server.policy, key=uuid4().hex))
+    assert Counter(result.dropped) == {"calls.discarded_error": 1}
+    kept = {turn.call_id for one in scored for turn in one.turns if turn.discarded is None}
+    sampled = sum(len(one["token_ids"]) for one in lines if one["id"] in kept)
+    assert (len(kept), result.metrics["tokens_trained"]) == (3, sampled)
+
+
+def test_a_synchronous_stream_closed_early(rule_server: RuleServer, client: ArtClient) -> None:
+    """LangGraph waits for the node's thread, so the call is whole, and the run says it was left."""
+    before = len(rule_server.witnessed())
+    kit = Kit(rule_server, "stream")
+    graph = line(MessagesState, early=kit.node(), late=kit.node()).compile()
+    with capture() as run:
+        stream = graph.stream(kit.ask("e", "word " * 40), stream_mode="messages")
+        next(metadata for _, metadata in stream if metadata["langgraph_node"] == "late")
+        stream.close()
+    idle(client)
+    lines = rule_server.witnessed()[before:]
+    records_are_whole(lines, client)
+    assert (run.status, run.error) == ("failed", "GeneratorExit: ")
+    assert [turn.discarded for turn in run.turns] == [None, None]
+    assert [turn.call_id for turn in run.turns] == [one["id"] for one in lines]
+
+
+def test_a_reply_that_a_node_stops_reading(rule_server: RuleServer, client: ArtClient) -> None:
+    before = len(rule_server.witnessed())
+    kit = Kit(rule_server, "astream")
+
+    async def hasty(state: Any) -> Any:
+        stream = kit.model.astream(kit.says(LONG))
+        async for chunk in stream:
+            if chunk.text:
+                break
+        await stream.aclose()
+        return {"messages": [await kit.model.ainvoke(state["messages"])]}
+
+    with capture() as run:
+        asyncio.run(line(MessagesState, hasty=hasty).compile().ainvoke(kit.ask("enough")))
+    idle(client)
+    records_are_whole(rule_server.witnessed()[before:], client)
+    assert run.status == "completed"
+    hurried, enough = run.turns
+    assert hurried.discarded == "error"
+    assert hurried.call_id is not None
+    assert LONG.startswith(checks.says(hurried))
+    assert (checks.says(enough), enough.discarded) == ("enough", None)

@@ -1,0 +1,117 @@
+"""Whatever the graph: no token is lost, doubled or invented."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+from uuid import uuid4
+
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command
+
+from langchain_art import capture
+from langchain_art.client import ArtClient
+from langchain_art.wire import Trajectory, TrajectoryGroup
+from langchain_art_server.algorithms.samples import SampledCall, rows_of_run
+from tests.conformance.topologies.harness import MODES, Kit, Mode
+from tests.conformance.topologies.random_graphs import Group, Played, programs
+from tests.live_server import RuleServer
+
+EXAMPLES = 30
+
+Lines = list[dict[str, Any]]
+"""Of the engine's journal."""
+
+
+def play(played: Played) -> Trajectory:
+    """Runs a program to its end, answering whatever it asks."""
+    agent, kit = played.compiled(InMemorySaver()), played.kit
+
+    def go(input: Any) -> None:
+        step = kit.run(agent, input)
+        asyncio.run(_awaited(step())) if kit.asynchronous else step()
+
+    with capture() as run:
+        go({"messages": []})
+        while asked := agent.get_state(kit.config).interrupts:
+            assert run.status == "interrupted"
+            go(Command(resume={one.id: "yes" for one in asked}))
+    assert run.status == "completed", run.error
+    return run.trajectory()
+
+
+async def _awaited(result: Any) -> None:
+    await result
+
+
+def told(trajectory: Trajectory, played: Played, lines: Lines) -> None:
+    """The turns are the engine's calls, each once, as the program made them."""
+    turns = trajectory.turns
+    journal = {line["id"]: line for line in lines}
+    assert Counter(turn.call_id for turn in turns) == Counter(line["id"] for line in lines)
+    assert journal.keys() == played.fates.keys()
+    for index, turn in enumerate(turns):
+        fate, line = played.fates[turn.call_id or ""], journal[turn.call_id or ""]
+        assert ("/".join(turn.path), turn.discarded is not None) == (fate.path, fate.discarded)
+        assert trajectory.prompt(index) == line["messages"]
+        assert turn.usage is not None
+        assert turn.usage.prompt_tokens == len(line["prompt_token_ids"])
+        assert turn.usage.completion_tokens == len(line["token_ids"])
+    assert "sampled_elsewhere" not in trajectory.metadata
+
+
+def laid_out(trajectory: Trajectory, lines: Lines) -> int:
+    """Rows hold each token that counts once, in its place, and no other; returns how many."""
+    journal = {line["id"]: line for line in lines}
+    kept = [turn.call_id or "" for turn in trajectory.turns if turn.discarded is None]
+    wanted = Counter(
+        (tuple(seen["prompt_token_ids"] + seen["token_ids"][: place + 1]), logprob)
+        for seen in map(journal.__getitem__, kept)
+        for place, logprob in enumerate(seen["logprobs"])
+    )
+    calls = [
+        SampledCall(id, line["prompt_token_ids"], line["token_ids"], line["logprobs"])
+        for id in kept
+        for line in [journal[id]]
+    ]
+    found = Counter(
+        (tuple(row.token_ids[: place + 1]), row.logprobs[place])
+        for row in rows_of_run(calls, 1.0)
+        for place, trained in enumerate(row.mask)
+        if trained
+    )
+    assert found == wanted
+    return wanted.total()
+
+
+def test_random_graphs(rule_server: RuleServer) -> None:
+    runs: list[Trajectory] = []
+    tokens: list[int] = []
+
+    @settings(
+        max_examples=EXAMPLES,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(program=programs(), mode=st.sampled_from(MODES))
+    def holds(program: Group, mode: Mode) -> None:
+        note(f"{program} in mode {mode}")
+        before = len(rule_server.witnessed())
+        played = Played(Kit(rule_server, mode, threaded=True), program)
+        trajectory = play(played)
+        lines = rule_server.witnessed()[before:]
+        told(trajectory, played, lines)
+        tokens.append(laid_out(trajectory, lines))
+        runs.append(trajectory.model_copy(update={"reward": float(len(runs))}))
+
+    holds()
+
+    group = TrajectoryGroup(id=uuid4().hex, trajectories=tuple(runs))
+    with ArtClient(rule_server.base_url) as client:
+        result = client.wait(client.train([group], rule_server.policy, key=uuid4().hex))
+    assert result.metrics["tokens_trained"] == sum(tokens)
