@@ -26,6 +26,7 @@ from langchain_art_server.config import LearnerSettings, Settings
 from tests.conformance.learner_cases import (
     CONFIGS,
     FILES,
+    LENIENT,
     LORA,
     VOCAB,
     contents,
@@ -141,7 +142,7 @@ async def test_a_child_that_is_killed_in_the_middle_loses_nothing(
     tiny: str, tmp_path: Path
 ) -> None:
     engine, rows = PeftEngine(tiny), make_rows(40)
-    config = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64)
+    config = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64, **LENIENT)
     start, expected = fresh(engine, tmp_path), folder(tmp_path, "expected")
     engine.step(LearnerStep(start, expected, 1, rows, config), quiet)
     learner = learner_for(tiny)
@@ -177,7 +178,7 @@ async def test_refusals_and_cancelled_steps_leave_the_child_in_order(
     tiny: str, tmp_path: Path
 ) -> None:
     learner, rows = learner_for(tiny), make_rows(40)
-    config = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64, updates=16)
+    config = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64, updates=16, **LENIENT)
     await learner.start()
     try:
         start, out = folder(tmp_path, "start"), folder(tmp_path, "out")
@@ -197,7 +198,7 @@ async def test_refusals_and_cancelled_steps_leave_the_child_in_order(
             advantages=[-1.0 * m for m in rows[0].mask],
         )
         with pytest.raises(ArtError, match="nats apart"):
-            await learner.step(LearnerStep(start, out, 1, [wild], config), ignore)
+            await learner.step(LearnerStep(start, out, 1, [wild], TrainConfig()), ignore)
         assert contents(out) == {}
 
         begun = asyncio.Event()
@@ -211,7 +212,7 @@ async def test_refusals_and_cancelled_steps_leave_the_child_in_order(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        whole = TrainConfig(learning_rate=1e-2)
+        whole = TrainConfig(learning_rate=1e-2, **LENIENT)
         await learner.step(LearnerStep(start, out, 1, rows, whole), ignore)
         assert contents(left) == {}  # it stopped in the middle, long before this step began
         engine, expected = PeftEngine(tiny), folder(tmp_path, "expected")
@@ -228,7 +229,9 @@ async def test_a_process_for_each_step_gives_the_same_bytes(tiny: str, tmp_path:
     one = apart = fresh(engine, tmp_path)
     for step in range(1, 6):
         rows = make_rows(8, seed=step)
-        request = LearnerStep(one, folder(tmp_path, f"one{step}"), step, rows, TrainConfig())
+        request = LearnerStep(
+            one, folder(tmp_path, f"one{step}"), step, rows, TrainConfig(**LENIENT)
+        )
         engine.step(request, quiet)
         one = request.out
         learner = learner_for(tiny)

@@ -21,43 +21,16 @@ from langchain_art_server.backends.rows_file import read_rows, write_rows
 from tests.conformance.learner_cases import (
     FILES,
     LORA,
+    branching_rows,
     contents,
     folder,
     fresh,
-    jittered,
     make_rows,
     on_policy,
     quiet,
     shake,
     take,
 )
-
-
-@pytest.mark.parametrize(
-    ("change", "step"),
-    [
-        ({"learning_rate": 2e-2}, 1),
-        ({"warmup_steps": 2}, 1),
-        ({"decay_steps": 4}, 2),
-        ({"decay_steps": 4, "final_learning_rate": 0.5}, 2),
-        ({"clip_low": 0.05}, 1),
-        ({"clip_high": 0.05}, 1),
-        ({"max_grad_norm": 1e-9}, 1),  # Adam forgives any scale that is not near its epsilon
-        ({"updates": 2}, 1),
-    ],
-    ids=str,
-)
-def test_every_field_of_the_config_is_read(
-    change: dict[str, Any], step: int, tiny: str, tmp_path: Path
-) -> None:
-    engine = PeftEngine(tiny)
-    start = shake(fresh(engine, tmp_path))
-    rows = jittered(on_policy(engine, start, make_rows(6, seed=9)), 0.3)
-    plain, changed = folder(tmp_path, "plain"), folder(tmp_path, "changed")
-    reference = {"decay_steps": 4} if "final_learning_rate" in change else {}
-    take(engine, start, plain, rows, step, **reference)
-    take(engine, start, changed, rows, step, **change)
-    assert contents(plain)[FILES[1]] != contents(changed)[FILES[1]]
 
 
 def test_memory_and_disk_give_the_same_bits_also_after_a_rename(tiny: str, tmp_path: Path) -> None:
@@ -132,7 +105,8 @@ def test_a_step_that_is_not_finite_is_refused_and_leaves_no_trace(
         next(iter(tensors.values()))[0, 0] = math.nan
         save_file(tensors, parent / FILES[1])
     with pytest.raises(ArtError, match=r"refused.*(nan|inf)"):
-        take(engine, parent, bad, batch, 2, tokens_per_microbatch=64)
+        # of all losses this one has the sampler in its ratio
+        take(engine, parent, bad, batch, 2, tokens_per_microbatch=64, loss="dppo_tv")
     assert contents(bad) == {} and contents(one) == before
     take(engine, one, two, rows, 2)
     take(PeftEngine(tiny), one, reference, rows, 2)
@@ -142,8 +116,7 @@ def test_a_step_that_is_not_finite_is_refused_and_leaves_no_trace(
 def test_a_result_that_is_not_finite_is_not_written(tiny: str, tmp_path: Path) -> None:
     engine = PeftEngine(tiny)
     start, out = fresh(engine, tmp_path), folder(tmp_path, "out")
-    step = LearnerStep(start, out, 1, make_rows(3), TrainConfig())
-    engine._hold(start)
+    step = LearnerStep(start, out, 1, on_policy(engine, start, make_rows(3)), TrainConfig())
     optimizer = engine._optimizer
 
     def overflow(*_: Any) -> None:
@@ -214,7 +187,7 @@ def test_a_bfloat16_base_learns_in_float32(tiny: str, tmp_path: Path) -> None:
 
 def test_metrics_are_complete_and_count_right(tiny: str, tmp_path: Path) -> None:
     engine = PeftEngine(tiny)
-    start, rows = fresh(engine, tmp_path), make_rows(6)
+    start, rows = fresh(engine, tmp_path), make_rows(12)
     silent = replace(rows[0], mask=[0] * len(rows[0].mask))
     seen: list[tuple[float, str]] = []
     step = LearnerStep(
@@ -222,18 +195,28 @@ def test_metrics_are_complete_and_count_right(tiny: str, tmp_path: Path) -> None
         folder(tmp_path, "out"),
         1,
         [*rows, silent],
-        TrainConfig(updates=2, tokens_per_microbatch=64, learning_rate=1e-3, warmup_steps=4),
+        TrainConfig(
+            updates=2,
+            tokens_per_microbatch=64,
+            learning_rate=1e-3,
+            warmup_steps=4,
+            max_logprob_gap=None,
+        ),
     )
     metrics = engine.step(step, lambda fraction, message: seen.append((fraction, message)))
     assert set(metrics) == {
         *("loss", "grad_norm", "learning_rate", "ratio_mean", "ratio_max_dev"),
         *("clip_low_fraction", "clip_high_fraction", "logprob_gap_mean", "logprob_gap_max", "kl"),
-        *("tokens_trained", "tokens_processed", "rows", "seconds", "cpu_seconds"),
+        *("importance_mean", "importance_ess", "importance_limited_fraction"),
+        *("guarded_fraction", "kl_base"),
+        *("tokens_trained", "tokens_processed", "forest", "checkpointed", "rows"),
+        *("seconds", "cpu_seconds"),
     }
     assert all(math.isfinite(v) for v in metrics.values())
-    assert metrics["rows"] == 6
+    assert metrics["rows"] == 12
     assert metrics["tokens_trained"] == 2 * sum(sum(row.mask) for row in rows)
-    assert metrics["tokens_processed"] >= 2 * sum(len(row.token_ids) for row in rows)
+    assert metrics["forest"] == 1.0
+    assert metrics["tokens_processed"] == 2 * sum(len(row.token_ids) - 1 for row in rows)
     assert metrics["learning_rate"] == 2.5e-4
     own = [p for r in engine.logprobs(start, rows) for p in r[1:]]
     gaps = [
@@ -260,7 +243,8 @@ def test_what_cannot_be_loaded_is_refused(tiny: str, tmp_path: Path) -> None:
 
 
 def test_rows_survive_their_file_exactly(tmp_path: Path) -> None:
-    rows = [*make_rows(20, low=1), *make_rows(3, temperature=0.1)]
+    rows = [*make_rows(20, low=1), *make_rows(3, temperature=0.1), *branching_rows(5)]
+    rows += [replace(row, weights=[0.1 * p for p in row.logprobs]) for row in rows]
     write_rows(tmp_path / "rows", rows)
     assert read_rows(tmp_path / "rows") == rows
     (tmp_path / "rows").write_bytes(b"not a zip")

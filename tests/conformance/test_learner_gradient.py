@@ -1,4 +1,4 @@
-"""The learner's gradient and logits against naive computations, over architectures."""
+"""The learner's gradient and logits against naive computations, over architectures and forests."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from typing import Any
 import peft
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen3 import modeling_qwen3
 
 from langchain_art.wire import TrainConfig
 from langchain_art_server.algorithms.samples import Row
+from langchain_art_server.backends import forest_attention
+from langchain_art_server.backends.forest_check import has_plain_head
 from langchain_art_server.backends.peft_engine import PeftEngine
-from langchain_art_server.backends.peft_forward import collate, load_base, selected_logits
+from langchain_art_server.backends.peft_forward import load_base
+from langchain_art_server.backends.scoring import Scorer
+from langchain_art_server.backends.training_batch import TrainingBatch
 from tests.conformance.learner_cases import (
     CONFIGS,
+    branching_rows,
     fresh,
     jittered,
     make_rows,
@@ -25,6 +32,8 @@ from tests.conformance.learner_cases import (
     quiet,
     shake,
 )
+
+PLAIN = TrainConfig(importance="off", guard=None, dual_clip=None, tokens_per_microbatch=64)
 
 
 def double_norm(self: Any, hidden: torch.Tensor) -> torch.Tensor:
@@ -58,16 +67,22 @@ def naive_gradient(
     n, total = sum(sum(row.mask) for row in rows), torch.zeros((), dtype=torch.float64)
     for row in rows:
         logits_TV = model(torch.tensor([row.token_ids])).logits[0]
+        log_ratios: dict[int, torch.Tensor] = {}
         for t in range(1, len(row.token_ids)):
-            if not row.mask[t]:
-                continue
-            z_V = logits_TV[t - 1] / row.temperature
-            new = z_V[row.token_ids[t]] - torch.log(torch.exp(z_V).sum())
-            ratio = torch.exp(new - row.logprobs[t])
+            if row.mask[t]:
+                z_V = logits_TV[t - 1] / row.temperature
+                new = z_V[row.token_ids[t]] - torch.log(torch.exp(z_V).sum())
+                log_ratios[t] = new - row.logprobs[t]
+        for t, log_ratio in log_ratios.items():
+            if config.loss == "gspo":
+                same = [r for u, r in log_ratios.items() if row.calls[u] == row.calls[t]]
+                log_ratio = torch.stack(same).mean()
+            ratio = torch.exp(log_ratio)
             bound = min(max(ratio.item(), 1 - config.clip_low), 1 + config.clip_high)
-            a = row.advantages[t]
-            total = total - (ratio * a if ratio.item() * a <= bound * a else bound * a) / n
-    total.backward()
+            a, w = row.advantages[t], row.weights[t] if row.weights else 1 / n
+            total = total - w * (ratio * a if ratio.item() * a <= bound * a else bound * a)
+    if total.requires_grad:
+        total.backward()
     return total.item(), {
         name.replace(".default", ""): p.grad
         for name, p in model.named_parameters()
@@ -75,43 +90,155 @@ def naive_gradient(
     }
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [("float32", 2e-5), ("float64", 1e-9)], ids=["float32", "float64"]
-)
-def test_the_gradient_equals_a_naive_float64_computation(
-    dtype: str, tolerance: float, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(modeling_qwen3.Qwen3RMSNorm, "forward", double_norm)
-    monkeypatch.setattr(modeling_qwen3, "eager_attention_forward", double_attention)
-    engine = PeftEngine(tiny, dtype=dtype)
-    adapter = shake(fresh(engine, tmp_path))
-    rows = make_rows(5, seed=1, temperature=0.7) + make_rows(4, seed=2)
-    rows = jittered(on_policy(engine, adapter, rows), 0.4)
-    config = TrainConfig(tokens_per_microbatch=64)
-    engine._hold(adapter)
-    loss, stats, padded = engine.accumulate(rows, config, quiet)
-    expected_loss, expected = naive_gradient(tiny, adapter, rows, config)
-    assert loss == pytest.approx(expected_loss, rel=tolerance)
+def second_update(engine: PeftEngine, rows: list[Row], config: TrainConfig) -> TrainingBatch:
+    """A batch whose first update was taken where the rows' logprobs are from: the clip acts."""
+    batch = engine.batch(rows, config)
+    batch.loss.begin_update()
+    batch.loss.old_logprobs_N[:] = torch.tensor(
+        [p for row in rows for p, m in zip(row.logprobs, row.mask, strict=True) if m],
+        dtype=torch.float64,
+    )
+    return batch
+
+
+def worst_error(engine: PeftEngine, expected: dict[str, torch.Tensor]) -> float:
+    """Relative to the whole tensor's size, of the worst parameter; gradients are taken away."""
     assert set(expected) == set(engine.parameters) and len(expected) == 28
+    errors: list[float] = []
     for name, parameter in engine.parameters.items():
         assert parameter.grad is not None
-        error = (parameter.grad.double() - expected[name]).norm() / expected[name].norm()
-        assert error < tolerance, (name, error)
+        difference = parameter.grad.double() - expected[name].double()
+        errors.append((difference.norm() / expected[name].norm()).item())
+        parameter.grad = None
+    return max(errors)
+
+
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modeling_qwen3.Qwen3RMSNorm, "forward", double_norm)
+    monkeypatch.setattr(modeling_qwen3, "eager_attention_forward", double_attention)
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-9)], ids=["float32", "float64"]
+)
+@pytest.mark.parametrize("kind", ["forest", "apart"])
+def test_the_gradient_equals_a_naive_float64_computation(
+    dtype: str, tolerance: float, kind: str, tiny: str, tmp_path: Path
+) -> None:
+    engine = PeftEngine(tiny, dtype=dtype)
+    adapter = shake(fresh(engine, tmp_path))
+    make = branching_rows if kind == "forest" else make_rows
+    rows = make(8, seed=1, temperature=0.7) + make(7, seed=2)
+    rows = jittered(on_policy(engine, adapter, rows), 0.4)
+    engine._hold(adapter)
+    batch = second_update(engine, rows, PLAIN)
+    loss, stats = engine.accumulate(batch, quiet)
+    expected_loss, expected = naive_gradient(tiny, adapter, rows, PLAIN)
+    assert loss == pytest.approx(expected_loss, rel=tolerance)
+    assert worst_error(engine, expected) < tolerance
     metrics = stats.metrics()
     assert 0.02 < metrics["clip_low_fraction"] < 0.5 and 0.02 < metrics["clip_high_fraction"] < 0.5
-    assert padded > sum(len(row.token_ids) for row in rows)
+    assert stats.tokens == sum(sum(row.mask) for row in rows)
+    shown = sum(len(row.token_ids) - 1 for row in rows)
+    if kind == "forest":
+        assert batch.packing.tokens < 0.8 * shown
+    else:
+        assert batch.packing.tokens <= shown
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> list[Row]:
+    """Rows that fork from earlier ones, with calls that end where they like; few token ids."""
+    rows: list[Row] = []
+    for _ in range(draw(st.integers(1, 7))):
+        ids: list[int] = []
+        if rows and draw(st.integers(0, 3)):
+            parent = draw(st.sampled_from(rows)).token_ids
+            ids = parent[: draw(st.integers(0, len(parent)))]
+        ids = ids + draw(st.lists(st.integers(0, 5), min_size=0 if len(ids) > 1 else 2, max_size=9))
+        rest = len(ids) - 1
+        mask = [0, *draw(st.lists(st.integers(0, 1), min_size=rest, max_size=rest))]
+        calls, call = [], 0
+        for trained in mask:
+            calls.append(call if trained else -1)
+            call += draw(st.integers(0, 3)) == 0
+        number = st.floats(-1, 1)
+        rows.append(
+            Row(
+                token_ids=ids,
+                mask=mask,
+                logprobs=[draw(st.floats(-6, -2)) * m for m in mask],
+                advantages=[draw(number) * m for m in mask],
+                temperature=draw(st.sampled_from([1.0, 0.5])),
+                weights=[draw(number) * m for m in mask],
+                calls=calls,
+            )
+        )
+    return rows
+
+
+@pytest.fixture(scope="module")
+def double_engine(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[PeftEngine, Path]:
+    engine = PeftEngine(tiny, dtype="float64")
+    return engine, shake(fresh(engine, tmp_path_factory.mktemp("double")))
+
+
+@pytest.mark.usefixtures("exact")
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    rows=forests(),
+    budget=st.sampled_from([4, 12, 40, 1000]),
+    token_cost=st.sampled_from([math.inf, 3.0, 0.0]),
+    block=st.sampled_from([1, 4, 128]),
+    loss=st.sampled_from(["clip", "gspo"]),
+)
+def test_any_forest_gives_the_gradient_of_its_rows(
+    rows: list[Row],
+    budget: int,
+    token_cost: float,
+    block: int,
+    loss: str,
+    tiny: str,
+    double_engine: tuple[PeftEngine, Path],
+) -> None:
+    if not any(any(row.mask) for row in rows):
+        return
+    engine, adapter = double_engine
+    engine._hold(adapter)
+    rows = [row for row in rows if any(row.mask)]
+    config = TrainConfig(importance="off", guard=None, dual_clip=None, loss=loss)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forest_attention, "BLOCK", block)
+        patch.setattr(engine.packer, "token_cost", token_cost)
+        batch = second_update(
+            engine, rows, config.model_copy(update={"tokens_per_microbatch": budget})
+        )
+        total, _ = engine.accumulate(batch, quiet)
+    expected_total, expected = naive_gradient(tiny, adapter, rows, config)
+    assert total == pytest.approx(expected_total, rel=1e-9, abs=1e-12)
+    size = math.sqrt(sum(e.square().sum().item() for e in expected.values()))
+    for name, parameter in engine.parameters.items():
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        error = (gradient - expected.get(name, 0)).norm().item()
+        parameter.grad = None
+        assert error <= 1e-9 * size + 1e-15, name
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_padding_and_micro_batches_change_nothing(
+def test_micro_batches_and_company_change_nothing(
     name: str, models: dict[str, Path], tmp_path: Path
 ) -> None:
     engine = PeftEngine(str(models[name]))
-    adapter, rows = shake(fresh(engine, tmp_path)), make_rows(9, seed=6, temperature=1.3)
+    assert (engine.packer.padded_because is None) == (name != "gemma3")
+    rows = make_rows(9, seed=6, temperature=1.3) + branching_rows(9, seed=6)
+    adapter = shake(fresh(engine, tmp_path))
     engine._hold(adapter)
     gradients, losses = [], []
     for tokens in (64, 10_000):
-        loss, _, _ = engine.accumulate(rows, TrainConfig(tokens_per_microbatch=tokens), quiet)
+        config = PLAIN.model_copy(update={"tokens_per_microbatch": tokens})
+        loss, _ = engine.accumulate(engine.batch(rows, config), quiet)
         losses.append(loss)
         gradients.append({n: p.grad.clone() for n, p in engine.parameters.items()})
         for parameter in engine.parameters.values():
@@ -127,18 +254,17 @@ def test_padding_and_micro_batches_change_nothing(
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_selected_logits_are_the_models_own(name: str, models: dict[str, Path]) -> None:
+def test_outputs_give_the_models_own_logits(name: str, models: dict[str, Path]) -> None:
     base = load_base(str(models[name]), torch.float32, torch.device("cpu"))
-    rows = make_rows(4, seed=8)
-    batch = collate(rows, torch.float32, torch.device("cpu"))
+    row, scorer = make_rows(1, seed=8)[0], Scorer(base)
+    scorer.plain_head = has_plain_head(base)
+    assert scorer.plain_head == (name in ("qwen3", "llama"))
+    ids, select = torch.tensor([row.token_ids]), torch.tensor([3, 0, 3])
     with torch.no_grad():
-        got_MV = selected_logits(base, base, batch)
-        own = [base(torch.tensor([row.token_ids])).logits[0] for row in rows]
-    expected_MV = torch.stack(
-        [own[b][t - 1] for b, row in enumerate(rows) for t, m in enumerate(row.mask) if m]
-    )
+        got_MV = scorer.logits(scorer.outputs({"input_ids": ids}, select))
+        expected_MV = base(ids).logits[0, select]
     torch.testing.assert_close(got_MV, expected_MV, rtol=1e-5, atol=1e-5)
     if name == "gemma3":
         assert expected_MV.abs().max() <= 3.0  # soft-capped, and reaching for it
         assert expected_MV.abs().max() > 1.0
-    assert not base.get_output_embeddings()._forward_pre_hooks
+    assert not scorer.head._forward_pre_hooks

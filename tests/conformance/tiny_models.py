@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from langchain_art_server.backends.base import ChatReply, ChatRequest, Sampling
+from langchain_art_server.backends.reply_frame import unpack_reply
 from langchain_art_server.backends.sampler_process import SamplerHost
 from langchain_art_server.backends.worker import Call
 from langchain_art_server.config import Settings
@@ -241,7 +242,9 @@ class LocalSampler:
     def reply(self, call: Call) -> ChatReply:
         if error := self.errors.get(call.id):
             raise error
-        return ChatReply(**self.results[call.id])
+        reply = unpack_reply(self.results[call.id])
+        numbers = ("prompt_token_ids", "token_ids", "logprobs")
+        return dataclasses.replace(reply, **{n: list(getattr(reply, n)) for n in numbers})
 
     def chat(self, *requests: ChatRequest) -> list[ChatReply]:
         """Send all at once and wait for all."""

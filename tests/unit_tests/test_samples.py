@@ -32,8 +32,8 @@ def hash_of(call_id: str) -> int:
 
 def test_the_worked_example_of_row() -> None:
     calls = [
-        SampledCall("a", [1, 2], [3, 4], [-0.1, -0.2]),
-        SampledCall("b", [1, 2, 3, 4, 5], [6], [-0.3]),
+        SampledCall("a", [1, 2], [3, 4], [-0.1, -0.2], weight=0.2),
+        SampledCall("b", [1, 2, 3, 4, 5], [6], [-0.3], weight=0.2),
     ]
     assert rows_of_run(calls, 0.5) == [
         Row(
@@ -42,8 +42,22 @@ def test_the_worked_example_of_row() -> None:
             logprobs=[0, 0, -0.1, -0.2, 0, -0.3],
             advantages=[0, 0, 0.5, 0.5, 0, 0.5],
             temperature=1.0,
+            weights=[0, 0, 0.2, 0.2, 0, 0.2],
+            calls=[-1, -1, 0, 0, -1, 1],
         )
     ]
+
+
+def test_a_calls_own_advantage_goes_before_the_runs() -> None:
+    (row,) = rows_of_run([call("a", [1], [2], advantage=0.25), call("b", [1, 2, 3], [4])], -1.0)
+    assert row.advantages == [0, 0.25, 0, -1.0] and row.weights == []
+
+
+@pytest.mark.parametrize("weights", [(0.5, None), (None, 0.5)])
+def test_weights_are_all_there_or_none(weights: tuple[float | None, float | None]) -> None:
+    calls = [call("a", [1], [2], weight=weights[0]), call("b", [1, 2, 3], [4], weight=weights[1])]
+    with pytest.raises(InvalidRequest, match="weight"):
+        rows_of_run(calls)
 
 
 def test_parallel_nodes_that_interleave_make_one_row_each() -> None:

@@ -1,8 +1,11 @@
-"""Rewards of one group of runs to their advantages. No torch.
+"""Values of one group of runs to their advantages. No torch.
 
-Statistics are taken once per *run*, never per call or per row: a run of many calls must not weigh
-more in its group's mean. The caller leaves out runs that have no reward or that failed; here every
-reward is a finite number or it is refused.
+A *pool* is what is compared: one sequence of values for each run, most often of one value, the
+run's reward. Statistics count every run once, however many values it has, so that a run of many
+calls does not weigh more in its group's mean. The caller leaves out runs that have no reward or
+that failed; here every value is a finite number or it is refused.
+
+Index suffixes: G runs of a group, U values of one run.
 """
 
 from __future__ import annotations
@@ -17,43 +20,106 @@ FLAT_TOLERANCE = 1e-6
 #: Added to the standard deviation, as in TRL's GRPOTrainer.
 STD_EPSILON = 1e-4
 
+Pool = Sequence[Sequence[float]]
 
-def mean_only(rewards_G: Sequence[float]) -> list[float]:
-    """Reward minus the group's mean: Dr. GRPO (arXiv 2503.20783).
+
+def _means(values_GU: Pool) -> list[float]:
+    return [math.fsum(v / len(values_U) for v in values_U) for values_U in values_GU]
+
+
+def _mean(values_GU: Pool) -> float:
+    return math.fsum(m / len(values_GU) for m in _means(values_GU))
+
+
+def mean_only(values_GU: Pool) -> list[list[float]]:
+    """Value minus the group's mean: Dr. GRPO (arXiv 2503.20783).
 
     ``A_i = r_i - mean(r)``. Example: ``[1, 0, 0, 0]`` gives ``[.75, -.25, -.25, -.25]``.
 
     Args:
-        rewards_G: finite rewards of the G runs of a group, in the reward's own unit.
+        values_GU: finite values of the G runs, in the reward's own unit.
 
     Returns:
-        One advantage per run, in the same order and unit; they sum to 0.
+        One advantage per value, in the same order and unit; the runs' means sum to 0.
     """
-    mean = math.fsum(reward / len(rewards_G) for reward in rewards_G)
-    return [reward - mean for reward in rewards_G]
+    mean = _mean(values_GU)
+    return [[value - mean for value in values_U] for values_U in values_GU]
 
 
-def standardized(rewards_G: Sequence[float]) -> list[float]:
+def standardized(values_GU: Pool) -> list[list[float]]:
     """Mean-only advantages over the sample standard deviation: GRPO (arXiv 2402.03300).
 
-    ``A_i = (r_i - mean(r)) / (std(r) + 1e-4)`` with ``std² = Σ (r_j - mean)² / (G - 1)``, as TRL
-    computes it. Example: ``[1, 0, 1, 0]`` gives about ``[.866, -.866, .866, -.866]``.
+    ``A_i = (r_i - mean(r)) / (std(r) + 1e-4)`` with ``std² = Σ (r_j - mean)² / (G - 1)``, as TRL,
+    verl and SkyRL compute it. The population's deviation, which rLLM takes, is smaller by
+    ``√((G - 1) / G)``: in groups of one size a matter of the learning rate alone. Example:
+    ``[1, 0, 1, 0]`` gives about ``[.866, -.866, .866, -.866]`` here and ±1 there.
 
     Args:
-        rewards_G: finite rewards of the G >= 2 runs of a group.
+        values_GU: finite values of the G >= 2 runs.
 
     Returns:
-        One advantage per run, in the same order, without a unit.
+        One advantage per value, in the same order, without a unit.
     """
-    centred_G = mean_only(rewards_G)
-    std = math.hypot(*centred_G) / math.sqrt(len(rewards_G) - 1)
-    return [centred / (std + STD_EPSILON) for centred in centred_G]
+    centred_GU = mean_only(values_GU)
+    squares = (a / math.sqrt(len(row_U)) for row_U in centred_GU for a in row_U)
+    std = math.hypot(*squares) / math.sqrt(len(values_GU) - 1)
+    return [[a / (std + STD_EPSILON) for a in row_U] for row_U in centred_GU]
 
 
-#: `TrainConfig.advantage` -> the function that computes it from a group that is not flat.
-ADVANTAGES: dict[str, Callable[[Sequence[float]], list[float]]] = {
+def leave_one_out(values_GU: Pool) -> list[list[float]]:
+    """Value minus the mean of the *other* runs: RLOO (arXiv 2402.14740).
+
+    ``A_i = r_i - mean_{j≠i}(r_j)``, which is ``G / (G - 1)`` times the mean-only advantage; the
+    baseline of a run does not depend on the run itself. Example: ``[1, 0, 0, 0]`` gives
+    ``[1, -1/3, -1/3, -1/3]``.
+
+    Args:
+        values_GU: finite values of the G >= 2 runs.
+
+    Returns:
+        One advantage per value, in the same order, in the reward's unit.
+    """
+    means_G, others = _means(values_GU), len(values_GU) - 1
+    shares = [mean / others for mean in means_G]
+    total = math.fsum(shares)
+    return [
+        [value - (total - share) for value in values_U]
+        for values_U, share in zip(values_GU, shares, strict=True)
+    ]
+
+
+def maxrl(values_GU: Pool) -> list[list[float]]:
+    """Mean-only advantages over the mean: MaxRL (arXiv 2602.02710).
+
+    ``A_i = (r_i - mean(r)) / mean(r)``. For rewards of 0 and 1 it follows the gradient of the
+    log-likelihood of success instead of that of its probability: a scenario that is rarely solved
+    weighs more. Example: ``[1, 0, 0, 0]`` gives ``[3, -1, -1, -1]``.
+
+    Args:
+        values_GU: values of at least 0, of which one is above 0.
+
+    Returns:
+        One advantage per value, in the same order, without a unit.
+
+    Raises:
+        InvalidRequest: a value is below 0: the mean is no rate of success then.
+    """
+    if (worst := min(min(values_U) for values_U in values_GU)) < 0:
+        raise InvalidRequest(
+            f"got the reward {worst!r} with advantage='maxrl', expected rewards of at least 0 "
+            "(best 0 or 1); shift them, or take another advantage",
+            param="reward",
+        )
+    mean = _mean(values_GU)
+    return [[(value - mean) / mean for value in values_U] for values_U in values_GU]
+
+
+#: `TrainConfig.advantage` -> the function that computes it from a pool that is not flat.
+ADVANTAGES: dict[str, Callable[[Pool], list[list[float]]]] = {
     "mean": mean_only,
     "standardized": standardized,
+    "leave_one_out": leave_one_out,
+    "maxrl": maxrl,
 }
 
 
@@ -67,35 +133,56 @@ def is_flat(rewards_G: Sequence[float], tolerance: float = FLAT_TOLERANCE) -> bo
     return len(rewards_G) < 2 or max(rewards_G) - min(rewards_G) <= tolerance
 
 
-def group_advantages(rewards_G: Sequence[float], kind: str = "mean") -> list[float]:
-    """The advantage of every run of a group; exactly 0.0 for each run of a flat group.
+def pool_advantages(
+    values_GU: Pool, kind: str = "mean", tolerance: float = FLAT_TOLERANCE
+) -> list[list[float]] | None:
+    """The advantage of every value of a pool; None if the pool has nothing to teach.
 
-    A group of one is flat: with nothing to compare it to, its raw reward is not an advantage.
+    A pool of one run has nothing to compare it to: its raw reward is not an advantage.
 
     Args:
-        rewards_G: rewards of the group's runs, without those that failed or have no reward.
+        values_GU: at least one value for each run.
         kind: a key of `ADVANTAGES`; default ``mean``.
+        tolerance: largest difference between two values that still counts as equal.
 
     Raises:
-        InvalidRequest: a reward is NaN or infinite, the advantages overflow, or `kind` is unknown.
+        InvalidRequest: a value is NaN or infinite, the advantages overflow, or `kind` is unknown.
     """
     if kind not in ADVANTAGES:
         raise InvalidRequest(
             f"got advantage={kind!r}, expected one of {sorted(ADVANTAGES)}", param="advantage"
         )
-    if not all(math.isfinite(reward) for reward in rewards_G):
+    flat = [value for values_U in values_GU for value in values_U]
+    if not all(map(math.isfinite, flat)):
         raise InvalidRequest(
-            f"got the rewards {list(rewards_G)!r}, expected finite numbers; leave out the runs "
-            "that were not scored",
+            f"got the rewards {flat!r}, expected finite numbers; leave out the runs that were not "
+            "scored",
             param="reward",
         )
-    if is_flat(rewards_G):
-        return [0.0] * len(rewards_G)
-    advantages_G = ADVANTAGES[kind](rewards_G)
-    if not all(math.isfinite(advantage) for advantage in advantages_G):
+    if len(values_GU) < 2 or is_flat(flat, tolerance):
+        return None
+    advantages_GU = ADVANTAGES[kind](values_GU)
+    if not all(math.isfinite(a) for row_U in advantages_GU for a in row_U):
         raise InvalidRequest(
-            f"got rewards from {min(rewards_G)!r} to {max(rewards_G)!r}, whose differences are not "
-            "finite; scale the rewards down",
+            f"got rewards from {min(flat)!r} to {max(flat)!r}, whose differences are not finite; "
+            "scale the rewards down",
             param="reward",
         )
-    return advantages_G
+    return advantages_GU
+
+
+def group_advantages(
+    rewards_G: Sequence[float], kind: str = "mean", tolerance: float = FLAT_TOLERANCE
+) -> list[float]:
+    """The advantage of every run of a group; exactly 0.0 for each run of a flat group.
+
+    Args:
+        rewards_G: rewards of the group's runs, without those that failed or have no reward.
+        kind: as for `pool_advantages`.
+        tolerance: as for `pool_advantages`.
+
+    Raises:
+        InvalidRequest: as `pool_advantages`.
+    """
+    found = pool_advantages([[reward] for reward in rewards_G], kind, tolerance)
+    return [0.0] * len(rewards_G) if found is None else [row_U[0] for row_U in found]

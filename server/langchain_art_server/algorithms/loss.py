@@ -1,16 +1,25 @@
-"""The policy loss: torch and nothing else, pure functions of tensors.
+"""Logits to logprobs, and logprobs to a loss for each token: pure functions of tensors.
 
-Index suffixes: T trained or masked tokens of a micro-batch laid end to end, V vocabulary.
-Logprobs are in nats, under softmax(logits / temperature).
+Index suffixes: T trained tokens of a micro-batch laid end to end, V vocabulary. Logprobs are in
+nats, under softmax(logits / temperature).
+
+Left out of the field's many losses: SAPO (arXiv 2511.20347), a smooth gate where `clip_loss` has
+an edge, which with one update per batch no ratio ever reaches; VESPO (2602.10693), weights for
+sequences that are far off policy, which `mismatch` refuses instead; OPSM (2512.02556), which drops
+calls that are far off and went badly: the guard drops those that are far off.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from langchain_art_server.algorithms.segments import call_means
+
+#: Weight of the squared log-ratio in `dppo_tv_loss`.
+DPPO_TAU = 1e-3
 
 #: Elements of logits that are upcast at once: bounds the extra memory to 64 MiB in float32.
 CHUNK_ELEMENTS = 1 << 24
@@ -76,128 +85,145 @@ def _chunks(logits_TV: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, tokens, size)]
 
 
-def clipped_loss(
+class TokenLoss(NamedTuple):
+    """A loss for each token, not yet weighed or summed, and where its bounds acted.
+
+    Attributes:
+        loss_T: carries the gradient.
+        low_T: true where the lower bound acted.
+        high_T: true where the upper bound acted.
+    """
+
+    loss_T: Tensor
+    low_T: Tensor
+    high_T: Tensor
+
+
+def clip_loss(
     logprobs_T: Tensor,
-    sampler_logprobs_T: Tensor,
+    old_logprobs_T: Tensor,
     advantages_T: Tensor,
-    mask_T: Tensor,
     clip_low: float,
     clip_high: float,
-    denominator: int,
-) -> Tensor:
-    """PPO's clipped surrogate, token-level over a whole optimizer step.
+    dual_clip: float | None = None,
+) -> TokenLoss:
+    """PPO's clipped surrogate with a bound of its own for each side, and dual clip.
 
-    ``L = -(1/N) Σ_t min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t)`` over tokens with
-    mask 1, ``r_t = exp(logprob_t - sampler_logprob_t)``. The clipped objective is PPO's (arXiv
-    1707.06347, eq. 7); the separate upper bound ("clip-higher") and the sum over all tokens of the
-    step over their count N are DAPO's (arXiv 2503.14476, eq. 8). The ratio is taken against the
-    sampler that drew the token, so it also corrects for tokens that are a version old.
+    ``l = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`` with ``r = exp(logprob - old)`` (arXiv
+    1707.06347, eq. 7; the two bounds: DAPO, arXiv 2503.14476). With dual clip, ``l`` is at most
+    ``-dual_clip A`` where A < 0 (arXiv 1912.09729). Where a bound holds there is no gradient.
 
-    `denominator` comes from outside, so the losses of micro-batches add up to the loss of the
-    batch, whatever the split. Example, one token and N = 1: r 1.5 and A +1 at (0.2, 0.28) gives
-    -1.28; r 0.5 and A -1 gives +0.8.
+    Example at (0.2, 0.28): r 1.5 and A +1 gives -1.28, r 0.5 and A -1 gives 0.8; r 5 and A -1 gives
+    5, with a dual clip of 3 it gives 3.
 
     Args:
         logprobs_T: the learner's, in nats; carries the gradient.
-        sampler_logprobs_T: those recorded when the tokens were drawn.
+        old_logprobs_T: the learner's before the first update on this batch.
         advantages_T: one per token, without a unit.
-        mask_T: true where the token is trained; whatever the others hold is ignored, even NaN.
         clip_low: the ratio's distance below 1 at which a negative advantage stops pushing.
         clip_high: the distance above 1 at which a positive advantage stops pushing.
-        denominator: N, all trained tokens of the optimizer step.
-
-    Returns:
-        A scalar, to be minimised.
+        dual_clip: ratio above which a negative advantage stops pushing, above 1; None: none.
     """
-    mask_T = mask_T.bool()
-    zero = torch.zeros_like(logprobs_T)
-    advantages_T = torch.where(mask_T, advantages_T.to(logprobs_T.dtype), zero)
-    ratio_T = torch.where(mask_T, logprobs_T - sampler_logprobs_T, zero).exp()
-    clipped_T = ratio_T.clamp(1 - clip_low, 1 + clip_high)
-    return -torch.minimum(ratio_T * advantages_T, clipped_T * advantages_T).sum() / denominator
+    ratio_T = (logprobs_T - old_logprobs_T).exp()
+    return _clipped(ratio_T, advantages_T, clip_low, clip_high, dual_clip)
 
 
-@dataclass(frozen=True)
-class LossStats:
-    """Sums and maxima over trained tokens, so that those of micro-batches can be added.
+def gspo_loss(
+    logprobs_T: Tensor,
+    old_logprobs_T: Tensor,
+    advantages_T: Tensor,
+    calls_T: Tensor,
+    clip_low: float,
+    clip_high: float,
+) -> TokenLoss:
+    """GSPO (arXiv 2507.18071, eq. 5 to 7): the clipped surrogate with one ratio for a whole call.
 
-    Attributes:
-        tokens: trained tokens.
-        ratio: Σ r.
-        ratio_max_dev: max |r - 1|.
-        clipped_low: tokens with A < 0 and r < 1 - clip_low: the clip took their gradient.
-        clipped_high: tokens with A > 0 and r > 1 + clip_high.
-        gap: Σ |logprob - sampler_logprob|, in nats.
-        gap_max: the largest of them.
-        kl: Σ k3 of KL(sampler || learner).
+    ``s = exp(mean over the call's tokens of (logprob - old))`` takes the place of each token's
+    ratio. It moves less than a token's: the paper clips it at 3e-4 and 4e-4.
+
+    Args:
+        logprobs_T: as for `clip_loss`.
+        old_logprobs_T: as for `clip_loss`.
+        advantages_T: as for `clip_loss`.
+        calls_T: integers, equal for the tokens of one call; a call's tokens are all here.
+        clip_low: as for `clip_loss`.
+        clip_high: as for `clip_loss`.
     """
-
-    tokens: float = 0.0
-    ratio: float = 0.0
-    ratio_max_dev: float = 0.0
-    clipped_low: float = 0.0
-    clipped_high: float = 0.0
-    gap: float = 0.0
-    gap_max: float = 0.0
-    kl: float = 0.0
-
-    def __add__(self, other: LossStats) -> LossStats:
-        """The stats of both sets of tokens together."""
-        return LossStats(
-            tokens=self.tokens + other.tokens,
-            ratio=self.ratio + other.ratio,
-            ratio_max_dev=max(self.ratio_max_dev, other.ratio_max_dev),
-            clipped_low=self.clipped_low + other.clipped_low,
-            clipped_high=self.clipped_high + other.clipped_high,
-            gap=self.gap + other.gap,
-            gap_max=max(self.gap_max, other.gap_max),
-            kl=self.kl + other.kl,
-        )
-
-    def metrics(self) -> dict[str, float]:
-        """Means per token and maxima, by the names under which a job reports them."""
-        n = max(1.0, self.tokens)
-        return {
-            "ratio_mean": self.ratio / n,
-            "ratio_max_dev": self.ratio_max_dev,
-            "clip_low_fraction": self.clipped_low / n,
-            "clip_high_fraction": self.clipped_high / n,
-            "logprob_gap_mean": self.gap / n,
-            "logprob_gap_max": self.gap_max,
-            "kl": self.kl / n,
-        }
+    ratio_T = call_means(logprobs_T - old_logprobs_T, calls_T).exp()
+    return _clipped(ratio_T, advantages_T, clip_low, clip_high, None)
 
 
-@torch.no_grad()
-def loss_stats(
+def cispo_loss(
+    logprobs_T: Tensor,
+    old_logprobs_T: Tensor,
+    advantages_T: Tensor,
+    clip_low: float,
+    clip_high: float,
+) -> TokenLoss:
+    """CISPO (arXiv 2506.13585, eq. 4 and 5): the weight is clipped, the gradient never.
+
+    ``l = -sg(clip(r, 1 - clip_low, 1 + clip_high)) A logprob``, ``sg`` stopping the gradient.
+    With ``clip_low=1`` there is no lower bound, as in the paper.
+
+    Args:
+        logprobs_T: as for `clip_loss`.
+        old_logprobs_T: as for `clip_loss`.
+        advantages_T: as for `clip_loss`.
+        clip_low: distance of the weight's lower bound from 1.
+        clip_high: distance of its upper bound from 1.
+    """
+    ratio_T = (logprobs_T.detach() - old_logprobs_T).exp()
+    low, high = 1 - clip_low, 1 + clip_high
+    loss_T = -ratio_T.clamp(low, high) * advantages_T * logprobs_T
+    return TokenLoss(loss_T, ratio_T < low, ratio_T > high)
+
+
+def dppo_tv_loss(
     logprobs_T: Tensor,
     sampler_logprobs_T: Tensor,
     advantages_T: Tensor,
-    mask_T: Tensor,
     clip_low: float,
     clip_high: float,
-) -> LossStats:
-    """What the clip did, and how far learner and sampler are apart.
+) -> TokenLoss:
+    """DPPO with total variation (arXiv 2602.04879): what bounds a token is its probability's move.
 
-    `kl` is Schulman's k3, ``r - 1 - log r`` with r = learner / sampler: over tokens that the
-    sampler drew, its mean is KL(sampler || learner), and it is never negative
-    (joschu.net/blog/kl-approx.html). Arguments as for `clipped_loss`.
+    With π the learner's probability and μ the sampler's, ``l = -(π/μ) A``, but 0 where
+    ``A > 0 and π - μ > clip_high`` or ``A < 0 and π - μ < -clip_low``; everywhere plus
+    ``1e-3 log²(π/μ)`` (arXiv 2602.02276). A ratio bounds rare tokens hard and frequent ones hardly;
+    this does neither: π .9 and μ .6 with A > 0 is left out, π .02 and μ .001 is not.
+
+    Args:
+        logprobs_T: as for `clip_loss`.
+        sampler_logprobs_T: recorded when the tokens were drawn; the ratio is against these, so
+            it needs no other correction for the mismatch.
+        advantages_T: as for `clip_loss`.
+        clip_low: 0 … 1, in probability.
+        clip_high: 0 … 1, in probability.
     """
-    keep_T = mask_T.bool()
-    log_ratio_T = (logprobs_T - sampler_logprobs_T)[keep_T]
-    if log_ratio_T.numel() == 0:
-        return LossStats()
-    advantages_T = advantages_T[keep_T]
-    ratio_T = log_ratio_T.exp()
-    numbers = torch.stack(
-        [
-            ratio_T.sum(),
-            (ratio_T - 1).abs().max(),
-            ((advantages_T < 0) & (ratio_T < 1 - clip_low)).sum(),
-            ((advantages_T > 0) & (ratio_T > 1 + clip_high)).sum(),
-            log_ratio_T.abs().sum(),
-            log_ratio_T.abs().max(),
-            (log_ratio_T.expm1() - log_ratio_T).sum(),
-        ]
-    )
-    return LossStats(float(log_ratio_T.numel()), *numbers.tolist())
+    log_ratio_T = logprobs_T - sampler_logprobs_T
+    moved_T = logprobs_T.detach().exp() - sampler_logprobs_T.exp()
+    low_T = (advantages_T < 0) & (moved_T < -clip_low)
+    high_T = (advantages_T > 0) & (moved_T > clip_high)
+    kept_T = ~(low_T | high_T)
+    # Masked before the exponential: a ratio that overflows must not reach the gradient as 0 * inf.
+    ratio_T = torch.where(kept_T, log_ratio_T, torch.zeros_like(log_ratio_T)).exp() * kept_T
+    return TokenLoss(-ratio_T * advantages_T + DPPO_TAU * log_ratio_T.square(), low_T, high_T)
+
+
+def _clipped(
+    ratio_T: Tensor,
+    advantages_T: Tensor,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
+) -> TokenLoss:
+    low, high = 1 - clip_low, 1 + clip_high
+    plain_T = ratio_T * advantages_T
+    loss_T = -torch.minimum(plain_T, ratio_T.clamp(low, high) * advantages_T)
+    low_T = (advantages_T < 0) & (ratio_T < low)
+    high_T = (advantages_T > 0) & (ratio_T > high)
+    if dual_clip is not None:
+        dual_T = (advantages_T < 0) & (ratio_T > dual_clip)
+        loss_T = torch.where(dual_T, -dual_clip * advantages_T, loss_T)
+        high_T = high_T | dual_T
+    return TokenLoss(loss_T, low_T, high_T)

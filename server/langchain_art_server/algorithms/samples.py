@@ -24,13 +24,17 @@ class Row:
     """One sequence for the learner: what the model saw and said, in order.
 
     A worked example. Call 1 was shown ``[1, 2]`` and said ``[3, 4]``; call 2 was shown
-    ``[1, 2, 3, 4, 5]`` and said ``[6]``. The advantage of the run is 0.5::
+    ``[1, 2, 3, 4, 5]`` and said ``[6]``. The advantage of the run is 0.5, the weight of each token
+    0.2::
 
         Row(token_ids=[1, 2, 3, 4, 5, 6], mask=[0, 0, 1, 1, 0, 1],
             logprobs=[0, 0, -0.1, -0.2, 0, -0.3], advantages=[0, 0, .5, .5, 0, .5],
-            temperature=1.0)
+            temperature=1.0, weights=[0, 0, .2, .2, 0, .2], calls=[-1, -1, 0, 0, -1, 1])
 
-    All four lists have one entry per token; `logprobs` are the sampler's.
+    Each list has one entry per token. `logprobs` are the sampler's. `weights` are those of the
+    tokens in the loss, which is a plain sum; without any, each of the N trained tokens of a step
+    weighs 1/N. `calls` tells which of the row's calls said the token, -1 for none of them; without
+    any, the trained tokens of the row are one call's.
     """
 
     token_ids: list[int]
@@ -38,6 +42,8 @@ class Row:
     logprobs: list[float]
     advantages: list[float]
     temperature: float = 1.0
+    weights: list[float] = field(default_factory=list[float])
+    calls: list[int] = field(default_factory=list[int])
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,8 @@ class SampledCall:
         temperature: of the distribution that was sampled.
         trainable: False for a call that must not be learned from (frozen node, truncated
             sampling, thrown-away attempt).
+        advantage: of each of its tokens; None: the run's.
+        weight: of each of its tokens in the loss; None: the same for all tokens of the step.
 
     Example::
 
@@ -64,6 +72,8 @@ class SampledCall:
     logprobs: Sequence[float]
     temperature: float = 1.0
     trainable: bool = True
+    advantage: float | None = None
+    weight: float | None = None
 
 
 @dataclass
@@ -75,16 +85,26 @@ class _OpenRow:
     token_ids: list[int] = field(default_factory=list[int])
     mask: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
+    advantages: list[float] = field(default_factory=list[float])
+    weights: list[float] = field(default_factory=list[float])
+    calls: list[int] = field(default_factory=list[int])
+    said: int = 0
 
-    def extend(self, call: SampledCall) -> None:
+    def extend(self, call: SampledCall, advantage: float) -> None:
         context = call.prompt_token_ids[len(self.token_ids) :]
+        before, said = [0.0] * len(context), len(call.token_ids)
         self.token_ids += [*context, *call.token_ids]
-        self.mask += [0] * len(context) + [1] * len(call.token_ids)
-        self.logprobs += [*([0.0] * len(context)), *(min(0.0, value) for value in call.logprobs)]
+        self.mask += [0] * len(context) + [1] * said
+        self.logprobs += [*before, *(min(0.0, value) for value in call.logprobs)]
+        self.advantages += before + [advantage] * said
+        if call.weight is not None:
+            self.weights += before + [call.weight] * said
+        self.calls += [-1] * len(context) + [self.said] * said
+        self.said += 1
         self.key = _key(self.token_ids)
 
 
-def rows_of_run(calls: Iterable[SampledCall], advantage: float) -> list[Row]:
+def rows_of_run(calls: Iterable[SampledCall], advantage: float = 0.0) -> list[Row]:
     """Lay the calls of one run into as few rows as their tokens allow.
 
     A call extends the open row whose tokens are the longest prefix of its prompt; every open row
@@ -95,7 +115,7 @@ def rows_of_run(calls: Iterable[SampledCall], advantage: float) -> list[Row]:
 
     Args:
         calls: in the order in which they were made.
-        advantage: of the run; each trained token gets it.
+        advantage: of the run; each trained token of a call without one of its own gets it.
 
     Returns:
         Rows in the order in which they were opened. Over all of them, the tokens with mask 1 are
@@ -103,10 +123,8 @@ def rows_of_run(calls: Iterable[SampledCall], advantage: float) -> list[Row]:
 
     Raises:
         InvalidRequest: a call's tokens, logprobs or temperature make no sense, a call occurs
-            twice, or the advantage is not finite.
+            twice, an advantage or a weight is not finite, or only some calls have a weight.
     """
-    if not math.isfinite(advantage):
-        raise InvalidRequest(f"got advantage={advantage!r}, expected a finite number")
     open_rows: list[_OpenRow] = []
     seen: set[str] = set()
     for call in calls:
@@ -115,15 +133,20 @@ def rows_of_run(calls: Iterable[SampledCall], advantage: float) -> list[Row]:
         seen.add(call.call_id)
         if not call.trainable or not call.token_ids:
             continue
-        _check_call(call)
-        _row_for(call, open_rows).extend(call)
+        own = advantage if call.advantage is None else call.advantage
+        _check_call(call, own)
+        _row_for(call, open_rows).extend(call, own)
+    if any(row.weights and len(row.weights) < len(row.mask) for row in open_rows):
+        raise InvalidRequest("got calls with and calls without a weight in one row", param="calls")
     return [
         Row(
             token_ids=row.token_ids,
             mask=row.mask,
             logprobs=row.logprobs,
-            advantages=[advantage if trained else 0.0 for trained in row.mask],
+            advantages=row.advantages,
             temperature=row.temperature,
+            weights=row.weights,
+            calls=row.calls,
         )
         for row in open_rows
     ]
@@ -191,7 +214,7 @@ def _row_for(call: SampledCall, open_rows: list[_OpenRow]) -> _OpenRow:
     return open_rows[-1]
 
 
-def _check_call(call: SampledCall) -> None:
+def _check_call(call: SampledCall, advantage: float) -> None:
     problem = None
     if not call.prompt_token_ids:
         problem = "got an empty prompt, expected at least one token before the reply"
@@ -206,6 +229,8 @@ def _check_call(call: SampledCall) -> None:
         problem = f"got the logprob {worst!r}, expected a finite number of at most 0"
     elif not (math.isfinite(call.temperature) and call.temperature > 0):
         problem = f"got temperature={call.temperature!r}, expected a finite number above 0"
+    elif not (math.isfinite(advantage) and math.isfinite(call.weight or 0.0)):
+        problem = f"got advantage={advantage!r} and weight={call.weight!r}, expected finite numbers"
     if problem:
         raise InvalidRequest(f"call {call.call_id!r}: {problem}", param="calls")
 
@@ -217,6 +242,9 @@ def _problem(row: Row, vocab_size: int) -> str | None:
     others = [len(row.mask), len(row.logprobs), len(row.advantages)]
     if others != [length] * 3:
         return f"got {length} tokens and {others} masks, logprobs and advantages, expected as many"
+    others = [len(row.weights), len(row.calls)]
+    if not set(others) <= {0, length}:
+        return f"got {length} tokens and {others} weights and calls, expected as many or none"
     if min(row.token_ids) < 0 or max(row.token_ids) >= vocab_size:
         worst = min(row.token_ids) if min(row.token_ids) < 0 else max(row.token_ids)
         return (
@@ -227,8 +255,8 @@ def _problem(row: Row, vocab_size: int) -> str | None:
         return f"got the mask values {sorted(set(row.mask))}, expected 0 and 1"
     if row.mask[0]:
         return "its first token is trained, expected at least one token of context before it"
-    if not all(map(math.isfinite, chain(row.logprobs, row.advantages))):
-        return "got a logprob or an advantage that is not finite"
+    if not all(map(math.isfinite, chain(row.logprobs, row.advantages, row.weights))):
+        return "got a logprob, an advantage or a weight that is not finite"
     if not (math.isfinite(row.temperature) and row.temperature > 0):
         return f"got temperature={row.temperature!r}, expected a finite number above 0"
     return None

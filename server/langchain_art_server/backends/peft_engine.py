@@ -5,7 +5,9 @@ Index suffixes as in `peft_forward`.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -20,23 +22,30 @@ from torch import Tensor, nn
 
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import LoraConfig, TrainConfig
-from langchain_art_server.algorithms.loss import LossStats, clipped_loss, loss_stats, token_logprobs
-from langchain_art_server.algorithms.samples import Row, microbatches
+from langchain_art_server.algorithms.samples import Row
 from langchain_art_server.algorithms.schedule import learning_rate
+from langchain_art_server.algorithms.stats import LossStats
+from langchain_art_server.algorithms.step_loss import StepLoss
+from langchain_art_server.algorithms.sync import check_sync
 from langchain_art_server.backends import peft_adapter
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft_forward import (
-    Batch,
-    collate,
-    load_base,
-    selected_logits,
-)
+from langchain_art_server.backends.packer import Packer
+from langchain_art_server.backends.peft_forward import load_base
+from langchain_art_server.backends.scoring import Counted, Scorer
+from langchain_art_server.backends.sync_probe import probe
 from langchain_art_server.backends.torch_setup import set_threads, torch_device
+from langchain_art_server.backends.training_batch import (
+    TrainingBatch,
+    row_logprobs,
+    step_tokens,
+    sweep_logprobs,
+)
 
+log = logging.getLogger(__name__)
 #: AdamW as is usual for LoRA in RL; β2 below the default 0.999, since runs have few steps.
 ADAM_BETAS = (0.9, 0.99)
 ADAM_EPS = 1e-8
-#: Padded tokens at once where every position's logits are wanted, not just the trained ones'.
+#: Tokens at once where every position's logits are wanted, not just the trained ones'.
 LOGPROB_TOKENS = 4096
 #: float16 is left out: without loss scaling, small gradients would silently become zero.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -71,6 +80,15 @@ class PeftEngine:
         ends = (self.base.get_input_embeddings(), self.base.get_output_embeddings())
         self._vocab_size = min(len(next(end.parameters())) for end in ends if end is not None)
         self._linears = peft_adapter.linear_names(self.base)
+        self._number = torch.float64 if self.dtype == torch.float64 else torch.float32
+        self._scorer = Scorer(self.base)
+        self.packer = Packer(self._scorer)
+        if self.packer.padded_because is not None:
+            log.warning(
+                "%s learns from padded rows, common beginnings again and again: %s.",
+                model,
+                self.packer.padded_because,
+            )
         self._peft: peft.PeftModel | None = None
         self._config = b""
         self._held: peft_adapter.Identity | None = None
@@ -110,8 +128,9 @@ class PeftEngine:
         policy that learned nothing.
 
         Raises:
-            ArtError: the loss, the gradient or the result is not finite, or memory ran out;
-                nothing was written, and the next step reads its parent from disk.
+            ArtError: learner and sampler are further apart than `max_logprob_gap`; the loss, the
+                gradient or the result is not finite; or memory ran out. Nothing was written, and
+                the next step reads its parent from disk.
             ConfigError: the parent cannot be read.
         """
         wall, cpu = time.perf_counter(), time.process_time()
@@ -148,67 +167,65 @@ class PeftEngine:
         """
         if adapter is not None:
             self._hold(adapter)
-        found = [np.zeros(len(row.token_ids)) for row in rows]
-        for group in microbatches([len(row.token_ids) for row in rows], LOGPROB_TOKENS):
-            batch = self._collate([rows[i] for i in group], every_token=True)
-            with torch.no_grad():
-                logits_MV = self._logits(batch, base=adapter is None)
-                flat = token_logprobs(logits_MV, batch.targets_M, batch.temperature_M).tolist()
-            start = 0
-            for i in group:
-                end = start + len(rows[i].token_ids) - 1
-                found[i][1:] = flat[start:end]
-                start = end
-        return found
+        counted = Counted.of(rows, every_token=True)
+        found_N = torch.zeros(len(counted.row_T), dtype=self._number, device=self.device)
+        if len(found_N):
+            packing = self.packer.pack(rows, counted, LOGPROB_TOKENS)
+            with self._base_only() if adapter is None else contextlib.nullcontext():
+                found_N = sweep_logprobs(packing, self._scorer, found_N)
+        return row_logprobs(rows, counted, found_N)
 
-    def accumulate(
-        self, rows: Sequence[Row], config: TrainConfig, progress: Progress
-    ) -> tuple[float, LossStats, int]:
-        """Add the gradient of the whole batch's loss to the parameters, micro-batch by micro-batch.
+    def batch(self, rows: Sequence[Row], config: TrainConfig) -> TrainingBatch:
+        """Rows, of which each has a trained token, made ready for the updates of a step."""
+        counted = Counted.of(rows)
+        packing = self.packer.pack_to_learn(rows, counted, config.tokens_per_microbatch)
+        loss = StepLoss(step_tokens(rows, counted, self._number, self.device), config)
+        if config.kl is not None:
+            with self._base_only():
+                loss.base_logprobs_N = sweep_logprobs(packing, self._scorer, loss.old_logprobs_N)
+        return TrainingBatch(len(rows), packing, loss)
+
+    def accumulate(self, batch: TrainingBatch, progress: Progress) -> tuple[float, LossStats]:
+        """Add the gradient of one update's loss to the parameters, part by part.
 
         Returns:
-            The loss, what the clip did, and the padded tokens that went through the model.
+            The loss, and what it says of the step.
         """
-        groups = microbatches([len(row.token_ids) for row in rows], config.tokens_per_microbatch)
-        trained = sum(sum(row.mask) for row in rows)
-        loss, stats, padded = 0.0, LossStats(), 0
-        for index, group in enumerate(groups):
-            batch = self._collate([rows[i] for i in group])
-            logprobs_M = token_logprobs(self._logits(batch), batch.targets_M, batch.temperature_M)
-            terms = (
-                logprobs_M,
-                batch.sampler_logprobs_M,
-                batch.advantages_M,
-                torch.ones_like(batch.targets_M),
-                config.clip_low,
-                config.clip_high,
-            )
-            part = clipped_loss(*terms, denominator=trained)
-            part.backward()
-            loss, stats = loss + part.item(), stats + loss_stats(*terms)
-            padded += batch.ids_BT.numel()
-            progress((index + 1) / len(groups), f"micro-batch {index + 1} of {len(groups)}")
-        return loss, stats, padded
+        batch.loss.begin_update()
+        batch.packing.sweep(self._scorer, batch.loss.visit, progress)
+        return batch.loss.loss, batch.loss.stats
 
-    def _collate(self, rows: Sequence[Row], *, every_token: bool = False) -> Batch:
-        number = torch.float64 if self.dtype == torch.float64 else torch.float32
-        return collate(rows, number, self.device, every_token=every_token)
+    def _trained_logprobs(self, rows: Sequence[Row], base: bool) -> Tensor:
+        """The logprobs of the trained tokens of rows, row by row, in nats."""
+        counted = Counted.of(rows)
+        like_N = torch.zeros(len(counted.row_T), dtype=self._number, device=self.device)
+        with self._base_only() if base else contextlib.nullcontext():
+            packing = self.packer.pack(rows, counted, LOGPROB_TOKENS)
+            return sweep_logprobs(packing, self._scorer, like_N)
 
     def _learn(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
         config = request.config
         rows = [row for row in request.rows if any(row.mask)]
+        batch = self.batch(rows, config)
         rate = learning_rate(config, request.step)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         losses: list[float] = []
         norms: list[float] = []
-        stats, first, processed = LossStats(), LossStats(), 0
+        stats, first = LossStats(), LossStats()
         for update in range(config.updates):
 
             def report(fraction: float, message: str, done: int = update) -> None:
                 progress((done + fraction) / config.updates, f"update {done + 1}, {message}")
 
-            loss, found, padded = self.accumulate(rows, config, report)
+            loss, found = self.accumulate(batch, report)
+            if update == 0:
+                check_sync(
+                    found.metrics(),
+                    config,
+                    request.staleness,
+                    lambda: probe(rows, batch.loss, self._trained_logprobs),
+                )
             norm = nn.utils.clip_grad_norm_(
                 list(self.parameters.values()), config.max_grad_norm, foreach=False
             ).item()
@@ -218,7 +235,7 @@ class PeftEngine:
             self._optimizer.zero_grad(set_to_none=True)
             losses.append(loss)
             norms.append(norm)
-            stats, processed = stats + found, processed + padded
+            stats = stats + found
             first = first if update else found
         gaps = {k: v for k, v in first.metrics().items() if k.startswith("logprob_gap")}
         return {
@@ -227,8 +244,10 @@ class PeftEngine:
             "learning_rate": rate,
             **(stats.metrics() | gaps),
             "tokens_trained": stats.tokens,
-            "tokens_processed": float(processed),
-            "rows": float(len(rows)),
+            "tokens_processed": float(config.updates * batch.packing.tokens),
+            "forest": float(self.packer.padded_because is None),
+            "checkpointed": float(self.packer.checkpoints),
+            "rows": float(batch.rows),
         }
 
     def _hold(self, folder: Path) -> None:
@@ -248,9 +267,9 @@ class PeftEngine:
             try:
                 shape = peft.LoraConfig(**json.loads(config) | {"inference_mode": False})
                 if self._peft is not None:
-                    self.base = self._peft.unload()
+                    self._scorer.model = self.base = self._peft.unload()
                     self._peft = None
-                self._peft = peft.get_peft_model(self.base, shape).eval()
+                self._scorer.model = self._peft = peft.get_peft_model(self.base, shape).eval()
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"PEFT refuses the adapter's config: {error}") from error
             self._config = config
@@ -267,13 +286,9 @@ class PeftEngine:
             foreach=False,
         )
 
-    def _logits(self, batch: Batch, *, base: bool = False) -> Tensor:
-        if self._peft is None:
-            return selected_logits(self.base, self.base, batch)
-        if not base:
-            return selected_logits(self._peft, self.base, batch)
-        with self._peft.disable_adapter():
-            return selected_logits(self._peft, self.base, batch)
+    def _base_only(self) -> contextlib.AbstractContextManager[Any]:
+        """Within it, the model is the base model."""
+        return contextlib.nullcontext() if self._peft is None else self._peft.disable_adapter()
 
 
 def serving_engine(

@@ -1,7 +1,6 @@
-"""Rows through a causal model: padding, and logits only where a token counts. Child side only.
+"""The base model, and rows through it as padded micro-batches. Child side only.
 
-Index suffixes: B rows of a micro-batch, T positions of a padded row, M the positions of a
-micro-batch whose next token counts, V vocabulary.
+Index suffixes: B rows of a micro-batch, T positions of a padded row, M edges as in `scoring`.
 """
 
 from __future__ import annotations
@@ -9,99 +8,112 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.algorithms.samples import Row
+from langchain_art_server.algorithms.samples import Row, microbatches
+from langchain_art_server.backends.scoring import (
+    Counted,
+    Edges,
+    Progress,
+    Scored,
+    Scorer,
+    Share,
+    Visit,
+    visit_terms,
+)
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Rows padded on the right, and the tokens in them that count, laid end to end."""
-
+class _Batch:
     ids_BT: Tensor
     attention_BT: Tensor
-    select_BT: Tensor
-    """True where the *next* token counts."""
-    targets_M: Tensor
-    sampler_logprobs_M: Tensor
-    advantages_M: Tensor
-    temperature_M: Tensor
+    edges: Edges
+    share: Share
+    terms_T: Tensor
 
 
-def collate(
-    rows: Sequence[Row], number: torch.dtype, device: torch.device, *, every_token: bool = False
-) -> Batch:
-    """Pad rows on the right and pick the tokens that count.
+class PaddedRows:
+    """Rows of similar length side by side, padded on the right: what every architecture can do.
 
     Args:
-        rows: of similar length, to waste little.
-        number: dtype of logprobs, advantages and temperatures.
+        rows: at least one.
+        counted: their tokens that count.
+        budget: most tokens of a micro-batch, padding included; a longer row goes alone.
+        number: dtype of temperatures.
         device: where the tensors go.
-        every_token: count every token but the first of each row, not only trained ones.
     """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        counted: Counted,
+        budget: int,
+        number: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        lengths = [len(row.token_ids) for row in rows]
+        self._batches = [
+            _pad([rows[i] for i in group], group, counted, number, device)
+            for group in microbatches(lengths, budget)
+        ]
+        sizes = [batch.ids_BT.numel() for batch in self._batches]
+        self.tokens, self.alive = sum(sizes), max(sizes)
+
+    def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:
+        """See `scoring.Packing`."""
+        for index, batch in enumerate(self._batches):
+            inputs = _inputs(scorer.base, batch.ids_BT, batch.attention_BT)
+            outputs_MX = scorer.outputs(inputs, batch.edges.select_M)
+            scored = Scored(scorer, outputs_MX, batch.edges, soon=True)
+            visit_terms(visit, batch.terms_T, [(scored, batch.share)])
+            for end, grad in scored.ends():
+                end.backward(grad)
+            if progress is not None:
+                count = len(self._batches)
+                progress((index + 1) / count, f"micro-batch {index + 1} of {count}")
+
+
+def _pad(
+    rows: Sequence[Row],
+    group: Sequence[int],
+    counted: Counted,
+    number: torch.dtype,
+    device: torch.device,
+) -> _Batch:
     shape = (len(rows), max(len(row.token_ids) for row in rows))
-    ids_BT, attention_BT = (torch.zeros(shape, dtype=torch.long) for _ in range(2))
-    mask_BT = torch.zeros(shape, dtype=torch.bool)
-    logprobs_BT, advantages_BT, temperature_BT = (
-        torch.zeros(shape, dtype=number) for _ in range(3)
-    )
+    ids_BT, attention_BT = (np.zeros(shape, dtype=np.int64) for _ in range(2))
+    place = {row: b for b, row in enumerate(group)}
     for b, row in enumerate(rows):
-        n = len(row.token_ids)
-        ids_BT[b, :n] = torch.tensor(row.token_ids)
-        attention_BT[b, :n] = 1
-        mask_BT[b, :n] = True if every_token else torch.tensor(row.mask, dtype=torch.bool)
-        logprobs_BT[b, :n] = torch.tensor(row.logprobs, dtype=number)
-        advantages_BT[b, :n] = torch.tensor(row.advantages, dtype=number)
-        temperature_BT[b] = row.temperature
-    mask_BT[:, 0] = False  # nothing comes before the first token
-    select_BT = mask_BT.roll(-1, dims=1)
-    tensors = (ids_BT, attention_BT, select_BT)
-    counted = (ids_BT, logprobs_BT, advantages_BT, temperature_BT)
-    return Batch(*(t.to(device) for t in (*tensors, *(t[mask_BT] for t in counted))))
+        ids_BT[b, : len(row.token_ids)] = row.token_ids
+        attention_BT[b, : len(row.token_ids)] = 1
+    terms_T = np.flatnonzero(np.isin(counted.row_T, group))
+    b_T = np.array([place[row] for row in counted.row_T[terms_T].tolist()], dtype=np.int64)
+    at_T = counted.at_T[terms_T]
+    temperature_T = np.array([row.temperature for row in rows])[b_T]
+    edges, edge_T = Edges.merged(
+        b_T * shape[1] + at_T - 1, ids_BT[b_T, at_T], temperature_T, number, device
+    )
+    ids, attention, edge, number_T = (
+        torch.from_numpy(x).to(device) for x in (ids_BT, attention_BT, edge_T, terms_T)
+    )
+    share = Share(torch.arange(len(number_T), device=device), edge)
+    return _Batch(ids, attention, edges, share, number_T)
 
 
-def selected_logits(model: nn.Module, base: PreTrainedModel, batch: Batch) -> Tensor:
-    """Logits (M, V) at the selected positions only.
-
-    The rows' hidden states are thinned out on their way into the output head, by a hook on the
-    head itself: whatever the architecture does to logits behind it (scaling, soft-capping) is done
-    as ever, and no logits of context are ever computed.
-
-    Args:
-        model: what is called: `base`, or PEFT's wrapper around it.
-        base: whose output head it is.
-        batch: the rows.
-
-    Raises:
-        ConfigError: the architecture does something else with its hidden states.
-    """
-    head = base.get_output_embeddings()
-    assert head is not None  # load_base saw to it
-
-    def thin(_head: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (args[0][batch.select_BT][None], *args[1:])
-
+def _inputs(base: PreTrainedModel, ids_BT: Tensor, attention_BT: Tensor) -> dict[str, Any]:
     # The mask and the positions are explicit, so that nothing is guessed from them: without a
     # mask, transformers takes a jump in the positions for the start of another document.
-    inputs: dict[str, Tensor] = {"input_ids": batch.ids_BT, "attention_mask": batch.attention_BT}
+    inputs = {"input_ids": ids_BT, "attention_mask": attention_BT}
     if "position_ids" in inspect.signature(base.forward).parameters:
-        positions_T = torch.arange(batch.ids_BT.shape[1], device=batch.ids_BT.device)
-        inputs["position_ids"] = positions_T.expand(batch.ids_BT.shape)
-    hook = head.register_forward_pre_hook(thin)
-    try:
-        logits_1MV: Tensor = model(**inputs, use_cache=False).logits
-    finally:
-        hook.remove()
-    if logits_1MV.shape[:2] != (1, len(batch.targets_M)):
-        raise ConfigError(
-            f"the architecture {type(base).__name__} does not give one row of logits for each "
-            f"hidden state: got {tuple(logits_1MV.shape)}; it cannot be trained here"
-        )
-    return logits_1MV[0]
+        positions_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
+        inputs["position_ids"] = positions_T.expand(ids_BT.shape)
+    return inputs
 
 
 def load_base(model: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
@@ -116,7 +128,6 @@ def load_base(model: str, dtype: torch.dtype, device: torch.device) -> PreTraine
         loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             model,
             dtype=dtype,
-            attn_implementation="sdpa",
             use_safetensors=True,
             trust_remote_code=False,
         )

@@ -101,6 +101,7 @@ class PeftLearner:
             "step": request.step,
             "rows": str(rows_file),
             "config": request.config.model_dump(mode="json"),
+            "staleness": request.staleness,
         }
         try:
             await asyncio.to_thread(write_rows, rows_file, request.rows)
@@ -202,7 +203,12 @@ def _start(
         rows = read_rows(Path(p["rows"]))
         return engine.step(
             LearnerStep(
-                Path(p["parent"]), Path(p["out"]), p["step"], rows, TrainConfig(**p["config"])
+                parent=Path(p["parent"]),
+                out=Path(p["out"]),
+                step=p["step"],
+                rows=rows,
+                config=TrainConfig(**p["config"]),
+                staleness=p["staleness"],
             ),
             progress,
         )

@@ -7,8 +7,8 @@ second), is named by its path in the call, outlives either process, and needs no
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,19 +16,24 @@ import numpy as np
 from langchain_art.errors import InvalidRequest
 from langchain_art_server.algorithms.samples import Row
 
-_FIELDS = ("token_ids", "mask", "logprobs", "advantages")
-_DTYPES = {"token_ids": "<i8", "mask": "u1", "logprobs": "<f8", "advantages": "<f8"}
+#: Fields of `Row` with one number per token (or none at all, where the row lets them out).
+_DTYPES = {
+    "token_ids": "<i8",
+    "mask": "u1",
+    "logprobs": "<f8",
+    "advantages": "<f8",
+    "weights": "<f8",
+    "calls": "<i8",
+}
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Write rows to `path`, exactly: ids as int64, numbers as float64."""
-    arrays = {
-        name: np.fromiter(
-            itertools.chain.from_iterable(getattr(row, name) for row in rows), dtype=_DTYPES[name]
-        )
-        for name in _FIELDS
-    }
-    arrays["lengths"] = np.array([len(row.token_ids) for row in rows], dtype="<i8")
+    arrays: dict[str, np.ndarray] = {}
+    for name, dtype in _DTYPES.items():
+        columns: list[list[float]] = [getattr(row, name) for row in rows]
+        arrays[name] = np.fromiter(chain.from_iterable(columns), dtype=dtype)
+        arrays[f"{name}_lengths"] = np.array([len(column) for column in columns], dtype="<i8")
     arrays["temperatures"] = np.array([row.temperature for row in rows], dtype="<f8")
     with path.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
@@ -40,19 +45,17 @@ def read_rows(path: Path) -> list[Row]:
     Raises:
         InvalidRequest: the file is missing or is not one of ours.
     """
+    columns: dict[str, list[list[float]]] = {}
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in (*_FIELDS, "lengths", "temperatures")}
+            temperatures = file["temperatures"].tolist()
+            for name in _DTYPES:
+                ends = np.cumsum(file[f"{name}_lengths"]).tolist()
+                flat = file[name].tolist()
+                columns[name] = [flat[start:end] for start, end in pairwise([0, *ends])]
     except (OSError, ValueError, KeyError) as error:
         raise InvalidRequest(f"the rows in {path.name} cannot be read: {error}") from error
-    ends = np.cumsum(arrays["lengths"]).tolist()
-    columns = {name: arrays[name].tolist() for name in _FIELDS}
     return [
-        Row(
-            **{name: column[end - length : end] for name, column in columns.items()},
-            temperature=temperature,
-        )
-        for end, length, temperature in zip(
-            ends, arrays["lengths"].tolist(), arrays["temperatures"].tolist(), strict=True
-        )
+        Row(**{name: column[index] for name, column in columns.items()}, temperature=temperature)  # pyright: ignore[reportArgumentType]
+        for index, temperature in enumerate(temperatures)
     ]

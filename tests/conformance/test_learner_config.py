@@ -1,0 +1,283 @@
+"""`TrainConfig` in a real step: every field acts, the base model is kept near, faults stop it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_art.errors import ArtError
+from langchain_art.wire import TrainConfig
+from langchain_art_server.algorithms.candidates import CandidateCall, CandidateRun
+from langchain_art_server.algorithms.plan import plan
+from langchain_art_server.algorithms.samples import Row, SampledCall, rows_of_run
+from langchain_art_server.backends import sync_probe
+from langchain_art_server.backends.base import LearnerStep
+from langchain_art_server.backends.peft_engine import PeftEngine
+from tests.conformance import tiny_models
+from tests.conformance.learner_cases import (
+    FILES,
+    branching_rows,
+    contents,
+    folder,
+    fresh,
+    jittered,
+    make_rows,
+    on_policy,
+    quiet,
+    shake,
+    take,
+)
+
+#: Field -> what the step has anyway, and what is changed.
+CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
+    "learning_rate": ({}, 2e-2),
+    "warmup_steps": ({}, 4),
+    "decay_steps": ({}, 4),
+    "final_learning_rate": ({"decay_steps": 4}, 0.5),
+    "max_grad_norm": ({}, 1e-9),  # Adam forgives any scale that is not near its epsilon
+    "updates": ({}, 2),
+    "tokens_per_microbatch": ({}, 64),
+    "advantage": ({}, "standardized"),
+    "credit": ({}, "node"),
+    "discount": ({"credit": "turn"}, 0.5),
+    "anchor_weight": ({"credit": "anchor"}, 0.5),
+    "scores": ({"advantage": "standardized"}, {"a": 1.0}),
+    "flat_tolerance": ({}, 2.0),
+    "mask_truncated": ({}, True),
+    "max_staleness": ({}, 1),
+    "overlong_tokens": ({"overlong_tokens": 8, "overlong_buffer": 4}, 9),
+    "overlong_buffer": ({"overlong_tokens": 8, "overlong_buffer": 4}, 2),
+    "loss": ({"importance": "off"}, "dppo_tv"),
+    "clip_low": ({"updates": 2}, 0.01),
+    "clip_high": ({"updates": 2}, 0.01),
+    "dual_clip": ({"updates": 2}, 1.01),
+    "aggregation": ({}, "run"),
+    "aggregation_constant": ({"aggregation": "constant", "aggregation_constant": 5.0}, 7.0),
+    "kl": ({"kl": "k3", "kl_coefficient": 0.5}, "k1"),
+    "kl_coefficient": ({"kl": "k3", "kl_coefficient": 0.5}, 1.0),
+    "importance": ({}, "icepop"),
+    "importance_low": ({"importance": "icepop"}, 0.9),
+    "importance_high": ({}, 1.05),
+    "guard": ({}, 1.05),
+    "max_logprob_gap": ({}, 0.01),
+}
+
+
+def groups() -> list[list[CandidateRun]]:
+    """Runs that each field of the plan has something to say about."""
+    first = CandidateCall(3, "a", reward=0.2, anchor="s", lag=2)
+    cut = CandidateCall(4, "a", anchor="s", truncated=True)
+    return [
+        [
+            CandidateRun((first, CandidateCall(2, "b")), 1.0, {"a": 0.0}),
+            CandidateRun((cut, CandidateCall(3, "b", reward=0.5)), 0.0, {"a": 1.0}),
+            CandidateRun((CandidateCall(1, "a", anchor="s"),), 0.0, {"a": 0.3}),
+        ]
+    ]
+
+
+def outcome(tiny: str, where: Path, rows: list[Row], start: Path, config: TrainConfig) -> Any:
+    """All that a config decides: the plan, the adapter, how it was made, or why it was not."""
+    candidates = groups()
+    if config.scores:  # rewards of calls have no place beside scores
+        candidates = [
+            [
+                replace(run, calls=tuple(replace(call, reward=None) for call in run.calls))
+                for run in runs
+            ]
+            for runs in candidates
+        ]
+    heard: list[str] = []
+    out = folder(where, f"out{len(list(where.iterdir()))}")
+    try:
+        step = LearnerStep(start, out, 2, rows, config)
+        PeftEngine(tiny).step(step, lambda _, message: heard.append(message))
+        made: Any = contents(out)[FILES[1]]
+    except ArtError as error:
+        made = str(error)
+    return plan(candidates, config), made, heard
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_every_field_acts(field: str, tiny: str, tmp_path: Path) -> None:
+    engine = PeftEngine(tiny)
+    start = shake(fresh(engine, tmp_path))
+    rows = branching_rows(8, seed=9)
+    rows = jittered(on_policy(engine, start, rows), 0.3)
+    given, changed = CHANGES[field]
+    base = {"learning_rate": 1e-2, "guard": None, "max_logprob_gap": None} | given
+    before = outcome(tiny, tmp_path, rows, start, TrainConfig(**base))
+    after = outcome(tiny, tmp_path, rows, start, TrainConfig(**(base | {field: changed})))
+    assert before != after
+    if field == "tokens_per_microbatch":
+        assert len(before[2]) < len(after[2])
+    if field == "max_logprob_gap":
+        assert "nats apart per token" in after[1]
+
+
+def test_no_field_is_left_out_of_the_test_above() -> None:
+    assert set(CHANGES) == set(TrainConfig.model_fields)
+
+
+# --- the divergence from the base ----------------------------------------------------------------
+
+
+def test_the_base_model_is_the_model_without_its_adapter(tiny: str, tmp_path: Path) -> None:
+    engine = PeftEngine(tiny)
+    start = shake(fresh(engine, tmp_path))
+    rows = on_policy(engine, start, make_rows(6) + branching_rows(6))
+    metrics = take(engine, start, folder(tmp_path, "out"), rows, kl="k3", kl_coefficient=0.1)
+    gaps = [
+        base - own
+        for row, base_T, own_T in zip(
+            rows, engine.logprobs(None, rows), engine.logprobs(start, rows), strict=True
+        )
+        for base, own, trained in zip(base_T, own_T, row.mask, strict=True)
+        if trained
+    ]
+    expected = math.fsum(math.expm1(gap) - gap for gap in gaps) / len(gaps)
+    assert expected > 0.1
+    assert metrics["kl_base"] == pytest.approx(expected, rel=1e-4)
+    plain = take(engine, start, folder(tmp_path, "plain"), rows)
+    assert plain["kl_base"] == 0.0
+
+
+# --- sampler against learner ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    where = tmp_path_factory.mktemp("sync")
+    model = tiny_models.save_model(where / "model")
+    adapters = [tiny_models.save_adapter(where / f"v{i}", model, seed=i) for i in (1, 2)]
+    return model, adapters[0], adapters[1]
+
+
+@pytest.fixture(scope="module")
+def sampler(folders: tuple[Path, Path, Path]) -> tiny_models.LocalSampler:
+    model, *adapters = folders
+    made = tiny_models.LocalSampler(model)
+    for number, adapter in enumerate(adapters, 1):
+        made.load(f"agent@{number}", adapter)
+    return made
+
+
+def sampled(
+    sampler: tiny_models.LocalSampler,
+    adapter: str | None = "agent@1",
+    temperature: float = 1.0,
+    said: float | None = None,
+    change: Callable[[Sequence[float]], Sequence[float]] = list,
+) -> list[Row]:
+    """Rows of real replies, with the temperature that they say and the logprobs as changed."""
+    replies = sampler.chat(
+        *(
+            tiny_models.ask(text, adapter=adapter, temperature=temperature, seed=i, max_tokens=24)
+            for i, text in enumerate(("the team", "the weather", "of Ann", "on Monday") * 3)
+        )
+    )
+    return [
+        row
+        for i, reply in enumerate(replies)
+        for row in rows_of_run(
+            [
+                SampledCall(
+                    f"call-{i}",
+                    reply.prompt_token_ids,
+                    reply.token_ids,
+                    change(reply.logprobs),
+                    said or temperature,
+                )
+            ],
+            (-1.0) ** i,
+        )
+    ]
+
+
+def shifted(by: int) -> Callable[[Sequence[float]], Sequence[float]]:
+    return lambda logprobs: [*logprobs[-by:], *logprobs[:-by]]
+
+
+def try_step(
+    folders: tuple[Path, Path, Path], rows: list[Row], where: Path, **config: Any
+) -> dict[str, float]:
+    staleness = config.pop("staleness", 0.0)
+    step = LearnerStep(
+        folders[1], folder(where, "out"), 1, rows, TrainConfig(**config), staleness=staleness
+    )
+    return PeftEngine(str(folders[0])).step(step, quiet)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_healthy_pair_passes(
+    temperature: float,
+    sampler: tiny_models.LocalSampler,
+    folders: tuple[Path, Path, Path],
+    tmp_path: Path,
+) -> None:
+    metrics = try_step(folders, sampled(sampler, temperature=temperature), tmp_path)
+    assert metrics["logprob_gap_mean"] < 1e-5 and metrics["guarded_fraction"] == 0.0
+    assert metrics["importance_mean"] == pytest.approx(1.0, abs=1e-4)
+    assert metrics["importance_ess"] == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"adapter": None}, "did not apply the adapter"),
+        ({"temperature": 0.7, "said": 1.0}, r"temperature 0\.7, while the calls say 1:"),
+        ({"temperature": 1.0, "said": 0.6}, r"temperature 1, while the calls say 0\.6"),
+        ({"change": shifted(1)}, "token before it"),
+        ({"change": shifted(-1)}, "token after it"),
+        ({"adapter": "agent@2"}, "No usual fault explains it"),
+    ],
+    ids=str,
+)
+def test_each_fault_stops_the_step_and_is_named(
+    fault: dict[str, Any],
+    words: str,
+    sampler: tiny_models.LocalSampler,
+    folders: tuple[Path, Path, Path],
+    tmp_path: Path,
+) -> None:
+    rows = sampled(sampler, **fault)
+    with pytest.raises(ArtError, match=words) as caught:
+        try_step(folders, rows, tmp_path)
+    assert "Nothing was published" in str(caught.value)
+    assert contents(tmp_path / "out") == {}
+    (tmp_path / "stale").mkdir()
+    metrics = try_step(folders, rows, tmp_path / "stale", staleness=100.0)  # it may be that far
+    assert metrics["logprob_gap_mean"] > 0.1
+
+
+def test_the_rows_that_are_furthest_off_are_looked_at(
+    sampler: tiny_models.LocalSampler,
+    folders: tuple[Path, Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sync_probe, "TOKENS", 40)
+    rows = [*sampled(sampler), *sampled(sampler, adapter=None)[:5]]
+    with pytest.raises(ArtError, match="did not apply the adapter"):
+        try_step(folders, rows, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+def test_with_nothing_else_to_learn_the_divergence_shrinks(
+    kind: str, sampler: tiny_models.LocalSampler, folders: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    engine, held, name = PeftEngine(str(folders[0])), folders[1], "agent@1"
+    seen: list[float] = []
+    for step in range(1, 7):
+        rows = [replace(r, advantages=[0.0] * len(r.mask)) for r in sampled(sampler, name)]
+        out = folder(tmp_path, f"out{step}")
+        options = {"kl": kind, "kl_coefficient": 1.0, "learning_rate": 1e-2}
+        seen.append(take(engine, held, out, rows, step, **options)["kl_base"])
+        held, name = out, f"{kind}@{step}"
+        sampler.load(name, out)
+    assert max(seen[-2:]) < 0.6 * seen[0]

@@ -1,0 +1,213 @@
+"""The token forest as the learner uses it: its parts, its memory, its fallback."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from langchain_art.wire import TrainConfig
+from langchain_art_server.algorithms.forest import grow
+from langchain_art_server.algorithms.forest_parts import split
+from langchain_art_server.backends import forest_flex, packer
+from langchain_art_server.backends.forest_attention import plan_tiles
+from langchain_art_server.backends.forest_check import use_forest
+from langchain_art_server.backends.peft_engine import PeftEngine
+from langchain_art_server.backends.peft_forward import load_base
+from langchain_art_server.backends.scoring import Scorer
+from tests.conformance.learner_cases import (
+    SHAPE,
+    branching_rows,
+    contents,
+    folder,
+    fresh,
+    make_rows,
+    quiet,
+    shake,
+    take,
+)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_computing_layers_twice_changes_no_bit(
+    name: str, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, results = branching_rows(12) + make_rows(6), []
+    for free in (1e12, 1.0):
+        monkeypatch.setattr(packer, "free_bytes", lambda _device, free=free: free)
+        engine, here = PeftEngine(str(models[name])), folder(tmp_path, f"free{free}")
+        start, out = shake(fresh(engine, here)), folder(here, "out")
+        metrics = take(engine, start, out, rows, tokens_per_microbatch=64, updates=2)
+        assert metrics["checkpointed"] == float(free == 1.0)
+        results.append(contents(out))
+        assert [m for m in engine.base.modules() if m.training] == [] or free == 1.0
+    assert results[0] == results[1]
+
+
+def test_checkpointing_needs_less_memory(tiny: str, tmp_path: Path) -> None:
+    """Counted in what autograd keeps, which is what the learner measures."""
+    engine = PeftEngine(tiny)
+    engine._hold(shake(fresh(engine, tmp_path)))
+    plain = engine.packer._measured()
+    # Of each layer at least: its input, four projections' inputs and three of the block behind.
+    assert plain > 2 * 4 * (4 * 32 + 3 * 48)
+    batch = engine.batch(make_rows(3), TrainConfig())
+    kept: list[int] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept[-1] += tensor.numel()
+        return tensor
+
+    for on in (False, True):
+        engine.packer._checkpoint(on)
+        kept.append(0)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            engine.accumulate(batch, quiet)
+    assert kept[1] < 0.3 * kept[0]
+
+
+def test_parts_read_each_distinct_token_once(tiny: str, tmp_path: Path) -> None:
+    engine = PeftEngine(tiny)
+    engine._hold(fresh(engine, tmp_path))
+    engine.packer.token_cost = math.inf
+    rows = branching_rows(30)
+    shown = [row.token_ids[:-1] for row in rows]
+    distinct = {tuple(ids[: i + 1]) for ids in shown for i in range(len(ids))}
+    seen: list[int] = []
+    hook = engine.base.get_input_embeddings().register_forward_hook(
+        lambda _module, args, _out: seen.append(args[0].numel())
+    )
+    for budget in (64, 4096):
+        seen.clear()
+        batch = engine.batch(rows, TrainConfig(tokens_per_microbatch=budget))
+        seen.clear()  # the measurement of memory
+        engine.accumulate(batch, quiet)
+        assert sum(seen) == batch.packing.tokens == len(distinct)
+        assert (len(seen) == 1) == (budget == 4096)
+        assert batch.packing.alive <= 1.25 * budget
+    hook.remove()
+
+
+ODD: dict[str, tuple[Any, str]] = {
+    "mistral": (transformers.MistralConfig(**SHAPE, sliding_window=64), "sliding_window"),
+    "gemma2": (
+        transformers.Gemma2Config(**SHAPE, sliding_window=64, query_pre_attn_scalar=8),
+        "sliding_attention",
+    ),
+    "qwen3_next": (
+        transformers.Qwen3NextConfig(
+            **SHAPE,
+            layer_types=["linear_attention", "full_attention"],
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            num_experts=0,
+            mlp_only_layers=[0, 1],
+        ),
+        "linear_attention",
+    ),
+    "longrope": (
+        transformers.LlamaConfig(
+            **SHAPE, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+        ),
+        "dynamic",
+    ),
+    "gpt_oss": (
+        transformers.GptOssConfig(
+            **SHAPE,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            layer_types=["full_attention", "full_attention"],
+        ),
+        "s_aux",
+    ),
+}
+FITS: dict[str, Any] = {
+    "qwen2": transformers.Qwen2Config(**{k: v for k, v in SHAPE.items() if k != "head_dim"}),
+    "mistral": transformers.MistralConfig(**SHAPE, sliding_window=None),
+    "smollm3": transformers.SmolLM3Config(
+        **{k: v for k, v in SHAPE.items() if k != "head_dim"}, no_rope_layers=[1, 0]
+    ),
+    "phi3": transformers.Phi3Config(**{k: v for k, v in SHAPE.items() if k != "head_dim"}),
+    "olmo2": transformers.Olmo2Config(**{k: v for k, v in SHAPE.items() if k != "head_dim"}),
+    "gpt2": transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=128),
+}
+
+
+def made(config: Any, where: Path) -> Scorer:
+    torch.manual_seed(7)
+    AutoModelForCausalLM.from_config(config).save_pretrained(where)
+    return Scorer(load_base(str(where), torch.float32, torch.device("cpu")))
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_plain_causal_attention_takes_forests(name: str, tmp_path: Path) -> None:
+    assert use_forest(made(FITS[name], tmp_path)) is None
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_other_attention_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    config, word = ODD[name]
+    scorer = made(config, tmp_path)
+    why = use_forest(scorer)
+    assert why is not None and word in why
+    assert scorer.base.config._attn_implementation in ("sdpa", "eager")
+    with torch.no_grad():
+        scorer.base(torch.arange(1, 9)[None], use_cache=False)
+
+
+def long_rows(seed: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    rows: list[list[int]] = []
+    for _ in range(rng.randint(2, 9)):
+        start = rng.choice(rows)[: rng.randint(0, 400)] if rows else []
+        rows.append(start + [rng.randrange(50) for _ in range(rng.randint(1, 300))])
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_flex_attention_equals_the_tiles(seed: int) -> None:
+    """Its forward pass; torch has no backward pass of it on CPU."""
+    forest = grow(long_rows(seed))
+    torch.manual_seed(seed)
+    q, k, v = (torch.randn(1, heads, len(forest.token_ids_N), 16) for heads in (4, 2, 2))
+    for part in split(forest, [100, 700, 10_000, 300][seed]):
+        own, above = (torch.from_numpy(x) for x in (part.tokens_P, part.above_E))
+        layer = (k[0][:, above], v[0][:, above]) if len(above) else None
+        plans = (
+            plan_tiles(part.tokens_P, part.above_E, forest.exit_N, torch.float32),
+            forest_flex.Blocks(part.tokens_P, part.above_E, forest.exit_N, torch.device("cpu")),
+        )
+        with torch.no_grad():
+            outs = [p.attend(q[:, :, own], k[:, :, own], v[:, :, own], layer, 0.25) for p in plans]
+        torch.testing.assert_close(outs[0], outs[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_flex_blocks_hold_all_pairs_and_whole_ones_no_others(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forest_flex, "BLOCK", 16)
+    forest = grow(long_rows(seed))
+    whole = 0
+    for part in split(forest, 500):
+        keys = np.concatenate([part.above_E, part.tokens_P])
+        some, every = forest_flex._blocks(part.tokens_P, keys, forest.exit_N[keys])
+        q = part.tokens_P[:, None]
+        pairs = (keys <= q) & (q < forest.exit_N[keys])
+        for i in range(some.shape[0]):
+            for j in range(some.shape[1]):
+                block = pairs[16 * i : 16 * i + 16, 16 * j : 16 * j + 16]
+                assert some[i, j] or not block.any()
+                assert block.all() or not every[i, j]
+                whole += every[i, j]
+        assert (every <= some).all()
+    assert whole > 0
