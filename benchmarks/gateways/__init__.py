@@ -1,0 +1,1 @@
+"""What `benchmarks.gateway` starts: a client, engines that answer at once, our server."""

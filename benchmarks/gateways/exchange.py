@@ -1,0 +1,44 @@
+"""One call, as both gateways see it: 14 messages of an agent's run, a reply of 128 tokens."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+PROMPT_TOKENS, REPLY_TOKENS, MESSAGES = 900, 128, 14
+_TEXT = "the mail of Ann was sent on Friday at ten for a review that is due by noon"
+
+
+def _text(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choices(_TEXT.split(), k=words))
+
+
+def messages(seed: int) -> list[dict[str, Any]]:
+    """A system prompt, a question, and six tool calls with their results."""
+    rng = random.Random(seed)
+    said: list[dict[str, Any]] = [
+        {"role": "system", "content": _text(rng, 120)},
+        {"role": "user", "content": _text(rng, 20)},
+    ]
+    while len(said) < MESSAGES:
+        name = f"call_{len(said)}"
+        function = {"name": "search_inbox", "arguments": f'{{"query": "{_text(rng, 4)}"}}'}
+        call = {"id": name, "type": "function", "function": function}
+        said += [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": name, "content": _text(rng, 60)},
+        ]
+    return said
+
+
+def sampled() -> dict[str, Any]:
+    """What the engine samples: ids, logprobs and texts of the reply, ids of the prompt."""
+    rng = random.Random(0)
+    texts = [f" {word}" for word in rng.choices(_TEXT.split(), k=REPLY_TOKENS)]
+    return {
+        "prompt_token_ids": [rng.randrange(150_000) for _ in range(PROMPT_TOKENS)],
+        "token_ids": [rng.randrange(150_000) for _ in range(REPLY_TOKENS)],
+        "logprobs": [-rng.expovariate(2.0) for _ in range(REPLY_TOKENS)],
+        "token_texts": texts,
+        "content": "".join(texts),
+    }

@@ -1,0 +1,136 @@
+"""Ways to get the gradient of one step, all in this process, on our model and our loss."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+import transformers
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from benchmarks.learning.workloads import VOCAB, Workload
+from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art_server.algorithms.forest import Forest, Segment
+from langchain_art_server.algorithms.samples import Row
+from langchain_art_server.backends import forest_packing
+from langchain_art_server.backends.forest_pass import FOREST_ATTENTION
+from langchain_art_server.backends.peft_engine import PeftEngine
+
+#: The policy gradient and nothing else, so that every method can be told to compute it.
+CONFIG = TrainConfig(importance="off", guard=None, dual_clip=None, max_logprob_gap=None)
+LORA = LoraConfig(rank=16, alpha=32.0)
+Gradient = dict[str, torch.Tensor]
+
+
+def save_model(folder: Path) -> Path:
+    """A random model of 1.3 million parameters."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        tie_word_embeddings=True,
+        max_position_embeddings=32768,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def make_engine() -> PeftEngine:
+    """Our learner, with an adapter that already does something."""
+    transformers.utils.logging.disable_progress_bar()
+    folder = Path(tempfile.mkdtemp(prefix="art-bench-"))
+    engine = PeftEngine(str(save_model(folder)))
+    engine.init_adapter(folder, LORA)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name in sorted(engine.parameters):
+            if "lora_B" in name:
+                engine.parameters[name].normal_(std=0.02, generator=generator)
+    return engine
+
+
+@dataclass
+class Method:
+    """One way: what it is given, and how many tokens it put through the model."""
+
+    name: str
+    rows: Callable[[Workload], list[Row]]
+    around: Callable[[PeftEngine], object]
+    tokens: int = 0
+
+    def gradient(self, engine: PeftEngine, rows: Sequence[Row]) -> Gradient:
+        """From rows to the gradients of all parameters of the adapter."""
+        batch = engine.batch(rows, CONFIG)
+        engine.accumulate(batch, lambda _fraction, _message: None)
+        self.tokens = batch.packing.tokens
+        found: Gradient = {}
+        for name, parameter in engine.parameters.items():
+            assert parameter.grad is not None
+            found[name], parameter.grad = parameter.grad, None
+        return found
+
+
+@contextmanager
+def as_it_is(_engine: PeftEngine) -> Iterator[None]:
+    """Our learner."""
+    yield
+
+
+@contextmanager
+def padded(engine: PeftEngine) -> Iterator[None]:
+    """Rows sorted by length, padded on the right, through transformers' own SDPA attention."""
+    engine.packer.padded_because = "benchmark"
+    engine.base.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        engine.packer.padded_because = None
+        engine.base.set_attn_implementation(FOREST_ATTENTION)
+
+
+@contextmanager
+def packed(_engine: PeftEngine) -> Iterator[None]:
+    """Rows end to end without padding; each attends to itself alone, by the fused causal kernel."""
+    with mock.patch.object(forest_packing, "grow", apart):
+        yield
+
+
+def apart(sequences: Sequence[Sequence[int]], _token_cost: float) -> Forest:
+    """Rows as a forest in which nothing is shared."""
+    lengths = [len(sequence) for sequence in sequences]
+    ends = np.cumsum(lengths)
+    bounds = [(int(end) - length, int(end)) for end, length in zip(ends, lengths, strict=True)]
+    return Forest(
+        token_ids_N=np.concatenate([np.asarray(sequence) for sequence in sequences]),
+        depth_N=np.concatenate([np.arange(length) for length in lengths]),
+        exit_N=np.repeat(ends, lengths),
+        rows=[np.arange(start, end) for start, end in bounds],
+        segments=[Segment(start, end, end, 0, -1) for start, end in bounds],
+    )
+
+
+def methods() -> list[Method]:
+    """Ours first."""
+    return [
+        Method("forest", Workload.rows, as_it_is),
+        Method("padded rows", Workload.rows, padded),
+        Method("packed rows", Workload.rows, packed),
+        Method("a row per call", Workload.call_rows, packed),
+    ]
+
+
+def distance(one: Gradient, other: Gradient) -> float:
+    """Of two gradients, relative to the first one's length."""
+    squares = sum((one[name] - other[name]).double().square().sum().item() for name in one)
+    return (squares / sum(g.double().square().sum().item() for g in one.values())) ** 0.5

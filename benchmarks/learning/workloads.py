@@ -1,0 +1,135 @@
+"""Calls of four kinds of agents, as a server records them: token ids, no model behind them.
+
+What a model says and what its tools answer are random tokens; lengths vary by 30 %. Every run is
+given an advantage, every group of runs the same system prompt, as if one agent had worked on
+several scenarios.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from langchain_art_server.algorithms.samples import Row, SampledCall, rows_of_run
+
+VOCAB = 4096
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The runs of one step.
+
+    Attributes:
+        name: of the workload.
+        runs: for each run its calls, in order.
+        advantages: of the runs.
+        groups: of the runs, which scenario.
+    """
+
+    name: str
+    runs: list[list[SampledCall]]
+    advantages: list[float]
+    groups: list[int]
+
+    def rows(self) -> list[Row]:
+        """As the server lays them out."""
+        return [
+            row
+            for calls, advantage in zip(self.runs, self.advantages, strict=True)
+            for row in rows_of_run(calls, advantage)
+        ]
+
+    def call_rows(self) -> list[Row]:
+        """A row for each call."""
+        return [
+            row
+            for calls, advantage in zip(self.runs, self.advantages, strict=True)
+            for call in calls
+            for row in rows_of_run([call], advantage)
+        ]
+
+
+@dataclass
+class _Talk:
+    """One conversation of an agent, growing; `calls` are those of the run it belongs to."""
+
+    rng: random.Random
+    shown: list[int]
+    calls: list[SampledCall]
+    run: str
+    opening: list[int] = field(default_factory=list[int])
+
+    def say(self, length: int) -> None:
+        """A call of the model; its reply begins as all of this kind do (`opening`)."""
+        reply = self.opening + words(self.rng, length)
+        name, logprobs = f"{self.run}-{len(self.calls)}", [-1.0] * len(reply)
+        self.calls.append(SampledCall(name, list(self.shown), reply, logprobs))
+        self.shown += reply
+
+    def hear(self, length: int) -> None:
+        """An answer of a tool."""
+        self.shown += words(self.rng, length)
+
+
+def words(rng: random.Random, length: int) -> list[int]:
+    """Random tokens, `length` give or take 30 %."""
+    return [rng.randrange(VOCAB) for _ in range(round(length * rng.uniform(0.7, 1.3)))]
+
+
+def _react(rng: random.Random, talk: _Talk, low: int, high: int) -> None:
+    for _ in range(rng.randint(low, high) - 1):
+        talk.say(24)
+        talk.hear(48)
+    talk.say(24)
+
+
+def _build(
+    name: str, groups: int, size: int, system: int, question: int, play: Callable[..., None]
+) -> Workload:
+    rng = random.Random(name)
+    shared, opening = words(rng, system), words(rng, 4)
+    runs: list[list[SampledCall]] = []
+    for group in range(groups):
+        asked = words(rng, question)
+        for member in range(size):
+            calls: list[SampledCall] = []
+            play(rng, _Talk(rng, shared + asked, calls, f"{group}-{member}", opening))
+            runs.append(calls)
+    advantages = [rng.choice([-1.0, -0.5, 0.5, 1.0]) for _ in runs]
+    return Workload(name, runs, advantages, [i // size for i in range(len(runs))])
+
+
+def short_tool_agent() -> Workload:
+    """Three to six calls with tools in between."""
+    return _build("short_tool_agent", 4, 8, 240, 60, lambda r, t: _react(r, t, 3, 6))
+
+
+def long_agent() -> Workload:
+    """Ten to twenty calls: most of a run is its own."""
+    return _build("long_agent", 2, 8, 240, 60, lambda r, t: _react(r, t, 10, 20))
+
+
+def shared_prompt() -> Workload:
+    """A long system prompt and document, one to three calls."""
+    return _build("shared_prompt", 2, 8, 1500, 500, lambda r, t: _react(r, t, 1, 3))
+
+
+def multi_agent() -> Workload:
+    """A planner that sees all; three workers in parallel with prompts of their own; a writer."""
+    workers = [words(random.Random(i), 160) for i in range(3)]
+
+    def play(rng: random.Random, planner: _Talk) -> None:
+        for _ in range(2):
+            planner.say(32)
+            task = planner.shown[-32:]
+            for prompt in workers:
+                worker = _Talk(rng, prompt + task, planner.calls, planner.run, planner.opening)
+                _react(rng, worker, 1, 3)
+                planner.shown += worker.shown[-24:]
+        planner.say(48)
+
+    return _build("multi_agent", 3, 8, 200, 60, play)
+
+
+WORKLOADS = (short_tool_agent, long_agent, shared_prompt, multi_agent)
