@@ -26,7 +26,7 @@ from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 from langchain_art.errors import ConfigError
 from langchain_art.frames import Frame
 from langchain_art.story import Call, Run
-from langchain_art.tagging import Heard, announce, node_attempt, place
+from langchain_art.tagging import Heard, announce, node_attempt, place, put_inside
 
 __all__ = ["CaptureHandler", "Run", "capture"]
 
@@ -128,6 +128,7 @@ class CaptureHandler(GraphCallbackHandler):
         kwargs: dict[str, Any],
     ) -> None:
         where = place(metadata, node_attempt(), tags or ())
+        put_inside(where, self.run.story.around(parent, where.get("namespace", "")))
         params: dict[str, Any] = kwargs.get("invocation_params") or {}
         call = Call(
             run_id=run_id,
@@ -261,7 +262,8 @@ def _config_with(handler: CaptureHandler) -> RunnableConfig | None:
     """What a scope adds to the config of the graphs inside of it, for LangGraph's own events.
 
     Models and chains hear of a handler by the hook, but a graph tells that it waits only to the
-    handlers of its config. Inside of a running node the config is LangGraph's: left alone.
+    handlers of its config (before LangGraph 1.2.3: not to these, if it is run with callbacks of its
+    own). Inside of a running node the config is LangGraph's: left alone.
     """
     config = var_child_runnable_config.get() or {}
     callbacks = config.get("callbacks") or []
@@ -276,7 +278,8 @@ class capture:
     Use it with ``with`` or ``async with``; it yields the `Run`. Scopes nest: each hears all that
     happens inside, and calls are tagged with the innermost one's id. Calls made in raw threads that
     copy no context are not heard (LangChain's own executors copy it): give the model a
-    `CaptureHandler` there.
+    `CaptureHandler` there. Nor is a graph that another process runs: name the trajectory in its
+    config's metadata, and the server puts it together (`tagging`).
 
     One scope is one trajectory with one reward, whatever is run in it: several turns of a thread,
     forks of it, ``graph.batch``. Open a scope around each run that is to be scored by itself. A

@@ -104,6 +104,20 @@ class Frames:
         waits = any(graph.waits or graph.outcome == "interrupted" for graph in last)
         return "interrupted" if waits else "ok"
 
+    def around(self, parent: UUID | None, namespace: str) -> list[str]:
+        """Namespaces of the tasks whose own graphs, on threads of their own, hold `namespace`.
+
+        Such a graph's namespaces begin anew. Outermost first; empty for a graph's own parts.
+        """
+        found: list[str] = []
+        frame = self._frames.get(parent) if parent else None
+        while frame is not None:
+            if frame.namespace and frame.namespace.split("|")[0] != namespace.split("|")[0]:
+                namespace = frame.namespace
+                found.insert(0, namespace)
+            frame = self._above(frame)
+        return found
+
     def discarded(self, frame: Frame, number: int, tries: int) -> str | None:
         """Why the graph threw a call's frame away, or None.
 

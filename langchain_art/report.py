@@ -22,7 +22,10 @@ _MEANING = {
     "groups.zero_variance": "all runs of a group have the same reward, so none is better",
     "groups.single": "only one run of a group has a reward, so there is nothing to compare",
     "groups.empty": "no run of a group has a reward",
+    "groups.stale": "a call of it was sampled by a version older than max_staleness allows",
     "runs.unscored": "the run has no reward",
+    "runs.truncated": "the graph was cut off at its recursion limit (mask_truncated)",
+    "runs.without_trainable_calls": "the policy sampled no call of it that may be trained",
     "runs.failed": "the rollout raised",
     "runs.already_trained": "trained on before",
     "calls.frozen": "train= does not choose it",
@@ -30,6 +33,10 @@ _MEANING = {
     "calls.foreign": "sampled by a model that this server does not serve",
     "calls.lost": "the server has no tokens of it",
     "calls.greedy": "sampled at temperature 0",
+    "calls.grammar": "a grammar shaped it (a JSON schema, a forced tool call)",
+    "calls.truncated": "cut off at max_tokens (mask_truncated)",
+    "calls.single": "no other run of its group has a call to compare it with",
+    "calls.zero_variance": "the calls that it is compared with fared alike",
 }
 
 

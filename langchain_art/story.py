@@ -99,6 +99,11 @@ class Story:
         with self._lock:
             self._frames.stopped(run_id)
 
+    def around(self, parent: UUID | None, namespace: str) -> list[str]:
+        """`Frames.around`."""
+        with self._lock:
+            return self._frames.around(parent, namespace)
+
     def outcome(self) -> Outcome:
         """`Frames.outcome`."""
         with self._lock:

@@ -150,6 +150,13 @@ def place(
     return where
 
 
+def put_inside(where: dict[str, Any], namespaces: Sequence[str]) -> None:
+    """Begins a call's path with the tasks around its graph, given their namespaces."""
+    if namespaces:
+        outer = [name for namespace in namespaces for name in path_of(namespace)]
+        where["path"] = [*outer, *where.get("path", ())][:_PATH_DEPTH]
+
+
 def path_of(namespace: str) -> list[str]:
     """The node names of a checkpoint namespace, without task ids and counters.
 

@@ -66,7 +66,7 @@ def audit(
         status=run.status,
         reward=run.reward,
         turns=tuple(_turn(index, one, tree) for index, one in enumerate(judged)),
-        rows=sum(len(rows_of(turns, 1.0)) for turns in learners.values()),
+        rows=sum(len(rows_of(turns)) for turns in learners.values()),
         trained_by=stored.trained_by,
     )
 

@@ -26,7 +26,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from langchain_art.wire import NodeReport, TrainRequest, Trajectory, Turn
-from langchain_art_server.algorithms.advantages import group_advantages, is_flat
+from langchain_art_server.algorithms.candidates import CandidateCall, CandidateRun, Verdict
+from langchain_art_server.algorithms.plan import plan
 from langchain_art_server.algorithms.samples import Row, SampledCall, rows_of_run
 from langchain_art_server.tables import CallRecord
 
@@ -96,22 +97,32 @@ def _why_not(
     return None if record.token_ids else "empty"
 
 
-def rows_of(judged: Sequence[Judged], advantage: float) -> list[Row]:
-    """The rows of the turns that learn. Raises InvalidRequest if a record makes no sense."""
-    return rows_of_run(
-        (
+def rows_of(judged: Sequence[Judged], verdicts: Sequence[Verdict] | None = None) -> list[Row]:
+    """The rows of the turns that learn.
+
+    Args:
+        judged: the turns of a run.
+        verdicts: on each of them; None: all that are not masked, with nothing to learn.
+
+    Raises:
+        InvalidRequest: a record makes no sense.
+    """
+    found: list[SampledCall] = []
+    for one, verdict in zip(judged, verdicts or [Verdict(None)] * len(judged), strict=True):
+        if one.record is None or one.masked is not None or verdict.reason is not None:
+            continue
+        found.append(
             SampledCall(
                 call_id=one.record.id,
                 prompt_token_ids=one.record.prompt_token_ids,
                 token_ids=one.record.token_ids,
                 logprobs=one.record.logprobs,
                 temperature=one.record.temperature,
+                advantage=verdict.advantage,
+                weight=verdict.weight,
             )
-            for one in judged
-            if one.record is not None and one.masked is None
-        ),
-        advantage,
-    )
+        )
+    return rows_of_run(found)
 
 
 @dataclass
@@ -144,66 +155,86 @@ class Batch:
     dropped: Counter[str] = field(default_factory=Counter[str])
     trained: list[str] = field(default_factory=list[str])
     calls: list[CallRecord] = field(default_factory=list[CallRecord])
-    rewards: list[float] = field(default_factory=list[float])
     names: set[str] = field(default_factory=set[str])
     """All that `TrainRequest.train` could have chosen calls by."""
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    """`Plan.metrics`."""
+    _runs: list[list[tuple[Trajectory, list[Judged]]]] = field(
+        default_factory=list[list[tuple[Trajectory, list[Judged]]]]
+    )
+    _candidates: list[list[CandidateRun]] = field(default_factory=list[list[CandidateRun]])
     _nodes: dict[str, _Node] = field(default_factory=dict[str, _Node])
 
     def add_group(
-        self, scored: Sequence[tuple[Trajectory, float]], records: Mapping[str, CallRecord]
+        self,
+        runs: Sequence[tuple[Trajectory, float | None]],
+        records: Mapping[str, CallRecord],
     ) -> None:
-        """Add the scored runs of one group, with the records of their calls."""
-        request = self.request
-        counted: list[tuple[Trajectory, float, list[Judged]]] = []
-        for run, reward in scored:
-            judged = judge(run, records, request.policy, request.train)
-            self.names.update(*(turn.names for turn in run.turns))
-            if any(j.policy == request.policy and j.turn.learns(request.train) for j in judged):
-                counted.append((run, reward, judged))
-            else:
-                self._add_run(run, judged, 0.0)
-        rewards_G = [reward for _, reward, _ in counted]
-        self.rewards += rewards_G
-        if len(counted) < 2:
-            self.dropped["groups.single" if counted else "groups.empty"] += 1
-        elif is_flat(rewards_G):
-            self.dropped["groups.zero_variance"] += 1
-        else:
-            advantages_G = group_advantages(rewards_G, request.config.advantage)
-            for (run, _, judged), advantage in zip(counted, advantages_G, strict=True):
-                self._add_run(run, judged, advantage)
+        """Add the runs of one group with their rewards, and the records of their calls."""
+        judged = [
+            (run, judge(run, records, self.request.policy, self.request.train)) for run, _ in runs
+        ]
+        self.names.update(*(turn.names for run, _ in runs for turn in run.turns))
+        self._runs.append(judged)
+        self._candidates.append(
+            [
+                CandidateRun(
+                    calls=tuple(map(self._candidate, calls)),
+                    reward=reward,
+                    scores=run.scores,
+                    failed=run.status == "failed",
+                    truncated=run.status == "truncated",
+                )
+                for (run, calls), (_, reward) in zip(judged, runs, strict=True)
+            ]
+        )
 
-    def _add_run(self, run: Trajectory, judged: Sequence[Judged], advantage: float) -> None:
-        learned = [one.record for one in judged if one.record and one.masked is None]
-        for one in judged:
+    def _candidate(self, one: Judged) -> CandidateCall:
+        record, request = one.record, self.request
+        discarded = one.turn.discarded is not None
+        anchored = request.config.credit == "anchor"
+        return CandidateCall(
+            tokens=len(record.token_ids) if record else 0,
+            node=one.node,
+            learns=one.policy == request.policy and one.turn.learns(request.train),
+            discarded=discarded,
+            barred=one.masked,
+            truncated=record is not None and record.finish_reason == "length",
+            lag=self.base_version - (record.version or 0) if record else 0,
+            reward=None if discarded else one.turn.reward,
+            anchor=tuple(record.prompt_token_ids) if record and anchored else None,
+        )
+
+    def settle(self) -> None:
+        """After the last group: decide on every call, and lay out what learns."""
+        made = plan(self._candidates, self.request.config)
+        self.dropped += made.dropped
+        self.metrics = made.metrics
+        for runs, verdicts in zip(self._runs, made.verdicts, strict=True):
+            for (run, judged), decided in zip(runs, verdicts, strict=True):
+                self._add_run(run, judged, decided)
+
+    def _add_run(
+        self, run: Trajectory, judged: Sequence[Judged], verdicts: Sequence[Verdict]
+    ) -> None:
+        for one, verdict in zip(judged, verdicts, strict=True):
+            unit, _, why = (verdict.reason or "").partition(".")
+            if unit not in ("", "calls"):
+                continue  # its run or its group is left out as a whole
             node = self._nodes.setdefault(one.node, _Node())
-            if one.masked is not None:
-                self.dropped[f"calls.{one.masked}"] += 1
-                node.dropped[one.masked] += 1
+            if why:
+                node.dropped[why] += 1
             elif one.record is not None:
                 tokens = len(one.record.token_ids)
                 node.calls += 1
                 node.tokens += tokens
-                node.advantage += advantage * tokens
-                node.advantage_abs += abs(advantage) * tokens
-        if not learned:
-            self.dropped["runs.without_trainable_calls"] += 1
-            return
-        self.rows += rows_of(judged, advantage)
-        self.calls += learned
-        self.trained.append(run.id)
+                node.advantage += verdict.advantage * tokens
+                node.advantage_abs += abs(verdict.advantage) * tokens
+                self.calls.append(one.record)
+        if rows := rows_of(judged, verdicts):
+            self.rows += rows
+            self.trained.append(run.id)
 
     def nodes(self) -> dict[str, NodeReport]:
         """What each node gave: `calls_trained` and the ``calls.`` of `dropped`, shared out."""
         return {name: self._nodes[name].report() for name in sorted(self._nodes)}
-
-    def metrics(self) -> dict[str, float]:
-        """Counts of what goes in."""
-        lags = [self.base_version - (call.version or 0) for call in self.calls]
-        return {
-            "runs_trained": float(len(self.trained)),
-            "calls_trained": float(len(self.calls)),
-            "reward_mean": sum(self.rewards) / len(self.rewards) if self.rewards else 0.0,
-            "staleness_mean": sum(lags) / len(lags) if lags else 0.0,
-            "staleness_max": float(max(lags, default=0)),
-        }

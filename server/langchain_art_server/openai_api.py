@@ -180,7 +180,9 @@ class _Completion:
         pieces: AsyncGenerator[Piece, None],
     ) -> AsyncGenerator[bytes, None]:
         body = self._call.body
-        choices = [Chunks(self._frame, index) for index in range(self._call.count)]
+        with_usage = body.stream_options is not None and body.stream_options.include_usage
+        frame = self._frame | ({"usage": None} if with_usage else {})
+        choices = [Chunks(frame, index) for index in range(self._call.count)]
         for chunks in choices:
             yield chunks.begin()
         replies: list[ChatReply] = []
@@ -196,8 +198,8 @@ class _Completion:
             refusal = error if isinstance(error, RequestRefused) else EngineUnavailable(str(error))
             yield chat_reply.sse(refusal.body())
             return
-        if body.stream_options and body.stream_options.include_usage:
-            yield chat_reply.usage_chunk(self._frame, replies)
+        if with_usage:
+            yield chat_reply.usage_chunk(frame, replies)
         yield chat_reply.DONE
 
 

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from langchain_art.errors import ArtError, InvalidRequest
-from langchain_art.wire import Checkpoint, TrainJob, TrainRequest, TrainResult, Trajectory
+from langchain_art.wire import Checkpoint, TrainJob, TrainRequest, TrainResult
 from langchain_art_server.adapters import AdapterStore, Router
 from langchain_art_server.backends.base import (
     ChatReply,
@@ -131,7 +131,7 @@ class JobRunner:
             result = TrainResult(
                 policy=policy,
                 version=self._router.serving[policy],
-                metrics=batch.metrics(),
+                metrics=batch.metrics,
                 dropped=dict(batch.dropped),
                 nodes=batch.nodes(),
             )
@@ -151,6 +151,7 @@ class JobRunner:
             step=target,
             rows=batch.rows,
             config=request.config,
+            staleness=batch.metrics["staleness_mean"],
         )
 
         async def on_progress(fraction: float, message: str) -> None:
@@ -163,7 +164,7 @@ class JobRunner:
             "parent": base,
             "job": job.id,
             "base_model": self._settings.model,
-            "metrics": metrics | batch.metrics(),
+            "metrics": metrics | batch.metrics,
             "dropped": dict(batch.dropped),
             "nodes": {name: node.model_dump() for name, node in batch.nodes().items()},
             "trained": batch.trained,
@@ -252,18 +253,13 @@ class JobRunner:
         batch = Batch(request, base)
         for ids in request.groups:
             known = await self._store.trajectories(ids)
-            scored: list[tuple[Trajectory, float]] = []
-            for one in ids:
-                run, reward = known[one].trajectory, rewards[one]
-                if known[one].trained_by.get(request.policy, job.id) != job.id:
-                    batch.dropped["runs.already_trained"] += 1
-                elif reward is None:
-                    failed = run.status == "failed"
-                    batch.dropped["runs.failed" if failed else "runs.unscored"] += 1
-                else:
-                    scored.append((run, reward))
-            wanted = [t.call_id for run, _ in scored for t in run.turns if t.call_id]
-            batch.add_group(scored, await self._store.calls(wanted))
+            fresh = [i for i in ids if known[i].trained_by.get(request.policy, job.id) == job.id]
+            if trained_before := len(ids) - len(fresh):
+                batch.dropped["runs.already_trained"] += trained_before
+            runs = [(known[one].trajectory, rewards[one]) for one in fresh]
+            wanted = [t.call_id for run, _ in runs for t in run.turns if t.call_id]
+            batch.add_group(runs, await self._store.calls(wanted))
+        batch.settle()
         if unknown := sorted(set(request.train) - batch.names):
             await self._tell(
                 job, f"no call of this batch has a name of these that `train` gives: {unknown}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from langchain_art.wire import TrainRequest, Trajectory, Turn
+from langchain_art.wire import TrainConfig, TrainRequest, Trajectory, Turn
 from langchain_art_server.batch import Batch, judge
 from langchain_art_server.tables import CallRecord
 from tests.unit_tests.call_records import record
@@ -22,10 +22,16 @@ def batch_of(
     records: list[CallRecord],
     train: dict[str, bool] | None = None,
     policy: str = "p",
+    base: int = 0,
+    **config: Any,
 ) -> Batch:
-    batch = Batch(TrainRequest(policy=policy, groups=(tuple(runs),), train=train or {}), 0)
+    request = TrainRequest(
+        policy=policy, groups=(tuple(runs),), train=train or {}, config=TrainConfig(**config)
+    )
+    batch = Batch(request, base)
     scored = [(Trajectory(id=i, turns=tuple(turns)), reward) for i, (reward, turns) in runs.items()]
     batch.add_group(scored, {one.id: one for one in records})
+    batch.settle()
     return batch
 
 
@@ -86,7 +92,7 @@ def test_a_run_of_frozen_calls_stays_out_of_the_baseline() -> None:
         "calls.frozen": 1,
         "calls.foreign": 1,
     }
-    assert frozen.metrics()["reward_mean"] == 0.5
+    assert frozen.metrics["reward_mean"] == 0.5
     free = batch_of(runs, records)
     assert advantages(free) == pytest.approx([1 - 2.625, -2.625, 0.5 - 2.625, 9 - 2.625])
 
@@ -111,7 +117,7 @@ def test_a_run_that_the_policy_made_counts_though_no_token_of_it_can_learn(
     batch = batch_of(runs, records)
     assert advantages(batch) == [0.25, 0.25]  # flat without the third
     assert batch.dropped["runs.without_trainable_calls"] == 1
-    assert batch.metrics()["reward_mean"] == 0.75
+    assert batch.metrics["reward_mean"] == 0.75
     frozen = batch_of(runs, records, {"writer": False})
     assert frozen.dropped["groups.empty"] == 1 and not frozen.rows
     assert frozen.dropped["runs.without_trainable_calls"] == 3
@@ -157,7 +163,7 @@ def test_nodes_report_what_they_gave_and_sum_to_the_whole() -> None:
     gone = nodes["writer"]
     assert (gone.calls, gone.tokens, gone.advantage_mean, gone.dropped) == (0, 0, 0.0, {"lost": 1})
     assert sum(node.tokens for node in nodes.values()) == sum(sum(row.mask) for row in batch.rows)
-    assert sum(node.calls for node in nodes.values()) == batch.metrics()["calls_trained"]
+    assert sum(node.calls for node in nodes.values()) == batch.metrics["calls_trained"]
     by_reason: Counter[str] = Counter()
     for node in nodes.values():
         by_reason.update({f"calls.{reason}": count for reason, count in node.dropped.items()})
@@ -167,3 +173,33 @@ def test_nodes_report_what_they_gave_and_sum_to_the_whole() -> None:
 def test_calls_outside_of_any_graph_report_as_a_dash() -> None:
     runs = {str(i): (float(i), [Turn(call_id=f"c-{i}")]) for i in range(2)}
     assert list(batch_of(runs, [record("c-0"), record("c-1")]).nodes()) == ["-"]
+
+
+def test_what_the_config_decides_reaches_the_rows() -> None:
+    records = [record(f"c-{i}", prompt=(9, i), said=(2,) * (i + 1)) for i in range(4)]
+    runs = {
+        "a": (1.0, [turn("c-0", reward=1.0), turn("c-1", "critic")]),
+        "b": (0.0, [turn("c-2"), turn("c-3", "critic"), turn("c-0", discarded="error", reward=9)]),
+    }
+    by_run = batch_of(runs, records, aggregation="run")
+    assert advantages(by_run) == [1.0, 1.0, -1.0, -1.0]  # 2 and 0: what was thrown away is nothing
+    assert [max(row.weights) for row in by_run.rows] == [1 / 6, 1 / 6, 1 / 14, 1 / 14]
+    by_node = batch_of(runs, records, credit="node", advantage="maxrl")
+    assert advantages(by_node) == [1.0, 1.0, -1.0, -1.0]
+    by_node = batch_of(runs, records, credit="node")
+    assert advantages(by_node) == [1.0, 0.5, -1.0, -0.5]
+    old = batch_of(runs, records, base=9)
+    assert old.dropped == {"groups.stale": 1} and not old.rows
+    assert batch_of(runs, records, base=8).metrics["staleness_mean"] == 8.0
+
+
+def test_states_are_prompts() -> None:
+    records = [record(f"c-{i}", prompt=(9, i % 2)) for i in range(4)]
+    runs = {
+        "a": (1.0, [turn("c-0"), turn("c-1")]),
+        "b": (1.0, [turn("c-2")]),
+        "c": (1.0, [turn("c-3")]),
+    }
+    found = batch_of(runs, records, credit="anchor", discount=0.5)
+    assert advantages(found) == [-0.25, 0.25]
+    assert found.dropped == {"calls.zero_variance": 2, "runs.without_trainable_calls": 1}

@@ -169,20 +169,3 @@ def pool_advantages(
             param="reward",
         )
     return advantages_GU
-
-
-def group_advantages(
-    rewards_G: Sequence[float], kind: str = "mean", tolerance: float = FLAT_TOLERANCE
-) -> list[float]:
-    """The advantage of every run of a group; exactly 0.0 for each run of a flat group.
-
-    Args:
-        rewards_G: rewards of the group's runs, without those that failed or have no reward.
-        kind: as for `pool_advantages`.
-        tolerance: as for `pool_advantages`.
-
-    Raises:
-        InvalidRequest: as `pool_advantages`.
-    """
-    found = pool_advantages([[reward] for reward in rewards_G], kind, tolerance)
-    return [0.0] * len(rewards_G) if found is None else [row_U[0] for row_U in found]

@@ -73,6 +73,7 @@ class ChatFormat:
         if isinstance(template, dict):
             template = "\n".join(map(str, cast(dict[str, Any], template).values()))
         self.tools = tool_format(template)
+        self._knows_developer = "developer" in template
         self._eos = {text: id_ for id_ in eos if (text := tokenizer.decode([id_]))}
         self._turn_end = re.compile("|".join(map(re.escape, self._eos)) or r"(?!)")
         self._known: OrderedDict[bytes, list[_Known]] = OrderedDict()
@@ -135,6 +136,11 @@ class ChatFormat:
     def _render(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, reply: bool
     ) -> str:
+        if not self._knows_developer:  # OpenAI's newer name for the system; templates skip it
+            messages = [
+                {**message, "role": "system"} if message.get("role") == "developer" else message
+                for message in messages
+            ]
         try:
             text = self.tokenizer.apply_chat_template(
                 messages, tools=tools or None, add_generation_prompt=not reply, tokenize=False

@@ -145,7 +145,7 @@ def subgraph_interrupt(kit: Kit) -> Program:
 
 @topology(
     "a graph on a thread of its own, left waiting",
-    Expect("careful", "sure? 1", step=1, threaded=True),
+    Expect("asks/careful", "sure? 1", step=1, threaded=True),
     Expect("goes_on", "fine", step=2),
     remark="the node around it goes on, so the run is complete",
 )

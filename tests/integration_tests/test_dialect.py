@@ -1,0 +1,423 @@
+"""OpenAI's dialect in its corners, as the newest SDK speaks it, against the API reference."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.live_server import LiveServer, RuleServer
+from tests.rule_model.rules import script
+
+ASK: list[Any] = [{"role": "user", "content": "When is the falcon review?"}]
+
+
+class Search(BaseModel):
+    """Search the inbox."""
+
+    query: str
+
+
+class Answer(BaseModel):
+    name: str
+    age: int
+
+
+def tool(name: str) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": {"query": {"type": "string"}},
+        "required": ["query"],
+    }
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def says(*steps: Any) -> list[Any]:
+    return [{"role": "user", "content": script(*steps)}]
+
+
+@pytest.fixture(scope="module")
+def http(art_server: LiveServer) -> Iterator[httpx.Client]:
+    with art_server.http() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def sdk(art_server: LiveServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=art_server.base_url, api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def rules(rule_server: RuleServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=rule_server.base_url, api_key="none", max_retries=0)
+
+
+def ask(http: httpx.Client, **body: Any) -> httpx.Response:
+    base = {"model": "tiny", "messages": ASK, "max_tokens": 8}
+    return http.post("/v1/chat/completions", json=base | body)
+
+
+def record(client: openai.OpenAI, call_id: str) -> dict[str, Any]:
+    return client.get(f"/calls/{call_id}", cast_to=httpx.Response).json()
+
+
+# --- several choices, streamed --------------------------------------------------------------------
+
+
+def test_choices_are_streamed_side_by_side(http: httpx.Client, sdk: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"messages": ASK, "max_tokens": 24, "n": 3, "seed": 5}
+    whole = sdk.chat.completions.create(model="tiny", **options)
+    usage = {"include_usage": True}
+    stream = sdk.chat.completions.create(
+        model="tiny", stream=True, stream_options=usage, logprobs=True, **options
+    )
+    texts: dict[int, str] = defaultdict(str)
+    roles: list[int] = []
+    finished: dict[int, str] = {}
+    logprobs: dict[int, list[float]] = {}
+    order: list[int] = []
+    for chunk in stream:
+        last = chunk
+        for choice in chunk.choices:
+            assert choice.index not in finished
+            order.append(choice.index)
+            texts[choice.index] += choice.delta.content or ""
+            roles += [choice.index] if choice.delta.role else []
+            if choice.finish_reason:
+                finished[choice.index] = choice.finish_reason
+                assert choice.logprobs is not None and choice.logprobs.content is not None
+                logprobs[choice.index] = [token.logprob for token in choice.logprobs.content]
+                name = chunk.id + (f":{choice.index}" if choice.index else "")
+                kept = http.get(f"/v1/calls/{name}")  # before the choice is said to be finished
+                assert kept.json()["logprobs"] == logprobs[choice.index]
+        assert (chunk.usage is None) == bool(chunk.choices) and "usage" in chunk.model_fields_set
+    assert sorted(roles) == [0, 1, 2]
+    assert order != sorted(order)  # no choice waits for another
+    assert texts == {c.index: c.message.content or "" for c in whole.choices}
+    assert finished == {c.index: c.finish_reason for c in whole.choices}
+    assert last.usage == whole.usage
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == sum(map(len, logprobs.values()))
+
+
+def test_a_stream_of_several_choices_is_refused_as_a_whole(http: httpx.Client) -> None:
+    answer = ask(http, n=2, stream=True, messages=[{"role": "user", "content": "word " * 5000}])
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert http.get("/status").json()["running_calls"] == 0
+
+
+def test_a_stream_that_is_left_frees_its_calls(http: httpx.Client) -> None:
+    body = {"model": "tiny", "messages": ASK, "max_tokens": 400, "n": 4, "stream": True}
+    with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        next(response.iter_lines())
+    for _ in range(100):
+        if http.get("/status").json()["running_calls"] == 0:
+            break
+    assert http.get("/status").json()["running_calls"] == 0
+
+
+# --- the SDK's helpers ----------------------------------------------------------------------------
+
+
+def test_parse_gives_schemas_and_tools(rules: openai.OpenAI) -> None:
+    asked = [{"role": "user", "content": "The name is 'Bob', age 7."}]
+    reply = rules.chat.completions.parse(model="tiny", messages=asked, response_format=Answer)  # type: ignore[arg-type]
+    assert reply.choices[0].message.parsed == Answer(name="Bob", age=7)
+    reply = rules.chat.completions.parse(
+        model="tiny",
+        messages=says({"call": "Search", "args": {"query": "é"}}),
+        tools=[openai.pydantic_function_tool(Search)],
+    )
+    (call,) = reply.choices[0].message.tool_calls or []
+    assert call.function.parsed_arguments == Search(query="é")
+    assert reply.choices[0].finish_reason == "tool_calls"
+
+
+def test_the_stream_helper_gives_schemas_tools_and_logprobs(rules: openai.OpenAI) -> None:
+    asked: list[Any] = [{"role": "user", "content": "The name is 'Bob', age 7."}]
+    with rules.chat.completions.stream(
+        model="tiny", messages=asked, response_format=Answer, logprobs=True
+    ) as stream:
+        events = list(stream)
+        final = stream.get_final_completion()
+    assert final.choices[0].message.parsed == Answer(name="Bob", age=7)
+    kinds = {event.type for event in events}
+    assert {"chunk", "content.delta", "content.done", "logprobs.content.done"} <= kinds
+    content = final.choices[0].logprobs.content  # type: ignore[union-attr]
+    assert [t.logprob for t in content or []] == record(rules, final.id)["logprobs"]
+
+    calls = {"say": "I look.", "calls": [{"call": "Search", "args": {"query": q}} for q in "ab"]}
+    with rules.chat.completions.stream(
+        model="tiny",
+        messages=says(calls),
+        tools=[openai.pydantic_function_tool(Search)],
+        stream_options={"include_usage": True},
+    ) as stream:
+        done = [e for e in stream if e.type == "tool_calls.function.arguments.done"]
+        final = stream.get_final_completion()
+    assert [(e.index, e.parsed_arguments) for e in done] == [
+        (0, Search(query="a")),
+        (1, Search(query="b")),
+    ]
+    message = final.choices[0].message
+    assert message.content == "I look."
+    assert final.usage is not None
+    assert final.usage.completion_tokens == len(record(rules, final.id)["token_ids"])
+
+
+def test_the_stream_helper_keeps_choices_apart(sdk: openai.OpenAI) -> None:
+    with sdk.chat.completions.stream(
+        model="tiny", messages=ASK, max_tokens=12, n=2, seed=3
+    ) as stream:
+        for _ in stream:
+            final = stream.current_completion_snapshot
+    whole = sdk.chat.completions.create(model="tiny", messages=ASK, max_tokens=12, n=2, seed=3)
+    assert [c.message.content for c in final.choices] == [c.message.content for c in whole.choices]
+
+
+# --- tools ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_cut_short_is_text_and_says_so(rules: openai.OpenAI, stream: bool) -> None:
+    options: dict[str, Any] = {
+        "model": "tiny",
+        "messages": says({"say": "Wait.", "call": "search", "args": {"query": "falcon " * 20}}),
+        "tools": [openai.pydantic_function_tool(Search, name="search")],
+        "max_tokens": 30,
+    }
+    if stream:
+        with rules.chat.completions.stream(**options) as events:
+            with pytest.raises(openai.LengthFinishReasonError):
+                events.get_final_completion()
+            reply = events.current_completion_snapshot
+    else:
+        with pytest.raises(openai.LengthFinishReasonError) as caught:
+            rules.chat.completions.parse(**options)
+        reply = caught.value.completion
+    choice = reply.choices[0]
+    assert choice.finish_reason == "length" and not choice.message.tool_calls
+    assert (choice.message.content or "").startswith("Wait.\n<tool_call>")
+
+
+def test_calls_one_at_a_time(rules: openai.OpenAI) -> None:
+    two = says({"calls": [{"call": "search", "args": {"query": q}} for q in "ab"]})
+    for parallel, count in ((True, 2), (False, 1)):
+        reply = rules.chat.completions.create(
+            model="tiny", messages=two, tools=[tool("search")], parallel_tool_calls=parallel
+        )
+        calls = reply.choices[0].message.tool_calls or []
+        assert [json.loads(c.function.arguments)["query"] for c in calls] == ["a", "b"][:count]
+
+
+def test_tool_choice_in_all_its_forms(rules: openai.OpenAI) -> None:
+    tools = [tool("search"), tool("read")]
+    read = {"type": "function", "function": {"name": "read"}}
+    for choice, called in [
+        ("none", None),
+        ("auto", "search"),
+        ("required", "search"),
+        (read, "read"),
+        (allowed("required", "read"), "read"),
+        (allowed("auto", "read"), "read"),
+    ]:
+        reply = rules.chat.completions.create(
+            model="tiny",
+            messages=ASK,
+            tools=tools,
+            tool_choice=choice,  # type: ignore[arg-type]
+        )
+        calls = reply.choices[0].message.tool_calls or []
+        assert [call.function.name for call in calls] == ([called] if called else [])
+        kept = record(rules, reply.id)
+        assert kept["request"]["tools"] == tools and kept["request"]["tool_choice"] == choice
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ("sometimes", "'sometimes'"),
+        ({"type": "custom", "custom": {"name": "search"}}, "'custom'"),
+        ({"type": "function", "function": {"name": "write"}}, "'write'"),
+        ({"type": "function"}, "search"),
+        ({"type": "function", "function": {"name": ["search"]}}, "search"),
+        ({"type": "allowed_tools"}, "allowed_tools"),
+        (allowed("auto"), "allowed_tools"),
+        (allowed("never", "search"), "'never'"),
+        (allowed("auto", "search", "write"), "'write'"),
+    ],
+)
+def test_a_tool_choice_that_is_not_understood_is_refused(
+    http: httpx.Client, choice: Any, words: str
+) -> None:
+    answer = ask(http, tools=[tool("search")], tool_choice=choice)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "tool_choice"), answer.text
+    assert words in error["message"]
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "search", "arguments": '{"query": "falcon"}'},
+}
+RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "Friday"}
+PLAIN: list[Any] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "When?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    RESULT,
+]
+
+
+def parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (0, {"role": "developer", "content": "Be brief."}),
+        (0, {"role": "system", "content": parts("Be ", "brief.")}),
+        (1, {"role": "user", "content": parts("When?"), "name": "ann"}),
+        (2, {"role": "assistant", "content": None, "tool_calls": [CALL]}),
+        (2, {"role": "assistant", "tool_calls": [CALL]}),
+        (
+            2,
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [CALL],
+                "refusal": None,
+                "audio": None,
+                "annotations": [],
+                "function_call": None,
+            },
+        ),
+        (3, RESULT | {"content": parts("Friday")}),
+        (3, RESULT | {"name": "search"}),
+    ],
+)
+def test_messages_mean_the_same_in_all_their_spellings(
+    http: httpx.Client, index: int, message: dict[str, Any]
+) -> None:
+    spelled = [*PLAIN[:index], message, *PLAIN[index + 1 :]]
+    seen = [
+        http.get(f"/v1/calls/{ask(http, messages=m, tools=[tool('search')]).json()['id']}").json()
+        for m in (PLAIN, spelled)
+    ]
+    assert seen[0]["prompt_token_ids"] == seen[1]["prompt_token_ids"]
+    assert seen[1]["request"]["messages"] == spelled  # as it came
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "text"),
+        ({"role": "user", "content": 5}, "content"),
+        ({"role": "function", "name": "f", "content": "x"}, "function"),
+        ({"role": "assistant", "audio": {"id": "a"}}, "audio"),
+        ({"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}, "tool_calls"),
+        ({"role": "assistant", "tool_calls": {"id": "c"}}, "tool_calls"),
+        ({"role": "assistant", "tool_calls": ["search"]}, "tool_calls"),
+        (
+            {
+                "role": "assistant",
+                "tool_calls": [CALL | {"function": {"name": "search", "arguments": '"\\ud800"'}}],
+            },
+            "JSON object",
+        ),
+    ],
+)
+def test_a_message_that_cannot_be_shown_is_refused(
+    http: httpx.Client, message: dict[str, Any], words: str
+) -> None:
+    answer = ask(http, messages=[*ASK, message])
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["error"]["message"]
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
+        ({"max_completion_tokens": 9}, "max_tokens"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(
+    http: httpx.Client, options: dict[str, Any], param: str
+) -> None:
+    answer = ask(http, **options)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_options_that_ask_for_nothing_are_taken(http: httpx.Client) -> None:
+    nothing = dict.fromkeys(
+        ("audio", "functions", "function_call", "tools", "tool_choice", "response_format", "stop")
+    )
+    notes = {"user": "u", "metadata": {"a": "b"}, "prompt_cache_key": "k", "prediction": None}
+    same = {"max_completion_tokens": 8, "top_logprobs": 0, "store": False, "n": 1}
+    assert ask(http, **nothing, **notes, **same).status_code == 200
+
+
+def test_a_schema_is_kept_to_whether_streamed_or_not(rules: openai.OpenAI) -> None:
+    schema = Answer.model_json_schema() | {"additionalProperties": False}
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "Answer", "schema": schema}}
+    asked: list[Any] = [{"role": "user", "content": "The name is 'Bob', age 7."}]
+    options: dict[str, Any] = {"model": "tiny", "messages": asked, "response_format": wanted}
+    whole = rules.chat.completions.create(**options).choices[0].message.content
+    chunks = rules.chat.completions.create(stream=True, **options)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks)
+    assert json.loads(text) == json.loads(whole or "") == {"name": "Bob", "age": 7}
+
+
+# --- tags and retries -----------------------------------------------------------------------------
+
+
+def test_tags_come_by_body_and_by_header(http: httpx.Client) -> None:
+    body = {"model": "tiny", "messages": ASK, "max_tokens": 4}
+    by_header = {"x-art-tags": "draft, second ,", "x-art-node": "Prüfer".encode()}
+    for headers, art, tags in [
+        (by_header, {}, {"tags": ["draft", "second"], "node": "Prüfer"}),
+        ({}, {"tags": ["draft"]}, {"tags": ["draft"]}),
+        (by_header, {"tags": ["mine"]}, {"tags": ["mine"], "node": "Prüfer"}),
+        ({"x-art-node": "Prüfer".encode("latin-1")}, {}, {"node": "Prüfer"}),
+    ]:
+        answer = http.post("/v1/chat/completions", json=body | {"art": art}, headers=headers)  # type: ignore[arg-type]
+        assert http.get(f"/v1/calls/{answer.json()['id']}").json()["tags"] == tags
+    answer = http.post("/v1/chat/completions", json=body, headers={"x-art-colour": "red"})
+    assert answer.status_code == 400 and "art.colour" in answer.json()["error"]["message"]
+
+
+def test_a_retry_is_counted(http: httpx.Client) -> None:
+    body = {"model": "tiny", "messages": ASK, "max_tokens": 4}
+    for sent, kept in [(None, 0), ("0", 0), ("2", 2), ("many", 0), ("-1", 0), ("9" * 40, 0)]:
+        headers = {} if sent is None else {"x-stainless-retry-count": sent}
+        answer = http.post("/v1/chat/completions", json=body, headers=headers)
+        assert http.get(f"/v1/calls/{answer.json()['id']}").json()["retry"] == kept
+
+
+def test_another_method_is_refused(http: httpx.Client) -> None:
+    assert http.get("/v1/chat/completions").status_code == 405
+    assert "post" in http.get("/openapi.json").json()["paths"]["/v1/chat/completions"]
