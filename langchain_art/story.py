@@ -213,7 +213,7 @@ class Story:
             latency=call.latency,
             ours=call.ours,
             discarded=self._discarded(frame, call, tries[frame.task], chosen),
-            error=call.error if frame.outcome else "the call had not ended when the run was read",
+            error=call.error if frame.outcome else "no end was heard: cancelled, or still running",
         )
 
     def _discarded(self, frame: Frame, call: Call, tries: int, chosen: bool) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -112,14 +113,20 @@ def test_a_stream_of_several_choices_is_refused_as_a_whole(http: httpx.Client) -
     assert http.get("/status").json()["running_calls"] == 0
 
 
-def test_a_stream_that_is_left_frees_its_calls(http: httpx.Client) -> None:
-    body = {"model": "tiny", "messages": ASK, "max_tokens": 400, "n": 4, "stream": True}
-    with http.stream("POST", "/v1/chat/completions", json=body) as response:
-        next(response.iter_lines())
-    for _ in range(100):
-        if http.get("/status").json()["running_calls"] == 0:
-            break
-    assert http.get("/status").json()["running_calls"] == 0
+def test_a_stream_that_is_left_ends_its_calls(rule_server: RuleServer) -> None:
+    long = says("word " * 4000)  # far longer to sample than this test waits
+    body = {"model": "tiny", "messages": long, "n": 4, "stream": True}
+    with rule_server.http() as http:
+        before, ended = http.get("/status").json()["calls"], len(rule_server.witnessed())
+        with http.stream("POST", "/v1/chat/completions", json=body) as response:
+            next(response.iter_lines())
+        deadline = time.monotonic() + 5
+        while len(calls := rule_server.witnessed()[ended:]) < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert [call["finish"] for call in calls] == [None] * 4  # given up by the engine as well
+        status = http.get("/status").json()
+        assert (status["running_calls"], status["calls"]) == (0, before)
 
 
 # --- the SDK's helpers ----------------------------------------------------------------------------

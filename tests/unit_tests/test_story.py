@@ -243,3 +243,14 @@ def test_a_scope_inside_of_a_node_leaves_the_nodes_config_alone() -> None:
             assert var_child_runnable_config.get() is before
 
     line(n=node).invoke(ASK)
+
+
+def test_the_path_of_a_graph_on_a_thread_of_its_own() -> None:
+    """LangGraph begins its namespace anew, so the node around it is known by its frames alone."""
+    inner = line(InMemorySaver(), deep=says("x", "y"))
+    team = line(asks=lambda state: inner.invoke(state, THREAD))
+    with capture() as run:
+        line(team=team).invoke(ASK)
+        inner.invoke(ASK, THREAD)
+    assert [turn.path for turn in run.turns] == [("team", "asks", "deep"), ("deep",)]
+    assert [turn.thread for turn in run.turns] == ["t", "t"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import operator
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import Annotated, Any, TypeAlias, TypedDict
 
 from langchain_core.messages import AIMessage, HumanMessage
@@ -121,8 +121,3 @@ def beside(state: type[Any], **nodes: Any) -> StateGraph[Any]:
     for name, node in nodes.items():
         graph.add_node(name, node).add_edge(START, name)
     return graph
-
-
-def conversation(*parts: Any) -> Sequence[Any]:
-    """Messages of turns about: a user's texts and the replies to them."""
-    return [HumanMessage(part) if isinstance(part, str) else part for part in parts]
