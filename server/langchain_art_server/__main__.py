@@ -41,7 +41,7 @@ def _collect_seldom() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 50, 100)
+    gc.set_threshold(20_000, 20, 20)
 
 
 async def run(settings: Settings) -> None:

@@ -88,9 +88,9 @@ def create_app(service: Service) -> ASGIApp:
 
 
 class _Front:
-    """Sends chat completions straight to their endpoint, past six layers that they do not need.
+    """Sends chat completions straight to their endpoint, past FastAPI's layers.
 
-    These cost 40 µs a call, which is a tenth of all that the server does for it.
+    They need none of these, and would pay 40 µs for them, a tenth of what a call costs the server.
     """
 
     def __init__(self, api: FastAPI, chat: ChatCompletions) -> None:

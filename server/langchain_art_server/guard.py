@@ -74,7 +74,7 @@ class Guard:
         except ArtError as error:
             await answer(error)(scope, receive, send)
         except ClientDisconnect:
-            log.debug("A client left before its request was whole.")
+            log.debug("A client left before it was answered.")
 
     def _admit(self, headers: dict[bytes, bytes]) -> None:
         if self._expected is not None:

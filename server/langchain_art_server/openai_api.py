@@ -175,9 +175,7 @@ class _Completion:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _events(
-        self,
-        first: Piece,
-        pieces: AsyncGenerator[Piece, None],
+        self, first: Piece, pieces: AsyncGenerator[Piece, None]
     ) -> AsyncGenerator[bytes, None]:
         body = self._call.body
         with_usage = body.stream_options is not None and body.stream_options.include_usage
@@ -203,10 +201,7 @@ class _Completion:
         yield chat_reply.DONE
 
 
-async def _chain(
-    first: Piece,
-    rest: AsyncGenerator[Piece, None],
-) -> AsyncGenerator[Piece, None]:
+async def _chain(first: Piece, rest: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
     yield first
     async for one in rest:
         yield one

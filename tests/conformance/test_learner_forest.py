@@ -16,12 +16,13 @@ from transformers import AutoModelForCausalLM
 from langchain_art.wire import TrainConfig
 from langchain_art_server.algorithms.forest import grow
 from langchain_art_server.algorithms.forest_parts import split
-from langchain_art_server.backends import forest_flex, packer
+from langchain_art_server.algorithms.samples import Row
+from langchain_art_server.backends import forest_flex, packer, scoring
 from langchain_art_server.backends.forest_attention import plan_tiles
 from langchain_art_server.backends.forest_check import use_forest
 from langchain_art_server.backends.peft_engine import PeftEngine
 from langchain_art_server.backends.peft_forward import load_base
-from langchain_art_server.backends.scoring import Scorer
+from langchain_art_server.backends.scoring import Counted, Scorer
 from tests.conformance.learner_cases import (
     SHAPE,
     branching_rows,
@@ -71,6 +72,39 @@ def test_checkpointing_needs_less_memory(tiny: str, tmp_path: Path) -> None:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             engine.accumulate(batch, quiet)
     assert kept[1] < 0.3 * kept[0]
+
+
+def test_logits_in_chunks_change_nothing(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, gradients = branching_rows(10), []
+    for elements in (1 << 24, 64 * 3):
+        monkeypatch.setattr(scoring, "CHUNK_ELEMENTS", elements)
+        engine = PeftEngine(tiny)
+        engine._hold(shake(fresh(engine, folder(tmp_path, f"of{elements}"))))
+        seen: list[int] = []
+        engine._scorer.head.register_forward_hook(lambda *a, s=seen: s.append(a[2].shape[-2]))
+        engine.accumulate(engine.batch(rows, TrainConfig(guard=None)), quiet)
+        assert (max(seen) <= 3) == (elements < 1000)
+        gradients.append([p.grad for p in engine.parameters.values()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_terms_are_numbered_row_by_row_and_so_are_their_calls() -> None:
+    rows = [
+        Row([5, 6, 7, 8], [0, 1, 0, 1], [0, -1, 0, -2], [0.0] * 4, calls=[-1, 0, -1, 1]),
+        Row([5, 6], [0, 0], [0.0] * 2, [0.0] * 2),
+        Row([5, 6, 7], [0, 1, 1], [0, -3, -4], [0.0] * 3),
+    ]
+    counted = Counted.of(rows)
+    assert counted.row_T.tolist() == [0, 0, 2, 2]
+    assert counted.at_T.tolist() == [1, 3, 1, 2]
+    assert counted.call_T.tolist() == [0, 1, 2, 2]
+    assert counted.column([row.logprobs for row in rows]).tolist() == [-1, -2, -3, -4]
+    everything = Counted.of(rows, every_token=True)
+    assert everything.row_T.tolist() == [0, 0, 0, 1, 2, 2]
+    assert everything.at_T.tolist() == [1, 2, 3, 1, 1, 2]
 
 
 def test_parts_read_each_distinct_token_once(tiny: str, tmp_path: Path) -> None:

@@ -97,10 +97,11 @@ def forest_attention(
     Raises:
         OddAttentionError: the architecture wants something that this does not do.
     """
-    odd = [name for name in ODD_OPTIONS if options.get(name) is not None]
     layer = getattr(module, "layer_idx", None)
-    if odd or options.get("dropout") or attention_mask is not None or not isinstance(layer, int):
-        raise OddAttentionError(f"its attention has {odd or 'a mask, dropout or no layer index'}")
+    if odd := ", ".join(name for name in ODD_OPTIONS if options.get(name) is not None):
+        raise OddAttentionError(f"its attention has {odd}")
+    if options.get("dropout") or attention_mask is not None or not isinstance(layer, int):
+        raise OddAttentionError("its attention has a mask, dropout or no layer index")
     if forest is None:
         raise OddAttentionError("it does not pass options on to its attention")
     if forest.kept is not None:  # checkpointing computes a layer twice: the first time counts

@@ -44,7 +44,7 @@ class Packer:
         self._scorer = scorer
         scorer.plain_head = has_plain_head(scorer.base)
         self.padded_because = use_forest(scorer)
-        self.token_cost = token_cost(scorer.base)
+        self.token_cost = 0.0 if self.padded_because else token_cost(scorer.base)
         self.checkpoints = False
         self._bytes_per_token: tuple[object, float] | None = None
 
