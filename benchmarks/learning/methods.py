@@ -18,7 +18,7 @@ from benchmarks.learning.workloads import VOCAB, Workload
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.algorithms.forest import Forest, Segment
 from langchain_art_server.algorithms.samples import Row
-from langchain_art_server.backends import forest_packing
+from langchain_art_server.backends import forest_packing, peft_adapter
 from langchain_art_server.backends.forest_pass import FOREST_ATTENTION
 from langchain_art_server.backends.peft_engine import PeftEngine
 
@@ -47,7 +47,7 @@ def save_model(folder: Path) -> Path:
 
 
 def make_engine() -> PeftEngine:
-    """Our learner, with an adapter that already does something."""
+    """Our learner, with an adapter that already does something; both lie in its model's folder."""
     transformers.utils.logging.disable_progress_bar()
     folder = Path(tempfile.mkdtemp(prefix="art-bench-"))
     engine = PeftEngine(str(save_model(folder)))
@@ -57,6 +57,7 @@ def make_engine() -> PeftEngine:
         for name in sorted(engine.parameters):
             if "lora_B" in name:
                 engine.parameters[name].normal_(std=0.02, generator=generator)
+    peft_adapter.write_adapter(folder, engine._config, engine.parameters)
     return engine
 
 

@@ -1,8 +1,8 @@
 """Calls of four kinds of agents, as a server records them: token ids, no model behind them.
 
-What a model says and what its tools answer are random tokens; lengths vary by 30 %. Every run is
-given an advantage, every group of runs the same system prompt, as if one agent had worked on
-several scenarios.
+What a model says and what its tools answer are random tokens; lengths vary by 30 %. All runs have
+the same system prompt and tools, as if one agent had worked on several scenarios; replies begin
+with the same four tokens, as tool calls do.
 """
 
 from __future__ import annotations
@@ -22,15 +22,24 @@ class Workload:
 
     Attributes:
         name: of the workload.
+        size: runs of each scenario, one scenario's after the other's.
         runs: for each run its calls, in order.
-        advantages: of the runs.
-        groups: of the runs, which scenario.
+        rewards: of the runs.
     """
 
     name: str
+    size: int
     runs: list[list[SampledCall]]
-    advantages: list[float]
-    groups: list[int]
+    rewards: list[float]
+
+    @property
+    def advantages(self) -> list[float]:
+        """Of the runs: reward minus the scenario's mean."""
+        means = [
+            sum(self.rewards[start : start + self.size]) / self.size
+            for start in range(0, len(self.runs), self.size)
+        ]
+        return [reward - means[i // self.size] for i, reward in enumerate(self.rewards)]
 
     def rows(self) -> list[Row]:
         """As the server lays them out."""
@@ -79,9 +88,9 @@ def words(rng: random.Random, length: int) -> list[int]:
 
 def _react(rng: random.Random, talk: _Talk, low: int, high: int) -> None:
     for _ in range(rng.randint(low, high) - 1):
-        talk.say(24)
-        talk.hear(48)
-    talk.say(24)
+        talk.say(28)
+        talk.hear(96)
+    talk.say(28)
 
 
 def _build(
@@ -96,28 +105,27 @@ def _build(
             calls: list[SampledCall] = []
             play(rng, _Talk(rng, shared + asked, calls, f"{group}-{member}", opening))
             runs.append(calls)
-    advantages = [rng.choice([-1.0, -0.5, 0.5, 1.0]) for _ in runs]
-    return Workload(name, runs, advantages, [i // size for i in range(len(runs))])
+    return Workload(name, size, runs, [rng.choice([0.0, 0.3, 0.5, 1.0]) for _ in runs])
 
 
 def short_tool_agent() -> Workload:
-    """Three to six calls with tools in between."""
-    return _build("short_tool_agent", 4, 8, 240, 60, lambda r, t: _react(r, t, 3, 6))
+    """Three to eight calls with tools in between."""
+    return _build("short_tool_agent", 2, 8, 600, 60, lambda r, t: _react(r, t, 3, 8))
 
 
 def long_agent() -> Workload:
-    """Ten to twenty calls: most of a run is its own."""
-    return _build("long_agent", 2, 8, 240, 60, lambda r, t: _react(r, t, 10, 20))
+    """Ten to sixteen calls: most of a run is its own."""
+    return _build("long_agent", 2, 6, 600, 60, lambda r, t: _react(r, t, 10, 16))
 
 
 def shared_prompt() -> Workload:
-    """A long system prompt and document, one to three calls."""
-    return _build("shared_prompt", 2, 8, 1500, 500, lambda r, t: _react(r, t, 1, 3))
+    """A long system prompt with a document, one to three calls."""
+    return _build("shared_prompt", 2, 8, 1600, 300, lambda r, t: _react(r, t, 1, 3))
 
 
 def multi_agent() -> Workload:
     """A planner that sees all; three workers in parallel with prompts of their own; a writer."""
-    workers = [words(random.Random(i), 160) for i in range(3)]
+    workers = [words(random.Random(i), 200) for i in range(3)]
 
     def play(rng: random.Random, planner: _Talk) -> None:
         for _ in range(2):
@@ -129,7 +137,12 @@ def multi_agent() -> Workload:
                 planner.shown += worker.shown[-24:]
         planner.say(48)
 
-    return _build("multi_agent", 3, 8, 200, 60, play)
+    return _build("multi_agent", 2, 6, 400, 60, play)
+
+
+def sixteen_thousand() -> Workload:
+    """For memory: a long agent with some 16 thousand distinct tokens in a step."""
+    return _build("sixteen_thousand", 2, 5, 600, 60, lambda r, t: _react(r, t, 10, 16))
 
 
 WORKLOADS = (short_tool_agent, long_agent, shared_prompt, multi_agent)

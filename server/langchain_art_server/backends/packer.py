@@ -22,7 +22,7 @@ from langchain_art_server.backends.scoring import Counted, Packing, Scorer
 
 log = logging.getLogger(__name__)
 #: Tokens alive at once on a CPU, where more are slower: less of them stays in the caches.
-CPU_TOKENS = 4096
+CPU_TOKENS = 3072
 #: Share of the free memory that what a backward pass needs may take; the rest is for its work.
 MEMORY_SHARE = 0.6
 

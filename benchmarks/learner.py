@@ -1,0 +1,191 @@
+"""CPU time of one learning step, ours against others, on the same tokens with the same gradient.
+
+Four kinds of agents (`benchmarks.learning.workloads`), one small Qwen3 with a LoRA adapter, one
+torch thread, from the rows in memory to the gradient of every parameter:
+
+- ours: each distinct token once, in a forest;
+- padded rows: a row per conversation, sorted by length, padded; transformers' SDPA;
+- packed rows: the same rows end to end without padding, each through the fused causal kernel;
+- a row per call: every call with its whole prompt, packed likewise;
+- TRL: `GRPOTrainer`, told the tokens by its `rollout_func`, without gradient checkpointing;
+- ART: openpipe-art's tokenise, pack, mask, logprobs and loss (`child_art`), as its LocalBackend
+  calls them, and with the packing that it has but LocalBackend leaves off.
+
+Gradients are compared before anything is timed (ART's loss weighs tokens in its own way: our
+learner is given its weights). Rounds take all methods in turn; a method that has had its share of
+time is left out of the later ones. A ratio is the median of its rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.learning.children import ART, TRL, Child, rows_of_packed
+from benchmarks.learning.memory import measure_all
+from benchmarks.learning.methods import Method, distance, make_engine, methods
+from benchmarks.learning.plots import plot
+from benchmarks.learning.workloads import WORKLOADS, Workload
+from langchain_art_server.algorithms.forest import grow
+from langchain_art_server.backends.peft_engine import PeftEngine
+
+ROUNDS = 5
+#: CPU seconds after which a method is not measured again on a workload.
+SHARE = 45.0
+#: Relative distance of two float32 gradients that rounding explains.
+EQUAL = 1e-5
+console = Console()
+
+
+@dataclass
+class Timed:
+    """A method on a workload: its next measurement, and what was seen."""
+
+    measure: Callable[[], float]
+    tokens: int
+    seconds: list[float] = field(default_factory=list[float])
+
+    @property
+    def done(self) -> bool:
+        return len(self.seconds) == ROUNDS or sum(self.seconds) > SHARE
+
+
+def ours_and_rows(engine: PeftEngine, workload: Workload) -> dict[str, Timed]:
+    """The methods of this process, their gradients compared."""
+
+    def measure(method: Method) -> float:
+        rows = method.rows(workload)
+        with method.around(engine):
+            begun = time.process_time()
+            method.gradient(engine, rows)
+            return time.process_time() - begun
+
+    found: dict[str, Timed] = {}
+    reference = None
+    for method in methods():
+        with method.around(engine):
+            gradient = method.gradient(engine, method.rows(workload))
+        reference = reference or gradient
+        gap = distance(reference, gradient)
+        assert gap < EQUAL, (workload.name, method.name, gap)
+        found[method.name] = Timed(partial(measure, method), method.tokens)
+    return found
+
+
+def others(engine: PeftEngine, workload: Workload, stack: ExitStack) -> dict[str, Timed]:
+    """The other libraries, each in its process, their gradients compared with ours."""
+    ours = methods()[0]
+    found: dict[str, Timed] = {}
+
+    def start(*args: Any) -> Child:
+        child = Child(args[0], args[1], engine, workload, *args[2:])
+        stack.callback(child.close)
+        return child
+
+    rows = workload.rows()
+    if len(rows) == len(workload.runs):  # TRL has one row for each run
+        child = start("trl", TRL, "1")
+        child.step()
+        gap = distance(ours.gradient(engine, rows), child.gradient())
+        assert gap < EQUAL, (workload.name, "TRL", gap)
+        longest = max(row.mask.index(1) for row in rows) + max(
+            len(row.mask) - row.mask.index(1) for row in rows
+        )
+        found["TRL"] = Timed(lambda c=child: c.step()["seconds"], longest * len(rows))
+    for mode, name in (("local", "ART"), ("packed", "ART, packing on")):
+        child = start("art", ART, mode)
+        seen = child.step()
+        given = rows_of_packed(child.file("packed.safetensors"))
+        gap = distance(ours.gradient(engine, given), child.gradient())
+        assert gap < EQUAL, (workload.name, name, gap)
+        found[name] = Timed(lambda c=child: c.step()["seconds"], int(seen["tokens"]))
+    return found
+
+
+def compare(engine: PeftEngine, workload: Workload) -> dict[str, dict[str, float]]:
+    """For each method tokens, seconds and ratios to ours."""
+    with ExitStack() as stack:
+        timed = ours_and_rows(engine, workload) | others(engine, workload, stack)
+        for _ in range(ROUNDS):
+            for name, one in timed.items():
+                if name == "forest" or not one.done:
+                    one.seconds.append(one.measure())
+    ours = timed["forest"]
+    distinct = len(grow([row.token_ids[:-1] for row in workload.rows()]).token_ids_N)
+    return {
+        name: {
+            "tokens": one.tokens,
+            "token_ratio": one.tokens / distinct,
+            "seconds": statistics.median(one.seconds),
+            "rounds": len(one.seconds),
+            "time_ratio": statistics.median(
+                theirs / mine for theirs, mine in zip(one.seconds, ours.seconds, strict=False)
+            ),
+        }
+        for name, one in timed.items()
+    }
+
+
+def show(name: str, found: dict[str, dict[str, float]]) -> None:
+    columns = ("method", "tokens", "÷ distinct", "CPU s", "÷ ours", "rounds")
+    table = Table(*columns, title=name)
+    for method, seen in found.items():
+        table.add_row(
+            method,
+            f"{seen['tokens']:,}",
+            f"{seen['token_ratio']:.2f}",
+            f"{seen['seconds']:.2f}",
+            f"{seen['time_ratio']:.2f}",
+            str(seen["rounds"]),
+        )
+    console.print(table)
+
+
+def run() -> tuple[dict[str, float], dict[str, object]]:
+    torch.set_num_threads(1)
+    engine = make_engine()
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    loads: dict[str, float] = {}
+    for make in WORKLOADS:
+        workload = make()
+        found[workload.name] = compare(engine, workload)
+        loads[workload.name] = round(os.getloadavg()[0], 2)
+        show(workload.name, found[workload.name])
+    with tempfile.TemporaryDirectory(prefix="art-bench-") as folder:
+        memory = measure_all(Path(folder))
+    picture = plot(found)
+    short = found["short_tool_agent"]
+    figures = {
+        "token_ratio": max(seen["forest"]["token_ratio"] for seen in found.values()),
+        "step_percall": short["a row per call"]["time_ratio"],
+        "step_art": short["ART"]["time_ratio"],
+        "step_art_packed": short["ART, packing on"]["time_ratio"],
+        "step_trl": short["TRL"]["time_ratio"],
+        "step_rows_shared": found["shared_prompt"]["packed rows"]["time_ratio"],
+        "step_worst_over_rows": max(
+            1 / seen["packed rows"]["time_ratio"] for seen in found.values()
+        ),
+        "memory_dense_over_ours": memory["dense"]["bytes"] / memory["forest"]["bytes"],
+        "memory_dense_over_one_part": memory["dense"]["bytes"] / memory["one part"]["bytes"],
+    }
+    more: dict[str, object] = {
+        "model": "Qwen3 h128 l4, LoRA r16",
+        "threads": 1,
+        "load_after": loads,
+        "workloads": found,
+        "memory": memory,
+        "plot": str(picture),
+    }
+    return figures, more

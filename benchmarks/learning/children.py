@@ -1,0 +1,147 @@
+"""Other libraries' steps, in processes and environments of their own, on the same tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from benchmarks.learning.methods import Gradient
+from benchmarks.learning.workloads import VOCAB, Workload
+from langchain_art_server.algorithms.samples import Row, rows_of_run
+from langchain_art_server.backends.peft_engine import PeftEngine
+from tests.environments import environment
+
+HERE = Path(__file__).parent
+#: What each asks for, with the torch that we have.
+TRL = ["torch==2.13.0", "transformers==5.23.0", "peft==0.21.2", "trl==1.16.0"]
+ART = [
+    *("torch==2.13.0", "transformers==5.2.0", "peft==0.21.2"),
+    *("trl==0.20.0", "pillow", "openpipe-art==0.5.18"),
+]
+
+
+class Child:
+    """A process that takes a step whenever it is asked to.
+
+    Args:
+        script: of this folder.
+        wanted: packages of its environment.
+        engine: whose model and adapter it gets.
+        workload: whose runs it gets.
+        options: further arguments of the script.
+    """
+
+    def __init__(
+        self,
+        script: str,
+        wanted: list[str],
+        engine: PeftEngine,
+        workload: Workload,
+        *options: str,
+    ) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="art-bench-child-"))
+        shutil.copytree(engine.name, self._folder, dirs_exist_ok=True)
+        (self._folder / "rows.json").write_text(json.dumps(describe(engine, workload)))
+        self._log = (self._folder / "log").open("w")
+        self._process = subprocess.Popen(
+            [environment(script, wanted), HERE / f"child_{script}.py", self._folder, *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=os.environ
+            | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"},
+        )
+        self._hear("ready")
+
+    def step(self) -> dict[str, float]:
+        """What it says of one step, `seconds` among it."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        stdin.write("go\n")
+        stdin.flush()
+        found = self._hear("seconds")
+        self._hear("ready")
+        return found
+
+    def gradient(self) -> Gradient:
+        """Of its first step."""
+        return load_file(self._folder / "gradient.safetensors")
+
+    def file(self, name: str) -> Gradient:
+        """Tensors that it left."""
+        return load_file(self._folder / name)
+
+    def close(self) -> None:
+        """End it, and take its folder away."""
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _hear(self, word: str) -> dict[str, float]:
+        stdout = self._process.stdout
+        assert stdout is not None
+        for line in stdout:
+            if line.startswith("{") and word in (said := json.loads(line)):
+                return said
+        raise RuntimeError((self._folder / "log").read_text()[-4000:])
+
+
+def describe(engine: PeftEngine, workload: Workload) -> dict[str, Any]:
+    """A workload as the children read it, with the logprobs that our learner gives its tokens."""
+    rows: list[dict[str, Any]] = []
+    for run, calls in enumerate(workload.runs):
+        for row in rows_of_run(calls, workload.advantages[run]):
+            rows.append({"run": run, "row": row})
+    found = engine.logprobs(Path(engine.name), [entry["row"] for entry in rows])
+    return {
+        "vocab": VOCAB,
+        "size": workload.size,
+        "rewards": workload.rewards,
+        "rows": [
+            {
+                "run": entry["run"],
+                "token_ids": entry["row"].token_ids,
+                "mask": entry["row"].mask,
+                "calls": entry["row"].calls,
+                "logprobs": own.tolist(),
+            }
+            for entry, own in zip(rows, found, strict=True)
+        ],
+    }
+
+
+def rows_of_packed(packed: Gradient) -> list[Row]:
+    """What ART made of the runs, as rows for our learner: the same tokens, weights, advantages.
+
+    In a packed row, each stretch of one group id goes on with the prompt that its parent id names.
+    """
+    rows: list[Row] = []
+    names = ("tokens", "assistant_mask", "weights", "advantages", "group_ids", "parent_ids")
+    for ids, mask, weights, advantages, groups, parents in zip(
+        *(packed[name] for name in names), strict=True
+    ):
+        share = weights * mask / (float(mask.sum()) + 1e-6)  # the mean over a row's trained tokens
+        own = groups[(groups != parents) & (groups != -1)].unique().tolist()
+        for group in own:
+            at = groups == group
+            seen = (groups == parents[at][0]) | at
+            trained = mask[seen].int().tolist()
+            rows.append(
+                Row(
+                    token_ids=ids[seen].tolist(),
+                    mask=trained,
+                    logprobs=[-1.0 * m for m in trained],
+                    advantages=(advantages * mask)[seen].tolist(),
+                    weights=share[seen].tolist(),
+                )
+            )
+    return rows
