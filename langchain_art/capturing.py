@@ -127,7 +127,10 @@ class CaptureHandler(GraphCallbackHandler):
         metadata: dict[str, Any],
         kwargs: dict[str, Any],
     ) -> None:
-        where = place(metadata, node_attempt(), tags or ())
+        frame = _frame("model", run_id, parent, metadata)
+        self.run.story.started(frame)
+        # LangGraph's own count is not known in the later steps of a node that is a chain.
+        where = place(metadata, max(node_attempt(), frame.number), tags or ())
         put_inside(where, self.run.story.around(parent, where.get("namespace", "")))
         params: dict[str, Any] = kwargs.get("invocation_params") or {}
         call = Call(
@@ -143,7 +146,6 @@ class CaptureHandler(GraphCallbackHandler):
         heard = Heard(run_id, self._serial, sent)
         announce(heard)
         self._open[run_id] = (call, heard)
-        self.run.story.started(_frame("model", run_id, parent, metadata))
         self.run.story.asked(call, messages)
 
     @_safely

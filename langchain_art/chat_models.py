@@ -197,7 +197,9 @@ class ChatART(LeanChatOpenAI):
         self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         messages = self._convert_input(input_).to_messages()
-        payload: dict[str, Any] = super()._get_request_payload(messages, stop=stop, **kwargs)
+        # The parent looks at each character of a reply: its text is put in afterwards.
+        silent = [_silent(message) for message in messages]
+        payload: dict[str, Any] = super()._get_request_payload(silent, stop=stop, **kwargs)
         for message, sent in zip(messages, payload["messages"], strict=True):
             if isinstance(message, AIMessage):
                 _complete(sent, message)
@@ -335,8 +337,16 @@ class ChatART(LeanChatOpenAI):
         return parsed(model, schema, include_raw=include_raw)
 
 
+def _silent(message: BaseMessage) -> BaseMessage:
+    if isinstance(message, AIMessage) and isinstance(message.content, str) and message.content:
+        return message.model_copy(update={"content": ""})
+    return message
+
+
 def _complete(sent: dict[str, Any], message: AIMessage) -> None:
-    """Adds to a repeated reply what the parent's conversion drops or breaks."""
+    """Adds to a repeated reply what the parent's conversion was not given, drops or breaks."""
+    if isinstance(message.content, str) and message.content:
+        sent["content"] = message.content
     if reasoning := message.additional_kwargs.get("reasoning_content"):
         sent["reasoning_content"] = reasoning
     # Chat templates read arguments as JSON: what the model said broken goes back as a string.

@@ -11,13 +11,13 @@ retries, `Retry-After` and errors are the SDK's, as streams are.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import openai
 from pydantic_core import from_json, to_json
 
-from langchain_art.connections import Outcome, httpx
+from langchain_art.connections import Outcome, httpx, proxy
+from langchain_art.kept_connections import AsyncKeptConnections, Head, KeptConnections
 
 _PATH = "/chat/completions"
 #: Arguments of the SDK's `create` that are not the body's: calls with them are the SDK's.
@@ -25,21 +25,8 @@ _OPTIONS = {"extra_headers": "headers", "extra_query": "params", "timeout": "tim
 
 Reply: TypeAlias = dict[str, Any]
 
-
-@dataclass(frozen=True)
-class _Head:
-    """A request of the SDK, without its body."""
-
-    url: httpx.URL
-    headers: list[tuple[bytes, bytes]]
-    extensions: dict[str, Any]
-    api_key: str
-
-    def request(self, payload: Mapping[str, Any]) -> httpx.Request:
-        content = to_json(_body(payload))
-        return httpx.Request(
-            "POST", self.url, headers=self.headers, content=content, extensions=self.extensions
-        )
+_connections = KeptConnections()
+_async_connections = AsyncKeptConnections()
 
 
 class _Draft(httpx.MockTransport):
@@ -52,10 +39,11 @@ class _Draft(httpx.MockTransport):
         self._request = request
         return httpx.Response(200)
 
-    def head(self, api_key: str) -> _Head:
+    def head(self) -> Head:
         request = self._request
-        kept = [(k, v) for k, v in request.headers.raw if k.lower() != b"content-length"]
-        return _Head(request.url, kept, request.extensions, api_key)
+        headers = [(k, v) for k, v in request.headers.raw if k.lower() != b"content-length"]
+        limits = request.extensions["timeout"]
+        return Head(request.url, headers, limits["connect"], limits["read"])
 
 
 class _Raw:
@@ -75,13 +63,14 @@ class Completions:
 
     Args:
         client: the SDK's.
-        transport: what its HTTP client sends with, for attempts past the SDK; None where all calls
-            are the SDK's: the user brought a client, or a key that changes.
+        direct: whether a call may go past it; not where the user brought an HTTP client or a key
+            that changes.
     """
 
-    def __init__(self, client: openai.OpenAI, transport: httpx.BaseTransport | None) -> None:
-        self._client, self._transport = client, transport
-        self._head: _Head | None = None
+    def __init__(self, client: openai.OpenAI, *, direct: bool) -> None:
+        self._client, self._direct = client, direct
+        self._head: Head | None = None
+        self._key = ""
 
     @property
     def with_raw_response(self) -> _RawCompletions:
@@ -98,24 +87,22 @@ class Completions:
         Returns:
             The reply; or what came instead; or None if the call is the SDK's.
         """
-        if self._transport is None or not _OPTIONS.keys().isdisjoint(payload):
+        if not self._direct or not _OPTIONS.keys().isdisjoint(payload):
             return None
-        if self._head is None or self._head.api_key != self._client.api_key:
-            draft = _Draft()
+        if self._head is None or self._key != self._client.api_key:
+            draft, self._key = _Draft(), self._client.api_key
             with httpx.Client(transport=draft, trust_env=False) as http_client:
                 sdk = self._client.with_options(http_client=http_client)
                 sdk.post(_PATH, cast_to=httpx.Response, body={})
-            self._head = draft.head(self._client.api_key)
-        request = self._head.request(payload)
+            self._head = draft.head()
+        head = self._head
+        if proxy(*head.server[:2]) is not None:
+            return None
         try:
-            response = self._transport.handle_request(request)
-            try:
-                response.read()
-            finally:
-                response.close()
-        except Exception as error:  # noqa: BLE001 - the SDK judges it
+            response = _connections.post(head, to_json(_body(payload)))
+        except httpx.RequestError as error:
             return error
-        return _outcome(response, request)
+        return _parse(response) if response.is_success else response
 
 
 class _RawCompletions:
@@ -141,14 +128,13 @@ class AsyncCompletions:
 
     Args:
         client: the SDK's.
-        transport: as for `Completions`.
+        direct: as for `Completions`.
     """
 
-    def __init__(
-        self, client: openai.AsyncOpenAI, transport: httpx.AsyncBaseTransport | None
-    ) -> None:
-        self._client, self._transport = client, transport
-        self._head: _Head | None = None
+    def __init__(self, client: openai.AsyncOpenAI, *, direct: bool) -> None:
+        self._client, self._direct = client, direct
+        self._head: Head | None = None
+        self._key = ""
 
     @property
     def with_raw_response(self) -> _AsyncRawCompletions:
@@ -161,24 +147,22 @@ class AsyncCompletions:
 
     async def attempt(self, payload: Mapping[str, Any]) -> Reply | Outcome | None:
         """As `Completions.attempt`."""
-        if self._transport is None or not _OPTIONS.keys().isdisjoint(payload):
+        if not self._direct or not _OPTIONS.keys().isdisjoint(payload):
             return None
-        if self._head is None or self._head.api_key != self._client.api_key:
-            draft = _Draft()
+        if self._head is None or self._key != self._client.api_key:
+            draft, self._key = _Draft(), self._client.api_key
             async with httpx.AsyncClient(transport=draft, trust_env=False) as http_client:
                 sdk = self._client.with_options(http_client=http_client)
                 await sdk.post(_PATH, cast_to=httpx.Response, body={})
-            self._head = draft.head(self._client.api_key)
-        request = self._head.request(payload)
+            self._head = draft.head()
+        head = self._head
+        if proxy(*head.server[:2]) is not None:
+            return None
         try:
-            response = await self._transport.handle_async_request(request)
-            try:
-                await response.aread()
-            finally:
-                await response.aclose()
-        except Exception as error:  # noqa: BLE001 - the SDK judges it
+            response = await _async_connections.post(head, to_json(_body(payload)))
+        except httpx.RequestError as error:
             return error
-        return _outcome(response, request)
+        return _parse(response) if response.is_success else response
 
 
 class _AsyncRawCompletions:
@@ -211,16 +195,8 @@ def _arguments(payload: Mapping[str, Any]) -> dict[str, Any]:
     return {"body": _body(payload), "options": given}
 
 
-def _outcome(response: httpx.Response, request: httpx.Request) -> Reply | Outcome:
-    response.request = request
-    if response.is_success:
-        return _parse(response)
-    # Read and decoded: what says how it was coded would have it decoded again.
-    headers = [(k, v) for k, v in response.headers.raw if k.lower() != b"content-encoding"]
-    return httpx.Response(response.status_code, headers=headers, content=response.content)
-
-
 def _parse(response: httpx.Response) -> Reply:
+    """The reply. Raises APIResponseValidationError if it is none."""
     try:
         return from_json(response.content)
     except ValueError as error:

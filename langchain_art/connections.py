@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 from urllib.request import getproxies, proxy_bypass
@@ -24,18 +25,10 @@ if TYPE_CHECKING or int(openai.__version__.split(".")[0]) >= 3:
 else:
     import httpx
 
-__all__ = [
-    "Outcome",
-    "async_client",
-    "async_transport",
-    "client",
-    "httpx",
-    "told",
-    "transport",
-]
+__all__ = ["ALIVE", "Outcome", "async_client", "client", "httpx", "proxy", "told"]
 
 #: How an attempt ended: with an answer that was read whole, or with what came instead of one.
-Outcome: TypeAlias = httpx.Response | Exception
+Outcome: TypeAlias = httpx.Response | httpx.RequestError
 
 Pool = TypeVar("Pool")
 _Key: TypeAlias = tuple[asyncio.AbstractEventLoop | None, bool, str | None, int]
@@ -46,7 +39,7 @@ _SHARES = 8
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=512 // _SHARES)
 #: A call may wait for as long as a server trains, but not for a machine that is gone: the kernel
 #: asks an idle peer after a minute, and gives it up after another.
-_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
+ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
     (socket.IPPROTO_TCP, getattr(socket, name), value)
     for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6))
     if hasattr(socket, name)
@@ -74,7 +67,6 @@ class _Pools(ABC, Generic[Pool]):
 
     def __init__(self) -> None:
         self._pools: dict[_Key, Pool] = {}
-        self._proxies: dict[tuple[str, str], str | None] = {}
         self._waiting = 0  # requests that have no answer yet
         self._lock = Lock()
 
@@ -84,15 +76,12 @@ class _Pools(ABC, Generic[Pool]):
     @contextmanager
     def _pool(self, url: httpx.URL, loop: asyncio.AbstractEventLoop | None) -> Generator[Pool]:
         """The pool for a request, until it is answered."""
-        place = url.scheme, url.host
-        if place not in self._proxies:
-            self._proxies[place] = _proxy(*place)
-        secure, proxy = url.scheme == "https", self._proxies[place]
+        secure, through = url.scheme == "https", proxy(url.scheme, url.host)
         with self._lock:
-            key = loop, secure, proxy, self._waiting % _SHARES
+            key = loop, secure, through, self._waiting % _SHARES
             self._waiting += 1
         try:
-            yield self._pools.get(key) or self._add(key, self._open(verify=secure, proxy=proxy))
+            yield self._pools.get(key) or self._add(key, self._open(verify=secure, proxy=through))
         finally:
             with self._lock:
                 self._waiting -= 1
@@ -109,9 +98,7 @@ class _Transport(_Pools[httpx.HTTPTransport], httpx.BaseTransport):
     """Sends each request through a pool that all threads share."""
 
     def _open(self, *, verify: bool, proxy: str | None) -> httpx.HTTPTransport:
-        return httpx.HTTPTransport(
-            verify=verify, proxy=proxy, limits=_LIMITS, socket_options=_ALIVE
-        )
+        return httpx.HTTPTransport(verify=verify, proxy=proxy, limits=_LIMITS, socket_options=ALIVE)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         if (outcome := _take_told()) is not None:
@@ -125,7 +112,7 @@ class _AsyncTransport(_Pools[httpx.AsyncHTTPTransport], httpx.AsyncBaseTransport
 
     def _open(self, *, verify: bool, proxy: str | None) -> httpx.AsyncHTTPTransport:
         return httpx.AsyncHTTPTransport(
-            verify=verify, proxy=proxy, limits=_LIMITS, socket_options=_ALIVE
+            verify=verify, proxy=proxy, limits=_LIMITS, socket_options=ALIVE
         )
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -149,7 +136,7 @@ def _take_told() -> httpx.Response | None:
     if outcome is None:
         return None
     _told.set(None)
-    if isinstance(outcome, Exception):
+    if isinstance(outcome, httpx.RequestError):
         raise outcome
     return outcome
 
@@ -170,13 +157,13 @@ class _AsyncClient(httpx.AsyncClient):
 
 #: Of the HTTP library that the installed SDK is built on, for all models of the process. They keep
 #: to the environment's proxies, and have no time limit: the SDK sets one per request.
-transport = _Transport()
-async_transport = _AsyncTransport()
-client = _Client(transport=transport, timeout=None, follow_redirects=True)
-async_client = _AsyncClient(transport=async_transport, timeout=None, follow_redirects=True)
+client = _Client(transport=_Transport(), timeout=None, follow_redirects=True)
+async_client = _AsyncClient(transport=_AsyncTransport(), timeout=None, follow_redirects=True)
 
 
-def _proxy(scheme: str, host: str) -> str | None:
+@lru_cache(maxsize=256)
+def proxy(scheme: str, host: str) -> str | None:
+    """The environment's proxy for a server, as it was when it was first asked for."""
     proxies = getproxies()
-    proxy = proxies.get(scheme) or proxies.get("all")
-    return None if proxy is None or proxy_bypass(host) else proxy
+    found = proxies.get(scheme) or proxies.get("all")
+    return None if found is None or proxy_bypass(host) else found

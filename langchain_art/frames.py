@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import count
 from typing import Literal
@@ -25,6 +26,8 @@ class Frame:
     """The topmost frame above it that was heard; a tracer's may stand higher still."""
     attempt: UUID | None = None
     """The frame that runs the node (this attempt of it) around this frame, where that is known."""
+    number: int = 1
+    """Which attempt that is: of those that one run of the graph made of one task."""
     outcome: Outcome | None = None
     """None while it runs."""
     waits: bool = False
@@ -45,6 +48,7 @@ class Frames:
     def __init__(self) -> None:
         self._frames: dict[UUID, Frame] = {}
         self._latest: dict[tuple[str | UUID | None, str], UUID] = {}
+        self._tries: Counter[tuple[UUID | None, str]] = Counter()
         self._graphs: list[Frame] = []  # those at the top that are no model call
         self._clock = count(1)
 
@@ -53,14 +57,17 @@ class Frames:
 
     def started(self, frame: Frame) -> bool:
         """Notes a frame; says whether it is a graph or chain that nothing known stands above."""
-        if frame.run_id in self._frames:
+        if (known := self._frames.get(frame.run_id)) is not None:
+            frame.number = known.number
             return False
         above = self._above(frame)
         frame.root = above.root if above else frame.run_id
         if above is not None and above.namespace == frame.namespace:
-            frame.attempt = above.attempt
+            frame.attempt, frame.number = above.attempt, above.number
         elif above is not None:
             frame.attempt = frame.run_id
+            self._tries[frame.parent, frame.namespace] += 1
+            frame.number = self._tries[frame.parent, frame.namespace]
         elif frame.kind == "chain":
             frame.attempt = frame.parent  # a scope that was opened inside of the node
         if frame.namespace and frame.attempt:
@@ -97,7 +104,9 @@ class Frames:
 
     def outcome(self) -> Outcome:
         """What the run came to: the worst of its graphs, without those that others followed."""
-        newest = max((graph.began for graph in self._graphs), default=0)
+        if not self._graphs:
+            return "ok"
+        newest = max(graph.began for graph in self._graphs)
         last = [graph for graph in self._graphs if not 0 < graph.over < newest]
         if any(graph.outcome == "error" for graph in last):
             return "error"

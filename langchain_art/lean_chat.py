@@ -38,13 +38,13 @@ class LeanChatOpenAI(BaseChatOpenAI):
     def _lean_completions(self) -> Self:
         constant_key = isinstance(self.openai_api_key, SecretStr)
         if self.root_client is not None:
-            ours = constant_key and self.http_client is connections.client
-            transport = connections.transport if ours else None
-            self.client = Completions(self.root_client, transport)
+            ours = self.http_client is connections.client
+            self.client = Completions(self.root_client, direct=ours and constant_key)
         if self.root_async_client is not None:
-            ours = constant_key and self.http_async_client is connections.async_client
-            async_transport = connections.async_transport if ours else None
-            self.async_client = AsyncCompletions(self.root_async_client, async_transport)
+            ours = self.http_async_client is connections.async_client
+            self.async_client = AsyncCompletions(
+                self.root_async_client, direct=ours and constant_key
+            )
         return self
 
     def _generate(

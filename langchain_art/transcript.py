@@ -13,7 +13,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, cast
 
 from langchain_core.messages import (
@@ -30,6 +29,7 @@ _ROOT = 0
 # Content blocks of assistants, by LangChain's names and those of providers.
 _REASONING = ("reasoning", "thinking")
 _CALLS = ("tool_call", "tool_call_chunk", "invalid_tool_call", "function_call")
+_canonical = json.JSONEncoder(sort_keys=True).encode
 _DEPTH = 32  # of a graph's input or output; deeper values are written as text
 
 
@@ -68,7 +68,8 @@ def _tidy(wire: Message) -> None:
     for block in wire["content"]:
         kind = block.get("type")
         if kind in _REASONING:
-            wire["reasoning_content"] = wire.get("reasoning_content", "") + block.get(kind, "")
+            if isinstance(text := block.get(kind), str) and text:
+                wire["reasoning_content"] = wire.get("reasoning_content", "") + text
         elif kind not in _CALLS:
             blocks.append(block)
     wire["content"] = blocks
@@ -195,10 +196,10 @@ class Transcript:
 
 
 def _key(wire: Message) -> object:
-    """What equal messages have in common. Most are text, for which a digest costs too much."""
+    """What equal messages have in common; most are text alone."""
     if all(isinstance(value, str) for value in wire.values()):
         return tuple(wire.items())
-    return blake2b(json.dumps(wire, sort_keys=True).encode(), digest_size=16).digest()
+    return _canonical(wire)
 
 
 def _places(namespace: str) -> tuple[str, str, str]:

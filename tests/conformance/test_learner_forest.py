@@ -18,7 +18,7 @@ from langchain_art_server.algorithms.forest import grow
 from langchain_art_server.algorithms.forest_parts import split
 from langchain_art_server.algorithms.samples import Row
 from langchain_art_server.backends import forest_flex, packer, scoring
-from langchain_art_server.backends.forest_attention import plan_tiles
+from langchain_art_server.backends.forest_attention import Tiles, plan_tiles
 from langchain_art_server.backends.forest_check import use_forest
 from langchain_art_server.backends.peft_engine import PeftEngine
 from langchain_art_server.backends.peft_forward import load_base
@@ -196,6 +196,25 @@ def test_other_attention_is_refused_by_name(name: str, tmp_path: Path) -> None:
     assert scorer.base.config._attn_implementation in ("sdpa", "eager")
     with torch.no_grad():
         scorer.base(torch.arange(1, 9)[None], use_cache=False)
+
+
+def test_attention_that_is_wrong_is_noticed_by_its_logprobs(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = Tiles.attend
+    monkeypatch.setattr(Tiles, "attend", lambda t, q, k, v, _above, s: right(t, q, k, v, None, s))
+    why = use_forest(Scorer(load_base(tiny, torch.float32, torch.device("cpu"))))
+    assert why is not None and "differ" in why
+
+
+def test_a_cpu_takes_fewer_tokens_at_once_than_it_may(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = PeftEngine(tiny)
+    engine._hold(fresh(engine, tmp_path))
+    monkeypatch.setattr(packer, "CPU_TOKENS", 64)
+    packing = engine.batch(make_rows(30), TrainConfig()).packing
+    assert packing.alive <= 64 < packing.tokens
 
 
 def long_rows(seed: int) -> list[list[int]]:

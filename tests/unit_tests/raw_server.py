@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import socketserver
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import responses
+from itertools import count
 from typing import Any, Self
 
 
@@ -57,51 +59,71 @@ def refusal(status: int, **headers: str) -> bytes:
     return answer({"error": error}, status, **headers)
 
 
-class RawServer:
-    """Gives `answers` in order, then completions. `seen` is what it was asked."""
+class _Handler(socketserver.StreamRequestHandler):
+    """One connection."""
 
-    def __init__(self) -> None:
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def setup(self) -> None:
+        self._told = self.server.told
+        if self._told.tls is not None:
+            self.request = self._told.tls.wrap_socket(self.request, server_side=True)
+        super().setup()
+
+    def handle(self) -> None:
+        number = next(self._told.connections)
+        while (request := self._request(number)) is not None:
+            self._told.seen.append(request)
+            told = self._told.answers.pop(0) if self._told.answers else answer()
+            if told is None:
+                return
+            if isinstance(told, bytes):
+                self.wfile.write(told)
+            elif not told(self.wfile.write):
+                return
+
+    def _request(self, number: int) -> Seen | None:
+        try:
+            first = self.rfile.readline().decode()
+        except ConnectionError:
+            return None
+        if not first:
+            return None
+        headers: dict[str, str] = {}
+        while line := self.rfile.readline().strip().decode():
+            name, _, value = line.partition(": ")
+            headers[name.lower()] = value
+        body = self.rfile.read(int(headers.get("content-length", 0)))
+        return Seen(number, first.split()[1], headers, json.loads(body or b"null"))
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    request_queue_size = 64
+    told: RawServer
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing: clients hang up here, or refuse the certificate, as they please."""
+
+
+class RawServer:
+    """Gives `answers` in order, then completions. `seen` is what it was asked.
+
+    With `tls` it speaks that instead, as ``localhost``.
+    """
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.answers: list[Answer] = []
         self.seen: list[Seen] = []
-        connections = iter(range(10**9))
-        outer = self
-
-        class Handler(socketserver.StreamRequestHandler):
-            disable_nagle_algorithm = True
-
-            def handle(self) -> None:
-                number = next(connections)
-                while (request := self._request(number)) is not None:
-                    outer.seen.append(request)
-                    told = outer.answers.pop(0) if outer.answers else answer()
-                    if told is None:
-                        return
-                    if isinstance(told, bytes):
-                        self.wfile.write(told)
-                    elif not told(self.wfile.write):
-                        return
-
-            def _request(self, number: int) -> Seen | None:
-                try:
-                    first = self.rfile.readline().decode()
-                except ConnectionError:
-                    return None
-                if not first:
-                    return None
-                headers: dict[str, str] = {}
-                while line := self.rfile.readline().strip().decode():
-                    name, _, value = line.partition(": ")
-                    headers[name.lower()] = value
-                body = self.rfile.read(int(headers.get("content-length", 0)))
-                return Seen(number, first.split()[1], headers, json.loads(body or b"null"))
-
-        class Server(socketserver.ThreadingTCPServer):
-            daemon_threads = True
-            request_queue_size = 64
-
-        self._server = Server(("127.0.0.1", 0), Handler)
+        self.connections = count()
+        self.tls = tls
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.told = self
         self.port: int = self._server.server_address[1]
         self.root = f"http://127.0.0.1:{self.port}"
+        if tls is not None:
+            self.root = f"https://localhost:{self.port}"
         self.base_url = f"{self.root}/v1"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()

@@ -148,14 +148,14 @@ def test_socket_options_are_not_lost() -> None:
 
 
 @pytest.fixture
-def proxied(server: RawServer, monkeypatch: pytest.MonkeyPatch) -> RawServer:
+def proxied(server: RawServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[RawServer]:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setenv("HTTP_PROXY", server.root)
-    monkeypatch.setattr(connections.transport, "_proxies", {})
-    monkeypatch.setattr(connections.async_transport, "_proxies", {})
-    return server
+    connections.proxy.cache_clear()
+    yield server
+    connections.proxy.cache_clear()
 
 
 def test_the_environments_proxy(proxied: RawServer, ask: Ask) -> None:

@@ -109,5 +109,5 @@ def test_a_capture_outdoes_the_metadata(model: ChatART, client: ArtClient) -> No
 def test_tags_do_not_outlive_their_call(model: ChatART, client: ArtClient) -> None:
     model.invoke("hi", {"metadata": {"art_trajectory_id": "first"}})
     untagged = model.model_copy(update={"callbacks": None})
-    for reply in (model.invoke("hi"), untagged.invoke("hi")):
+    for reply in (untagged.invoke("hi"), model.invoke("hi")):
         assert not client.call(reply.response_metadata["call_id"])["tags"].get("trajectory_id")

@@ -130,7 +130,8 @@ def grow(sequences: Sequence[Sequence[int]], token_cost: float = math.inf) -> Fo
 class _Node:
     """Tokens `start` to `end` of the ordered rows `first` to `last`, which all share them.
 
-    A row may end within the node: it is then a beginning of the last one.
+    Or as many of them as a row has: rows that are beginnings of others end within the node, or
+    above it. They come first in the order, and count to the first child of a node they end in.
     """
 
     start: int
@@ -186,19 +187,15 @@ def _seeds(roots: list[_Node], token_cost: float) -> list[_Seed]:
     """The trie's nodes in preorder, less those that are cheaper copied into their children."""
     below = _tokens_below(roots)
     seeds: list[_Seed] = []
-    stack = [(root, root.start, root.first, -1) for root in reversed(roots)]
+    stack = [(root, root.start, -1) for root in reversed(roots)]
     while stack:
-        node, start, first, parent = stack.pop()
+        node, start, parent = stack.pop()
         children = node.children
         saved = token_cost * (node.end - start) * (len(children) - 1) if children else math.inf
         if saved >= below[id(node)]:
-            seeds.append(_Seed(start, node.end, first, node.last, parent))
+            seeds.append(_Seed(start, node.end, node.first, node.last, parent))
             start, parent = node.end, len(seeds) - 1
-            firsts = [child.first for child in children]
-        else:  # rows that end in the node go with its first child, which begins as they do
-            firsts = [first, *(child.first for child in children[1:])]
-        for child, begin in zip(reversed(children), reversed(firsts), strict=True):
-            stack.append((child, start, begin, parent))
+        stack.extend((child, start, parent) for child in reversed(children))
     return seeds
 
 

@@ -78,6 +78,20 @@ def fails_for_good(kit: Kit) -> Program:
 
 
 @topology(
+    "RetryPolicy around a chain",
+    Expect("work", "one", step=1, task="work", why="discarded_retried"),
+    Expect("work", "one", step=1, task="work", attempt=2),
+    remark="the node is prompt, model and parser in one runnable",
+)
+def retried_chain(kit: Kit) -> Program:
+    failing = Failing(1)
+    chain = RunnableLambda(lambda state: state["messages"]) | kit.model
+    node = chain | (lambda reply: {"messages": [failing(reply)]})
+    graph = StateGraph(MessagesState).add_node("work", node, retry_policy=RETRY)
+    yield kit.run(graph.add_edge(START, "work").compile(), kit.ask("one"))
+
+
+@topology(
     "RetryPolicy around a subgraph",
     Expect("team/early", "e", step=1, why="discarded_retried"),
     Expect("team/shaky", "s", step=2, why="discarded_retried"),
