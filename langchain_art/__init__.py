@@ -10,10 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from langchain_art.async_client import AsyncArtClient
     from langchain_art.capturing import CaptureHandler, Run, capture
     from langchain_art.chat_models import ChatART
-    from langchain_art.client import ArtClient, AsyncArtClient
-    from langchain_art.rollout import gather
+    from langchain_art.client import ArtClient
+    from langchain_art.evaluators.ruler import RulerEvaluator, ruler_score_group
+    from langchain_art.gathering import gather
     from langchain_art.training import Trainer
     from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup, Turn
 
@@ -21,9 +23,10 @@ __version__ = "0.1.0"
 
 _HOME = {
     "ArtClient": "client",
-    "AsyncArtClient": "client",
+    "AsyncArtClient": "async_client",
     "CaptureHandler": "capturing",
     "ChatART": "chat_models",
+    "RulerEvaluator": "evaluators.ruler",
     "Run": "capturing",
     "TrainConfig": "wire",
     "Trainer": "training",
@@ -31,7 +34,8 @@ _HOME = {
     "TrajectoryGroup": "wire",
     "Turn": "wire",
     "capture": "capturing",
-    "gather": "rollout",
+    "gather": "gathering",
+    "ruler_score_group": "evaluators.ruler",
 }
 
 __all__ = [
@@ -39,6 +43,7 @@ __all__ = [
     "AsyncArtClient",
     "CaptureHandler",
     "ChatART",
+    "RulerEvaluator",
     "Run",
     "TrainConfig",
     "Trainer",
@@ -47,6 +52,7 @@ __all__ = [
     "Turn",
     "capture",
     "gather",
+    "ruler_score_group",
 ]
 
 

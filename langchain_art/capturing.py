@@ -25,7 +25,8 @@ from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 
 from langchain_art.errors import ConfigError
 from langchain_art.frames import Frame
-from langchain_art.story import Call, Run
+from langchain_art.runs import Run
+from langchain_art.story import Call
 from langchain_art.tagging import Heard, announce, node_attempt, place, put_inside
 
 __all__ = ["CaptureHandler", "Run", "capture"]

@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from langchain_art.cli_canary import canary
+from langchain_art.cli_doctor import doctor
+from langchain_art.cli_options import AsJson, BaseUrl, console, machine
 from langchain_art.errors import ArtError, ConfigError
 
 if TYPE_CHECKING:
@@ -42,13 +44,8 @@ checkpoints_app = typer.Typer(
     "  langchain-art checkpoints rollback email-agent@12",
 )
 app.add_typer(checkpoints_app, name="checkpoints")
-console = Console()
-
-BaseUrl = Annotated[
-    str | None,
-    typer.Option(envvar="ART_BASE_URL", help="Server, with /v1.", show_default="localhost:8000"),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]
+app.command()(canary)
+app.command()(doctor)
 VersionName = Annotated[str, typer.Argument(metavar="POLICY@N", help="A version: email-agent@17.")]
 
 
@@ -73,10 +70,6 @@ def _split(name: str) -> tuple[str, int]:
     if not policy or not version.isdigit():
         raise ConfigError(f"got {name!r}, expected POLICY@N, such as email-agent@17")
     return policy, int(version)
-
-
-def _machine(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
 # --- processes --------------------------------------------------------------------------------
@@ -134,6 +127,12 @@ def demo(
     control: Annotated[
         bool, typer.Option(help="Train on shuffled rewards: nothing should be learned.")
     ] = False,
+    reward: Annotated[
+        str | None, typer.Option(help="Of training runs: answer, or ruler (a judge alone).")
+    ] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="RULER's: scripted (costs nothing), or openai/o3 …")
+    ] = None,
 ) -> None:
     """Train a small e-mail agent on this machine, from server start to reward plot.
 
@@ -148,7 +147,8 @@ def demo(
             '`pip install -e ".[local,examples]"`, and run `langchain-art demo` in its root.'
         )
     arguments: list[str] = []
-    for name, value in {"steps": steps, "seed": seed, "out": out}.items():
+    given = {"steps": steps, "seed": seed, "out": out, "reward": reward, "judge": judge}
+    for name, value in given.items():
         arguments += [] if value is None else [f"--{name}", str(value)]
     arguments += ["--control"] * control
     _become("examples.email_search.train", arguments)
@@ -175,7 +175,7 @@ def status(base_url: BaseUrl = None, as_json: AsJson = False) -> None:
     with _client(base_url) as client:
         found = client.status()
     if as_json:
-        _machine(found.model_dump(mode="json"))
+        machine(found.model_dump(mode="json"))
     else:
         console.print(status_table(found))
 
@@ -203,13 +203,13 @@ def runs(
         if trajectory_id is not None:
             run = client.trajectory(trajectory_id)
             if as_json:
-                _machine(run.model_dump(mode="json"))
+                machine(run.model_dump(mode="json"))
             else:
                 console.print(run_table(run))
             return
         found = client.trajectories(limit, scenario)
     if as_json:
-        _machine([run.model_dump(mode="json") for run in found])
+        machine([run.model_dump(mode="json") for run in found])
     else:
         console.print(runs_table(found))
 
@@ -240,7 +240,7 @@ def audit(
         found = client.audit(trajectory_id, policy, dict(map(_choice, train or [])))
     if as_json:
         sums = {"sampled_tokens": found.sampled_tokens, "trained_tokens": found.trained_tokens}
-        _machine(found.model_dump(mode="json") | sums)
+        machine(found.model_dump(mode="json") | sums)
     else:
         console.print(audit_table(found))
 
@@ -267,7 +267,7 @@ def list_checkpoints(
     with _client(base_url) as client:
         found = client.checkpoints(policy)
     if as_json:
-        _machine([checkpoint.model_dump(mode="json") for checkpoint in found])
+        machine([checkpoint.model_dump(mode="json") for checkpoint in found])
     else:
         console.print(checkpoints_table(found))
 
@@ -336,7 +336,7 @@ def evaluate(
         )
         result = asyncio.run(trainer.evaluate(run, chosen, samples=samples))
     if as_json:
-        _machine(result.model_dump(mode="json"))
+        machine(result.model_dump(mode="json"))
     else:
         console.print(f"{result.version}: {result}", markup=False, highlight=False)
 

@@ -1,4 +1,4 @@
-"""The server's HTTP API for people and programs: `ArtClient` and its async twin.
+"""The server's HTTP API for people and programs: `ArtClient`; its async twin is `async_client`.
 
 Every call is idempotent, so what the network or a busy server swallows is sent again until
 `patience` runs out; then the caller gets `ServerUnreachable` or the server's own refusal.
@@ -6,7 +6,6 @@ Every call is idempotent, so what the network or a busy server swallows is sent 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import httpx
 
 from langchain_art import endpoints
+from langchain_art.conversations import Conversations
 from langchain_art.endpoints import Groups
 from langchain_art.transport import RETRYABLE, Address, Flow, Request, unreachable
 from langchain_art.wire import (
@@ -161,15 +161,33 @@ class ArtClient(Address):
         """One stored trajectory. Raises NotFound."""
         return self._send(endpoints.trajectory(trajectory_id))
 
-    def reward(self, trajectory_id: str, reward: float | Reward) -> Trajectory:
-        """Score a trajectory, or the calls that were tagged with its id."""
-        return self._send(endpoints.reward(trajectory_id, reward))
+    def reward(
+        self,
+        trajectory_id: str,
+        reward: float | Reward | None = None,
+        turns: Mapping[str, float] | None = None,
+    ) -> Trajectory:
+        """Score a trajectory, or the calls that were tagged with its id.
+
+        Args:
+            trajectory_id: of a stored trajectory, or the tag of calls.
+            reward: of the whole run, or all there is to say of it. None: leave it as it is.
+            turns: call id -> reward of that call alone.
+
+        Raises:
+            ConfigError: a reward is not a finite number.
+            RequestRefused: the trajectory is not known (`NotFound`), has no such call
+                (`InvalidRequest`), or was trained on with another reward (`Conflict`).
+        """
+        return self._send(endpoints.reward(trajectory_id, reward, turns))
 
     def audit(
         self,
         trajectory_id: str,
         policy: str | None = None,
         train: Mapping[str, bool] | None = None,
+        *,
+        sft: bool = False,
     ) -> TrajectoryAudit:
         """Which of a run's tokens learn, turn by turn, and why the others do not.
 
@@ -177,11 +195,12 @@ class ArtClient(Address):
             trajectory_id: of a stored trajectory.
             policy: the policy that is to learn. None: the one that sampled its calls.
             train: which calls learn (`Turn.learns`). None: all.
+            sft: audit what `sft` makes of it instead of training on its reward.
 
         Raises:
             NotFound: no such trajectory.
         """
-        return self._send(endpoints.audit(trajectory_id, policy, train))
+        return self._send(endpoints.audit(trajectory_id, policy, train, sft=sft))
 
     def call(self, call_id: str) -> dict[str, Any]:
         """The server's record of one completion: token ids, logprobs, tags and the model."""
@@ -208,6 +227,35 @@ class ArtClient(Address):
         """
         return self._run(endpoints.training(groups, policy, config, key, train))
 
+    def sft(
+        self,
+        conversations: Conversations,
+        policy: str,
+        config: TrainConfig | None = None,
+        key: str | None = None,
+        train: Mapping[str, bool] | None = None,
+    ) -> TrainJob:
+        """Order one supervised step: the policy learns to say what the assistant says here.
+
+        The loss is the mean negative log-likelihood of the assistant's tokens, in nats
+        (``metrics["loss"]`` of the result). Runs that were sampled by this server count with the
+        tokens that were sampled, of whichever policy; all else is written with the model's chat
+        template. Unlike `train`, the same run may be learned from again and again.
+
+        Args:
+            conversations: runs, ids of runs, conversations in OpenAI's or LangChain's messages, or
+                the path of a JSONL file of them (`conversations.Conversation`).
+            policy: the policy that learns.
+            config: with ``loss="sft"``. None: ``TrainConfig(loss="sft")``, which has a learning
+                rate of 1e-4.
+            key: as for `train`.
+            train: as for `train`.
+
+        Raises:
+            ConfigError: a conversation is malformed, or `config` has another loss.
+        """
+        return self._run(endpoints.imitating(conversations, policy, config, key, train))
+
     def wait(
         self, job: TrainJob | str, on_event: Callable[[JobEvent], None] | None = None
     ) -> TrainResult:
@@ -229,154 +277,3 @@ class ArtClient(Address):
     def jobs(self, policy: str | None = None) -> list[TrainJob]:
         """Jobs, of one policy or of all."""
         return self._send(endpoints.jobs(policy))
-
-
-class AsyncArtClient(Address):
-    """The async twin of `ArtClient`: same arguments, methods, errors. Bound to one event loop."""
-
-    def _open(self) -> None:
-        self._http = httpx.AsyncClient(**self._options())
-
-    async def __aenter__(self) -> AsyncArtClient:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
-
-    async def _send(self, request: Request[T]) -> T:
-        backoff = self._backoff(request)
-        while True:
-            try:
-                try:
-                    async with self._http.stream(**request.arguments(self.timeout)) as response:
-                        content = b""
-                        if request.save is not None and response.is_success:
-                            with request.save.open("wb") as file:
-                                async for chunk in response.aiter_bytes():
-                                    file.write(chunk)
-                        else:
-                            content = await response.aread()
-                except httpx.TransportError as error:
-                    raise unreachable(self.base_url, error) from error
-                return request.result(response, content)
-            except RETRYABLE as failure:
-                await asyncio.sleep(backoff.after(failure))
-
-    async def _run(self, flow: Flow[T]) -> T:
-        with closing(flow):
-            try:
-                request = next(flow)
-                while True:
-                    request = flow.send(await self._send(request))
-            except StopIteration as stop:
-                return stop.value
-
-    async def ready(self, timeout: float = 60.0) -> None:
-        """See `ArtClient.ready`."""
-        return await self._send(endpoints.ready(timeout))
-
-    async def status(self) -> ServerStatus:
-        """See `ArtClient.status`."""
-        return await self._send(endpoints.status())
-
-    async def models(self) -> list[str]:
-        """See `ArtClient.models`."""
-        return await self._send(endpoints.models())
-
-    async def create_policy(self, name: str, lora: LoraConfig | None = None) -> PolicyStatus:
-        """See `ArtClient.create_policy`."""
-        return await self._send(endpoints.create_policy(name, lora))
-
-    async def policies(self) -> list[PolicyStatus]:
-        """See `ArtClient.policies`."""
-        return await self._send(endpoints.policies())
-
-    async def policy(self, name: str) -> PolicyStatus:
-        """See `ArtClient.policy`."""
-        return await self._send(endpoints.policy(name))
-
-    async def checkpoints(self, policy: str) -> list[Checkpoint]:
-        """See `ArtClient.checkpoints`."""
-        return await self._send(endpoints.checkpoints(policy))
-
-    async def pin(self, policy: str, version: int) -> Checkpoint:
-        """See `ArtClient.pin`."""
-        return await self._send(endpoints.pin(policy, version, pinned=True))
-
-    async def unpin(self, policy: str, version: int) -> Checkpoint:
-        """See `ArtClient.unpin`."""
-        return await self._send(endpoints.pin(policy, version, pinned=False))
-
-    async def rollback(self, policy: str, version: int) -> PolicyStatus:
-        """See `ArtClient.rollback`."""
-        return await self._send(endpoints.rollback(policy, version))
-
-    async def delete_checkpoint(self, policy: str, version: int) -> str:
-        """See `ArtClient.delete_checkpoint`."""
-        return await self._send(endpoints.delete_checkpoint(policy, version))
-
-    async def download_adapter(self, policy: str, version: int, dest: str | Path) -> Path:
-        """See `ArtClient.download_adapter`."""
-        return await self._run(endpoints.downloading(policy, version, Path(dest)))
-
-    async def post_trajectory(self, trajectory: Trajectory) -> bool:
-        """See `ArtClient.post_trajectory`."""
-        return await self._send(endpoints.post_trajectory(trajectory))
-
-    async def post_groups(self, groups: Sequence[TrajectoryGroup]) -> int:
-        """See `ArtClient.post_groups`."""
-        return await self._run(endpoints.posting(groups))
-
-    async def trajectories(self, limit: int = 100, scenario: str | None = None) -> list[Trajectory]:
-        """See `ArtClient.trajectories`."""
-        return await self._send(endpoints.trajectories(limit, scenario))
-
-    async def trajectory(self, trajectory_id: str) -> Trajectory:
-        """See `ArtClient.trajectory`."""
-        return await self._send(endpoints.trajectory(trajectory_id))
-
-    async def reward(self, trajectory_id: str, reward: float | Reward) -> Trajectory:
-        """See `ArtClient.reward`."""
-        return await self._send(endpoints.reward(trajectory_id, reward))
-
-    async def audit(
-        self,
-        trajectory_id: str,
-        policy: str | None = None,
-        train: Mapping[str, bool] | None = None,
-    ) -> TrajectoryAudit:
-        """See `ArtClient.audit`."""
-        return await self._send(endpoints.audit(trajectory_id, policy, train))
-
-    async def call(self, call_id: str) -> dict[str, Any]:
-        """See `ArtClient.call`."""
-        return await self._send(endpoints.call(call_id))
-
-    async def train(
-        self,
-        groups: Groups,
-        policy: str,
-        config: TrainConfig | None = None,
-        key: str | None = None,
-        train: Mapping[str, bool] | None = None,
-    ) -> TrainJob:
-        """See `ArtClient.train`."""
-        return await self._run(endpoints.training(groups, policy, config, key, train))
-
-    async def wait(
-        self, job: TrainJob | str, on_event: Callable[[JobEvent], None] | None = None
-    ) -> TrainResult:
-        """See `ArtClient.wait`."""
-        return await self._run(endpoints.waiting(job, on_event))
-
-    async def job(self, job_id: str) -> TrainJob:
-        """See `ArtClient.job`."""
-        return await self._send(endpoints.job(job_id))
-
-    async def jobs(self, policy: str | None = None) -> list[TrainJob]:
-        """See `ArtClient.jobs`."""
-        return await self._send(endpoints.jobs(policy))

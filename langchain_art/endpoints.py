@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
 
+from langchain_art.conversations import Conversations, read_conversations
 from langchain_art.errors import ArtError, ConfigError, JobFailed
 from langchain_art.transport import Flow, Request
 from langchain_art.wire import (
@@ -40,6 +41,8 @@ from langchain_art.wire import (
 M = TypeVar("M", bound=BaseModel)
 Groups: TypeAlias = Sequence[TrajectoryGroup] | Sequence[Sequence[str]]
 """Trajectory groups, or the ids of trajectories that the server has."""
+#: Imported conversations in one request: far below what a request may weigh.
+POSTED_AT_ONCE = 64
 
 
 def one(model: type[M]) -> Callable[[bytes], M]:
@@ -135,17 +138,26 @@ def trajectory(trajectory_id: str) -> Request[Trajectory]:
 
 
 def audit(
-    trajectory_id: str, policy_name: str | None, train: Mapping[str, bool] | None
+    trajectory_id: str, policy_name: str | None, train: Mapping[str, bool] | None, *, sft: bool
 ) -> Request[TrajectoryAudit]:
     chosen = [f"{name}:{str(learns).lower()}" for name, learns in (train or {}).items()]
     path = f"/v1/trajectories/{quote(trajectory_id, safe='')}/audit"
-    return Request(
-        "GET", path, one(TrajectoryAudit), params={"policy": policy_name, "train": chosen}
-    )
+    params = {"policy": policy_name, "train": chosen, "sft": "true" if sft else None}
+    return Request("GET", path, one(TrajectoryAudit), params=params)
 
 
-def reward(trajectory_id: str, value: float | Reward) -> Request[Trajectory]:
-    body = value if isinstance(value, Reward) else Reward(reward=value)
+def reward(
+    trajectory_id: str, value: float | Reward | None, turns: Mapping[str, float] | None = None
+) -> Request[Trajectory]:
+    given = value.model_dump(exclude_unset=True) if isinstance(value, Reward) else {}
+    if value is not None and not isinstance(value, Reward):
+        given["reward"] = value
+    if turns:
+        given["turns"] = dict(turns)
+    try:
+        body = Reward(**given)
+    except ValidationError as error:
+        raise ConfigError(f"This is no reward: {error}") from error
     path = f"/v1/trajectories/{quote(trajectory_id, safe='')}/reward"
     return Request("PUT", path, one(Trajectory), body=body)
 
@@ -205,6 +217,39 @@ def training(
         raise ConfigError(f"This cannot be trained on: {error}") from error
     headers = {"Idempotency-Key": key or f"once:{uuid.uuid4()}"}
     return (yield Request("POST", "/v1/train", one(TrainJob), body=body, headers=headers))
+
+
+def imitating(
+    conversations: Conversations,
+    policy_name: str,
+    config: TrainConfig | None,
+    key: str | None,
+    train: Mapping[str, bool] | None,
+) -> Flow[TrainJob]:
+    """Post the conversations that the server does not have, then order the job."""
+    config = sft_config(config)
+    ids: list[str] = yield from storing(read_conversations(conversations))
+    return (yield from training([ids], policy_name, config, key, train))
+
+
+def sft_config(config: TrainConfig | None) -> TrainConfig:
+    """The config of a supervised step, or its default. Raises ConfigError."""
+    config = config or TrainConfig(loss="sft")
+    if config.loss != "sft":
+        raise ConfigError(
+            f"got a config with loss={config.loss!r}, expected TrainConfig(loss='sft', …): what is "
+            "shown is imitated, and has no advantages"
+        )
+    return config
+
+
+def storing(conversations: Sequence[Trajectory | str]) -> Flow[list[str]]:
+    """Post trajectories that are not just ids; returns the ids of all."""
+    new = [one for one in conversations if isinstance(one, Trajectory)]
+    for start in range(0, len(new), POSTED_AT_ONCE):
+        part = new[start : start + POSTED_AT_ONCE]
+        yield post_group(TrajectoryGroup(id="conversations", trajectories=tuple(part)))
+    return [one if isinstance(one, str) else one.id for one in conversations]
 
 
 def waiting(

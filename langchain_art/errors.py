@@ -5,6 +5,7 @@
     ├── ServerUnreachable          no answer from the server (retryable)
     ├── JobFailed                  a training job ended in failure; the adapter is unchanged
     ├── RolloutFailed              too many rollouts of a batch raised
+    ├── JudgeError                 a group could not be judged; nothing is guessed
     └── RequestRefused             the server answered, and the answer is no
         ├── InvalidRequest         400  a field is missing, malformed, or not supported
         │   └── PromptTooLong      400  prompt + max_tokens exceed the model's context
@@ -54,6 +55,15 @@ class RolloutFailed(ArtError):
     """More rollouts of a batch raised than the caller allowed."""
 
     code = "rollout_failed"
+
+
+class JudgeError(ArtError):
+    """A group could not be judged: the judge's replies cannot be used, or there was none.
+
+    `Trainer` leaves the group out and counts it as ``groups.unjudged``; no score is guessed.
+    """
+
+    code = "judge_error"
 
 
 class RequestRefused(ArtError):

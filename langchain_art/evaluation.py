@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from langchain_art.client import AsyncArtClient
+from langchain_art.async_client import AsyncArtClient
 from langchain_art.errors import ArtError
+from langchain_art.gathering import gather
 from langchain_art.judging import Evaluator, judge
 from langchain_art.records import EvalResult, summarize
-from langchain_art.rollout import Rollout, gather
+from langchain_art.rollout import Rollout
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
 

@@ -5,38 +5,20 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_art import remote_runs
-from langchain_art.client import AsyncArtClient
+from langchain_art.async_client import AsyncArtClient
+from langchain_art.collecting import Collector, note
 from langchain_art.errors import ConfigError, JobFailed, NotFound
 from langchain_art.evaluation import evaluate
 from langchain_art.history import History, PendingStep
-from langchain_art.judging import Evaluator, judge
-from langchain_art.plain_graphs import is_remote
+from langchain_art.plan import Plan
 from langchain_art.progress import Display
 from langchain_art.records import EvalResult, FitResult, StepRecord, tokens
-from langchain_art.rollout import Rollout, gather
-from langchain_art.scenarios import batch
-from langchain_art.selecting import frozen_nothing
-from langchain_art.wire import LoraConfig, TrainConfig, TrainResult, Trajectory, TrajectoryGroup
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How steps are made; see `Trainer` for each field."""
-
-    policies: tuple[str, ...]
-    evaluator: Evaluator | None
-    group_size: int
-    groups_per_step: int
-    concurrency: int
-    config: TrainConfig
-    seed: int
-    lora: LoraConfig | None
-    max_failed: float
-    train: dict[str, bool] = field(default_factory=dict[str, bool])
+from langchain_art.rollout import Rollout
+from langchain_art.wire import LoraConfig, TrainResult
 
 
 @dataclass(frozen=True)
@@ -70,7 +52,7 @@ class Fit:
         self._history = history
         self._display = display
         self._rollout = rollout
-        self._collected = False
+        self._first = True
 
     async def run(self, scenarios: Sequence[Any], schedule: Schedule) -> FitResult:
         """All steps that are not done yet, and the evaluations around them."""
@@ -86,10 +68,11 @@ class Fit:
             )
         with self._display.bar("steps", max(schedule.steps, history.done), history.done) as advance:
             await self._evaluate(history.done, schedule)
-            for step in range(history.done + 1, schedule.steps + 1):
-                versions = await self._step(step, scenarios, schedule.steps)
-                await self._evaluate(step, schedule)
-                advance()
+            async with self._collector(scenarios, schedule.steps) as collector:
+                for step in range(history.done + 1, schedule.steps + 1):
+                    versions = await self._step(step, collector, schedule.steps)
+                    await self._evaluate(step, schedule)
+                    advance()
         return FitResult(
             fit_id=history.state.fit_id,
             versions=versions,
@@ -106,7 +89,7 @@ class Fit:
         last = steps[-1].versions if steps else {}
         serving: dict[str, int] = {}
         for name in self._plan.policies:
-            serving[name] = await self._serving(name)
+            serving[name] = await serving_version(self._client, name, self._plan.lora)
             if serving[name] < last.get(name, 0):
                 raise ConfigError(
                     f"The server serves {name}@{serving[name]}, but the fit in "
@@ -116,20 +99,25 @@ class Fit:
                 )
         return serving
 
-    async def _serving(self, name: str) -> int:
-        if self._plan.lora is not None:
-            return (await self._client.create_policy(name, self._plan.lora)).version
-        try:
-            return (await self._client.policy(name)).version
-        except NotFound:
-            return (await self._client.create_policy(name)).version
-
     # --- one step ---------------------------------------------------------------------------------
 
-    async def _step(self, step: int, scenarios: Sequence[Any], steps: int) -> dict[str, int]:
-        history, first = self._history, not self._collected
-        pending = history.pending() or await self._collect(step, scenarios)
-        self._collected = True
+    def _collector(self, scenarios: Sequence[Any], steps: int) -> Collector:
+        pending = self._history.pending()
+        return Collector(
+            self._plan,
+            self._client,
+            self._history,
+            self._display,
+            self._rollout,
+            scenarios,
+            steps=steps,
+            done=self._history.done if pending is None else pending.step,
+        )
+
+    async def _step(self, step: int, collector: Collector, steps: int) -> dict[str, int]:
+        history, first = self._history, self._first
+        pending = history.pending() or await collector.collect(step)
+        self._first = False
         started = time.monotonic()
         results = await self._train(pending)
         seconds = {**pending.seconds, "train": time.monotonic() - started}
@@ -143,6 +131,8 @@ class Fit:
             failed=sum(t.status == "failed" for t in pending.trajectories),
             retried=pending.retried,
             unjudged=pending.unjudged,
+            refilled=pending.refilled,
+            drawn=pending.drawn,
             seconds={**seconds, "total": sum(seconds.values())},
             tokens=tokens(pending.trajectories),
         )
@@ -150,55 +140,6 @@ class Fit:
         history.end()
         self._display.step(record, steps, first=first)
         return record.versions
-
-    async def _collect(self, step: int, scenarios: Sequence[Any]) -> PendingStep:
-        """Roll out and judge a step's batch, and write it down before any of it is sent."""
-        plan = self._plan
-        chosen = batch(scenarios, plan.groups_per_step, step, plan.seed)
-        with self._display.bar("rollouts", len(chosen) * plan.group_size) as advance:
-            found = await gather(
-                self._rollout,
-                chosen,
-                group_size=plan.group_size,
-                concurrency=plan.concurrency,
-                prefix=f"{self._history.state.fit_id}:{step}",
-                on_done=lambda run: advance(_note(run)),
-                ready=self._client.ready,
-                max_failed=plan.max_failed,
-            )
-        groups, unjudged = found.groups, 0
-        if is_remote(self._rollout):
-            groups = await remote_runs.fetch(self._client, groups)
-        seconds = {"rollout": found.seconds}
-        if plan.evaluator is not None:
-            started = time.monotonic()
-            judged = await judge(groups, plan.evaluator)
-            groups, unjudged = judged.groups, judged.unjudged
-            seconds["judge"] = time.monotonic() - started
-            if judged.first_error:
-                self._display.line(f"{unjudged} groups were not judged: {judged.first_error}")
-        if found.first_error:
-            self._display.line(f"{found.failed} rollouts failed; the first: {found.first_error}")
-        _require_rewards(groups, plan.config)
-        if not self._collected:
-            runs = [run for group in groups for run in group.trajectories]
-            for name in frozen_nothing(plan.train, runs):
-                self._display.warn(
-                    f"train: {name!r} is False and names no model call of the first batch; it "
-                    "freezes nothing."
-                )
-        pending = PendingStep(
-            step=step,
-            groups=tuple(groups),
-            config=plan.config,
-            train=plan.train,
-            remote=is_remote(self._rollout),
-            unjudged=unjudged,
-            retried=found.retried,
-            seconds=seconds,
-        )
-        self._history.begin(pending)
-        return pending
 
     async def _train(self, pending: PendingStep) -> dict[str, TrainResult]:
         """Every policy's job on the same groups. A job that is done already is not done again."""
@@ -242,7 +183,7 @@ class Fit:
                     evaluator=plan.evaluator,
                     max_failed=plan.max_failed,
                     step=step,
-                    on_done=lambda run: advance(_note(run)),
+                    on_done=lambda run: advance(note(run)),
                 )
             history.append(result)
             self._display.eval(result)
@@ -273,27 +214,17 @@ class Fit:
             await self._client.unpin(policy, former)
 
 
+async def serving_version(client: AsyncArtClient, policy: str, lora: LoraConfig | None) -> int:
+    """The version that a policy's name is routed to; makes the policy if need be."""
+    if lora is not None:
+        return (await client.create_policy(policy, lora)).version
+    try:
+        return (await client.policy(policy)).version
+    except NotFound:
+        return (await client.create_policy(policy)).version
+
+
 def best(evals: Sequence[EvalResult]) -> EvalResult | None:
     """The evaluation with the highest mean; the earliest of equals."""
     scored = [(e.mean, -i, e) for i, e in enumerate(evals) if e.mean is not None]
     return max(scored, key=lambda entry: entry[:2])[2] if scored else None
-
-
-def _note(run: Trajectory) -> str:
-    return run.status if run.reward is None else f"reward {run.reward:.3g}"
-
-
-def _require_rewards(groups: Sequence[TrajectoryGroup], config: TrainConfig) -> None:
-    runs = [t for group in groups for t in group.trajectories]
-    ended = sum(run.status != "failed" for run in runs)
-    if ended and not any(_is_rewarded(run, config) for run in runs):
-        raise ConfigError(
-            f"None of {ended} runs has a reward. Set run.reward in the rollout, let it return "
-            "a number, or pass evaluator= to the Trainer."
-        )
-
-
-def _is_rewarded(run: Trajectory, config: TrainConfig) -> bool:
-    """Whether there is something to learn from: the run's reward, a call's, or a chosen score."""
-    called = any(turn.reward is not None for turn in run.turns)
-    return run.reward is not None or called or not config.scores.keys().isdisjoint(run.scores)

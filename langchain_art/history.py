@@ -54,6 +54,8 @@ class PendingStep(Record):
     """The server has the runs already, put together from their calls: only rewards are sent."""
     unjudged: int = 0
     retried: int = 0
+    refilled: int = 0
+    drawn: int = 0
     seconds: dict[str, float] = Field(default_factory=dict)
 
     @property
@@ -172,6 +174,16 @@ class History:
     def end(self) -> None:
         """Forget the half-done step."""
         self._pending.unlink(missing_ok=True)
+
+    def drawn(self, per_step: int) -> int:
+        """Scenarios that were drawn until now, those of the half-done step included.
+
+        Args:
+            per_step: scenarios of a step, for fits that began before this was written down.
+        """
+        if (pending := self.pending()) is not None:
+            return pending.drawn or pending.step * per_step
+        return (self.steps[-1].drawn or self.done * per_step) if self.steps else 0
 
     def _read(self, path: Path, kind: type[M]) -> M | None:
         if not path.exists():

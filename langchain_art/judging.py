@@ -48,13 +48,9 @@ async def judge(
     slots = asyncio.Semaphore(concurrency)
 
     async def one(group: TrajectoryGroup) -> TrajectoryGroup | Exception:
-        runs = [t for t in group.trajectories if t.status != "failed"]
-        if not runs:
-            return group
-        shown = group.model_copy(update={"trajectories": tuple(runs)})
         async with slots:
             try:
-                return _merge(group, runs, await _ask(evaluator, shown))
+                return await scored(group, evaluator)
             except _WrongScores:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a judge raises, its group is counted
@@ -72,6 +68,22 @@ async def judge(
     return Judged(judged, len(errors), first)
 
 
+async def scored(group: TrajectoryGroup, evaluator: Evaluator) -> TrajectoryGroup:
+    """One group with its rewards. A plain ``def`` evaluator runs in a thread.
+
+    Failed runs are not shown to the evaluator, and stay as they are.
+
+    Raises:
+        ConfigError: it returned something that is no score for the group's runs.
+        Exception: whatever the evaluator raises.
+    """
+    runs = [t for t in group.trajectories if t.status != "failed"]
+    if not runs:
+        return group
+    shown = group.model_copy(update={"trajectories": tuple(runs)})
+    return _merge(group, runs, await _ask(evaluator, shown))
+
+
 async def _ask(evaluator: Evaluator, group: TrajectoryGroup) -> Scores:
     if is_async(evaluator):
         scores = evaluator(group)
@@ -84,6 +96,9 @@ def _merge(group: TrajectoryGroup, runs: list[Trajectory], scores: object) -> Tr
     """`group` with its runs as the evaluator scored them, its failed runs as they were."""
     if isinstance(scores, TrajectoryGroup):
         scored = {t.id: t for t in scores.trajectories}
+        rewards = [one.reward for t in scores.trajectories for one in (t, *t.turns)]
+        if any(reward is not None and not math.isfinite(reward) for reward in rewards):
+            raise ValueError(f"the evaluator's rewards are not all finite: {rewards}")
         if set(scored) != {run.id for run in runs}:
             raise _WrongScores(
                 f"The evaluator returned a group of other runs than it was given ({group.id!r}); "

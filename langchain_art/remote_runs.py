@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from langchain_art.client import AsyncArtClient
+from langchain_art.async_client import AsyncArtClient
 from langchain_art.errors import ConfigError, NotFound
 from langchain_art.wire import Reward, Trajectory, TrajectoryGroup
 
@@ -55,7 +55,11 @@ async def _put(client: AsyncArtClient, groups: Sequence[TrajectoryGroup]) -> dic
 
     async def put(run: Trajectory) -> Trajectory | None:
         known = Reward(
-            reward=run.reward, scores=run.scores, scenario=run.scenario, status=run.status
+            reward=run.reward,
+            turns={t.call_id: t.reward for t in run.turns if t.call_id and t.reward is not None},
+            scores=run.scores,
+            scenario=run.scenario,
+            status=run.status,
         )
         async with slots:
             try:

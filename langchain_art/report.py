@@ -153,6 +153,9 @@ def summary_table(result: FitResult) -> Table:
     if rewards:
         table.add_row("training reward", f"{rewards[0]:.3f} first step, {rewards[-1]:.3f} last")
     table.add_row("left out", left_out(result) or "nothing")
+    if refilled := sum(record.refilled for record in result.history):
+        groups = sum(record.groups for record in result.history)
+        table.add_row("refilled", f"{refilled} of {groups} groups, in place of flat ones")
     seconds = sum(record.seconds.get("total", 0.0) for record in result.history)
     spoken = sum(record.tokens.get("completion", 0) for record in result.history)
     learned = sum(report.tokens for report in result.nodes.values())

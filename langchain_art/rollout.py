@@ -10,11 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import time
-import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -28,8 +25,8 @@ from langchain_art.errors import (
     RolloutFailed,
     ServerUnreachable,
 )
-from langchain_art.plain_graphs import Graph, as_function, graph_input, is_graph
-from langchain_art.scenarios import group_ids, portable, scenario_id
+from langchain_art.plain_graphs import Graph, as_function, is_graph
+from langchain_art.scenarios import portable
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -44,113 +41,12 @@ on what `plain_graphs.graph_input` makes of a scenario, in a thread of its own; 
 reward. The model calls of a `RemoteGraph` are not heard here, but tagged with the run's id."""
 
 
-@dataclass(frozen=True)
-class GatherResult:
-    """What `gather` brings home: one group per scenario, in the scenarios' order."""
-
-    groups: list[TrajectoryGroup]
-    seconds: float
-    retried: int
-    """Rollouts that were run anew because the server was away."""
-    first_error: str | None
-
-    @property
-    def trajectories(self) -> list[Trajectory]:
-        """All runs, failed ones included."""
-        return [t for group in self.groups for t in group.trajectories]
-
-    @property
-    def rewards(self) -> list[float]:
-        """The rewards of the runs that have one."""
-        return [t.reward for t in self.trajectories if t.reward is not None]
-
-    @property
-    def failed(self) -> int:
-        """Runs that raised."""
-        return sum(t.status == "failed" for t in self.trajectories)
-
-
-async def gather(
-    rollout: Rollout,
-    scenarios: Sequence[Any],
-    *,
-    group_size: int = 8,
-    concurrency: int = 64,
-    prefix: str | None = None,
-    on_done: Callable[[Trajectory], None] | None = None,
-    retries: int = 5,
-    ready: Callable[[], Awaitable[object]] | None = None,
-    max_failed: float = 0.5,
-) -> GatherResult:
-    """Run every scenario `group_size` times, at most `concurrency` runs at once.
-
-    Args:
-        rollout: see `Rollout`. A plain ``def`` runs in a thread and keeps its context variables.
-        scenarios: anything; its id is ``scenario.id``, ``scenario["id"]`` or a stable hash of it.
-            It goes along as ``group.metadata["scenario"]`` if it makes less than 64 kB of JSON.
-        group_size: runs per scenario; those are one group.
-        concurrency: most runs at once, threads included.
-        prefix: group ids are ``prefix:scenario-id``, so that a group posted twice is one. None: a
-            prefix that is used once.
-        on_done: called after each run, in the event loop.
-        retries: how often one run is made anew because the server was away.
-        ready: awaited before such a run; by default a pause that grows from 0.5 s.
-        max_failed: fraction of the runs that may raise.
-
-    Raises:
-        RolloutFailed: more of them raised; it shows the first error.
-        ServerUnreachable: `ready` gave up.
-        ConfigError: `rollout` is none, or it returned something else than `Rollout` allows, or a
-            scenario is no input for the graph that it is.
-    """
-    if group_size < 1 or concurrency < 1:
-        raise ConfigError(f"got {group_size=} and {concurrency=}, expected both to be at least 1")
-    if is_graph(rollout):
-        for scenario in scenarios:
-            graph_input(scenario)  # raises here rather than in a run, where it would be a failure
-    started = time.monotonic()
-    with _Batch(rollout, concurrency, retries, ready, on_done) as batch:
-        batch.allowed_failures = max_failed * len(scenarios) * group_size
-        ids = [scenario_id(scenario) for scenario in scenarios]
-        names = list(group_ids(prefix or uuid.uuid4().hex, ids))
-        places = iter([(i, g) for i in range(len(scenarios)) for g in range(group_size)])
-        runs: dict[tuple[int, int], Trajectory] = {}
-
-        async def worker() -> None:
-            for i, g in places:
-                # A task of its own, so that context variables set by one run end with it.
-                task = asyncio.create_task(batch.run(scenarios[i], ids[i]))
-                try:
-                    runs[i, g] = await task
-                finally:
-                    task.cancel()
-
-        total = len(scenarios) * group_size
-        workers = [asyncio.create_task(worker()) for _ in range(min(concurrency, total))]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for task in workers:
-                task.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-    groups = [
-        _group(name, [runs[i, g] for g in range(group_size)], scenarios[i])
-        for i, name in enumerate(names)
-    ]
-    return GatherResult(groups, time.monotonic() - started, batch.retried, batch.first_error)
-
-
-def gather_sync(rollout: Rollout, scenarios: Sequence[Any], **options: Any) -> GatherResult:
-    """`gather` for programs without an event loop."""
-    return asyncio.run(gather(rollout, scenarios, **options))
-
-
 class _WrongOutcome(ConfigError):
     pass
 
 
-class _Batch:
-    """One call of `gather`: how a single run is made, and what went wrong so far."""
+class Runner:
+    """How a single run is made, and what went wrong so far. Its threads end with the context."""
 
     def __init__(
         self,
@@ -172,7 +68,7 @@ class _Batch:
         self.retried = 0
         self.first_error: str | None = None
 
-    def __enter__(self) -> _Batch:
+    def __enter__(self) -> Runner:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -288,7 +184,8 @@ def _failure(error: Exception, run: Run, name: str) -> Trajectory:
     )
 
 
-def _group(name: str, trajectories: list[Trajectory], scenario: Any) -> TrajectoryGroup:
+def group_of(name: str, trajectories: list[Trajectory], scenario: Any) -> TrajectoryGroup:
+    """The runs of a scenario as a group. Raises ConfigError if they make none."""
     try:
         return TrajectoryGroup(
             id=name, trajectories=tuple(trajectories), metadata=portable(scenario)

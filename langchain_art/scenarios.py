@@ -9,6 +9,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
@@ -82,8 +83,8 @@ def group_ids(prefix: str, scenarios: Sequence[str]) -> Iterator[str]:
         yield name
 
 
-def batch(scenarios: Sequence[S], size: int, step: int, seed: int) -> list[S]:
-    """The scenarios of training step `step` (from 1): shuffled epochs, without replacement in each.
+def draw(scenarios: Sequence[S], position: int, seed: int) -> S:
+    """The scenario at a position, from 0, of shuffled epochs, each without replacement.
 
     Depends on its arguments only, so that a resumed fit goes on where the former one stopped.
 
@@ -92,12 +93,12 @@ def batch(scenarios: Sequence[S], size: int, step: int, seed: int) -> list[S]:
     """
     if not scenarios:
         raise ConfigError("got no training scenarios, expected at least one")
-    chosen: list[S] = []
-    orders: dict[int, list[int]] = {}
-    for position in range((step - 1) * size, step * size):
-        epoch, place = divmod(position, len(scenarios))
-        if epoch not in orders:
-            orders[epoch] = list(range(len(scenarios)))
-            random.Random(f"{seed}:{epoch}").shuffle(orders[epoch])
-        chosen.append(scenarios[orders[epoch][place]])
-    return chosen
+    epoch, place = divmod(position, len(scenarios))
+    return scenarios[_order(len(scenarios), epoch, seed)[place]]
+
+
+@lru_cache(maxsize=4)
+def _order(count: int, epoch: int, seed: int) -> list[int]:
+    order = list(range(count))
+    random.Random(f"{seed}:{epoch}").shuffle(order)
+    return order

@@ -1,25 +1,21 @@
-"""One run: what was heard of it, in order, and which model calls its graph threw away."""
+"""What was heard of one run, in order, and which model calls its graph threw away."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, cast
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, Generation, LLMResult
-from langgraph.errors import GraphInterrupt, GraphRecursionError
-from pydantic import ValidationError
 
 from langchain_art.choices import Choices
-from langchain_art.errors import ConfigError
 from langchain_art.frames import Frame, Frames, Outcome
 from langchain_art.transcript import Prompt, Transcript, jsonable
-from langchain_art.wire import CallTags, Status, Trajectory, Turn, Usage
+from langchain_art.wire import Turn, Usage
 
 
 @dataclass(slots=True)
@@ -221,123 +217,3 @@ class Story:
             return "error"
         thrown = self._frames.discarded(frame, call.number, tries)
         return thrown or (None if chosen else "unchosen")
-
-
-class Run:
-    """The story of one graph run, told while it happens; `capture()` yields it.
-
-    Set `reward`, `scores` and `metadata` as you see fit; `input`, `output`, `status` and `error`
-    are filled in by what is heard, and may be overwritten.
-
-    Args:
-        scenario: which task this is a run of; runs of one scenario are judged as a group.
-        id: of the trajectory, unique; made up if left out.
-        metadata: whatever should stand beside the run in review.
-
-    Raises:
-        ConfigError: `id` or `scenario` cannot go over the wire.
-
-    Example::
-
-        with capture(scenario="q-7") as run:
-            answer = graph.invoke({"messages": [("user", "When did Ann write?")]})
-            run.reward = float("Monday" in answer["messages"][-1].text)
-        run.trajectory().turns[0].node   # "model"
-    """
-
-    def __init__(
-        self,
-        *,
-        scenario: str | None = None,
-        id: str | None = None,
-        metadata: dict[str, Any] | None = None,
-    ) -> None:
-        try:
-            tags = CallTags(trajectory_id=id or uuid4().hex, scenario=scenario)
-        except ValidationError as error:
-            why = "; ".join(f"`{e['loc'][0]}`: {e['msg']}" for e in error.errors())
-            raise ConfigError(f"a run cannot be named so: {why}") from error
-        self.id: str = tags.trajectory_id or ""
-        self.scenario = scenario
-        self.scores: dict[str, float] = {}
-        self.metadata: dict[str, Any] = dict(metadata or {})
-        self.input: Any = None
-        self.output: Any = None
-        self.status: Status = "completed"
-        self.error: str | None = None
-        self._reward: float | None = None
-        self.story = Story()
-
-    @property
-    def reward(self) -> float | None:
-        """The run's reward; None, which is the default, means not scored and is not zero."""
-        return self._reward
-
-    @reward.setter
-    def reward(self, value: float | None) -> None:
-        if value is not None:
-            try:
-                value = float(value)
-            except (TypeError, ValueError) as error:
-                raise ConfigError(
-                    f"got a reward of {value!r}, expected a number or None"
-                ) from error
-            if not math.isfinite(value):
-                raise ConfigError(
-                    f"got a reward of {value!r}, expected a finite number; "
-                    "leave it None if the run could not be scored"
-                )
-        self._reward = value
-
-    @property
-    def turns(self) -> list[Turn]:
-        """The calls heard so far, in the order in which they started."""
-        return self.story.turns()
-
-    def trajectory(self) -> Trajectory:
-        """A frozen snapshot of the run as it stands now.
-
-        Where prompts or the output hold replies of our server that no call of this run gave (a
-        cached node, an earlier run of the thread, a raw thread that no handler hears), its
-        metadata names their calls: ``sampled_elsewhere``.
-
-        Raises:
-            ValidationError: a score is not finite, or the run has more than 4096 turns.
-        """
-        metadata = self.metadata
-        if elsewhere := self.story.elsewhere(self.output):
-            metadata = {**metadata, "sampled_elsewhere": elsewhere}
-        return Trajectory(
-            id=self.id,
-            scenario=self.scenario,
-            turns=tuple(self.turns),
-            input=jsonable(self.input),
-            output=jsonable(self.output),
-            reward=self.reward,
-            scores=dict(self.scores),
-            metadata=jsonable(metadata),
-            status=self.status,
-            error=self.error,
-        )
-
-    def __repr__(self) -> str:
-        scored = "not scored" if self.reward is None else f"reward {self.reward:g}"
-        return f"<Run {self.id} of {self.scenario!r}: {self.status}, {scored}>"
-
-    def settled(self) -> None:
-        """Notes that a graph of the run ended well."""
-        outcome = self.story.outcome()
-        if outcome == "error":
-            return  # another one failed beside it
-        if self.status in ("failed", "truncated"):  # and went on after all
-            self.error = None
-        self.status = "interrupted" if outcome == "interrupted" else "completed"
-
-    def ended(self, error: BaseException) -> None:
-        """Notes that the run ended with `error`."""
-        self.status = "failed"
-        if isinstance(error, GraphRecursionError):
-            self.status = "truncated"
-        elif isinstance(error, GraphInterrupt):
-            self.status = "interrupted"
-        self.error = f"{type(error).__name__}: {error}"

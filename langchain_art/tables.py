@@ -10,6 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Column, Table
 
+from langchain_art.canary_checks import CanaryReport
 from langchain_art.records import tokens
 from langchain_art.wire import (
     Checkpoint,
@@ -134,6 +135,26 @@ def audit_table(audit: TrajectoryAudit) -> Table:
             _prefix(turn),
             escape(turn.masked or "-"),
         )
+    return table
+
+
+def canary_table(report: CanaryReport) -> Table:
+    """The checks of a canary, its verdict below them."""
+    where = f"{report.base_model} in {report.dtype} on {report.device}, {report.base_url}"
+    verdict = "the server can be trained on" if report.passed else "do not train on this server yet"
+    caption = f"{verdict} ({report.seconds:.0f} s). Left there: {report.left}."
+    table = Table(
+        "check",
+        "measured",
+        "expected",
+        "",
+        title=escape(f"Canary: {where}"),
+        caption=escape(caption),
+        caption_style="bold green" if report.passed else "bold red",
+    )
+    for check in report.checks:
+        passed = "[green]ok[/]" if check.passed else "[bold red]FAILED[/]"
+        table.add_row(check.name, escape(check.measured), escape(check.bar), passed)
     return table
 
 

@@ -21,6 +21,14 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "cispo": {"clip_low": 1.0, "clip_high": 4.0, "dual_clip": None},
         "dppo_tv": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None, "importance": "off"},
+        "sft": {
+            "learning_rate": 1e-4,
+            "dual_clip": None,
+            "importance": "off",
+            "guard": None,
+            "max_logprob_gap": None,
+            "max_staleness": None,
+        },
     },
     "importance": {
         "truncated": {"importance_low": None, "importance_high": 2.0},
@@ -35,6 +43,25 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "anchor": {"discount": 0.95, "anchor_weight": 1.0},
     },
 }
+
+
+#: What a supervised step (``loss="sft"``) reads. Its other fields are of rewards, and stay as they
+#: are set for it.
+READ_BY_SFT = frozenset(
+    {
+        "learning_rate",
+        "warmup_steps",
+        "decay_steps",
+        "final_learning_rate",
+        "max_grad_norm",
+        "updates",
+        "tokens_per_microbatch",
+        "mask_truncated",
+        "loss",
+        "aggregation",
+        "aggregation_constant",
+    }
+)
 
 
 class TrainConfig(BaseModel):
@@ -92,8 +119,10 @@ class TrainConfig(BaseModel):
     """How many tokens before that the reward begins to fall, linearly."""
 
     # --- the loss (server: `algorithms.loss`, `.kl`, `.aggregation`)
-    loss: Literal["clip", "gspo", "cispo", "dppo_tv"] = "clip"
-    """PPO's clipped ratio; the same per call (GSPO); clipped weights (CISPO); DPPO-TV."""
+    loss: Literal["clip", "gspo", "cispo", "dppo_tv", "sft"] = "clip"
+    """PPO's clipped ratio; the same per call (GSPO); clipped weights (CISPO); DPPO-TV. Or ``sft``:
+    the tokens' negative log-likelihood, whatever they were worth and whoever said them (a
+    supervised warm start)."""
     clip_low: float = Field(default=0.2, gt=0, le=1)
     """The ratio's lower bound is ``1 - clip_low``; for ``dppo_tv`` a difference of probability."""
     clip_high: float = Field(default=0.28, gt=0)
@@ -135,6 +164,7 @@ class TrainConfig(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> TrainConfig:
         for problem in (
+            self._of_sft(),
             self._of_schedule(),
             self._of_credit(),
             self._of_length(),
@@ -145,6 +175,20 @@ class TrainConfig(BaseModel):
             if problem is not None:
                 raise ValueError(problem)
         return self
+
+    def _of_sft(self) -> str | None:
+        if self.loss != "sft":
+            return None
+        set_for_it = DEFAULTS["credit"]["run"] | DEFAULTS["importance"]["off"]
+        set_for_it |= DEFAULTS["loss"]["sft"]
+        for name, field in type(self).model_fields.items():
+            expected = set_for_it.get(name, field.get_default(call_default_factory=True))
+            if name not in READ_BY_SFT and getattr(self, name) != expected:
+                return (
+                    f"got {name}={getattr(self, name)!r} with loss='sft', which learns from what "
+                    f"was said and not from rewards, and does not read it; leave {name} out"
+                )
+        return None
 
     def _of_schedule(self) -> str | None:
         if self.decay_steps is None or self.decay_steps > self.warmup_steps:

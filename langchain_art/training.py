@@ -9,19 +9,30 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rich.console import Console
 
-from langchain_art.client import ArtClient, AsyncArtClient
+from langchain_art.async_client import AsyncArtClient
+from langchain_art.client import ArtClient
+from langchain_art.conversations import Conversations
+from langchain_art.endpoints import sft_config
 from langchain_art.errors import ConfigError
 from langchain_art.evaluation import evaluate
-from langchain_art.fitting import Fit, Plan, Schedule
+from langchain_art.fitting import Fit, Schedule, serving_version
 from langchain_art.history import History
 from langchain_art.judging import Evaluator
 from langchain_art.plain_graphs import is_graph
+from langchain_art.plan import Plan
 from langchain_art.progress import Display
 from langchain_art.records import EvalResult, FitResult
 from langchain_art.report import node_table, summary_table
 from langchain_art.rollout import Rollout
 from langchain_art.selecting import checked
 from langchain_art.transport import split_base_url
+from langchain_art.warm_start import (
+    Demonstrations,
+    WarmStart,
+    WarmStartFile,
+    begun,
+    warm_start,
+)
 from langchain_art.wire import LoraConfig, TrainConfig
 
 if TYPE_CHECKING:
@@ -64,6 +75,14 @@ class Trainer:
         lora: shape of the policy's adapter if it is made now. None: an existing policy as it is,
             or the defaults of `LoraConfig`.
         max_failed: fraction of a batch's rollouts that may raise before the fit ends.
+        ahead: steps that rollouts may run ahead of the training. 0: a step's rollouts begin when
+            the step before is trained, and the slowest is waited for. More: rollouts go on while
+            the server trains, and a step takes the groups that end first; their calls may be a few
+            versions old, which each turn says and the learner corrects for
+            (`TrainConfig.importance`, ``max_staleness``).
+        refill: how often, at most, a step rolls out further scenarios in place of groups that teach
+            nothing: whose runs are all worth the same, or that were not judged (dynamic sampling,
+            DAPO, arXiv 2503.14476, section 3.2).
         console: where progress goes. None: standard output.
 
     Raises:
@@ -86,11 +105,20 @@ class Trainer:
         seed: int = 0,
         lora: LoraConfig | None = None,
         max_failed: float = 0.5,
+        ahead: int = 0,
+        refill: int = 0,
         console: Console | None = None,
     ) -> None:
         if group_size < 2 or groups_per_step < 1 or concurrency < 1:
             raise ConfigError(
                 f"got {group_size=}, {groups_per_step=}, {concurrency=}, expected at least 2, 1, 1"
+            )
+        if ahead < 0 or refill < 0:
+            raise ConfigError(f"got {ahead=}, {refill=}, expected counts")
+        if config is not None and config.loss == "sft":
+            raise ConfigError(
+                "got a config with loss='sft', which reads no rewards, expected another loss for "
+                "`fit`; give this config to `warm_start`"
             )
         self.policies, self._base_url, self._api_key = _address(model, client)
         self.out_dir = Path(out_dir)
@@ -105,6 +133,8 @@ class Trainer:
             seed=seed,
             lora=lora,
             max_failed=max_failed,
+            ahead=ahead,
+            refill=refill,
         )
         self._display = Display(console)
 
@@ -143,12 +173,7 @@ class Trainer:
             ConfigError: `out_dir` holds another fit, no run has a reward, a name in `train` that
                 is to learn is no call's, or a scenario is no input for the graph.
         """
-        for policy in self.policies:
-            if "@" in policy:
-                raise ConfigError(
-                    f"got model {policy!r}, which is one version and never changes; train the "
-                    f"policy {policy.partition('@')[0]!r}"
-                )
+        self._require_policies()
         self._require_reward(rollout)
         if steps < 0 or (eval_every is not None and eval_every < 1) or eval_samples < 1:
             raise ConfigError(f"got {steps=}, {eval_every=}, {eval_samples=}, expected counts")
@@ -174,6 +199,48 @@ class Trainer:
     ) -> FitResult:
         """`fit` for programs without an event loop; takes the same options."""
         return _run_sync(self.fit(rollout, train_scenarios, **options), "fit")
+
+    async def warm_start(
+        self,
+        conversations: Conversations,
+        *,
+        epochs: int = 1,
+        batch_size: int = 16,
+        config: TrainConfig | None = None,
+        resume: bool = True,
+    ) -> WarmStart:
+        """Teach the policy by example before `fit`: supervised steps on conversations.
+
+        Each step is a job and makes a version, as in `fit`; its learning rate's schedule and the
+        optimizer's state go on from one to the next, and into `fit`. Stop it with Ctrl-C or let it
+        crash: the same call goes on. Asked again for what is done, it does nothing.
+
+        Args:
+            conversations: runs, ids of runs that the server has, conversations in OpenAI's or
+                LangChain's messages, or the Path of a JSONL file (`conversations.Conversation`).
+            epochs: how often each is learned.
+            batch_size: conversations of one step.
+            config: with ``loss="sft"``. None: ``TrainConfig(loss="sft")``.
+            resume: go on with the warm start in `out_dir`. False: put it aside and begin anew.
+
+        Raises:
+            ConfigError: a conversation is malformed, `config` has another loss, `out_dir` holds
+                another warm start, or the trainer has several policies.
+            JobFailed: the server could not train: a conversation cannot be shown to its model, say.
+            ServerUnreachable: it stayed away for five minutes.
+        """
+        self._require_policies()
+        shown = Demonstrations(conversations, epochs, batch_size, self._plan.seed)
+        config = sft_config(config)
+        file = WarmStartFile(self.out_dir, begun(self.policy, shown, config), resume=resume)
+        async with self._client() as client:
+            await client.ready(PATIENCE)
+            await serving_version(client, self.policy, self._plan.lora)
+            return await warm_start(client, shown, config, file, self._display)
+
+    def warm_start_sync(self, conversations: Conversations, **options: Any) -> WarmStart:
+        """`warm_start` for programs without an event loop; takes the same options."""
+        return _run_sync(self.warm_start(conversations, **options), "warm_start")
 
     async def evaluate(
         self, rollout: Rollout, scenarios: Sequence[Any], *, samples: int = 1
@@ -213,6 +280,14 @@ class Trainer:
         if len(self.policies) != 1:
             raise ConfigError(f"This trainer has several policies: {', '.join(self.policies)}")
         return self.policies[0]
+
+    def _require_policies(self) -> None:
+        for policy in self.policies:
+            if "@" in policy:
+                raise ConfigError(
+                    f"got model {policy!r}, which is one version and never changes; train the "
+                    f"policy {policy.partition('@')[0]!r}"
+                )
 
     def _require_reward(self, rollout: Rollout) -> None:
         if is_graph(rollout) and self._plan.evaluator is None:

@@ -218,6 +218,9 @@ class Reward(Wire):
     """A reward for a trajectory that the server already has, or can assemble from tagged calls."""
 
     reward: Finite | None = None
+    """Left out: the run's reward stays as it is."""
+    turns: dict[str, Finite | None] = Field(default_factory=dict, max_length=4096)
+    """Call id -> reward of that call alone (`Turn.reward`); None takes it back."""
     scores: dict[str, Finite] = Field(default_factory=dict)
     scenario: str | None = Field(default=None, max_length=256)
     status: Status = "completed"

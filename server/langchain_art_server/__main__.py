@@ -26,11 +26,15 @@ cli = typer.Typer(add_completion=False)
 
 
 def build(settings: Settings) -> Service:
-    """A service with the embedded backend: transformers samples, PEFT learns."""
+    """A service: vLLM or transformers samples, PEFT or Unsloth learns, as the settings say."""
     from langchain_art_server.backends.peft_learner import PeftLearner
     from langchain_art_server.backends.transformers_sampler import TransformersSampler
+    from langchain_art_server.backends.unsloth_learner import UnslothLearner
+    from langchain_art_server.backends.vllm_sampler import VllmSampler
 
-    return Service(settings, TransformersSampler(settings), PeftLearner(settings))
+    sampler = TransformersSampler if settings.engine is None else VllmSampler
+    learner = UnslothLearner if settings.learner.kind == "unsloth" else PeftLearner
+    return Service(settings, sampler(settings), learner(settings))
 
 
 def _collect_seldom() -> None:

@@ -53,6 +53,8 @@ class AdapterStore:
         self._staging = root / ".staging"
         shutil.rmtree(self._staging, ignore_errors=True)  # what a crash left half-built
         self._staging.mkdir(parents=True)
+        self._deleted = root / ".deleted"  # policy -> the highest number of a deleted version
+        self._deleted.mkdir(exist_ok=True)
 
     def path(self, policy: str, version: int) -> Path:
         """Where a version is, or would be."""
@@ -65,6 +67,10 @@ class AdapterStore:
         path = self._staging / uuid.uuid4().hex
         path.mkdir()
         return path
+
+    def discard(self, staged: Path) -> None:
+        """Remove what was staged and will not be published."""
+        shutil.rmtree(staged)
 
     def publish(self, staged: Path, policy: str, version: int, manifest: dict[str, Any]) -> Path:
         """Make a staged version appear, whole, under its name.
@@ -110,14 +116,30 @@ class AdapterStore:
             return []
         return sorted(int(p.name) for p in folder.iterdir() if p.name.isdecimal())
 
+    def unused(self, policy: str) -> int:
+        """A number that no version has, or had before it was deleted; higher than all of those."""
+        return max([-1, self._highest_deleted(policy), *self.versions(policy)]) + 1
+
+    def _highest_deleted(self, policy: str) -> int:
+        noted = self._deleted / policy
+        return int(noted.read_text()) if noted.exists() else -1
+
     def policies(self) -> list[str]:
         """Policies with a directory."""
         return sorted(p.name for p in self._root.iterdir() if NAME.fullmatch(p.name))
 
     def delete(self, policy: str, version: int) -> None:
-        """Remove a version: out of sight by a rename first, so that a crash leaves no torn one."""
+        """Remove a version: out of sight by a rename first, so that a crash leaves no torn one.
+
+        Its number is noted before, so that no later version gets its name.
+        """
         path = self.path(policy, version)
         if path.exists():
+            fresh = self._staging / uuid.uuid4().hex
+            fresh.write_text(str(max(version, self._highest_deleted(policy))))
+            fsync(fresh)
+            fresh.replace(self._deleted / policy)
+            fsync(self._deleted)
             grave = self._staging / uuid.uuid4().hex
             path.rename(grave)
             shutil.rmtree(grave)

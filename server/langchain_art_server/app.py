@@ -259,14 +259,15 @@ def _trajectory_routes(app: FastAPI, service: Service) -> None:
         trajectory_id: str,
         policy: str | None = None,
         train: Annotated[list[str] | None, Query(max_length=256)] = None,
+        sft: bool = False,
     ) -> TrajectoryAudit:
         """Which of its tokens learn for a policy, and why not the rest.
 
         Without a policy each call is judged for the one that sampled it. ``train=NAME:true`` and
         ``train=NAME:false``, any number of them, choose calls as `train` does in a request to
-        train.
+        train. With ``sft`` the audit is that of a supervised step (``loss: sft``).
         """
-        return await service.audit(trajectory_id, policy, chosen_calls(train or []))
+        return await service.audit(trajectory_id, policy, chosen_calls(train or []), sft=sft)
 
     @app.put("/v1/trajectories/{trajectory_id}/reward", openapi_extra=_docs(Reward))
     async def reward(trajectory_id: str, request: Request) -> Trajectory:

@@ -43,6 +43,8 @@ def audit(
     records: Mapping[str, CallRecord],
     policy: str | None,
     train: Mapping[str, bool],
+    *,
+    imitates: bool = False,
 ) -> TrajectoryAudit:
     """Audit a run.
 
@@ -51,15 +53,16 @@ def audit(
         records: by call id, those of its calls that are here.
         policy: that would learn; None: each turn is judged for the policy that sampled it.
         train: `TrainRequest.train`.
+        imitates: audit a supervised step (``loss="sft"``), given what `imitation` makes of the run.
 
     Raises:
         InvalidRequest: a record makes no sense; training would refuse it with the same words.
     """
     run = stored.trajectory
-    judged = judge(run, records, policy, train)
+    judged = judge(run, records, policy, train, imitates=imitates)
     learners: defaultdict[str | None, list[Judged]] = defaultdict(list)
     for one in judged:
-        learners[one.policy].append(one)
+        learners[policy if imitates else one.policy].append(one)
     tree = PrefixTree()
     return TrajectoryAudit(
         trajectory=run.id,

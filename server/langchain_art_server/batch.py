@@ -10,6 +10,7 @@ the words behind ``calls.`` in `TrainResult.dropped`:
 - ``lost``: no record of it is here;
 - ``greedy``, ``top_p``, ``grammar`` …: not sampled as the learner would repeat it;
 - ``empty``: nothing was sampled;
+- ``too_long``: more tokens than the model takes (of a turn that was not sampled here);
 - ``repeated``: a reply that was used twice (from a cache); it learns where it was used first.
 
 **What a baseline is made of.** A group's statistics are those of the policy's own behaviour, so a
@@ -58,6 +59,8 @@ def judge(
     records: Mapping[str, CallRecord],
     policy: str | None,
     train: Mapping[str, bool],
+    *,
+    imitates: bool = False,
 ) -> list[Judged]:
     """Say of each turn of a run whether it learns, and if not, why.
 
@@ -66,12 +69,13 @@ def judge(
         records: by call id, those that are here.
         policy: that is to learn; None: whichever sampled the turn.
         train: `TrainRequest.train`.
+        imitates: what is to be learned is that it was said, by whomever (`imitation`).
     """
     judged: list[Judged] = []
     learning: set[str] = set()
     for turn in run.turns:
         record = records.get(turn.call_id or "")
-        masked = _why_not(turn, record, policy, train)
+        masked = _why_not(turn, record, policy, train, imitates)
         if masked is None and record is not None:
             masked = "repeated" if record.id in learning else None
             learning.add(record.id)
@@ -80,13 +84,17 @@ def judge(
 
 
 def _why_not(
-    turn: Turn, record: CallRecord | None, policy: str | None, train: Mapping[str, bool]
+    turn: Turn,
+    record: CallRecord | None,
+    policy: str | None,
+    train: Mapping[str, bool],
+    imitates: bool,
 ) -> str | None:
     if turn.discarded is not None:
         return f"discarded_{turn.discarded}"
     if record is None and not turn.ours:
         return "foreign"
-    if record is not None and (record.policy is None or policy not in (None, record.policy)):
+    if not imitates and record and (not record.policy or policy not in (None, record.policy)):
         return "other_policy"
     if not turn.learns(train):
         return "frozen"
@@ -167,27 +175,30 @@ class Batch:
 
     def add_group(
         self,
-        runs: Sequence[tuple[Trajectory, float | None]],
+        runs: Sequence[Trajectory],
         records: Mapping[str, CallRecord],
     ) -> None:
-        """Add the runs of one group with their rewards, and the records of their calls."""
-        judged = [
-            (run, judge(run, records, self.request.policy, self.request.train)) for run, _ in runs
-        ]
-        self.names.update(*(turn.names for run, _ in runs for turn in run.turns))
+        """Add the runs of one group as they were scored, and the records of their calls."""
+        policy, train = self.request.policy, self.request.train
+        judged = [(run, judge(run, records, policy, train, imitates=self._sft)) for run in runs]
+        self.names.update(*(turn.names for run in runs for turn in run.turns))
         self._runs.append(judged)
         self._candidates.append(
             [
                 CandidateRun(
                     calls=tuple(map(self._candidate, calls)),
-                    reward=reward,
+                    reward=run.reward,
                     scores=run.scores,
                     failed=run.status == "failed",
                     truncated=run.status == "truncated",
                 )
-                for (run, calls), (_, reward) in zip(judged, runs, strict=True)
+                for run, calls in judged
             ]
         )
+
+    @property
+    def _sft(self) -> bool:
+        return self.request.config.loss == "sft"
 
     def _candidate(self, one: Judged) -> CandidateCall:
         record, request = one.record, self.request
@@ -196,11 +207,11 @@ class Batch:
         return CandidateCall(
             tokens=len(record.token_ids) if record else 0,
             node=one.node,
-            learns=one.policy == request.policy and one.turn.learns(request.train),
+            learns=(self._sft or one.policy == request.policy) and one.turn.learns(request.train),
             discarded=discarded,
             barred=one.masked,
             truncated=record is not None and record.finish_reason == "length",
-            lag=self.base_version - (record.version or 0) if record else 0,
+            lag=self.base_version - (record.version or 0) if record and not self._sft else 0,
             reward=None if discarded else one.turn.reward,
             anchor=tuple(record.prompt_token_ids) if record and anchored else None,
         )

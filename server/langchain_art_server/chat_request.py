@@ -144,10 +144,20 @@ async def read_json(receive: Receive) -> Any:
             raise ClientDisconnect
         parts.append(message.get("body", b""))
         more = message.get("more_body", False)
+    body = b"".join(parts)
     try:
-        return from_json(b"".join(parts), allow_inf_nan=False)
+        return from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise InvalidRequest(f"The body is not JSON: {error}") from error
+        raise InvalidRequest(f"The body is not JSON: {error}{_not_finite(body)}") from error
+
+
+def _not_finite(body: bytes) -> str:
+    """What to say more of a body that JavaScript or Python would take: it has a NaN in it."""
+    try:
+        from_json(body, allow_inf_nan=True)
+    except ValueError:
+        return ""
+    return ". NaN and infinity are no JSON: expected finite numbers, and null for no score"
 
 
 def _body(raw: Any, header_tags: dict[str, Any]) -> ChatBody:

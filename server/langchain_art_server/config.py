@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
@@ -32,11 +33,63 @@ class SamplerSettings(_Settings):
     """Memory for running calls' keys and values; the cache of prefixes has as much again."""
 
 
-class LearnerSettings(_Settings):
-    """The embedded PEFT learner."""
+class EngineSettings(_Settings):
+    """vLLM as the sampler, in the place of the embedded one: the table ``[engine]``."""
 
+    python: Path = Path(sys.executable)
+    """Python of the environment that vLLM is installed in; may be one of its own, so that its pins
+    never meet the learner's."""
     threads: int | None = Field(default=None, ge=1)
-    """Torch threads of its process; None: half of the cores, at least one."""
+    """On a CPU: threads of vLLM's worker; None: half of the cores, at least one."""
+    max_batch: int = Field(default=128, ge=1, le=4096)
+    """Completions that are decoded at once; more wait."""
+    gpu_memory: float = Field(default=0.5, gt=0, lt=1)
+    """On a GPU: share of its memory for vLLM's weights, activations and cache. The learner needs
+    the rest."""
+    kv_cache_bytes: int | None = Field(default=None, ge=1 << 20)
+    """Memory for keys and values; None: what `gpu_memory` leaves on a GPU, 1 GiB on a CPU."""
+    max_loras: int = Field(default=4, ge=1, le=64)
+    """Versions that are computed in one batch; calls of more wait for each other."""
+    max_rank: int | None = Field(default=None, ge=1, le=512)
+    """Highest rank of an adapter; None: that of `lora`."""
+    tool_format: Literal["hermes", "mistral", "llama"] | None = None
+    """How the model writes tool calls; None: read off its chat template."""
+    start_seconds: float = Field(default=1800, gt=0)
+    """A start that takes longer has failed."""
+    hang_seconds: float = Field(default=300, gt=0)
+    """vLLM is ended and started again if calls run and it counts no token for so long."""
+    args: tuple[str, ...] = ()
+    """More options of ``vllm serve``, such as ``--tensor-parallel-size=2``."""
+
+
+class LearnerSettings(_Settings):
+    """What learns: the table ``[learner]``."""
+
+    kind: Literal["peft", "unsloth"] = "peft"
+    """Unsloth's kernels need a GPU; its own environment is best named by `python`."""
+    load_in_4bit: bool = False
+    """Unsloth only: the base's weights in 4 bits, so that it fits into a quarter of the memory. The
+    sampler must serve the same weights, or learner and sampler are far apart."""
+    threads: int | None = Field(default=None, ge=1)
+    """Torch threads of each of its processes; None: half of the cores in all, at least one."""
+    ranks: int = Field(default=1, ge=1, le=64)
+    """Processes that learn together, each with the whole base: on GPUs one on each, from `device`
+    on. Their adapter is that of one process, up to the order of additions."""
+    python: Path = Path(sys.executable)
+    """Python of the environment that learns; may be one of its own, so that Unsloth's pins never
+    meet the server's. It needs torch, transformers, peft and what `kind` names; of this package
+    nothing, since the server lends it its own."""
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> LearnerSettings:
+        if self.kind == "unsloth" and self.ranks > 1:
+            raise ValueError(
+                f"got ranks={self.ranks} with kind='unsloth', which learns in one process, "
+                "expected ranks=1, or kind='peft'"
+            )
+        if self.load_in_4bit and self.kind != "unsloth":
+            raise ValueError("got load_in_4bit with kind='peft', expected it with kind='unsloth'")
+        return self
 
 
 class Settings(_Settings):
@@ -69,9 +122,16 @@ class Settings(_Settings):
     max_body_bytes: int = Field(default=32 << 20, ge=1024)
     max_running_calls: int = Field(default=1024, ge=1)
     """Calls that may wait or run at once; more get 429 with Retry-After."""
+    take_turns: bool = False
+    """Sampler and learner take turns, for the two on one device: calls that arrive during a
+    training step wait for its end, and are answered by the new version."""
+    max_waiting_calls: int = Field(default=256, ge=0)
+    """Calls that may wait for such a step; more get 503 with Retry-After."""
     keep_checkpoints: int = Field(default=4, ge=1)
     """Newest versions kept per policy, beside pinned ones, the first and the one that serves."""
     sampler: SamplerSettings = SamplerSettings()
+    engine: EngineSettings | None = None
+    """vLLM samples if this is there, the embedded sampler if not."""
     learner: LearnerSettings = LearnerSettings()
 
     @model_validator(mode="after")
@@ -86,6 +146,15 @@ class Settings(_Settings):
             raise ValueError(
                 f"host {self.host!r} is reachable from other machines, and no api_key is set; set "
                 "ART_API_KEY (or api_key in the TOML file), or bind to 127.0.0.1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_sampler(self) -> Settings:
+        if self.engine is not None and self.sampler != SamplerSettings():
+            raise ValueError(
+                "got [sampler], which is of the embedded sampler, together with [engine], which "
+                "takes its place; keep one of them"
             )
         return self
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,8 +18,10 @@ from langchain_art.wire import (
     TrainJob,
     TrainRequest,
     TrainResult,
+    Trajectory,
 )
 from langchain_art_server.database import Database
+from langchain_art_server.rewards import Scored
 from langchain_art_server.tables import (
     EVENTS,
     JOBS,
@@ -39,19 +42,21 @@ class JobStore:
         self._database = database
 
     async def add(
-        self, job_id: str, key: str, request: TrainRequest, rewards: dict[str, float | None]
+        self, job_id: str, key: str, request: TrainRequest, runs: Iterable[Trajectory]
     ) -> TrainJob:
         """Queue a job; the same key and body give the job that is there. Other body: Conflict.
 
-        The rewards are kept with the job as they are now, so that a run after a crash is the same.
+        What `runs`, those of its groups, are scored with is kept with the job as it is now, so that
+        a run of it after a crash is the same.
         """
+        scored = {run.id: asdict(Scored.of(run)) for run in runs}
         body = to_json(request)
         row = {
             "id": job_id,
             "key": key,
             "policy": request.policy,
             "digest": digest(body),
-            "payload": pack({"request": request.model_dump(mode="json"), "rewards": rewards}),
+            "payload": pack({"request": request.model_dump(mode="json"), "scored": scored}),
             "state": "queued",
             "created_at": time.time(),
         }
@@ -90,15 +95,14 @@ class JobStore:
             query = query.where(JOBS.c.policy == policy)
         return await self._database.read(lambda c: [job_of(row) for row in c.execute(query)])
 
-    async def payload(
-        self, job_id: str
-    ) -> tuple[TrainRequest, dict[str, float | None], int | None]:
-        """The request, the rewards at its time, and the version it is to make (if begun before)."""
+    async def payload(self, job_id: str) -> tuple[TrainRequest, dict[str, Scored], int | None]:
+        """The request, its runs' scores then, and the version it is to make (if begun before)."""
         query = sa.select(JOBS.c.payload, JOBS.c.target_version).where(JOBS.c.id == job_id)
         row = await self._database.read(lambda c: c.execute(query).one())
         payload = unpack(row.payload)
         request = TrainRequest.model_validate_json(to_json(payload["request"]))
-        return request, payload["rewards"], row.target_version
+        scored = {run: Scored(**known) for run, known in payload["scored"].items()}
+        return request, scored, row.target_version
 
     async def begin(self, job_id: str, base: int, target: int) -> None:
         """Write down from which version to which, before anything is made."""

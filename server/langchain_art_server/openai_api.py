@@ -49,7 +49,10 @@ class ChatCompletions:
             )
         service.running_calls += call.count
         try:
-            async with service.router.use(call.body.model) as target:
+            async with (
+                service.jobs.gate.through(call.count),
+                service.router.use(call.body.model) as target,
+            ):
                 completion = _Completion(service, call, target)
                 if call.body.stream:
                     return await completion.stream(scope, receive, send)

@@ -9,6 +9,7 @@ import logging
 import tarfile
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 from langchain_art import __version__
@@ -29,6 +30,7 @@ from langchain_art_server.assembly import assemble
 from langchain_art_server.audit import audit
 from langchain_art_server.backends.base import Learner, Sampler
 from langchain_art_server.config import Settings
+from langchain_art_server.imitation import demonstrations
 from langchain_art_server.store import Store
 from langchain_art_server.trainer import JobRunner
 
@@ -196,7 +198,8 @@ class Service:
 
         Raises:
             NotFound: neither the trajectory nor a call tagged with its id is known.
-            Conflict: a job has it, and its reward or its calls would change.
+            InvalidRequest: a reward is for a call that it does not have.
+            Conflict: a job has it, and a reward of it or its calls would change.
         """
         stored = (await self.store.trajectories([trajectory_id])).get(trajectory_id)
         if stored is not None and not stored.assembled:
@@ -211,18 +214,25 @@ class Service:
         return await self.store.set_reward(trajectory_id, reward, assembled)
 
     async def audit(
-        self, trajectory_id: str, policy: str | None, train: dict[str, bool]
+        self, trajectory_id: str, policy: str | None, train: dict[str, bool], *, sft: bool = False
     ) -> TrajectoryAudit:
         """What training on a trajectory would make, or made, of it.
 
         Raises:
             NotFound: the trajectory or the policy is not here.
+            InvalidRequest: `sft`, and a turn of it cannot be shown to the model.
         """
         if policy is not None:
             await self.policy(policy)
         stored = await self.store.trajectory(trajectory_id)
         records = await self.store.calls(t.call_id for t in stored.trajectory.turns if t.call_id)
-        return await asyncio.to_thread(audit, stored, records, policy, train)
+        if sft:
+            longest = self.sampler.info.max_model_len
+            [run], records = await demonstrations(
+                [stored.trajectory], records, self.learner, longest
+            )
+            stored = replace(stored, trajectory=run)
+        return await asyncio.to_thread(audit, stored, records, policy, train, imitates=sft)
 
     async def train(self, request: TrainRequest, key: str) -> TrainJob:
         """Queue a job, once per key.
@@ -245,8 +255,8 @@ class Service:
                 "Send them with POST /v1/groups first.",
                 param="groups",
             )
-        rewards = {one: known[one].trajectory.reward for one in ids}
-        job = await self.store.jobs.add(f"job-{uuid.uuid4().hex}", key, request, rewards)
+        runs = [known[one].trajectory for one in ids]
+        job = await self.store.jobs.add(f"job-{uuid.uuid4().hex}", key, request, runs)
         self.jobs.wake()
         return job
 

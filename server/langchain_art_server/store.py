@@ -11,6 +11,7 @@ from langchain_art.errors import Conflict, NotFound
 from langchain_art.wire import Checkpoint, LoraConfig, Reward, Trajectory
 from langchain_art_server.database import Database, parts
 from langchain_art_server.job_store import JobStore
+from langchain_art_server.rewards import changed, rewards_in_words
 from langchain_art_server.tables import (
     CALLS,
     CHECKPOINTS,
@@ -144,17 +145,18 @@ class Store:
     async def set_reward(
         self, trajectory_id: str, reward: Reward, assembled: Trajectory | None = None
     ) -> Trajectory:
-        """Set the reward, and add scores and metadata.
+        """Set the reward and those of single calls, and add scores and metadata.
 
         Args:
             trajectory_id: which.
-            reward: its `status` and `scenario` are set only where they were given.
+            reward: its `reward`, `status` and `scenario` are set only where they were given.
             assembled: what the calls tagged with this id come to now. It is stored where there is
                 no such trajectory, and replaces one that was assembled of fewer calls.
 
         Raises:
             NotFound: no such trajectory, and `assembled` is None.
-            Conflict: a job trained on it, and its reward or its calls would change.
+            InvalidRequest: it has no such call as one that a reward is for.
+            Conflict: a job trained on it, and a reward of it or its calls would change.
         """
 
         def write(connection: sa.Connection) -> Trajectory:
@@ -163,24 +165,26 @@ class Store:
             if row is None and assembled is None:
                 raise NotFound(f"No trajectory {trajectory_id!r} is stored here.")
             if row is None and assembled is not None:
-                new = _scored(assembled, reward)
+                new = changed(assembled, reward)
                 connection.execute(
                     sa.insert(TRAJECTORIES), [trajectory_row(new, None, assembled=True)]
                 )
                 return new
             assert row is not None
             old = trajectory_of(row)
-            new = _scored(old, reward)
+            turns = None
             if row.assembled and assembled is not None and len(assembled.turns) > len(old.turns):
                 _refuse_late_calls(connection, old, len(assembled.turns))
-                new = new.model_copy(update={"turns": assembled.turns})
-            if new.reward != old.reward and (jobs := _trained_by(connection, trajectory_id)):
+                turns = assembled.turns
+            new = changed(old, reward, turns)
+            before, after = rewards_in_words(old), rewards_in_words(new)
+            if before != after and (jobs := _trained_by(connection, trajectory_id)):
                 raise Conflict(
-                    f"Trajectory {trajectory_id!r} was trained on by {jobs} with reward "
-                    f"{old.reward}; its reward cannot change to {new.reward} any more."
+                    f"Trajectory {trajectory_id!r} was trained on by {jobs} with reward {before}; "
+                    f"it cannot change to {after} any more."
                 )
-            changed = trajectory_row(new, row.group_id)
-            values = {name: changed[name] for name in ("body", "reward", "scenario")}
+            kept = trajectory_row(new, row.group_id)
+            values = {name: kept[name] for name in ("body", "reward", "scenario")}
             connection.execute(sa.update(TRAJECTORIES).where(mine).values(values))
             return new
 
@@ -254,18 +258,6 @@ class Store:
             return count(CALLS), count(TRAJECTORIES), jobs
 
         return await self._database.read(read)
-
-
-def _scored(trajectory: Trajectory, reward: Reward) -> Trajectory:
-    changes = {
-        "reward": reward.reward,
-        "scores": trajectory.scores | reward.scores,
-        "metadata": trajectory.metadata | reward.metadata,
-        "scenario": reward.scenario or trajectory.scenario,
-    }
-    if "status" in reward.model_fields_set:
-        changes["status"] = reward.status
-    return trajectory.model_copy(update=changes)
 
 
 def _trained_by(connection: sa.Connection, trajectory_id: str) -> str:

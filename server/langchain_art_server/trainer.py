@@ -14,26 +14,25 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 from langchain_art.errors import ArtError, InvalidRequest
 from langchain_art.wire import Checkpoint, TrainJob, TrainRequest, TrainResult
 from langchain_art_server.adapters import AdapterStore, Router
-from langchain_art_server.backends.base import (
-    ChatReply,
-    ChatRequest,
-    Learner,
-    LearnerStep,
-    Sampler,
-    Sampling,
-)
+from langchain_art_server.backends.base import Learner, LearnerStep, Sampler
 from langchain_art_server.batch import Batch
 from langchain_art_server.config import Settings
+from langchain_art_server.effect import Version, check_effect
+from langchain_art_server.gate import Gate
+from langchain_art_server.imitation import demonstrations
+from langchain_art_server.rewards import Scored
 from langchain_art_server.store import Store
 from langchain_art_server.tables import CallRecord
 
 log = logging.getLogger(__name__)
+#: After which jobs are taken up again when the store failed.
+RETRY_SECONDS = 5.0
 
 
 class JobRunner:
@@ -54,6 +53,7 @@ class JobRunner:
         self._changed: asyncio.Condition = asyncio.Condition()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._task: asyncio.Task[None] | None = None
+        self.gate = Gate(settings.max_waiting_calls)
 
     async def start(self) -> None:
         """Go on with what a former process left."""
@@ -95,27 +95,49 @@ class JobRunner:
         while True:
             await self._news.wait()
             self._news.clear()
-            for job in await self._store.jobs.all(states=("running", "queued")):
-                async with self._locks[job.policy]:
-                    await self._run_safely(job)
-                await self._notify()
+            try:
+                for job in await self._store.jobs.all(states=("running", "queued")):
+                    async with self._locks[job.policy]:
+                        await self._run_safely(job)
+                    await self._notify()
+            except Exception:  # the job's end could not be written: a full disk, a lost database
+                log.exception("The store failed; jobs go on in %g s", RETRY_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
+                self._news.set()
 
     async def _run_safely(self, job: TrainJob) -> None:
         try:
             await self._run(job)
         except ArtError as error:
             log.error("Job %s failed: %s", job.id, error)
-            await self._store.jobs.finish(job.id, None, f"{type(error).__name__}: {error}")
+            await self._failed(job, f"{type(error).__name__}: {error}")
         except Exception as error:
             log.exception("Job %s failed", job.id)
-            await self._store.jobs.finish(job.id, None, f"internal error: {error!r}")
+            await self._failed(job, f"internal error: {error!r}")
+
+    async def _failed(self, job: TrainJob, why: str) -> None:
+        """End a job without a version: one that it had published already is withdrawn.
+
+        A job that has succeeded stays so: its version is routed to, and what failed came after.
+        """
+        if (await self._store.jobs.get(job.id)).state == "succeeded":
+            return
+        try:
+            for version in self._adapters.versions(job.policy)[-1:]:
+                manifest = self._adapters.manifest(job.policy, version)
+                if manifest is not None and manifest["job"] == job.id:
+                    await self.drop_version(job.policy, version)
+        except ArtError as error:  # it stays on disk, and its number is not used again
+            log.error("%s's last version was not deleted: %s", job.policy, error)
+        finally:  # who hears of the failure finds the version gone
+            await self._store.jobs.finish(job.id, None, why)
 
     async def _run(self, job: TrainJob) -> None:
-        request, rewards, target = await self._store.jobs.payload(job.id)
+        request, scored, target = await self._store.jobs.payload(job.id)
         policy = request.policy
         if job.base_version is None or target is None:
             base = self._router.serving[policy]
-            target = max([base, *self._adapters.versions(policy)]) + 1
+            target = self._adapters.unused(policy)
             await self._store.jobs.begin(job.id, base, target)
         else:
             base = job.base_version
@@ -125,7 +147,7 @@ class JobRunner:
                 await self._finish(job, request, manifest)
                 return
             raise InvalidRequest(f"{policy}@{target} was made by another job; send this one again.")
-        batch = await self._batch(job, request, rewards, base)
+        batch = await self._batch(job, request, scored, base)
         if not batch.rows:
             await self._tell(job, f"nothing to train on: {dict(batch.dropped)}", 1.0)
             result = TrainResult(
@@ -138,8 +160,9 @@ class JobRunner:
             await self._store.jobs.finish(job.id, result, None)
             return
         await self._tell(job, f"training {policy}@{base} on {len(batch.rows)} rows", 0.0)
-        manifest = await self._learn(job, request, batch, base, target)
-        await self._finish(job, request, manifest, batch.calls[0])
+        async with self.gate.shut() if self._settings.take_turns else nullcontext():
+            manifest = await self._learn(job, request, batch, base, target)
+            await self._finish(job, request, manifest)
 
     async def _learn(
         self, job: TrainJob, request: TrainRequest, batch: Batch, base: int, target: int
@@ -157,7 +180,12 @@ class JobRunner:
         async def on_progress(fraction: float, message: str) -> None:
             await self._tell(job, message, fraction)
 
-        metrics = await self._learner.step(step, on_progress)
+        try:
+            metrics = await self._learner.step(step, on_progress)
+            metrics["probe_change"] = await self._effect(job, step, batch.calls[0], metrics)
+        except ArtError:
+            await asyncio.to_thread(self._adapters.discard, staged)
+            raise
         manifest = {
             "policy": request.policy,
             "version": target,
@@ -167,29 +195,38 @@ class JobRunner:
             "metrics": metrics | batch.metrics,
             "dropped": dict(batch.dropped),
             "nodes": {name: node.model_dump() for name, node in batch.nodes().items()},
-            "trained": batch.trained,
+            # What was imitated may be again, and may be learned from by its reward besides.
+            "imitated" if request.config.loss == "sft" else "trained": batch.trained,
             "created_at": time.time(),
         }
         await asyncio.to_thread(self._adapters.publish, staged, request.policy, target, manifest)
         return manifest
 
-    async def _finish(
-        self,
-        job: TrainJob,
-        request: TrainRequest,
-        manifest: dict[str, Any],
-        probe: CallRecord | None = None,
-    ) -> None:
-        """The version is on disk: load it, see that it took effect, end the job, route to it."""
+    async def _effect(
+        self, job: TrainJob, step: LearnerStep, call: CallRecord, metrics: dict[str, float]
+    ) -> float:
+        """See that what the learner wrote changes what the sampler says, before it has a name."""
+        parent = Version(f"{job.policy}@{step.parent.name}", step.parent)
+        child = Version(f"{parent.name}+{step.out.name}", step.out)
+        await self._router.resolve(parent.name)  # loads it if need be
+        await self._sampler.load_adapter(child.name, step.out)
+        try:
+            change = await check_effect(
+                self._sampler, self._learner, call, parent, child, metrics["grad_norm"]
+            )
+        finally:
+            await self._sampler.unload_adapter(child.name)
+        if change == 0.0:
+            await self._tell(job, "WARNING: the new version answers exactly as its parent did")
+        return change
+
+    async def _finish(self, job: TrainJob, request: TrainRequest, manifest: dict[str, Any]) -> None:
+        """The version is on disk: load it, end the job, route to it."""
         policy, version, parent = request.policy, manifest["version"], manifest["parent"]
         metrics: dict[str, float] = dict(manifest["metrics"])
         begun = time.monotonic()
         await self._router.resolve(f"{policy}@{version}")  # loads it; nothing is routed to it yet
         metrics["swap_seconds"] = time.monotonic() - begun
-        if probe is not None:
-            metrics["probe_change"] = await self._probe(policy, parent, version, probe)
-            if metrics["probe_change"] == 0.0:
-                await self._tell(job, "WARNING: the new version answers exactly as its parent did")
         result = TrainResult(
             policy=policy,
             version=version,
@@ -206,28 +243,10 @@ class JobRunner:
             bytes=self._adapters.size(policy, version),
             metrics=metrics,
         )
-        await self._store.jobs.finish(job.id, result, None, checkpoint, manifest["trained"])
+        await self._store.jobs.finish(job.id, result, None, checkpoint, manifest.get("trained", ()))
         await self._router.serve(policy, version)
         await self._tell(job, f"{policy}@{version} serves", 1.0)
         await self._retain(policy)
-
-    async def _probe(self, policy: str, parent: int, version: int, call: CallRecord) -> float:
-        """Largest change of the first token's logprobs between two versions, in nats."""
-        seen: list[dict[int, float]] = []
-        for number in (parent, version):
-            await self._router.resolve(f"{policy}@{number}")  # loads it if need be
-            request = ChatRequest(
-                id="probe",
-                messages=call.request["messages"],
-                tools=call.request.get("tools") or [],
-                adapter=f"{policy}@{number}",
-                sampling=Sampling(max_tokens=1, seed=0, top_logprobs=8),
-            )
-            async for reply in self._sampler.chat(request):
-                if isinstance(reply, ChatReply):
-                    seen.append({token: value for token, value, _ in reply.top_logprobs[0]})
-        old, new = seen
-        return max((abs(new[token] - old[token]) for token in old if token in new), default=1.0)
 
     async def _retain(self, policy: str) -> None:
         """Delete the oldest versions beyond what is to be kept."""
@@ -248,17 +267,25 @@ class JobRunner:
     # --- from groups to rows --------------------------------------------------------------------
 
     async def _batch(
-        self, job: TrainJob, request: TrainRequest, rewards: dict[str, float | None], base: int
+        self, job: TrainJob, request: TrainRequest, scored: dict[str, Scored], base: int
     ) -> Batch:
-        batch = Batch(request, base)
+        batch, imitates = Batch(request, base), request.config.loss == "sft"
         for ids in request.groups:
             known = await self._store.trajectories(ids)
-            fresh = [i for i in ids if known[i].trained_by.get(request.policy, job.id) == job.id]
-            if trained_before := len(ids) - len(fresh):
-                batch.dropped["runs.already_trained"] += trained_before
-            runs = [(known[one].trajectory, rewards[one]) for one in fresh]
-            wanted = [t.call_id for run, _ in runs for t in run.turns if t.call_id]
-            batch.add_group(runs, await self._store.calls(wanted))
+            if not imitates:
+                fresh = [
+                    i for i in ids if known[i].trained_by.get(request.policy, job.id) == job.id
+                ]
+                if trained_before := len(ids) - len(fresh):
+                    batch.dropped["runs.already_trained"] += trained_before
+                ids = fresh
+            runs = [scored[one].on(known[one].trajectory) for one in ids]
+            wanted = [t.call_id for run in runs for t in run.turns if t.call_id]
+            records = await self._store.calls(wanted)
+            if imitates:
+                longest = self._sampler.info.max_model_len
+                runs, records = await demonstrations(runs, records, self._learner, longest)
+            batch.add_group(runs, records)
         batch.settle()
         if unknown := sorted(set(request.train) - batch.names):
             await self._tell(

@@ -208,7 +208,7 @@ def test_metrics_are_complete_and_count_right(tiny: str, tmp_path: Path) -> None
         *("loss", "grad_norm", "learning_rate", "ratio_mean", "ratio_max_dev"),
         *("clip_low_fraction", "clip_high_fraction", "logprob_gap_mean", "logprob_gap_max", "kl"),
         *("importance_mean", "importance_ess", "importance_limited_fraction"),
-        *("guarded_fraction", "kl_base"),
+        *("guarded_fraction", "kl_base", "entropy"),
         *("tokens_trained", "tokens_processed", "forest", "checkpointed", "rows"),
         *("seconds", "cpu_seconds"),
     }
@@ -219,6 +219,13 @@ def test_metrics_are_complete_and_count_right(tiny: str, tmp_path: Path) -> None
     assert metrics["tokens_processed"] == 2 * sum(len(row.token_ids) - 1 for row in rows)
     assert metrics["learning_rate"] == 2.5e-4
     own = [p for r in engine.logprobs(start, rows) for p in r[1:]]
+    said = [
+        p
+        for row, found in zip(rows, engine.logprobs(start, rows), strict=True)
+        for p, counts in zip(found, row.mask, strict=True)
+        if counts
+    ]
+    assert metrics["entropy"] == pytest.approx(-sum(said) / len(said), rel=1e-5)
     gaps = [
         abs(p - row.logprobs[i + 1])
         for row, r in zip(rows, engine.logprobs(start, rows), strict=True)

@@ -39,6 +39,19 @@ def test_a_version_is_published_once(tmp_path: Path) -> None:
     assert store.path("agent", 1).joinpath("adapter_model.safetensors").read_bytes() == b"weights"
 
 
+def test_a_deleted_version_leaves_its_name_used(tmp_path: Path) -> None:
+    store = AdapterStore(tmp_path)
+    assert store.unused("agent") == 0
+    for version in (0, 1, 2):
+        store.publish(staged(store), "agent", version, {"job": None})
+    assert store.unused("agent") == 3
+    store.delete("agent", 2)
+    store.delete("agent", 1)
+    assert store.versions("agent") == [0]
+    assert store.unused("agent") == 3
+    assert AdapterStore(tmp_path).unused("agent") == 3, "a restart does not forget it"
+
+
 def test_what_a_crash_left_half_built_is_gone_at_the_next_start(tmp_path: Path) -> None:
     store = AdapterStore(tmp_path)
     left = staged(store)

@@ -137,10 +137,11 @@ def test_audit_and_training_agree_on_any_run(
 ) -> None:
     records = one[1] | other[1]
     trajectories = [
-        Trajectory(id=name, turns=tuple(turns)) for name, (turns, _) in (("a", one), ("b", other))
+        Trajectory(id=name, turns=tuple(turns), reward=reward)
+        for name, (turns, _), reward in (("a", one, 1.0), ("b", other, 0.0))
     ]
     batch = Batch(TrainRequest(policy="p", groups=(("a", "b"),), train=train), 0)
-    batch.add_group([(trajectories[0], 1.0), (trajectories[1], 0.0)], records)
+    batch.add_group(trajectories, records)
     audits = [audit(StoredRun(t, False, {}), records, "p", train) for t in trajectories]
     for told, trajectory in zip(audits, trajectories, strict=True):
         for turn, source in zip(told.turns, trajectory.turns, strict=True):

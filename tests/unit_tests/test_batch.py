@@ -29,7 +29,9 @@ def batch_of(
         policy=policy, groups=(tuple(runs),), train=train or {}, config=TrainConfig(**config)
     )
     batch = Batch(request, base)
-    scored = [(Trajectory(id=i, turns=tuple(turns)), reward) for i, (reward, turns) in runs.items()]
+    scored = [
+        Trajectory(id=i, turns=tuple(turns), reward=reward) for i, (reward, turns) in runs.items()
+    ]
     batch.add_group(scored, {one.id: one for one in records})
     batch.settle()
     return batch

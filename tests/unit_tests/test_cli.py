@@ -17,7 +17,7 @@ from langchain_art.tables import run_table, runs_table
 from langchain_art.wire import Checkpoint, Trajectory, Turn, Usage
 from tests.live_server import BASE_MODEL, LiveServer
 
-COMMANDS = ["demo", "serve", "status", "runs", "audit", "checkpoints", "eval", "export"]
+COMMANDS = ["demo", "serve", "status", "runs", "audit", "checkpoints", "eval", "canary", "export"]
 
 
 def text(command: list[str]) -> str:
@@ -107,10 +107,11 @@ def test_demo_needs_a_checkout(
     assert "Clone the repository" in capsys.readouterr().err
     (tmp_path / "examples" / "email_search").mkdir(parents=True)
     (tmp_path / "examples" / "email_search" / "train.py").touch()
-    text(["demo", "--steps", "3", "--seed", "1", "--out", "o"])
+    judged = ["--reward", "ruler", "--judge", "openai/o3"]
+    text(["demo", "--steps", "3", "--seed", "1", "--out", "o", *judged])
     [arguments] = become
     assert arguments[:3] == [sys.executable, "-m", "examples.email_search.train"]
-    assert arguments[3:] == ["--steps", "3", "--seed", "1", "--out", "o"]
+    assert arguments[3:] == ["--steps", "3", "--seed", "1", "--out", "o", *judged]
 
 
 def test_a_run_is_shown_turn_by_turn() -> None:

@@ -20,7 +20,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from langchain_art import transport
-from langchain_art.client import ArtClient, AsyncArtClient
+from langchain_art.async_client import AsyncArtClient
+from langchain_art.client import ArtClient
 from langchain_art.endpoints import unpack
 from langchain_art.errors import (
     REFUSALS,

@@ -32,6 +32,7 @@ CHOICES: list[dict[str, Any]] = [
     {"kl": "k1", "kl_coefficient": 0.1, "importance": "off"},
     {"kl": "k2", "kl_coefficient": 0.3},
     {"loss": "cispo", "kl": "k3", "kl_coefficient": 0.2, "guard": None},
+    {"loss": "sft"},
 ]
 
 
@@ -74,6 +75,8 @@ def naive_losses(case: dict[str, list[float]], config: TrainConfig) -> list[Naiv
     if config.loss == "dppo_tv":
         sampler = case["sampler_logprobs"]
         return [naive_dppo(r[0], s, r[2], low, high) for r, s in zip(rows, sampler, strict=True)]
+    if config.loss == "sft":
+        return [(-new, -1.0, None) for new in case["logprobs"]]
     return [naive_clip(*row, low, high, config.dual_clip) for row in rows]
 
 
@@ -167,6 +170,8 @@ def test_losses_and_stats_of_micro_batches_add_up(
 def test_stats_equal_loops(choice: dict[str, Any], case: dict[str, list[float]]) -> None:
     config = TrainConfig(**choice)
     got = objective(terms(case), config)[1].metrics()
+    if config.loss == "sft":  # nobody drew its tokens
+        case = case | {"sampler_logprobs": case["old_logprobs"]}
     new, old, sampler, base = (
         case[name] for name in ("logprobs", "old_logprobs", "sampler_logprobs", "base_logprobs")
     )
@@ -191,6 +196,7 @@ def test_stats_equal_loops(choice: dict[str, Any], case: dict[str, list[float]])
         "guarded_fraction": sum(guarded for _, _, guarded in weights) / n,
         "kl_base": math.fsum(math.expm1(b - x) - (b - x) for b, x in zip(base, new, strict=True))
         / n,
+        "entropy": -math.fsum(old) / n,
     }
     assert got == pytest.approx(expected, rel=1e-9, abs=1e-12)
 

@@ -15,9 +15,9 @@ from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
 
 from langchain_art.errors import ConfigError
+from langchain_art.gathering import gather, gather_sync
 from langchain_art.loading import load_rollout
 from langchain_art.plain_graphs import graph_input, is_graph
-from langchain_art.rollout import gather, gather_sync
 from langchain_art.scenarios import MAX_SCENARIO, portable
 from langchain_art.training import Trainer
 from langchain_art.wire import TrajectoryGroup

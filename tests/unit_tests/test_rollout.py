@@ -15,8 +15,9 @@ from langchain_core.language_models.fake_chat_models import FakeListChatModel
 
 from langchain_art.capturing import Run, capture
 from langchain_art.errors import ConfigError, EngineUnavailable, RolloutFailed, ServerUnreachable
-from langchain_art.rollout import gather, gather_sync, is_server_away
-from langchain_art.scenarios import batch, group_ids, scenario_id
+from langchain_art.gathering import gather, gather_sync
+from langchain_art.rollout import is_server_away
+from langchain_art.scenarios import draw, group_ids, scenario_id
 from langchain_art.wire import ID, Trajectory
 
 
@@ -368,12 +369,11 @@ def test_group_ids_are_ids_distinct_and_stable() -> None:
 
 def test_batches_are_epochs_without_replacement() -> None:
     scenarios = list(range(10))
-    seen = [one for step in range(1, 6) for one in batch(scenarios, 4, step, seed=1)]
+    seen = [draw(scenarios, position, seed=1) for position in range(20)]
     assert sorted(seen[:10]) == scenarios
     assert sorted(seen[10:20]) == scenarios
     assert seen[:10] != seen[10:20]
-    assert batch(scenarios, 4, 3, seed=1) == seen[8:12], "a step needs no history"
-    assert batch(scenarios, 4, 3, seed=2) != seen[8:12]
-    assert sorted(batch([1, 2], 5, 1, seed=0))[:2] == [1, 1]
+    assert [draw(scenarios, p, seed=2) for p in range(20)] != seen
+    assert {draw([1, 2], position, seed=0) for position in (4, 5)} == {1, 2}
     with pytest.raises(ConfigError):
-        batch([], 4, 1, seed=0)
+        draw([], 0, seed=0)

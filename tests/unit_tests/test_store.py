@@ -108,7 +108,7 @@ async def test_trajectories_are_idempotent_by_id(store: Store) -> None:
 
 async def trained(store: Store, run: str, policy: str, job: str) -> None:
     request = TrainRequest(policy=policy, groups=((run,),))
-    await store.jobs.add(job, f"key of {job}", request, {run: 1.0})
+    await store.jobs.add(job, f"key of {job}", request, [])
     await store.jobs.finish(job, None, None, trained=[run])
 
 
@@ -154,7 +154,7 @@ async def test_late_calls_join_until_a_job_has_the_run(store: Store) -> None:
     stored = await store.trajectory("t-1")
     assert stored.assembled and (stored.trajectory.reward, len(stored.trajectory.turns)) == (1.0, 3)
     request = TrainRequest(policy="p", groups=(("t-0",), ("t-1",)))
-    await store.jobs.add("job-1", "k-1", request, {"t-0": 1.0, "t-1": 1.0})
+    await store.jobs.add("job-1", "k-1", request, [])
     with pytest.raises(Conflict, match=r"1 calls .* after its 3 calls .* job-1, which has not"):
         await put(4)
     await store.jobs.finish("job-1", None, None)  # it trained nothing
@@ -173,18 +173,18 @@ async def test_a_run_that_was_sent_is_not_assembled_anew(store: Store) -> None:
 
 async def test_a_key_names_one_job(store: Store) -> None:
     request = TrainRequest(policy="p", groups=(("a", "b"),))
-    first = await store.jobs.add("job-1", "key", request, {})
-    again = await store.jobs.add("job-2", "key", request, {})
+    first = await store.jobs.add("job-1", "key", request, [])
+    again = await store.jobs.add("job-2", "key", request, [])
     assert again.id == first.id == "job-1"
     with pytest.raises(Conflict, match="key"):
-        await store.jobs.add("job-3", "key", TrainRequest(policy="p", groups=(("a",),)), {})
+        await store.jobs.add("job-3", "key", TrainRequest(policy="p", groups=(("a",),)), [])
 
 
 async def test_ending_a_job_is_one_transaction(store: Store) -> None:
     await store.add_policy("p", LoraConfig(rank=4))
     await store.add_trajectories([Trajectory(id="t-1", reward=1.0)])
     request = TrainRequest(policy="p", groups=(("t-1",),))
-    job = await store.jobs.add("job-1", "k", request, {"t-1": 1.0})
+    job = await store.jobs.add("job-1", "k", request, [])
     await store.jobs.begin(job.id, 0, 1)
     assert [j.state for j in await store.jobs.all(states=("running",))] == ["running"]
     point = Checkpoint(policy="p", version=1, name="p@1", parent=0, created_at=1.0, bytes=10)

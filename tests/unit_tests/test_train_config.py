@@ -37,6 +37,8 @@ def test_todays_fields_still_make_a_config() -> None:
         ({"loss": "gspo", "aggregation": "run"}, {"aggregation": "run", "dual_clip": None}),
         ({"loss": "cispo"}, {"clip_low": 1.0, "clip_high": 4.0, "dual_clip": None}),
         ({"loss": "dppo_tv"}, {"clip_high": 0.2, "importance": "off", "importance_high": None}),
+        ({"loss": "sft"}, {"importance": "off", "guard": None, "max_staleness": None}),
+        ({"loss": "sft", "learning_rate": 1e-3}, {"learning_rate": 1e-3, "dual_clip": None}),
         ({"importance": "icepop"}, {"importance_low": 0.5, "importance_high": 5.0}),
         ({"importance": "icepop", "importance_high": 2.0}, {"importance_low": 0.5}),
         ({"importance": "sequence_mask"}, {"importance_low": None, "importance_high": 3.0}),
@@ -76,6 +78,22 @@ def _offered(name: str) -> list[str]:
         ({"loss": "dppo_tv", "importance": "truncated"}, "against the sampler already"),
         ({"loss": "vespo"}, "'clip', 'gspo'"),
         ({"loss": 3}, "'clip', 'gspo'"),
+        *(
+            ({"loss": "sft"} | given, f"{next(iter(given))}=.* with loss='sft'.* does not read it")
+            for given in (
+                {"credit": "turn"},
+                {"advantage": "standardized"},
+                {"clip_low": 0.1},
+                {"guard": 1.5},
+                {"max_logprob_gap": 0.5},
+                {"max_staleness": 8},
+                {"importance": "truncated"},
+                {"scores": {"a": 1.0}},
+                {"kl": "k3", "kl_coefficient": 0.1},
+                {"flat_tolerance": 0.1},
+                {"overlong_tokens": 8, "overlong_buffer": 4},
+            )
+        ),
         ({"kl": "k3"}, "coefficient above 0"),
         ({"kl_coefficient": 0.1}, "coefficient above 0"),
         ({"kl": "k4", "kl_coefficient": 0.1}, "'k1', 'k2' or 'k3'"),

@@ -341,7 +341,7 @@ async def test_a_crash_anywhere_trains_each_step_once(
     trainer = trainer_of(art_server, tmp_path)
     with monkeypatch.context() as patch:
         target = {
-            "train": "langchain_art.client.AsyncArtClient.wait",
+            "train": "langchain_art.async_client.AsyncArtClient.wait",
             "append": "langchain_art.history.History.append",
             "end": "langchain_art.history.History.end",
         }[where]
@@ -460,7 +460,7 @@ async def test_a_failed_job_can_be_resumed_under_a_new_key(
         async def failed(*_: Any, **__: Any) -> Any:
             raise JobFailed("loss is not finite")
 
-        patch.setattr("langchain_art.client.AsyncArtClient.wait", failed)
+        patch.setattr("langchain_art.async_client.AsyncArtClient.wait", failed)
         with pytest.raises(JobFailed):
             await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
     found = await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)

@@ -107,6 +107,12 @@ def score_credits(groups: Sequence[Sequence[CandidateRun]], config: TrainConfig)
     return credits_
 
 
+def equal_credit(runs: Sequence[CandidateRun]) -> Credit:
+    """An advantage of 1 for every step: what is shown to a policy is to be said (`sft`)."""
+    places = [place for i in range(len(runs)) for place in _steps(runs, i)]
+    return Credit(dict.fromkeys(places, 1.0), {}, None)
+
+
 def returns(run: CandidateRun, discount: float) -> dict[int, float]:
     """For each step of the policy, what it and all that came after it were worth.
 

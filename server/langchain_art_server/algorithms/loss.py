@@ -210,6 +210,18 @@ def dppo_tv_loss(
     return TokenLoss(-ratio_T * advantages_T + DPPO_TAU * log_ratio_T.square(), low_T, high_T)
 
 
+def sft_loss(logprobs_T: Tensor) -> TokenLoss:
+    """Supervised fine-tuning: ``l = -logprob``, the negative log-likelihood, in nats.
+
+    With weights of ``1/N`` the step's loss is the mean over its N tokens.
+
+    Args:
+        logprobs_T: as for `clip_loss`.
+    """
+    nowhere_T = torch.zeros_like(logprobs_T, dtype=torch.bool)
+    return TokenLoss(-logprobs_T, nowhere_T, nowhere_T)
+
+
 def _clipped(
     ratio_T: Tensor,
     advantages_T: Tensor,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from langchain_art_server.algorithms.loss import (
     clip_loss,
     dppo_tv_loss,
     gspo_loss,
+    sft_loss,
 )
 from langchain_art_server.algorithms.mismatch import importance
 from langchain_art_server.algorithms.stats import LossStats, loss_stats
@@ -63,6 +64,8 @@ def objective(terms: LossTerms, config: TrainConfig) -> tuple[Tensor, LossStats]
     Raises:
         ConfigError: `config.kl` is set and the base model's logprobs are missing.
     """
+    if config.loss == "sft":  # nobody drew these tokens: there is no sampler to be apart from
+        terms = replace(terms, sampler_logprobs_T=terms.old_logprobs_T)
     found = _token_loss(terms, config)
     weighed = importance(terms.old_logprobs_T, terms.sampler_logprobs_T, terms.calls_T, config)
     loss_T = found.loss_T
@@ -84,6 +87,8 @@ def objective(terms: LossTerms, config: TrainConfig) -> tuple[Tensor, LossStats]
 
 
 def _token_loss(terms: LossTerms, config: TrainConfig) -> TokenLoss:
+    if config.loss == "sft":
+        return sft_loss(terms.logprobs_T)
     new_T, old_T, advantages_T = terms.logprobs_T, terms.old_logprobs_T, terms.advantages_T
     low, high = config.clip_low, config.clip_high
     if config.loss == "gspo":

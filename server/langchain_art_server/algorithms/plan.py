@@ -2,7 +2,7 @@
 
 The one place where filters, advantages and weights meet, in this order: runs without a reward, runs
 in which the policy had no part, groups that are too old; the penalty for length; advantages; calls
-whose tokens cannot be trained; weights.
+whose tokens cannot be trained; weights. A supervised step has no rewards: every call counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from langchain_art.wire import TrainConfig
 from langchain_art_server.algorithms.aggregation import call_weights
 from langchain_art_server.algorithms.candidates import CandidateRun, Verdict
-from langchain_art_server.algorithms.credit import Credit, group_credit, score_credits
+from langchain_art_server.algorithms.credit import Credit, equal_credit, group_credit, score_credits
 from langchain_art_server.algorithms.filters import overlong_penalty, stale, unscored, untrained
 
 
@@ -27,8 +27,8 @@ class Plan:
         verdicts: for each group, run and call, in the order given.
         dropped: how often each reason occurred, in the unit that it names. What goes with its group
             or its run is not counted again by call.
-        metrics: ``runs_trained``, ``calls_trained``; ``reward_mean`` of the runs in a baseline; of
-            the trained calls ``staleness_mean`` and ``staleness_max``, in versions.
+        metrics: ``runs_trained``, ``calls_trained``; ``reward_mean`` of the runs in a baseline that
+            have one; of the trained calls ``staleness_mean`` and ``staleness_max``, in versions.
     """
 
     verdicts: list[list[list[Verdict]]]
@@ -68,7 +68,9 @@ def plan(groups: Sequence[Sequence[CandidateRun]], config: TrainConfig) -> Plan:
         [] if group.fate else [_penalized(group.runs[i], config) for i in group.counted]
         for group in found
     ]
-    if config.scores:
+    if config.loss == "sft":
+        credits_ = [equal_credit(runs) for runs in baselines]
+    elif config.scores:
         credits_ = score_credits(baselines, config)
     else:
         credits_ = [group_credit(runs, config) for runs in baselines]
@@ -78,11 +80,15 @@ def plan(groups: Sequence[Sequence[CandidateRun]], config: TrainConfig) -> Plan:
         for group, credit in zip(found, credits_, strict=True)
     ]
     _weigh(groups, verdicts, config)
-    return Plan(verdicts, dropped, _metrics(found, verdicts))
+    metrics = _metrics(found, verdicts)
+    if config.loss == "sft":
+        del metrics["reward_mean"]  # no reward had a say
+    return Plan(verdicts, dropped, metrics)
 
 
 def _group(runs: Sequence[CandidateRun], config: TrainConfig) -> _Group:
-    group = _Group(runs, [unscored(run, config.scores) for run in runs])
+    shown = config.loss == "sft"
+    group = _Group(runs, [None if shown else unscored(run, config.scores) for run in runs])
     group.counted = [i for i, run in enumerate(runs) if group.unscored[i] is None and run.learns]
     counted = [runs[i] for i in group.counted]
     group.fate = stale(counted, config.max_staleness) if counted else "groups.empty"
@@ -158,7 +164,8 @@ def _metrics(
         for run, decided in zip(group.runs, of_runs, strict=True)
     ]
     lags = [call.lag for calls in trained for call in calls]
-    rewards = [group.runs[i].total for group in groups for i in group.counted]
+    counted = [group.runs[i] for group in groups for i in group.counted]
+    rewards = [run.total for run in counted if run.rewarded]
     return {
         "runs_trained": float(sum(map(bool, trained))),
         "calls_trained": float(len(lags)),

@@ -35,6 +35,7 @@ class LossStats:
         limited: tokens whose weight a bound changed.
         guarded: tokens of calls that the guard took out.
         kl_base: Σ k3 of KL(π ‖ base); 0 without a base.
+        entropy: Σ -log π_old.
     """
 
     tokens: float = 0.0
@@ -51,6 +52,7 @@ class LossStats:
     limited: float = 0.0
     guarded: float = 0.0
     kl_base: float = 0.0
+    entropy: float = 0.0
 
     def __add__(self, other: LossStats) -> LossStats:
         """The stats of both sets of tokens together."""
@@ -67,7 +69,9 @@ class LossStats:
         """Means per token and maxima, by the names under which a job reports them.
 
         ``importance_ess`` is the effective share of the tokens, ``(Σw)² / (n Σw²)``: 1 if all weigh
-        the same.
+        the same. ``entropy``, in nats, is what the surprise at tokens that the policy itself drew
+        comes to in the mean (a Monte Carlo estimate); with ``loss="sft"`` nobody drew them, and it
+        is the cross-entropy.
         """
         n = max(1.0, self.tokens)
         return {
@@ -83,6 +87,7 @@ class LossStats:
             "importance_limited_fraction": self.limited / n,
             "guarded_fraction": self.guarded / n,
             "kl_base": self.kl_base / n,
+            "entropy": self.entropy / n,
         }
 
 
@@ -123,6 +128,7 @@ def loss_stats(
             weighed.limited_T.sum(),
             weighed.guarded_T.sum(),
             zero if away_T is None else (away_T.expm1() - away_T).sum(),
+            -old_logprobs_T.double().sum(),
         ]
     )
     return LossStats(float(logprobs_T.numel()), *numbers.tolist())

@@ -147,6 +147,23 @@ class Sampler(Protocol):
 
 
 @dataclass(frozen=True)
+class Demonstration:
+    """A reply that is to be learned though no engine of ours said it. All in OpenAI's shape."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    reply: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TokenTurn:
+    """What the model would have been shown, and what it would have said, end of turn included."""
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+
+
+@dataclass(frozen=True)
 class LearnerStep:
     """One optimizer step (or `config.updates` of them) from `parent` to `out`.
 
@@ -195,4 +212,13 @@ class Learner(Protocol):
 
     async def logprobs(self, adapter: Path | None, rows: list[Row]) -> list[list[float]]:
         """Per row, the learner's logprob of each token given those before it; 0.0 at index 0."""
+        ...
+
+    async def tokenize(self, turns: Sequence[Demonstration]) -> list[TokenTurn | str]:
+        """Put replies into tokens with the model's chat template, in the order given.
+
+        A turn that goes on with an earlier one begins with exactly its tokens, as far as the
+        template shows it again. In place of a turn stands why it cannot be shown to the model.
+        Deterministic. Raises ConfigError if the model has no chat template.
+        """
         ...

@@ -19,9 +19,9 @@ from langchain_art_server.backends.scoring import Counted, Packing, Scorer
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """What a step learns from: `rows` rows laid out for the model, and the loss of their tokens."""
+    """What a step learns from: rows, how they go through the model, and their tokens' loss."""
 
-    rows: int
+    rows: Sequence[Row]
     packing: Packing
     loss: StepLoss
 

@@ -1,0 +1,88 @@
+"""Whether a group can teach anything, as far as the client can tell."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup, Turn
+
+
+def is_flat(
+    group: TrajectoryGroup, config: TrainConfig, train: Mapping[str, bool] | None = None
+) -> bool:
+    """True if the server would leave the whole group out, since its runs are all worth the same.
+
+    What is compared follows `TrainConfig.credit`: for ``run`` and ``node``, and for scores, just as
+    the server does it. For ``turn`` and ``anchor``, where it depends on what each call was worth,
+    a group with rewards of single calls is never called flat, nor one whose rewards are discounted.
+
+    Args:
+        group: as it was judged.
+        config: reads `credit`, `scores`, `discount`, `flat_tolerance` and the overlong penalty.
+        train: which calls learn (`Turn.learns`); None: all.
+
+    Example::
+
+        is_flat(group_of_rewards(1.0, 1.0, None), TrainConfig())    # True: the third is not scored
+    """
+    runs = [run for run in group.trajectories if is_rewarded(run, config)]
+    if len(runs) < 2:
+        return True
+    tolerance = config.flat_tolerance
+    if config.scores:
+        return all(_equal([run.scores[name] for run in runs], tolerance) for name in config.scores)
+    if config.credit == "node":
+        return all(_equal(values, tolerance) for values in _by_node(runs, config, train or {}))
+    totals = [_own(run, config, train or {}) + math.fsum(_rewards(run.turns)) for run in runs]
+    if config.credit in ("turn", "anchor"):
+        if any(turn.reward for run in runs for turn in run.turns):
+            return False
+        if config.discount != 1 and any(totals):
+            return False
+    return _equal(totals, tolerance)
+
+
+def is_rewarded(run: Trajectory, config: TrainConfig) -> bool:
+    """Whether a run has what is learned from: a reward, a call's reward, or all chosen scores."""
+    if config.scores:
+        return config.scores.keys() <= run.scores.keys()
+    return run.reward is not None or bool(_rewards(run.turns))
+
+
+def _equal(values: Sequence[float], tolerance: float) -> bool:
+    return len(values) < 2 or max(values) - min(values) <= tolerance
+
+
+def _rewards(turns: Sequence[Turn]) -> list[float]:
+    return [turn.reward for turn in turns if turn.reward is not None and turn.discarded is None]
+
+
+def _by_node(
+    runs: Sequence[Trajectory], config: TrainConfig, train: Mapping[str, bool]
+) -> list[list[float]]:
+    """For each node that learns, what each run in which it speaks is worth to it."""
+    pools: defaultdict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        own: defaultdict[str, list[Turn]] = defaultdict(list)
+        for turn in _steps(run, train):
+            own["/".join(turn.path) or turn.node or "-"].append(turn)
+        for node, turns in own.items():
+            pools[node].append(_own(run, config, train) + math.fsum(_rewards(turns)))
+    return list(pools.values())
+
+
+def _steps(run: Trajectory, train: Mapping[str, bool]) -> list[Turn]:
+    return [t for t in run.turns if t.ours and t.discarded is None and t.learns(train)]
+
+
+def _own(run: Trajectory, config: TrainConfig, train: Mapping[str, bool]) -> float:
+    """The run's own reward, less the penalty for its length (DAPO, arXiv 2503.14476, eq. 13)."""
+    reward = run.reward or 0.0
+    if config.overlong_tokens is None or config.overlong_buffer is None:
+        return reward
+    steps = _steps(run, train)
+    tokens = sum(turn.usage.completion_tokens for turn in steps if turn.usage is not None)
+    over = (config.overlong_tokens - config.overlong_buffer - tokens) / config.overlong_buffer
+    return reward + min(0.0, max(-1.0, over))

@@ -1,0 +1,162 @@
+"""How much memory a model needs, to be sampled from and to be trained: arithmetic, no torch.
+
+What a backward pass keeps of each token is a sum over the sizes of a layer, whose coefficients were
+read off the learner itself (the bytes that autograd saves, Qwen3, Qwen2 and Llama, ranks 8, hidden
+sizes 64 to 192, relative error below 1 %). `tests/conformance/test_memory_model.py` holds it to the
+peak memory of real steps on a CPU. On a GPU it has not been measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+#: Bytes of a number.
+WIDTH = {"float32": 4, "bfloat16": 2}
+#: Bytes that a layer keeps of a token for each unit of its hidden size, its MLP, its queries and
+#: its keys. LoRA's inputs are kept in float32 whatever the base is.
+KEPT = {"float32": (16, 16, 12, 12), "bfloat16": (28, 10, 12, 8)}
+#: Linear layers of a block, each with one LoRA product of `rank` numbers in float32.
+LINEARS = 7
+#: A LoRA parameter, its gradient and Adam's two moments, in float32.
+LORA_BYTES = 16
+#: Logits are made for so many numbers at a time (the learner's `CHUNK_ELEMENTS`), in float32, with
+#: their softmax and their gradient.
+LOGIT_BYTES = (1 << 24) * 4 * 3
+#: What glibc's heap holds of each byte that a step keeps on a CPU: what was freed between tensors
+#: stays with the process. Measured: 1.9 times (with MALLOC_MMAP_THRESHOLD_=131072 it is 1.0, and
+#: the step takes 40 % more CPU).
+CPU_HEAP = 2.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a causal model, as its config says them.
+
+    Attributes:
+        layers: blocks.
+        hidden: width of the residual stream.
+        intermediate: width of the MLP; of an expert, in a mixture.
+        queries: heads times their width.
+        keys: key heads times their width.
+        vocabulary: tokens.
+        tied: input and output embeddings are one matrix.
+        experts: MLPs of a block, shared ones included.
+        active: how many of them a token passes through.
+    """
+
+    layers: int
+    hidden: int
+    intermediate: int
+    queries: int
+    keys: int
+    vocabulary: int
+    tied: bool = False
+    experts: int = 1
+    active: int = 1
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, Any]) -> Shape:
+        """Read a model's ``config.json``.
+
+        Raises:
+            KeyError: it does not say one of the sizes.
+        """
+        inner: Mapping[str, Any] = config.get("text_config") or config
+        heads = inner["num_attention_heads"]
+        width = inner.get("head_dim") or inner["hidden_size"] // heads
+        experts = inner.get("num_experts") or inner.get("num_local_experts")
+        experts = experts or inner.get("n_routed_experts") or 0
+        shared = (inner.get("n_shared_experts") or 0) if experts else 0
+        narrow = inner.get("moe_intermediate_size") if experts else None
+        return cls(
+            layers=inner["num_hidden_layers"],
+            hidden=inner["hidden_size"],
+            intermediate=narrow or inner["intermediate_size"],
+            queries=heads * width,
+            keys=(inner.get("num_key_value_heads") or heads) * width,
+            vocabulary=inner["vocab_size"],
+            tied=bool(config.get("tie_word_embeddings", inner.get("tie_word_embeddings", False))),
+            experts=max(1, experts + shared),
+            active=max(1, (inner.get("num_experts_per_tok") or 0) + shared) if experts else 1,
+        )
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the model, without biases and norms."""
+        attention = 2 * self.hidden * (self.queries + self.keys)
+        mlp = 3 * self.hidden * self.intermediate * self.experts
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return self.layers * (attention + mlp) + embeddings
+
+    def lora_parameters(self, rank: int) -> int:
+        """Weights of an adapter on all linear layers."""
+        attention = 2 * (self.hidden + self.queries) + 2 * (self.hidden + self.keys)
+        mlp = 3 * (self.hidden + self.intermediate) * self.experts
+        return self.layers * rank * (attention + mlp)
+
+
+def weight_bytes(shape: Shape, dtype: str) -> int:
+    """The model's weights in memory."""
+    return shape.parameters * WIDTH[dtype]
+
+
+def token_bytes(shape: Shape, rank: int, dtype: str) -> int:
+    """What a backward pass keeps of one token, over all layers."""
+    hidden, mlp, queries, keys = KEPT[dtype]
+    wide = mlp * shape.intermediate * shape.active
+    kept = hidden * shape.hidden + wide + queries * shape.queries + keys * shape.keys
+    return shape.layers * (kept + LINEARS * rank * 4)
+
+
+def learner_bytes(
+    shape: Shape,
+    tokens: int,
+    rank: int,
+    dtype: str,
+    *,
+    checkpointed: bool = False,
+    heap: float = 1.0,
+) -> int:
+    """Peak memory of a step, without the program itself.
+
+    Args:
+        shape: of the base.
+        tokens: alive at once: the longest row at least, `tokens_per_microbatch` at most.
+        rank: of the adapter.
+        dtype: of the base, ``float32`` or ``bfloat16``.
+        checkpointed: layers are computed again for the backward pass; only their inputs are kept.
+        heap: what the allocator holds of each byte that is kept: `CPU_HEAP` on a CPU.
+    """
+    kept = token_bytes(shape, rank, dtype)
+    if checkpointed:
+        kept = kept // shape.layers + shape.layers * shape.hidden * WIDTH[dtype]
+    logits = min(LOGIT_BYTES, tokens * shape.vocabulary * 4 * 3)
+    lora = LORA_BYTES * shape.lora_parameters(rank)
+    return weight_bytes(shape, dtype) + lora + int(heap * tokens * kept) + logits
+
+
+def sampler_bytes(shape: Shape, context: int, calls: int, dtype: str) -> int:
+    """Weights, and the keys and values of calls that run at once, without the program itself.
+
+    Args:
+        shape: of the base.
+        context: tokens of each call.
+        calls: how many run at once, nothing shared between them.
+        dtype: ``float32`` or ``bfloat16``.
+    """
+    cache = 2 * shape.layers * shape.keys * WIDTH[dtype]
+    return weight_bytes(shape, dtype) + cache * context * calls
+
+
+def longest(shape: Shape, budget: float, rank: int, dtype: str, heap: float = 1.0) -> int:
+    """Tokens of the longest row that a learner with `budget` bytes can train, layers checkpointed.
+
+    Returns:
+        0 if not even the weights fit.
+    """
+    fixed = learner_bytes(shape, 0, rank, dtype) + LOGIT_BYTES
+    one = learner_bytes(shape, 1, rank, dtype, checkpointed=True, heap=heap)
+    each = one - learner_bytes(shape, 0, rank, dtype) - shape.vocabulary * 4 * 3
+    return max(0, int((budget - fixed) / each))

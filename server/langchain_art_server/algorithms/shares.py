@@ -1,0 +1,40 @@
+"""Rows dealt out to ranks, so that each has as much to do and common beginnings stay together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+
+def shares(rows: Sequence[Sequence[int]], count: int, *, merged: bool = True) -> list[list[int]]:
+    """Cut rows into stretches that cost about the same.
+
+    In the order of their tokens, rows stand as in a walk through the forest that they make: the
+    rows of a group, which begin alike, are neighbours. A cut costs no more than the beginning that
+    the rows on both sides of it share, which then is computed twice.
+
+    Example: ``shares([[1, 2, 3], [7, 7, 7], [1, 2, 4]], 2)`` gives ``[[0, 2], [1]]``.
+
+    Args:
+        rows: token ids, at least one row.
+        count: of shares, at least 1.
+        merged: a common beginning is computed once; False: rows cost what they are long.
+
+    Returns:
+        Indices of rows, each exactly once, ascending in each share; the same for the same rows.
+        With fewer rows than shares, the last shares are empty; the first one never is.
+    """
+    order = sorted(range(len(rows)), key=lambda index: (list(rows[index]), index))
+    costs: list[int] = []
+    before: Sequence[int] = ()
+    for index in order:
+        alike = takewhile(lambda pair: pair[0] == pair[1], zip(before, rows[index], strict=False))
+        costs.append(max(1, len(rows[index]) - sum(1 for _ in alike) * merged))
+        before = rows[index]
+    found: list[list[int]] = [[] for _ in range(count)]
+    total, done = sum(costs), 0
+    for index, cost in zip(order, costs, strict=True):
+        found[int((done + cost / 2) * count / total)].append(index)
+        done += cost
+    found.sort(key=lambda share: not share)
+    return [sorted(share) for share in found]

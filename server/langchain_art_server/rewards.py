@@ -1,0 +1,89 @@
+"""What a run is scored with: how it changes, and how it stood when a job was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_art.errors import InvalidRequest
+from langchain_art.wire import Reward, Status, Trajectory, Turn
+
+
+@dataclass(frozen=True)
+class Scored:
+    """All that decides what a run is worth, as it stood at one moment.
+
+    A job keeps it with its request, so that a run of the job after a crash, or long after it was
+    queued, learns from what its caller had seen.
+
+    Attributes:
+        reward: `Trajectory.reward`.
+        scores: `Trajectory.scores`.
+        status: `Trajectory.status`.
+        turns: `Turn.reward` of each turn; empty if no turn has one.
+    """
+
+    reward: float | None
+    scores: Mapping[str, float]
+    status: Status
+    turns: Sequence[float | None]
+
+    @classmethod
+    def of(cls, run: Trajectory) -> Scored:
+        """How a run stands now."""
+        turns = [turn.reward for turn in run.turns]
+        known = any(reward is not None for reward in turns)
+        return cls(run.reward, run.scores, run.status, turns if known else ())
+
+    def on(self, run: Trajectory) -> Trajectory:
+        """The run as it stood; its turns are those that it had."""
+        rewards = self.turns or [None] * len(run.turns)
+        return run.model_copy(
+            update={
+                "reward": self.reward,
+                "scores": dict(self.scores),
+                "status": self.status,
+                "turns": tuple(map(_with, run.turns, rewards)),
+            }
+        )
+
+
+def changed(run: Trajectory, reward: Reward, turns: Sequence[Turn] | None = None) -> Trajectory:
+    """The run with what was given of `reward` set, or added to what it has.
+
+    Args:
+        run: as it is stored.
+        reward: its fields that were left out change nothing.
+        turns: the run's turns from now on; those that it had keep their rewards. None: the same.
+
+    Raises:
+        InvalidRequest: the run has no such call as one that a reward is for.
+    """
+    rewards = {turn.call_id: turn.reward for turn in run.turns} | reward.turns
+    new = run.turns if turns is None else turns
+    if unknown := sorted(set(reward.turns) - {turn.call_id for turn in new}):
+        raise InvalidRequest(
+            f"got rewards for the calls {unknown[:5]}, which trajectory {run.id!r} does not have; "
+            f"expected ids of its {len(new)} calls (`call_id` in GET /v1/trajectories/{run.id})",
+            param="turns",
+        )
+    changes: dict[str, Any] = {
+        "scores": run.scores | reward.scores,
+        "metadata": run.metadata | reward.metadata,
+        "scenario": reward.scenario or run.scenario,
+        "turns": tuple(_with(turn, rewards.get(turn.call_id, turn.reward)) for turn in new),
+    }
+    for name in {"reward", "status"} & reward.model_fields_set:
+        changes[name] = getattr(reward, name)
+    return run.model_copy(update=changes)
+
+
+def rewards_in_words(run: Trajectory) -> str:
+    """A run's reward and those of its calls, equal for runs whose rewards are equal."""
+    calls = {turn.call_id: turn.reward for turn in run.turns if turn.reward is not None}
+    return f"{run.reward}" + (f" and {calls} of its calls" if calls else "")
+
+
+def _with(turn: Turn, reward: float | None) -> Turn:
+    return turn if turn.reward == reward else turn.model_copy(update={"reward": reward})

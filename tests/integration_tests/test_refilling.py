@@ -1,0 +1,136 @@
+"""Groups that teach nothing are made up for: through the real server, bounded, and resumed."""
+
+from __future__ import annotations
+
+import io
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from langchain_art import AsyncArtClient, ChatART, TrainConfig, Trainer, capture
+from langchain_art.report import summary_table
+from langchain_art.wire import LoraConfig
+from tests.live_server import LiveServer
+
+#: Every third scenario has something to teach; the others' runs are all worth the same.
+SCENARIOS = [{"id": f"q-{i}", "useful": i % 3 == 0} for i in range(60)]
+
+
+class Rollouts:
+    """Rewards by the number of the run of its scenario, whatever the model says."""
+
+    def __init__(self, *models: ChatART) -> None:
+        self.models = models
+        self.seen: list[str] = []
+
+    def __call__(self, scenario: dict[str, Any]) -> Any:
+        number = self.seen.count(scenario["id"])
+        self.seen.append(scenario["id"])
+        with capture() as run:
+            for model in self.models:
+                model.invoke(f"Say {scenario['id']}.")
+            run.reward = float(number % 2) if scenario["useful"] else 1.0
+        return run
+
+
+def trainer_of(server: LiveServer, out: Path, policies: list[str], **options: Any) -> Any:
+    models = [ChatART(model=p, base_url=server.base_url, max_tokens=4) for p in policies]
+    chosen: dict[str, Any] = {"group_size": 2, "groups_per_step": 4, "seed": 3, "concurrency": 1}
+    chosen |= {"lora": LoraConfig(rank=2, alpha=4.0), "out_dir": out, "refill": 30}
+    chosen["console"] = Console(file=io.StringIO(), width=200)
+    return Trainer(models, **(chosen | options)), Rollouts(*models)
+
+
+def new_policy() -> str:
+    return f"p-{uuid.uuid4().hex[:8]}"
+
+
+def test_flat_groups_are_made_up_for_and_counted(art_server: LiveServer, tmp_path: Path) -> None:
+    trainer, rollouts = trainer_of(art_server, tmp_path, [new_policy()])
+    result = trainer.fit_sync(rollouts, SCENARIOS, steps=2)
+    useful = {s["id"] for s in SCENARIOS if s["useful"]}
+    for record in result.history:
+        assert record.groups == 4 + record.refilled
+        flat = record.dropped["groups.zero_variance"]
+        assert record.groups - flat == 4
+        assert record.metrics["runs_trained"] == 8
+        assert record.refilled > 0
+    times = Counter(rollouts.seen)
+    assert set(times.values()) == {2}  # one epoch, without replacement, over both steps
+    assert sum(r.groups for r in result.history) == len(times)
+    assert len(useful & set(times)) == 8
+    shown = Console(file=io.StringIO(), width=200)
+    shown.print(summary_table(result))
+    refilled = sum(r.refilled for r in result.history)
+    assert f"{refilled} of {8 + refilled} groups" in shown.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_without_refilling_a_step_is_what_is_left(art_server: LiveServer, tmp_path: Path) -> None:
+    trainer, rollouts = trainer_of(art_server, tmp_path, [new_policy()], refill=0)
+    (record,) = trainer.fit_sync(rollouts, SCENARIOS, steps=1).history
+    assert (record.groups, record.refilled) == (4, 0)
+    assert record.metrics["runs_trained"] == 2 * (4 - record.dropped["groups.zero_variance"])
+
+
+def test_refilling_ends_at_its_bound(art_server: LiveServer, tmp_path: Path) -> None:
+    flat = [s for s in SCENARIOS if not s["useful"]]
+    trainer, rollouts = trainer_of(art_server, tmp_path, [new_policy()], refill=2)
+    result = trainer.fit_sync(rollouts, flat, steps=1)
+    (record,) = result.history
+    assert (record.groups, record.refilled, len(rollouts.seen)) == (12, 8, 24)
+    assert record.dropped == {"groups.zero_variance": 12}
+    assert result.version == 0
+
+
+def test_several_policies_learn_from_the_same_groups(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    trainer, rollouts = trainer_of(art_server, tmp_path, [new_policy(), new_policy()])
+    (record,) = trainer.fit_sync(rollouts, SCENARIOS, steps=1).history
+    assert [r.metrics["runs_trained"] for r in record.results.values()] == [8, 8]
+    assert record.refilled > 0
+    assert record.groups - record.dropped[f"{trainer.policies[0]}/groups.zero_variance"] == 4
+
+
+def test_rewards_of_single_calls_keep_a_group(art_server: LiveServer, tmp_path: Path) -> None:
+    trainer, rollouts = trainer_of(
+        art_server, tmp_path, [new_policy()], config=TrainConfig(credit="node"), refill=2
+    )
+    values = iter(range(100))
+
+    def rollout(scenario: dict[str, Any]) -> Any:
+        run = rollouts({**scenario, "useful": False})
+        run.reward_turn(run.turns[0], next(values))
+        return run
+
+    (record,) = trainer.fit_sync(rollout, SCENARIOS, steps=1).history
+    assert (record.groups, record.refilled, record.dropped) == (4, 0, {})
+
+
+async def test_a_fit_that_was_stopped_while_it_trained_goes_on_exactly(
+    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm, rollouts = trainer_of(art_server, tmp_path / "calm", [new_policy()])
+    whole = await calm.fit(rollouts, SCENARIOS, steps=3)
+    stormy, others = trainer_of(art_server, tmp_path / "stormy", [new_policy()])
+    train, orders = AsyncArtClient.train, 0
+
+    async def dying(self: AsyncArtClient, *args: Any) -> Any:
+        nonlocal orders
+        orders += 1
+        if orders == 2:
+            raise KeyboardInterrupt
+        return await train(self, *args)
+
+    monkeypatch.setattr(AsyncArtClient, "train", dying)
+    with pytest.raises(KeyboardInterrupt):
+        await stormy.fit(others, SCENARIOS, steps=3)
+    resumed = await stormy.fit(others, SCENARIOS, steps=3)
+    assert others.seen == rollouts.seen  # nothing twice, nothing else, in the same order
+    for one, other in zip(whole.history, resumed.history, strict=True):
+        assert (one.groups, one.refilled, one.drawn) == (other.groups, other.refilled, other.drawn)
+        assert one.dropped == other.dropped

@@ -1,0 +1,383 @@
+"""Supervised steps through the real server: what is learned from, that it is, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from rich.console import Console
+
+from langchain_art import ArtClient, AsyncArtClient, ChatART, TrainConfig, Trainer, capture
+from langchain_art.conversations import read_conversations
+from langchain_art.errors import ConfigError, Conflict, InvalidRequest, JobFailed
+from langchain_art.wire import JobEvent, LoraConfig, TrainRequest, TrajectoryGroup
+from tests.live_server import LiveServer
+
+SMALL = LoraConfig(rank=4, alpha=8.0)
+FAST = TrainConfig(loss="sft", learning_rate=1e-2)
+TOOL = {
+    "type": "function",
+    "function": {"name": "search", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}-{uuid.uuid4().hex[:12]}"
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def said(text: str, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}
+
+
+@pytest.fixture(scope="module")
+def client(art_server: LiveServer) -> Iterator[ArtClient]:
+    with ArtClient(art_server.base_url) as made:
+        yield made
+
+
+@pytest.fixture
+def policy(client: ArtClient) -> str:
+    return client.create_policy(new_id("p"), SMALL).name
+
+
+def chat(server: LiveServer, model: str, text: str, **body: Any) -> dict[str, Any]:
+    base = {"model": model, "messages": [user(text)], "max_tokens": 12}
+    answer = httpx.post(f"{server.base_url}/chat/completions", json=base | body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_what_is_shown_is_learned_and_served(
+    art_server: LiveServer, client: ArtClient, policy: str
+) -> None:
+    shown = [[user(f"Which colour has {n}?"), said(f"It is {c}.")] for n, c in COLOURS.items()]
+    losses: list[float] = []
+    for _ in range(25):
+        result = client.wait(client.sft(shown, policy, FAST))
+        losses.append(result.metrics["loss"])
+        assert (result.dropped, result.metrics["calls_trained"]) == ({}, len(shown))
+    assert losses[0] > 5 and losses[-1] < 0.1
+    assert client.policy(policy).version == 25
+    for name, colour in COLOURS.items():
+        found = chat(art_server, policy, f"Which colour has {name}?", temperature=0)
+        assert found["model"] == f"{policy}@25"
+        assert found["choices"][0]["message"]["content"] == f"It is {colour}."
+    before = chat(art_server, f"{policy}@0", "Which colour has snow?", temperature=0)
+    assert before["choices"][0]["message"]["content"] != "It is white."
+
+
+COLOURS = {"snow": "white", "coal": "black", "grass": "green"}
+
+
+def test_the_loss_is_the_mean_over_the_assistants_tokens(client: ArtClient, policy: str) -> None:
+    """Twice the same conversation, once cut in two: the same tokens after the same beginning."""
+    whole = [user("One?"), said("Yes, one."), user("Two?"), said("Two, yes indeed.")]
+    job = client.sft([whole], policy, FAST)
+    result = client.wait(job)
+    [stored] = [t for t in client.trajectories(9) if len(t.turns) == 2 and t.turns[0].ours is False]
+    audit = client.audit(stored.id, policy, sft=True)
+    assert [turn.prefix for turn in audit.turns] == ["starts", "extends"]
+    assert (audit.rows, audit.sampled_tokens) == (1, audit.trained_tokens)
+    assert result.metrics["tokens_trained"] == audit.trained_tokens
+    plain = client.audit(stored.id, policy)
+    assert (plain.trained_tokens, plain.turns[0].masked) == (0, "foreign")
+    other = client.create_policy(new_id("p"), SMALL).name
+    cut = [whole[:2], [*whole[:1], said("Yes, one.", weight=0), *whole[2:]]]
+    again = client.wait(client.sft(cut, other, FAST))
+    assert again.metrics["tokens_trained"] == result.metrics["tokens_trained"]
+    assert again.metrics["tokens_processed"] <= result.metrics["tokens_processed"] + 2  # a forest
+    assert again.metrics["loss"] == pytest.approx(result.metrics["loss"], rel=1e-4)
+
+
+def test_conversations_may_come_in_any_shape(
+    client: ArtClient, policy: str, tmp_path: Path
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+    plain = [
+        {"role": "system", "content": "Be brief."},
+        user("Find it."),
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "found"},
+        said("Found."),
+    ]
+    chain = [
+        SystemMessage("Be brief."),
+        HumanMessage("Find it."),
+        AIMessage("", tool_calls=[{"id": "c", "name": "search", "args": {}}]),
+        {"role": "tool", "tool_call_id": "c", "content": "found"},
+        AIMessage("Found."),
+    ]
+    lines = tmp_path / "shown.jsonl"
+    lines.write_text("\n".join(json.dumps({"messages": plain, "tools": [TOOL]}) for _ in range(2)))
+    seen: list[tuple[float, float]] = []
+    for given in (
+        [{"messages": plain, "tools": [TOOL]}] * 2,
+        lines,
+        [{"messages": chain, "tools": [TOOL]}] * 2,
+    ):
+        fresh = client.create_policy(new_id("p"), SMALL).name
+        result = client.wait(client.sft(given, fresh, FAST))
+        assert result.metrics["calls_trained"] == 4
+        seen.append((result.metrics["tokens_trained"], result.metrics["loss"]))
+    assert seen[0] == seen[1] == seen[2]
+    for wrong, words in (
+        ([], "no conversations"),
+        ("shown.jsonl", "Path of a JSONL file"),
+        ([[user("Only me.")]], "conversation 1 has no message of the assistant"),
+        ([plain, [said("x", weight=0.5)]], "conversation 2 .* weight=0.5"),
+        ([{"messages": plain, "reward": 1.0}], r"the fields \['reward'\]"),
+        ([{"tools": []}], "messages"),
+        (tmp_path / "none.jsonl", "cannot be read"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            client.sft(wrong, policy)
+    (tmp_path / "broken.jsonl").write_text('{"messages": []}\n{"mess')
+    with pytest.raises(ConfigError, match="line 1"):
+        client.sft(tmp_path / "broken.jsonl", policy)
+    with pytest.raises(ConfigError, match=r"loss='sft'"):
+        client.sft([plain], policy, TrainConfig())
+
+
+def test_runs_that_were_sampled_here_count_with_their_own_tokens(
+    art_server: LiveServer, client: ArtClient, policy: str
+) -> None:
+    """Whoever sampled them, and however; what a foreign model said in between is written."""
+    run, calls = new_id("t"), list[dict[str, Any]]()
+    for text, more in (("As tiny.", {"seed": 3}), ("Greedily.", {"temperature": 0})):
+        tags = {"art": {"trajectory_id": run, "node": text}}
+        calls.append(chat(art_server, "tiny", text, **tags, **more))
+    client.reward(run, 0.0)
+    audit = client.audit(run, policy, sft=True)
+    records = [client.call(call["id"]) for call in calls]
+    assert [t.trained_tokens for t in audit.turns] == [len(r["token_ids"]) for r in records]
+    result = client.wait(client.sft([run], policy, FAST))
+    assert result.metrics["tokens_trained"] == sum(len(r["token_ids"]) for r in records)
+    assert set(result.nodes) == {"As tiny.", "Greedily."}
+    only = client.wait(client.sft([run], policy, FAST, train={"Greedily.": False}))
+    assert only.metrics["tokens_trained"] == len(records[0]["token_ids"])
+    assert only.dropped == {"calls.frozen": 1}
+    for _ in range(8):
+        again = client.wait(client.sft([run], policy, FAST))
+    assert again.metrics["loss"] < 0.7 * result.metrics["loss"]
+    told = chat(art_server, policy, "Greedily.", temperature=0)
+    assert told["choices"][0]["message"] == calls[1]["choices"][0]["message"]
+    assert client.trajectory(run).reward == 0.0
+    assert client.audit(run).trained_by == {}  # and its reward may still be learned from
+
+
+def test_a_hosted_models_run_can_be_imitated(
+    art_server: LiveServer, client: ArtClient, policy: str
+) -> None:
+    from langchain_core.language_models import FakeListChatModel
+
+    teacher = FakeListChatModel(responses=["Paris.", "Rome."])
+    ours = ChatART(model="tiny", base_url=art_server.base_url, max_tokens=6)
+    with capture(scenario="capitals") as run:
+        asked: list[Any] = [HumanMessage("Of France?")]
+        asked.append(teacher.invoke(asked))
+        asked.append(HumanMessage("Of Italy?"))
+        asked.append(teacher.invoke(asked))
+        ours.invoke([*asked, HumanMessage("Thanks.")])
+    audit_id = run.trajectory().id
+    result = client.wait(client.sft([run.trajectory()], policy, FAST))
+    assert (result.metrics["calls_trained"], result.dropped) == (3.0, {})
+    assert [turn.masked for turn in client.audit(audit_id, policy, sft=True).turns] == [None] * 3
+
+
+def test_a_job_is_done_once_per_key(client: ArtClient, policy: str) -> None:
+    key, shown = new_id("k"), [[user("Hello?"), said("Hello.")]]
+    first = client.sft(shown, policy, FAST, key)
+    assert client.wait(first).version == client.wait(client.sft(shown, policy, FAST, key)).version
+    with pytest.raises(Conflict, match=key):
+        client.sft([[user("Hello?"), said("Bye.")]], policy, FAST, key)
+    request = TrainRequest(policy=policy, groups=(("nothing",),), config=FAST)
+    assert TrainRequest.model_validate_json(request.model_dump_json(exclude_unset=True)) == request
+
+
+async def test_the_async_client_does_the_same(art_server: LiveServer, policy: str) -> None:
+    async with AsyncArtClient(art_server.base_url) as client:
+        job = await client.sft([[user("Hello?"), said("Hello.")]], policy, FAST)
+        assert (await client.wait(job)).version == 1
+
+
+def test_what_cannot_be_shown_fails_the_job_and_names_the_turn(
+    client: ArtClient, policy: str
+) -> None:
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+    bad = [user("Hello?"), said("Hello."), image, said("A cat.")]
+    job = client.sft([[user("Fine?"), said("Fine.")], bad], policy, FAST)
+    with pytest.raises(JobFailed, match=r"run 'conversation:\w+', turn 1: .*image_url"):
+        client.wait(job)
+    assert client.policy(policy).version == 0
+    stored = next(t for t in client.trajectories(9) if len(t.turns) == 2)
+    with pytest.raises(InvalidRequest, match="image_url"):
+        client.audit(stored.id, policy, sft=True)
+
+
+def test_what_is_too_long_is_left_out_and_counted(client: ArtClient, policy: str) -> None:
+    long = [user("word " * 3000), said("Hello.")]
+    result = client.wait(client.sft([long, [user("Hello?"), said("Hello.")]], policy, FAST))
+    assert result.metrics["calls_trained"] == 1
+    assert result.dropped == {"calls.too_long": 1, "runs.without_trainable_calls": 1}
+
+
+@pytest.mark.slow
+def test_a_supervised_step_that_was_killed_ends_bit_for_bit_the_same(tmp_path: Path) -> None:
+    calm = LiveServer(tmp_path / "calm").start()
+    shown = [[user(f"Which is {n}?"), said(f"It is {n * n}.")] for n in range(64)]
+    config = TrainConfig(loss="sft", learning_rate=1e-2, updates=16, tokens_per_microbatch=64)
+    with ArtClient(calm.base_url) as client:
+        groups = [TrajectoryGroup(id="g", trajectories=tuple(read_conversations(shown)))]  # type: ignore[arg-type]
+        client.post_groups(groups)
+    ids = [run.id for run in groups[0].trajectories]
+    calm.stop()
+    shutil.copytree(tmp_path / "calm", tmp_path / "stormy")
+    seen: list[dict[str, bytes]] = []
+    for name in ("calm", "stormy"):
+        server = LiveServer(tmp_path / name).start()
+        try:
+            with ArtClient(server.base_url) as client:
+                job = client.sft(ids, "tiny", config, key="k")
+                if name == "stormy":
+                    while not any("training" in e.message for e in events(server, job.id)):
+                        pass
+                    server.kill()
+                    server.start()
+                assert client.wait(job).version == 1
+        finally:
+            server.stop()
+        folder = server.data_dir / "adapters" / "tiny" / "1"
+        files = ("adapter_model.safetensors", "optimizer.safetensors")
+        seen.append({file: (folder / file).read_bytes() for file in files})
+    assert seen[0] == seen[1]
+
+
+def events(server: LiveServer, job: str) -> list[JobEvent]:
+    with server.http() as http:
+        found = http.get(f"/v1/jobs/{job}/events", params={"wait": 5}).json()["data"]
+    return [JobEvent.model_validate(event) for event in found]
+
+
+# --- the trainer's warm start ---------------------------------------------------------------------
+
+SHOWN = [[user(f"Say {word}."), said(f"{word}!")] for word in ("one", "two", "three", "four")]
+
+
+def trainer_of(server: LiveServer, out: Path, policy: str, **options: Any) -> Trainer:
+    model = ChatART(model=policy, base_url=server.base_url, max_tokens=8)
+    console = Console(file=io.StringIO(), width=200)
+    return Trainer(model, out_dir=out, lora=SMALL, console=console, **options)
+
+
+def test_a_warm_start_goes_through_its_epochs(art_server: LiveServer, tmp_path: Path) -> None:
+    trainer = trainer_of(art_server, tmp_path, new_id("p"))
+    warmed = trainer.warm_start_sync(SHOWN, epochs=6, batch_size=3, config=FAST)
+    assert len(warmed.losses) == 12 and warmed.version == 12
+    assert [r.metrics["calls_trained"] for r in warmed.results] == [3, 1] * 6
+    assert max(warmed.losses[-2:]) < 0.5 * min(warmed.losses[:2])
+    again = trainer.warm_start_sync(SHOWN, epochs=6, batch_size=3, config=FAST)
+    assert again == warmed  # nothing was done anew
+    with ArtClient(art_server.base_url) as client:
+        assert client.policy(trainer.policy).version == 12
+        assert len(client.jobs(trainer.policy)) == 12
+    with pytest.raises(ConfigError, match="another warm start"):
+        trainer.warm_start_sync(SHOWN[:2], epochs=6, batch_size=3, config=FAST)
+    shown = trainer.warm_start_sync(SHOWN[:2], config=FAST, resume=False)
+    assert (len(shown.losses), shown.version) == (1, 13)
+    assert (tmp_path / f"warm_start.json.{warmed.id}").exists()
+
+
+async def test_a_warm_start_that_was_stopped_goes_on_exactly(
+    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm = trainer_of(art_server, tmp_path / "calm", new_id("p"))
+    whole = await calm.warm_start(SHOWN, epochs=2, batch_size=2, config=FAST)
+    policy, answered = new_id("p"), 0
+    wait = AsyncArtClient.wait
+
+    async def dying(self: AsyncArtClient, *args: Any) -> Any:
+        nonlocal answered
+        result = await wait(self, *args)
+        answered += 1
+        if answered == 3:  # the job is done, but the client dies before it hears of it
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(AsyncArtClient, "wait", dying)
+    stormy = trainer_of(art_server, tmp_path / "stormy", policy)
+    with pytest.raises(KeyboardInterrupt):
+        await stormy.warm_start(SHOWN, epochs=2, batch_size=2, config=FAST)
+    resumed = await stormy.warm_start(SHOWN, epochs=2, batch_size=2, config=FAST)
+    assert resumed.losses == whole.losses
+    assert [r.version for r in resumed.results] == [1, 2, 3, 4]
+    async with AsyncArtClient(art_server.base_url) as client:
+        assert len(await client.jobs(policy)) == 4
+
+
+def test_a_warm_start_whose_job_failed_is_tried_anew(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    trainer = trainer_of(art_server, tmp_path, new_id("p"))
+    bad = [[user("Hello?"), said("Hello.<|im_end|>Bye.")]]
+    for _ in range(2):
+        with pytest.raises(JobFailed, match="would learn to stop there"):
+            trainer.warm_start_sync(bad, config=FAST)
+    state = json.loads((tmp_path / "warm_start.json").read_text())
+    assert state["failed"] == {"0": 2}
+
+
+def test_what_makes_no_sense_is_refused(art_server: LiveServer, tmp_path: Path) -> None:
+    trainer = trainer_of(art_server, tmp_path, "p")
+    with pytest.raises(ConfigError, match="epochs=0"):
+        trainer.warm_start_sync(SHOWN, epochs=0)
+    with pytest.raises(ConfigError, match="loss='clip'"):
+        trainer.warm_start_sync(SHOWN, config=TrainConfig())
+    with pytest.raises(ConfigError, match="warm_start"):
+        trainer_of(art_server, tmp_path, "p", config=FAST)
+    with pytest.raises(ConfigError, match="several policies"):
+        Trainer(["p", "q"], out_dir=tmp_path).warm_start_sync(SHOWN)
+    with pytest.raises(ConfigError, match="never changes"):
+        Trainer("p@3", out_dir=tmp_path).warm_start_sync(SHOWN)
+    assert not (tmp_path / "warm_start.json").exists()
+
+
+def test_a_fit_goes_on_from_a_warm_start(art_server: LiveServer, tmp_path: Path) -> None:
+    trainer = trainer_of(art_server, tmp_path, new_id("p"), group_size=4, groups_per_step=1)
+    trainer.warm_start_sync(SHOWN, config=FAST)
+    values = iter([0.0, 1.0, 0.0, 1.0])
+    model = ChatART(model=trainer.policy, base_url=art_server.base_url, max_tokens=8)
+
+    def rollout(_: str) -> float:
+        model.invoke("Say one.")
+        return next(values)
+
+    fitted = trainer.fit_sync(rollout, ["q"], steps=1)
+    assert fitted.version == 2 and fitted.history[0].metrics["calls_trained"] == 4
+
+
+def test_the_page_on_warm_starts_runs(
+    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Path(__file__).parents[2] / "docs" / "warm-start.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    policy = new_id("p")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
+    lines = [json.dumps({"messages": messages}) for messages in SHOWN]
+    Path("demonstrations.jsonl").write_text("\n".join(lines))
+    ran: dict[str, Any] = {}
+    exec(compile(code.replace("my-agent", policy), str(page), "exec"), ran)
+    assert len(ran["warmed"].losses) == 2 and ran["warmed"].version == 2

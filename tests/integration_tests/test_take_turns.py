@@ -1,0 +1,74 @@
+"""Sampler and learner on one device: calls wait for a training step, and too many are sent away."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.live_server import LiveServer
+
+
+class Caller(threading.Thread):
+    """Asks one call after the other until a step is done."""
+
+    def __init__(self, server: LiveServer, stop: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self.server, self.stop = server, stop
+        self.answers: list[httpx.Response] = []
+
+    def run(self) -> None:
+        with self.server.http() as http:
+            while not self.stop.is_set():
+                body = {"model": "tiny", "messages": [{"role": "user", "content": "When?"}]}
+                answer = http.post("/v1/chat/completions", json=body | {"max_tokens": 4})
+                self.answers.append(answer)
+                if answer.status_code == 503:
+                    self.stop.wait(0.05)
+
+
+def test_calls_wait_for_a_step_and_are_answered_by_what_it_made(tmp_path: Path) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text("take_turns = true\nmax_waiting_calls = 2\n")
+    server = LiveServer(tmp_path / "data", "--config", str(settings)).start()
+    stop = threading.Event()
+    callers = [Caller(server, stop) for _ in range(6)]
+    try:
+        with server.http() as http:
+            ids = [rewarded(http, seed) for seed in range(8)]
+            for caller in callers:
+                caller.start()
+            job = trained(http, ids)
+    finally:
+        stop.set()
+        for caller in callers:
+            caller.join()
+        server.stop()
+    assert job["state"] == "succeeded", job
+    answers = [answer for caller in callers for answer in caller.answers]
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert {answer.status_code for answer in refused} == {503}
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+    assert "2 calls wait" in refused[0].json()["error"]["message"]
+    answered = [answer for answer in answers if answer.status_code == 200]
+    longest = max(answered, key=lambda answer: answer.elapsed)  # one of the two that waited
+    assert longest.json()["model"] == "tiny@1"
+
+
+def rewarded(http: httpx.Client, seed: int) -> str:
+    run = f"turns-{seed}"
+    body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "When?"}]}
+    body |= {"seed": seed, "max_tokens": 64, "art": {"trajectory_id": run}}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+    http.put(f"/v1/trajectories/{run}/reward", json={"reward": float(seed % 2)})
+    return run
+
+
+def trained(http: httpx.Client, ids: list[str]) -> dict[str, Any]:
+    request = {"policy": "tiny", "groups": [ids], "config": {"updates": 4}}
+    job = http.post("/v1/train", json=request, headers={"Idempotency-Key": "turns"}).json()
+    while job["state"] not in ("succeeded", "failed"):
+        job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 10}).json()
+    return job

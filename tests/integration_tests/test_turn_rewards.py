@@ -1,0 +1,194 @@
+"""Rewards of single calls: set by a rollout, over HTTP and by the client; what training makes of
+them, and that a job learns from what was scored when it was asked for.
+"""
+
+from __future__ import annotations
+
+import io
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypedDict
+
+import httpx
+import pytest
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, StateGraph
+from rich.console import Console
+
+from langchain_art import ArtClient, ChatART, TrainConfig, Trainer, capture
+from langchain_art.errors import ConfigError, InvalidRequest, NotFound
+from langchain_art.wire import LoraConfig, Reward, TrainResult, Trajectory
+from tests.live_server import LiveServer
+
+
+@pytest.fixture(scope="module")
+def http(art_server: LiveServer) -> Iterator[httpx.Client]:
+    with art_server.http() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(art_server: LiveServer) -> Iterator[ArtClient]:
+    with ArtClient(art_server.base_url) as made:
+        yield made
+
+
+class Replies(TypedDict, total=False):
+    writer: AIMessage
+    noise: AIMessage
+
+
+def two_nodes(model: ChatART) -> Any:
+    graph = StateGraph(Replies)
+    graph.add_node("writer", lambda _: {"writer": model.invoke("Say a word.")})
+    graph.add_node("noise", lambda _: {"noise": model.invoke("Say anything.")})
+    graph.add_edge(START, "writer")
+    graph.add_edge("writer", "noise")
+    return graph.compile()
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+def tagged_run(http: httpx.Client, nodes: tuple[str, ...] = ("writer", "noise")) -> list[str]:
+    """A run's id and those of its calls."""
+    run, calls = new_id("t"), list[str]()
+    for seed, node in enumerate(nodes):
+        answer = http.post(
+            "/v1/chat/completions",
+            json={
+                "model": "tiny",
+                "messages": [{"role": "user", "content": f"As {node}."}],
+                "max_tokens": 8,
+                "seed": seed,
+                "art": {"trajectory_id": run, "node": node},
+            },
+        )
+        assert answer.status_code == 200, answer.text
+        calls.append(answer.json()["id"])
+    return [run, *calls]
+
+
+def test_a_graphs_nodes_are_scored_one_by_one(art_server: LiveServer, tmp_path: Path) -> None:
+    model = ChatART(model=new_id("p"), base_url=art_server.base_url, max_tokens=8)
+    graph, values = two_nodes(model), iter([0.0, 1.0, 2.0, 3.0] * 4)
+
+    def rollout(_: dict[str, str]) -> Any:
+        with capture() as run:
+            state = graph.invoke({})
+            run.reward_turn(state["writer"], next(values))
+            run.reward_node("noise", 0.25)
+        return run
+
+    def learned(credit: str) -> Any:
+        trainer = Trainer(
+            model,
+            group_size=4,
+            groups_per_step=1,
+            config=TrainConfig(credit=credit),
+            concurrency=1,
+            lora=LoraConfig(rank=2, alpha=4.0),
+            out_dir=tmp_path / credit,
+            console=Console(file=io.StringIO()),
+        )
+        return trainer.fit_sync(rollout, [{"id": "q"}], steps=1).nodes
+
+    by_run = learned("run")
+    assert by_run["writer"].calls == by_run["noise"].calls == 4
+    assert by_run["noise"].advantage_abs > 0.5
+    by_node = learned("node")
+    assert by_node["writer"].calls == 4 and by_node["writer"].advantage_abs > 0.5
+    assert (by_node["noise"].calls, by_node["noise"].dropped) == (0, {"zero_variance": 4})
+    by_turn = learned("turn")  # every call of a turn of `noise` is worth the same, less the mean
+    assert by_turn["writer"].calls == by_turn["noise"].calls == 4
+    assert by_turn["noise"].advantage_abs == pytest.approx(-by_turn["noise"].advantage_mean)
+
+
+def test_what_is_no_call_of_the_run_is_refused(art_server: LiveServer) -> None:
+    model = ChatART(model="tiny", base_url=art_server.base_url, max_tokens=8)
+    with capture() as run:
+        said = two_nodes(model).invoke({})
+    with pytest.raises(ConfigError, match=r"expected one of the 2 calls"):
+        run.reward_turn(AIMessage("not heard"), 1.0)
+    with pytest.raises(ConfigError, match="chatcmpl-x"):
+        run.reward_turn("chatcmpl-x", 1.0)
+    with pytest.raises(ConfigError, match=r"\['noise', 'writer'\]"):
+        run.reward_node("critic", 1.0)
+    with pytest.raises(ConfigError, match="finite"):
+        run.reward_turn(said["writer"], float("nan"))
+    with pytest.raises(ConfigError, match="a number"):
+        run.reward_node("writer", "much")  # pyright: ignore[reportArgumentType]
+    assert [turn.reward for turn in run.turns] == [None, None]
+    run.reward_turn(run.turns[0], 1)
+    run.reward_turn(said["noise"], 2.0)
+    assert [turn.reward for turn in run.trajectory().turns] == [1.0, 2.0]
+    run.reward_node("writer", None)
+    assert [turn.reward for turn in run.trajectory().turns] == [None, 2.0]
+
+
+def test_rewards_of_calls_over_http(http: httpx.Client) -> None:
+    run, first, second = tagged_run(http)
+    path = f"/v1/trajectories/{run}/reward"
+    answer = http.put(path, json={"reward": 0.5, "turns": {second: 2.0}})
+    assert [turn["reward"] for turn in answer.json()["turns"]] == [None, 2.0]
+    answer = http.put(path, json={"turns": {first: 1.0}})  # and leaves alone what is not given
+    told = Trajectory.model_validate(answer.json())
+    assert (told.reward, [turn.reward for turn in told.turns]) == (0.5, [1.0, 2.0])
+    answer = http.put(path, json={"turns": {second: None}})
+    assert [turn["reward"] for turn in answer.json()["turns"]] == [1.0, None]
+    answer = http.put(path, json={"turns": {"chatcmpl-none": 1.0}})
+    assert answer.status_code == 400
+    assert "chatcmpl-none" in answer.text and "its 2 calls" in answer.text
+    for text in ('{"turns": {"%s": NaN}}', '{"turns": {"%s": 1e999}}', '{"turns": {"%s": "x"}}'):
+        assert http.put(path, content=text % first).status_code == 400
+    kept = http.get(f"/v1/trajectories/{run}").json()
+    assert [turn["reward"] for turn in kept["turns"]] == [1.0, None]
+
+
+def test_rewards_of_calls_by_the_client(http: httpx.Client, client: ArtClient) -> None:
+    run, first, second = tagged_run(http)
+    told = client.reward(run, turns={first: 1.0})
+    assert (told.reward, [turn.reward for turn in told.turns]) == (None, [1.0, None])
+    told = client.reward(run, 0.5, {second: 0.0})
+    assert (told.reward, [turn.reward for turn in told.turns]) == (0.5, [1.0, 0.0])
+    told = client.reward(run, Reward(scores={"human": 1.0}))
+    assert (told.reward, told.scores) == (0.5, {"human": 1.0})
+    with pytest.raises(InvalidRequest, match="chatcmpl-none"):
+        client.reward(run, turns={"chatcmpl-none": 1.0})
+    with pytest.raises(NotFound):
+        client.reward(new_id("t"), turns={first: 1.0})
+    for wrong in (float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="finite"):
+            client.reward(run, turns={first: wrong})
+        with pytest.raises(ConfigError, match="finite"):
+            client.reward(run, wrong)
+
+
+def test_a_job_with_credit_by_turn_uses_them_as_they_were(
+    http: httpx.Client, client: ArtClient
+) -> None:
+    """The second job waits behind the first; what is changed meanwhile is not its business."""
+    runs = [tagged_run(http) for _ in range(4)]
+    behind = [tagged_run(http) for _ in range(4)]
+    for number, (run, first, second) in enumerate(runs + behind):
+        client.reward(run, turns={first: float(number % 4), second: 0.0})
+    config = TrainConfig(credit="turn", updates=8)
+    jobs = [
+        client.train([[run for run, _, _ in group]], "tiny", config, key=new_id("k"))
+        for group in (runs, behind)
+    ]
+    for run, first, second in behind:
+        client.reward(run, turns={first: 7.0, second: 7.0})
+    told: list[TrainResult] = [client.wait(job) for job in jobs]
+    for result in told:  # returns 0, 1, 2, 3 and 0; the mean of the runs' means is 0.75
+        assert result.nodes["writer"].calls == result.nodes["noise"].calls == 4
+        assert result.nodes["noise"].advantage_abs == pytest.approx(0.75)
+        assert -0.75 < result.nodes["writer"].advantage_mean <= 2.25
+        assert result.nodes["writer"].advantage_mean > 0
+    trained = runs[1]
+    with pytest.raises(httpx.HTTPStatusError, match="409"):
+        http.put(
+            f"/v1/trajectories/{trained[0]}/reward", json={"turns": {trained[1]: 9.0}}
+        ).raise_for_status()

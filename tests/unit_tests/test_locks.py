@@ -1,0 +1,59 @@
+"""The lock files hold what pyproject.toml allows, and nothing that it does not know of."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.live_server import REPO
+
+PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+PIN = re.compile(r"([a-z0-9.-]+)==(\S+) \\\n    --hash=sha256:([0-9a-f]{64})\n")
+#: Environments that the locks are for.
+LINUX = {"python_version": "3.11", "sys_platform": "linux", "platform_machine": "x86_64"}
+
+
+def pins(extra: str) -> dict[str, str]:
+    text = (REPO / f"requirements/{extra}.txt").read_text()
+    rest = PIN.sub("", text)
+    assert all(line.startswith("#") for line in rest.splitlines()), rest
+    found = [(canonicalize_name(name), version) for name, version, _ in PIN.findall(text)]
+    assert len(found) == len(dict(found)), "a package is pinned twice"
+    return dict(found)
+
+
+def wanted(extra: str) -> list[Requirement]:
+    """What the package and an extra ask for, the extras it is made of included."""
+    found = [Requirement(line) for line in PROJECT["dependencies"]]
+    todo = [extra]
+    while todo:
+        for line in PROJECT["optional-dependencies"][todo.pop()]:
+            one = Requirement(line)
+            if one.name == PROJECT["name"]:
+                todo += one.extras
+            else:
+                found.append(one)
+    return [one for one in found if one.marker is None or one.marker.evaluate(LINUX)]
+
+
+@pytest.mark.parametrize("extra", ["gpu", "local"])
+def test_a_lock_is_within_the_ranges(extra: str) -> None:
+    held = pins(extra)
+    torch = (REPO / "requirements/torch-cpu.txt").read_text().rsplit("torch==", 1)[1].strip()
+    held = {"torch": torch} | held  # of the local lock, the one for a CPU
+    for one in wanted(extra):
+        version = held.get(canonicalize_name(one.name))
+        assert version is not None, f"{one} is not in requirements/{extra}.txt"
+        assert one.specifier.contains(version, prereleases=True), f"{one}: the lock has {version}"
+
+
+def test_a_gpus_lock_is_for_cuda_and_a_cpus_has_none_of_it() -> None:
+    gpu, local = pins("gpu"), pins("local")
+    assert {"vllm", "unsloth", "unsloth-zoo", "trl", "peft", "transformers", "torch"} <= gpu.keys()
+    assert any(name.startswith("nvidia-cublas") for name in gpu)
+    assert "+" not in "".join(gpu.values()), "a build of a local mirror"
+    assert not [name for name in local if name.startswith(("nvidia-", "cuda-", "torch", "triton"))]
