@@ -2,6 +2,10 @@
 
 It starts a server on this machine (or uses ``--base-url``), runs the agent on training questions,
 rewards right answers, trains, evaluates on held-out questions before and after, and stops.
+
+With ``--reward ruler`` nobody says which answers to training questions are right: RULER compares
+the runs of each question, and its scores are the only reward. Held-out questions are scored by
+their answers all the same, which the judge never sees.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -22,8 +28,10 @@ from rich.console import Console
 
 from examples.email_search.agent import build_agent, reward
 from examples.email_search.inbox import MailStore, Scenario, build
+from examples.email_search.scripted_judge import ScriptedJudge
 from langchain_art import ChatART, Run, TrainConfig, Trainer, TrajectoryGroup, capture
 from langchain_art.errors import ArtError
+from langchain_art.evaluators.ruler import RulerEvaluator
 from langchain_art.local_server import LocalServer
 from langchain_art.records import EvalResult, FitResult
 from langchain_art.report import reward_plot
@@ -34,22 +42,43 @@ GROUPS_PER_STEP = 16
 GROUP_SIZE = 8
 HELD_OUT = 200
 MAX_TOKENS = 48
+FILES = ("server", "mails.sqlite3", "fit.json", "history.jsonl", "pending.json", "judge.sqlite3")
 
 Rollout = Callable[[Scenario], Awaitable[Run]]
 
 
-def make_rollout(model: ChatART, mails: MailStore) -> Rollout:
-    """The user's part: run the graph on one scenario, say what is good."""
+class Reward(StrEnum):
+    """What says how good a training run was: the right answer, or a judge that does not know it."""
+
+    ANSWER = "answer"
+    RULER = "ruler"
+
+
+def make_rollout(model: ChatART, mails: MailStore, *, judged: bool = False) -> Rollout:
+    """The user's part: run the graph on one scenario, say what is good.
+
+    Of training runs that are `judged` it does not say it: they have no reward of their own.
+    """
     agent = build_agent(model)
 
     async def rollout(scenario: Scenario) -> Run:
         async with capture(scenario=scenario.id) as run:
             question = {"messages": [("user", scenario.question)]}
             state = await agent.ainvoke(question, context=mails.inbox(scenario.inbox))
-            run.reward = reward(scenario, state)
+            if not judged or scenario.split == "test":
+                run.reward = reward(scenario, state)
         return run
 
     return rollout
+
+
+def ruler(judge: str, cache: Path | None = None) -> RulerEvaluator:
+    """The judge of training runs: ``scripted``, or a model as litellm names it (``openai/o3``).
+
+    It is told nothing of the scenario, which holds the right answer: it sees what the runs saw.
+    """
+    model = ScriptedJudge() if judge == "scripted" else judge
+    return RulerEvaluator(model, context=None, cache=cache)
 
 
 def shuffled(seed: int) -> Callable[[TrajectoryGroup], Sequence[float]]:
@@ -86,8 +115,22 @@ def summary(result: FitResult, seconds: float, seed: int, control: bool) -> dict
     }
 
 
-async def train(base_url: str, out: Path, steps: int, seed: int, control: bool) -> FitResult:
-    """Train for `steps` steps against a server that has the base model, and evaluate."""
+async def train(
+    base_url: str,
+    out: Path,
+    steps: int,
+    seed: int,
+    evaluator: RulerEvaluator | Callable[[TrajectoryGroup], Sequence[float]] | None = None,
+) -> FitResult:
+    """Train for `steps` steps against a server that has the base model, and evaluate.
+
+    Args:
+        base_url: of the server.
+        out: where the mails and what a resumed fit needs are kept.
+        steps: optimizer steps.
+        seed: of the mails and of the order of questions.
+        evaluator: scores training runs. None: they bring their rewards.
+    """
     database = build(
         out / "mails.sqlite3", n_train=GROUPS_PER_STEP * steps, n_test=HELD_OUT, seed=seed
     )
@@ -95,7 +138,7 @@ async def train(base_url: str, out: Path, steps: int, seed: int, control: bool) 
     model = ChatART(model=POLICY, base_url=base_url, max_tokens=MAX_TOKENS)
     trainer = Trainer(
         model,
-        evaluator=shuffled(seed) if control else None,
+        evaluator=evaluator,
         group_size=GROUP_SIZE,
         groups_per_step=GROUPS_PER_STEP,
         concurrency=GROUPS_PER_STEP * GROUP_SIZE,
@@ -111,7 +154,7 @@ async def train(base_url: str, out: Path, steps: int, seed: int, control: bool) 
     )
     try:
         return await trainer.fit(
-            make_rollout(model, mails),
+            make_rollout(model, mails, judged=isinstance(evaluator, RulerEvaluator)),
             mails.scenarios("train"),
             steps=steps,
             eval_scenarios=mails.scenarios("test"),
@@ -125,38 +168,56 @@ def main(
     seed: Annotated[int, typer.Option(help="Of the mails and of the order of questions")] = 0,
     steps: Annotated[int, typer.Option(help="Optimizer steps, one version each")] = 30,
     control: Annotated[bool, typer.Option(help="Shuffle the rewards within each group")] = False,
+    by: Annotated[
+        Reward, typer.Option("--reward", help="What scores training runs")
+    ] = Reward.ANSWER,
+    judge: Annotated[
+        str | None, typer.Option(help="Of --reward ruler: scripted, or as litellm names a model")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Where results go")] = Path("out/demo"),
     base_url: Annotated[str | None, typer.Option(help="A server that runs; else start one")] = None,
     resume: Annotated[bool, typer.Option(help="Go on with what is in the directory")] = False,
 ) -> None:
     """Train a small model to search an inbox, read the right mail and answer, by reward alone."""
     console = Console()
+    if control and by is Reward.RULER:
+        raise typer.BadParameter("--control shuffles the rewards of answers: no --reward ruler")
+    if judge is not None and by is not Reward.RULER:
+        raise typer.BadParameter(f"--judge {judge} is not asked; add --reward ruler")
+    judge = judge or "scripted"
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if not resume:
-        for old in ("server", "mails.sqlite3", "fit.json", "history.jsonl", "pending.json"):
+        for old in FILES:
             path = out / old
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     local = LocalServer(BASE_MODEL, policies=[POLICY], data_dir=out / "server")
     try:
+        judging = ruler(judge, out / "judge.sqlite3") if by is Reward.RULER else None
+        evaluator = shuffled(seed) if control else judging
         with local if base_url is None else nullcontext():
             url = base_url or local.base_url
             console.print(f"Server: {url}   data: {out / 'server'}   log: {local.log}")
-            result = asyncio.run(train(url, out, steps, seed, control))
+            result = asyncio.run(train(url, out, steps, seed, evaluator))
             seconds = time.monotonic() - begun
     except ArtError as error:
-        console.print(f"[bold red]{type(error).__name__}:[/] {error}", highlight=False)
+        console.print(f"[bold red]{type(error).__name__}:[/]", end=" ")
+        console.print(str(error), markup=False, highlight=False)
         raise typer.Exit(1) from error
+    note = " (control: shuffled rewards)" if control else f" (RULER: {judge})" if judging else ""
     plot = reward_plot(
         result.history,
         out / "reward.png",
         result.before,
         result.after,
         evals=result.evals,
-        title=f"E-mail agent, seed {seed}" + (" (control: shuffled rewards)" if control else ""),
+        title=f"E-mail agent, seed {seed}{note}",
     )
     figures = summary(result, seconds, seed, control)
+    if judging is not None:
+        figures["judge"] = {"model": judge, **asdict(judging.spent)}
+        console.print(f"Judge {judge}: {judging.spent}")
     (out / "summary.json").write_text(json.dumps(figures, indent=2) + "\n")
     console.print(
         f"Held-out reward {result.before} → {result.after} in {seconds:.0f} s.\n"

@@ -1,0 +1,1 @@
+"""Evaluators: Runnables that score the runs of a group beside each other."""

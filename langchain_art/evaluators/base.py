@@ -1,0 +1,232 @@
+"""What every evaluator is: a Runnable from a group to the same group with rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from langchain_core.runnables import Runnable, RunnableConfig
+
+from langchain_art.errors import ConfigError, JudgeError
+from langchain_art.wire import Trajectory, TrajectoryGroup
+
+#: The name among `Trajectory.scores` of a reward that a run brought along before it was judged.
+OWN = "own"
+#: The key of `Trajectory.metadata` under which evaluators say why: evaluator -> explanation.
+JUDGED = "judged"
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Score:
+    """What an evaluator found of one run.
+
+    Attributes:
+        value: the score; it becomes the run's reward.
+        explanation: why, in words.
+        parts: what it is made of, criterion by criterion, each a finite number.
+
+    Raises:
+        ConfigError: a number is not finite.
+    """
+
+    value: float
+    explanation: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def __post_init__(self) -> None:
+        for name, number in {"value": self.value, **self.parts}.items():
+            if not math.isfinite(number):
+                raise ConfigError(
+                    f"got {number!r} for a score's {name}, expected a finite number; give None "
+                    "instead of a Score for a run that could not be scored"
+                )
+
+
+class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
+    """Scores the runs of one scenario, beside each other.
+
+    An instance is a LangChain Runnable (``invoke``, ``ainvoke``, ``batch``, ``|``, ``with_retry``,
+    callbacks) and an evaluator for `Trainer`. What it gives is the group with, for each run,
+
+    - ``reward``: the score, or None where the run could not be scored;
+    - ``scores[key]``: the same beside other evaluators' scores, and ``scores["key/part"]``;
+    - ``scores["own"]``: the reward that the run itself had brought, never overwritten;
+    - ``metadata["judged"][key]``: the explanation.
+
+    Failed runs are not scored and stay as they are. Subclasses write `ascore`.
+
+    Args:
+        key: the score's name.
+
+    Example::
+
+        class Brief(GroupEvaluator):
+            async def ascore(self, group):
+                return [Score(1 / len(run.turns)) for run in group.trajectories]
+
+        Trainer(model, evaluator=Brief("brief"))
+    """
+
+    def __init__(self, key: str) -> None:
+        if not key or key in (OWN, "reward") or "/" in key:
+            raise ConfigError(
+                f"got the name {key!r} for a score, expected one that is not empty, without a "
+                f"slash, and neither {OWN!r} nor 'reward', which are the runs' own"
+            )
+        self.key = key
+        self.name = key
+
+    @abstractmethod
+    async def ascore(self, group: TrajectoryGroup) -> Sequence[Score | None]:
+        """The scores of a group's runs, in the runs' order; None: could not be scored.
+
+        Raises:
+            JudgeError: the group as a whole could not be judged.
+        """
+
+    @property
+    def InputType(self) -> type[TrajectoryGroup]:
+        """What it takes."""
+        return TrajectoryGroup
+
+    @property
+    def OutputType(self) -> type[TrajectoryGroup]:
+        """What it gives."""
+        return TrajectoryGroup
+
+    async def __call__(self, group: TrajectoryGroup) -> TrajectoryGroup:
+        """The group with rewards: what `Trainer` asks for. In synchronous code use `invoke`."""
+        return await self.ainvoke(group)
+
+    async def ainvoke(
+        self, input: TrajectoryGroup, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> TrajectoryGroup:
+        """The group with rewards.
+
+        Raises:
+            JudgeError: the group could not be judged. `Trainer` counts it as ``groups.unjudged``.
+        """
+        return await self._acall_with_config(self._judged, input, config, **kwargs)
+
+    def invoke(
+        self, input: TrajectoryGroup, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> TrajectoryGroup:
+        """As `ainvoke`; also from threads, and where an event loop is running."""
+
+        def judged(group: TrajectoryGroup) -> TrajectoryGroup:
+            return waited(self._judged(group))
+
+        return self._call_with_config(judged, input, config, **kwargs)
+
+    def score(self, group: TrajectoryGroup) -> Sequence[Score | None]:
+        """As `ascore`; also from threads, and where an event loop is running."""
+        return waited(self.ascore(group))
+
+    async def _judged(self, group: TrajectoryGroup) -> TrajectoryGroup:
+        runs = tuple(run for run in group.trajectories if run.status != "failed")
+        if not runs:
+            return group
+        scores = await self.ascore(group.model_copy(update={"trajectories": runs}))
+        if len(scores) != len(runs):
+            raise ConfigError(
+                f"{type(self).__name__} gave {len(scores)} scores for {len(runs)} runs, expected "
+                "one each"
+            )
+        if all(score is None for score in scores):
+            raise JudgeError(
+                f"{self.key}: none of the {len(runs)} runs of {group.id!r} has a score"
+            )
+        scored = {
+            run.id: with_score(run, self.key, score)
+            for run, score in zip(runs, scores, strict=True)
+        }
+        merged = tuple(scored.get(run.id, run) for run in group.trajectories)
+        return group.model_copy(update={"trajectories": merged})
+
+
+def with_score(run: Trajectory, key: str, score: Score | None) -> Trajectory:
+    """`run` with `score` as its reward, and beside its other scores under `key`."""
+    scores, judged = dict(run.scores), dict(run.metadata.get(JUDGED) or {})
+    if run.reward is not None and not judged and OWN not in scores:
+        scores[OWN] = run.reward
+    # Of an earlier verdict under the same name nothing may stay.
+    scores = {n: v for n, v in scores.items() if n != key and not n.startswith(f"{key}/")}
+    judged[key] = score.explanation if score is not None else None
+    if score is not None:
+        scores |= {key: score.value} | {f"{key}/{part}": v for part, v in score.parts.items()}
+    return run.model_copy(
+        update={
+            "reward": None if score is None else score.value,
+            "scores": scores,
+            "metadata": {**run.metadata, JUDGED: judged},
+        }
+    )
+
+
+def own_reward(run: Trajectory) -> float | None:
+    """The reward that a run itself brought, whether or not it was judged since."""
+    if OWN in run.scores:
+        return run.scores[OWN]
+    return None if run.metadata.get(JUDGED) else run.reward
+
+
+class _Loop:
+    """One event loop in a thread of its own, for all synchronous calls of a process.
+
+    Chat models keep connections for the loop that they were first used on, so a new loop per call
+    would meet connections of loops that are closed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: int | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def get(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None or self._process != os.getpid():  # threads do not survive a fork
+                self._process, self._loop = os.getpid(), asyncio.new_event_loop()
+                thread = threading.Thread(
+                    target=self._loop.run_forever, name="langchain-art-evaluators", daemon=True
+                )
+                thread.start()
+            return self._loop
+
+
+_LOOP = _Loop()
+
+
+def waited(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """What `work` gives, for synchronous callers; it runs in the caller's context.
+
+    Raises:
+        ConfigError: called on the very loop that would have to do the work.
+    """
+    loop = _LOOP.get()
+    if loop is _running_loop():
+        work.close()
+        raise ConfigError(
+            "an evaluator was invoked synchronously from another one's asynchronous code, expected "
+            "`await evaluator.ainvoke(group)` there"
+        )
+    future = asyncio.run_coroutine_threadsafe(work, loop)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

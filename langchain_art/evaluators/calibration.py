@@ -1,0 +1,276 @@
+"""How far a judge agrees with people: rank correlations with an interval, on any set of runs.
+
+Only ranks are compared, since a judge's scores are relative: pairs of runs of one group count, and
+pairs across groups do not. With a single group the two figures are the ordinary Spearman's rho and
+Kendall's tau-b.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rich.table import Table
+
+from langchain_art.errors import ConfigError
+from langchain_art.judging import Evaluator, judge
+from langchain_art.wire import Trajectory, TrajectoryGroup
+
+Pairs: TypeAlias = "Sequence[tuple[float, float]]"
+"""The runs of one group: (what the judge said, what a person said)."""
+Human: TypeAlias = "str | Mapping[str, float] | Callable[[Trajectory], float | None]"
+"""Where human scores are: a name in `Trajectory.scores`, a mapping by a run's id, or a function."""
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """A rank correlation in [-1, 1] and its interval; None: not defined, for want of variance."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return "undefined"
+        if self.low is None or self.high is None:
+            return f"{self.value:+.3f}"
+        return f"{self.value:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What `agreement` found."""
+
+    kendall: Correlation
+    spearman: Correlation
+    runs: int
+    """That both the judge and a person scored, in groups with at least two of them."""
+    groups: int
+    """With at least two such runs."""
+    left_out: int = 0
+    """Runs that had only one of the two scores, or stood alone in their group."""
+    unjudged: int = 0
+    """Groups for which the judge raised."""
+
+
+async def calibrate(
+    evaluator: Evaluator,
+    groups: Sequence[TrajectoryGroup],
+    human: Human = "human",
+    *,
+    concurrency: int = 16,
+    resamples: int = 1000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Agreement:
+    """Let a judge score groups, and compare it with what people said of the same runs.
+
+    Example::
+
+        found = await calibrate(RulerEvaluator("openai/o3"), groups, human="human")
+        print(found.kendall)     # +0.712 [+0.604, +0.801]
+
+    Args:
+        evaluator: a `GroupEvaluator`, or any function that a `Trainer` takes.
+        groups: runs of one scenario each. The judge does not see their human scores.
+        human: see `Human`; runs without such a score are left out and counted.
+        concurrency: most groups that are judged at once.
+        resamples: see `agreement`, as for the next two.
+        confidence: of the interval.
+        seed: of the resampling.
+
+    Raises:
+        ArtError: the judge raised for every group.
+        ConfigError: no group has two runs with both scores.
+    """
+    said = {run.id: _human(run, human) for group in groups for run in group.trajectories}
+    judged = await judge([_hidden(group) for group in groups], evaluator, concurrency=concurrency)
+    paired: list[list[tuple[float, float]]] = []
+    for group in judged.groups:
+        both = ((run.reward, said[run.id]) for run in group.trajectories)
+        paired.append([(j, h) for j, h in both if j is not None and h is not None])
+    found = agreement(paired, resamples=resamples, confidence=confidence, seed=seed)
+    return Agreement(
+        kendall=found.kendall,
+        spearman=found.spearman,
+        runs=found.runs,
+        groups=found.groups,
+        left_out=len(said) - found.runs,
+        unjudged=judged.unjudged,
+    )
+
+
+def agreement(
+    groups: Sequence[Pairs],
+    *,
+    resamples: int = 1000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Agreement:
+    """Rank correlations of two scores, within groups, with bootstrap intervals.
+
+    Kendall's tau-b over the pairs of runs within a group, ``(C - D) / sqrt(U_j * U_h)``: C pairs
+    that both order alike, D that they order oppositely, U pairs that the judge (the person) does
+    not tie; each summed over the groups (Kendall, Biometrika 33, 1945, for the ties). Spearman's
+    rho is Pearson's correlation of the ranks within each group, equal scores at their mean rank,
+    with sums of squares and products summed over the groups.
+
+    The interval is the percentile bootstrap (Efron, Annals of Statistics 7, 1979). What is drawn
+    with replacement are the groups, since runs of one group depend on each other; of a single
+    group, its runs. Draws without variance have no correlation and are passed over.
+
+    Args:
+        groups: of (judge, human) pairs; those with fewer than two do not count.
+        resamples: draws of the bootstrap.
+        confidence: share of the draws within the interval.
+        seed: of the draws; the same arguments give the same interval.
+
+    Raises:
+        ConfigError: a score is not finite, an option makes no sense, or no group has two runs.
+    """
+    if resamples < 1 or not 0 < confidence < 1:
+        raise ConfigError(
+            f"got {resamples=}, {confidence=}, expected at least 1, and within (0, 1)"
+        )
+    usable = [list(group) for group in groups if len(group) >= 2]
+    if any(not (math.isfinite(j) and math.isfinite(h)) for group in usable for j, h in group):
+        raise ConfigError("got a score that is not finite; leave out runs that were not scored")
+    if not usable:
+        raise ConfigError(
+            f"got {len(groups)} groups, none with two runs that both the judge and a person "
+            "scored, so there is nothing to compare. Rate at least two runs of a scenario."
+        )
+    rng = random.Random(seed)
+    sums = [_Sums.of(group) for group in usable]
+    if len(usable) > 1:
+        draws = [_total(rng.choices(sums, k=len(sums))) for _ in range(resamples)]
+    else:
+        only = usable[0]
+        draws = [_Sums.of(rng.choices(only, k=len(only))) for _ in range(resamples)]
+    whole = _total(sums)
+    return Agreement(
+        kendall=_correlation(whole.kendall, [draw.kendall for draw in draws], confidence),
+        spearman=_correlation(whole.spearman, [draw.spearman for draw in draws], confidence),
+        runs=sum(len(group) for group in usable),
+        groups=len(usable),
+        left_out=sum(len(group) for group in groups) - sum(len(group) for group in usable),
+    )
+
+
+def agreement_table(found: Mapping[str, Agreement], title: str = "Agreement with people") -> Table:
+    """One line per judge, for ``rich.print``."""
+    table = Table(title=title)
+    for column in ("judge", "Kendall's tau-b", "Spearman's rho", "runs", "groups", "left out"):
+        table.add_column(column, justify="left" if column == "judge" else "right")
+    for name, one in found.items():
+        counts = (str(one.runs), str(one.groups), f"{one.left_out} runs, {one.unjudged} groups")
+        table.add_row(name, str(one.kendall), str(one.spearman), *counts)
+    return table
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """What both correlations are made of, and what adds up over groups."""
+
+    order: int  # pairs ordered alike, less those ordered oppositely
+    untied: tuple[int, int]
+    products: float
+    squares: tuple[float, float]
+
+    @classmethod
+    def of(cls, pairs: Pairs) -> _Sums:
+        first, second = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        x, y = _ranks(first), _ranks(second)
+        middle = (len(pairs) + 1) / 2
+        return cls(
+            order=_order(pairs),
+            untied=(_untied(first), _untied(second)),
+            products=sum((a - middle) * (b - middle) for a, b in zip(x, y, strict=True)),
+            squares=(sum((a - middle) ** 2 for a in x), sum((b - middle) ** 2 for b in y)),
+        )
+
+    @property
+    def kendall(self) -> float | None:
+        return _ratio(self.order, *self.untied)
+
+    @property
+    def spearman(self) -> float | None:
+        return _ratio(self.products, *self.squares)
+
+
+def _total(sums: Sequence[_Sums]) -> _Sums:
+    return _Sums(
+        order=sum(one.order for one in sums),
+        untied=(sum(one.untied[0] for one in sums), sum(one.untied[1] for one in sums)),
+        products=sum(one.products for one in sums),
+        squares=(sum(one.squares[0] for one in sums), sum(one.squares[1] for one in sums)),
+    )
+
+
+def _ratio(over: float, left: float, right: float) -> float | None:
+    if not left or not right:
+        return None
+    return max(-1.0, min(1.0, over / math.sqrt(left * right)))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 1; equal values share their mean rank."""
+    ordered = sorted(values)
+    return [
+        (bisect_left(ordered, value) + 1 + bisect_right(ordered, value)) / 2 for value in values
+    ]
+
+
+def _untied(values: Sequence[float]) -> int:
+    ordered = sorted(values)
+    return sum(bisect_left(ordered, value) for value in ordered)
+
+
+def _order(pairs: Pairs) -> int:
+    """Pairs that both scores order alike, less those they order oppositely, in n log n."""
+    found, seen = 0, list[float]()
+    waiting: list[tuple[float, float]] = []
+    for one in sorted(pairs):
+        if waiting and waiting[0][0] != one[0]:
+            for _, y in waiting:
+                insort(seen, y)
+            waiting = []
+        found += bisect_left(seen, one[1]) - (len(seen) - bisect_right(seen, one[1]))
+        waiting.append(one)
+    return found
+
+
+def _correlation(
+    value: float | None, draws: Sequence[float | None], confidence: float
+) -> Correlation:
+    defined = sorted(draw for draw in draws if draw is not None)
+    if value is None or not defined:
+        return Correlation(value, None, None)
+    tail = (1 - confidence) / 2
+    return Correlation(value, _quantile(defined, tail), _quantile(defined, 1 - tail))
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """Linear between the two nearest values."""
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def _human(run: Trajectory, human: Human) -> float | None:
+    if isinstance(human, str):
+        return run.scores.get(human)
+    return human.get(run.id) if isinstance(human, Mapping) else human(run)
+
+
+def _hidden(group: TrajectoryGroup) -> TrajectoryGroup:
+    """The group without any score of its runs, so that no judge can read them."""
+    blank = {"reward": None, "scores": {}}
+    runs = tuple(run.model_copy(update=blank) for run in group.trajectories)
+    return group.model_copy(update={"trajectories": runs})

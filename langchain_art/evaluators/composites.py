@@ -1,0 +1,302 @@
+"""Evaluators made of evaluators: they add, gate, fall back, and vote.
+
+Each takes `GroupEvaluator`s and plain functions alike, and is a `GroupEvaluator` itself, so they
+nest. What every part said is kept in `Score.parts` by its key, and so in the run's scores:
+``scores["sum/ruler"]``. A score that is missing is never guessed. `functions.own_rewards` stands
+for the rewards that runs bring along: ``SumEvaluator([(ruler, 0.5), (own_rewards, 0.5)])``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+from langchain_art.errors import ConfigError, JudgeError
+from langchain_art.evaluators.base import GroupEvaluator, Score
+from langchain_art.evaluators.functions import as_evaluator
+from langchain_art.judging import Evaluator
+from langchain_art.wire import TrajectoryGroup
+
+_Said = Sequence[Score | None]
+
+
+class SumEvaluator(GroupEvaluator):
+    """Adds: a run's score is the sum of its parts' scores, each times its weight.
+
+    A run that a part could not score has no score, and a part that raises leaves the group
+    unjudged: a sum that lacks a summand is another sum.
+
+    Example::
+
+        SumEvaluator([(RulerEvaluator("openai/o3"), 0.7), (WeightedCriteriaEvaluator(), 0.3)])
+
+    Args:
+        parts: evaluators with their weights: finite, taken as they are (a penalty's is negative).
+        key: the score's name.
+
+    Raises:
+        ConfigError: no part, two parts of one name, or a weight that is not finite.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Evaluator, float]], key: str = "sum") -> None:
+        super().__init__(key)
+        self.parts = _named([part for part, _ in parts])
+        self.weights = dict(zip(self.parts, (weight for _, weight in parts), strict=True))
+        if not all(math.isfinite(weight) for weight in self.weights.values()):
+            raise ConfigError(f"got weights {self.weights}, expected finite numbers")
+
+    async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
+        """All parts at once, then the sums."""
+        found, failed = await _ask(self.parts.values(), group)
+        if failed:
+            raise next(iter(failed.values()))
+        return [_merged(by, self._total) for by in _by_run(found, group)]
+
+    def _total(self, by: Mapping[str, Score]) -> float | None:
+        if len(by) < len(self.parts):
+            return None
+        return math.fsum(self.weights[name] * score.value for name, score in by.items())
+
+
+class GateEvaluator(GroupEvaluator):
+    """Lets runs through to an evaluator: those whose score at the gate is at least `at_least`.
+
+    Only they are shown to `then`, beside each other; the others score `otherwise`. A run that the
+    gate could not score has no score.
+
+    Example::
+
+        GateEvaluator(tests_pass, RulerEvaluator("openai/o3"))     # 0.0 unless the tests pass
+
+    Args:
+        gate: scores every run.
+        then: scores those that pass; it is not asked if none does.
+        at_least: the lowest score that passes.
+        otherwise: the score of those that do not.
+        key: the score's name.
+
+    Raises:
+        ConfigError: a number is not finite, or both evaluators have one name.
+    """
+
+    def __init__(
+        self,
+        gate: Evaluator,
+        then: Evaluator,
+        *,
+        at_least: float = 0.5,
+        otherwise: float = 0.0,
+        key: str = "gate",
+    ) -> None:
+        super().__init__(key)
+        if not (math.isfinite(at_least) and math.isfinite(otherwise)):
+            raise ConfigError(f"got {at_least=}, {otherwise=}, expected finite numbers")
+        self.gate, self.then = _named([gate, then]).values()
+        self.at_least, self.otherwise = at_least, otherwise
+
+    async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
+        """The gate first; then, of the runs that it lets through, the other's scores."""
+        at_gate = await _scores(self.gate, group)
+        passed = {
+            run.id: run
+            for run, score in zip(group.trajectories, at_gate, strict=True)
+            if score is not None and score.value >= self.at_least
+        }
+        behind = dict[str, Score | None]()
+        if passed:
+            shown = group.model_copy(update={"trajectories": tuple(passed.values())})
+            behind = dict(zip(passed, await _scores(self.then, shown), strict=True))
+        return [
+            self._behind(score, behind[run.id]) if run.id in passed else self._stopped(score)
+            for run, score in zip(group.trajectories, at_gate, strict=True)
+        ]
+
+    def _stopped(self, score: Score | None) -> Score | None:
+        if score is None:
+            return None
+        why = f"{self.gate.key} is {score.value:g}, below {self.at_least:g}. {score.explanation}"
+        return Score(self.otherwise, why.strip(), _parts(self.gate.key, score))
+
+    def _behind(self, gate: Score | None, then: Score | None) -> Score | None:
+        if gate is None or then is None:
+            return None
+        parts = _parts(self.gate.key, gate) | _parts(self.then.key, then)
+        return Score(then.value, then.explanation, parts)
+
+
+class FallbackEvaluator(GroupEvaluator):
+    """Asks one evaluator after another until one of them scores every run of the group.
+
+    Scores of several are never mixed within a group, since they are relative. If none scores every
+    run, the first that scored some of them stands.
+
+    Example::
+
+        FallbackEvaluator([RulerEvaluator("openai/o3"), WeightedCriteriaEvaluator()])
+
+    Args:
+        evaluators: in the order in which they are asked.
+        key: the score's name.
+
+    Raises:
+        ConfigError: no evaluator, or two of one name. One that an evaluator raises is not a reason
+            to ask the next one: the program is wrong.
+        JudgeError: when scoring, all of them raised; the message has each one's reason.
+    """
+
+    def __init__(self, evaluators: Sequence[Evaluator], key: str = "fallback") -> None:
+        super().__init__(key)
+        self.evaluators = _named(evaluators)
+
+    async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
+        """The scores of the first evaluator that scores the whole group."""
+        partial: list[Score | None] | None = None
+        failed = dict[str, Exception]()
+        for name, evaluator in self.evaluators.items():
+            said, why = await _ask([evaluator], group)
+            failed |= why
+            for scores in said.values():
+                marked = [None if s is None else _marked(name, s) for s in scores]
+                if None not in marked:
+                    return list(marked)
+                if partial is None and any(marked):
+                    partial = list(marked)
+        if partial is None:
+            raise JudgeError(f"{self.key}: no evaluator scored {group.id!r}. {_reasons(failed)}")
+        return partial
+
+
+class VoteEvaluator(GroupEvaluator):
+    """Lets several judges score each run, and takes their median or mean.
+
+    Example::
+
+        VoteEvaluator([RulerEvaluator(m, key=m) for m in ("openai/o3", "openai/gpt-5")])
+
+    Args:
+        judges: at least two; they are asked at once.
+        by: ``"median"`` or ``"mean"`` of the scores that were given.
+        quorum: how many judges have to score a run. None: more than half.
+        key: the score's name.
+
+    Raises:
+        ConfigError: fewer than two judges, two of one name, a quorum that they cannot have, or an
+            evaluator that raises one.
+        JudgeError: when scoring, fewer judges than the quorum came to a verdict on the group.
+    """
+
+    def __init__(
+        self,
+        judges: Sequence[Evaluator],
+        *,
+        by: Literal["median", "mean"] = "median",
+        quorum: int | None = None,
+        key: str = "vote",
+    ) -> None:
+        super().__init__(key)
+        self.judges = _named(judges)
+        self.quorum = len(judges) // 2 + 1 if quorum is None else quorum
+        if len(judges) < 2 or not 1 <= self.quorum <= len(judges) or by not in _VOTES:
+            raise ConfigError(
+                f"got {len(judges)} judges, {quorum=}, {by=}, expected at least two judges, a "
+                f"quorum from 1 to as many, and {' or '.join(map(repr, _VOTES))}"
+            )
+        self._vote = _VOTES[by]
+
+    async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
+        """All judges at once, then the vote on each run."""
+        found, failed = await _ask(self.judges.values(), group)
+        if len(found) < self.quorum:
+            raise JudgeError(
+                f"{self.key}: {len(found)} of {len(self.judges)} judges scored {group.id!r}, "
+                f"expected {self.quorum}. {_reasons(failed)}"
+            )
+        return [_merged(by, self._counted) for by in _by_run(found, group)]
+
+    def _counted(self, by: Mapping[str, Score]) -> float | None:
+        if len(by) < self.quorum:
+            return None
+        return self._vote([score.value for score in by.values()])
+
+
+_VOTES: dict[str, Callable[[Sequence[float]], float]] = {
+    "median": statistics.median,
+    "mean": statistics.fmean,
+}
+
+
+def _named(evaluators: Sequence[Evaluator]) -> dict[str, GroupEvaluator]:
+    found = [as_evaluator(evaluator) for evaluator in evaluators]
+    names = [evaluator.key for evaluator in found]
+    if not found or len(set(names)) < len(names):
+        raise ConfigError(
+            f"got evaluators named {names}, expected at least one and no name twice; give each a "
+            "key= of its own"
+        )
+    return dict(zip(names, found, strict=True))
+
+
+async def _scores(evaluator: GroupEvaluator, group: TrajectoryGroup) -> _Said:
+    said = await evaluator.ascore(group)
+    if len(said) != len(group.trajectories):
+        raise ConfigError(
+            f"{evaluator.key} gave {len(said)} scores for {len(group.trajectories)} runs, expected "
+            "one each"
+        )
+    return said
+
+
+async def _ask(
+    evaluators: Iterable[GroupEvaluator], group: TrajectoryGroup
+) -> tuple[dict[str, _Said], dict[str, Exception]]:
+    """What each said, and why others raised. A `ConfigError` is raised: the program is wrong."""
+    asked = list(evaluators)
+    outcomes = await asyncio.gather(*(_scores(one, group) for one in asked), return_exceptions=True)
+    found, failed = dict[str, _Said](), dict[str, Exception]()
+    for evaluator, outcome in zip(asked, outcomes, strict=True):
+        if isinstance(outcome, ConfigError):
+            raise outcome
+        if isinstance(outcome, Exception):
+            failed[evaluator.key] = outcome
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        else:
+            found[evaluator.key] = outcome
+    return found, failed
+
+
+def _by_run(found: Mapping[str, _Said], group: TrajectoryGroup) -> list[dict[str, Score]]:
+    """For each run, the scores that it was given, by evaluator."""
+    runs: list[dict[str, Score]] = [{} for _ in group.trajectories]
+    for name, said in found.items():
+        for by, score in zip(runs, said, strict=True):
+            if score is not None:
+                by[name] = score
+    return runs
+
+
+def _merged(
+    by: Mapping[str, Score], value: Callable[[Mapping[str, Score]], float | None]
+) -> Score | None:
+    found = value(by)
+    if found is None:
+        return None
+    words = [f"{name} {s.value:.2f}: {s.explanation}".rstrip(": ") for name, s in by.items()]
+    parts = {key: number for name, s in by.items() for key, number in _parts(name, s).items()}
+    return Score(found, " | ".join(words), parts)
+
+
+def _marked(name: str, score: Score) -> Score:
+    return Score(score.value, f"{name}: {score.explanation}".rstrip(": "), _parts(name, score))
+
+
+def _parts(name: str, score: Score) -> dict[str, float]:
+    return {name: score.value} | {f"{name}/{key}": part for key, part in score.parts.items()}
+
+
+def _reasons(failed: Mapping[str, Exception]) -> str:
+    reasons = (f"{name}: {type(error).__name__}: {error}" for name, error in failed.items())
+    return "; ".join(reasons) or "None of them raised: they left every run without a score."

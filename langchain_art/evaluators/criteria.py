@@ -1,0 +1,263 @@
+"""`WeightedCriteriaEvaluator`: accuracy, efficiency, completeness and satisfaction, weighed."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, cast
+
+from langchain_art.errors import ConfigError
+from langchain_art.evaluators import facts
+from langchain_art.evaluators.base import GroupEvaluator, Score
+from langchain_art.wire import Trajectory, TrajectoryGroup
+
+#: What the criteria weigh if nothing else is said.
+WEIGHTS: Mapping[str, float] = {
+    "accuracy": 0.4,
+    "efficiency": 0.3,
+    "completeness": 0.2,
+    "user_satisfaction": 0.1,
+}
+Scenario: TypeAlias = "Mapping[str, Any]"
+Accuracy: TypeAlias = "Literal['exact', 'string', 'dict'] | Callable[[Any, Any], float]"
+
+
+class WeightedCriteriaEvaluator(GroupEvaluator):
+    """Scores each run by itself: a weighted sum of criteria in [0, 1].
+
+    ``score = sum(weights[c] * c(run))``, with each criterion reported among the score's parts. A
+    criterion whose weight is 0 is not computed.
+
+    =====================  ==============================================================
+    criterion              value, clamped to [0, 1]
+    =====================  ==============================================================
+    ``accuracy``           how near the answer comes to the expected one (`accuracy`)
+    ``efficiency``         `efficiency` of `facts.steps` against `optimal_steps`
+    ``completeness``       `completeness` of `facts.actions` against `required_actions`
+    ``user_satisfaction``  `satisfaction` for `facts.errors` and `facts.seconds`
+    =====================  ==============================================================
+
+    Example::
+
+        criteria = WeightedCriteriaEvaluator(optimal_steps=3, required_actions=["search", "read"])
+        Trainer(graph_model, evaluator=criteria)     # scenarios with a key "answer"
+
+    Args:
+        weights: criterion -> weight: not negative, together 1. Those left out weigh 0.
+        accuracy: ``"exact"`` (1 if equal, else 0; outer white space aside), ``"string"``
+            (`string_similarity`), ``"dict"`` (`dict_similarity`; an answer that is a text is read
+            as JSON), or a function of answer and expected answer.
+        expected: the scenario's key of the expected answer, or a function of the scenario.
+        answer: what a run answered.
+        optimal_steps: calls of the model that a run needs, at least 1. None: the scenario's
+            ``optimal_steps``.
+        required_actions: names of tools that a run has to call; an empty list asks for none. None:
+            the scenario's ``required_actions``.
+        errors: counts what went wrong in a run.
+        seconds: how long a run took.
+        error_penalty: of `satisfaction`, for each error.
+        latency_penalty: of `satisfaction`, for each minute beyond `patience`.
+        patience: seconds that cost nothing.
+        key: the score's name.
+
+    Raises:
+        ConfigError: weights or other numbers make no sense; when scoring, a scenario lacks what a
+            criterion needs.
+    """
+
+    def __init__(
+        self,
+        *,
+        weights: Mapping[str, float] = WEIGHTS,
+        accuracy: Accuracy = "exact",
+        expected: str | Callable[[Scenario], Any] = "answer",
+        answer: Callable[[Trajectory], Any] = facts.answer,
+        optimal_steps: int | None = None,
+        required_actions: Sequence[str] | None = None,
+        errors: Callable[[Trajectory], float] = facts.errors,
+        seconds: Callable[[Trajectory], float] = facts.seconds,
+        error_penalty: float = 0.1,
+        latency_penalty: float = 0.2,
+        patience: float = 30.0,
+        key: str = "criteria",
+    ) -> None:
+        super().__init__(key)
+        self.weights = _checked(weights)
+        if not callable(accuracy) and accuracy not in _MEASURES:
+            raise ConfigError(
+                f"got {accuracy=}, expected {', '.join(map(repr, _MEASURES))} or a function"
+            )
+        if optimal_steps is not None and optimal_steps < 1:
+            raise ConfigError(f"got {optimal_steps=}, expected at least 1")
+        if isinstance(required_actions, str):
+            raise ConfigError(f"got {required_actions=}, expected a list of names")
+        for name, value in {
+            "error_penalty": error_penalty,
+            "latency_penalty": latency_penalty,
+            "patience": patience,
+        }.items():
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"got {name}={value!r}, expected a finite number, 0 or more")
+        self._measure = accuracy if callable(accuracy) else _MEASURES[accuracy]
+        self._expected, self._answer = expected, answer
+        self._optimal, self._required = optimal_steps, required_actions
+        self._errors, self._seconds = errors, seconds
+        self._penalties = (error_penalty, latency_penalty, patience)
+
+    async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
+        """The weighted sum for each run; `Score.parts` has the criteria."""
+        scenario: Any = group.metadata.get("scenario")
+        known = cast("Scenario", scenario) if isinstance(scenario, Mapping) else {}
+        return [self._score(run, known) for run in group.trajectories]
+
+    def _score(self, run: Trajectory, scenario: Scenario) -> Score:
+        criteria: dict[str, Callable[[Trajectory, Scenario], float]] = {
+            "accuracy": self._accuracy,
+            "efficiency": self._efficiency,
+            "completeness": self._completeness,
+            "user_satisfaction": self._satisfaction,
+        }
+        parts = {name: criteria[name](run, scenario) for name in self.weights}
+        value = math.fsum(self.weights[name] * part for name, part in parts.items())
+        words = ", ".join(f"{name} {part:.2f}" for name, part in parts.items())
+        return Score(_clamped(value), words, parts)
+
+    def _accuracy(self, run: Trajectory, scenario: Scenario) -> float:
+        if callable(self._expected):
+            right = self._expected(scenario)
+        else:
+            right = _required(scenario, self._expected, "accuracy", "expected=")
+        value = float(self._measure(self._answer(run), right))
+        if not math.isfinite(value):
+            raise ConfigError(f"accuracy= gave {value!r} for run {run.id!r}, expected 0 to 1")
+        return _clamped(value)
+
+    def _efficiency(self, run: Trajectory, scenario: Scenario) -> float:
+        optimal = self._optimal
+        if optimal is None:
+            optimal = _required(scenario, "optimal_steps", "efficiency", "optimal_steps=")
+        return efficiency(facts.steps(run), int(optimal))
+
+    def _completeness(self, run: Trajectory, scenario: Scenario) -> float:
+        required = self._required
+        if required is None:
+            required = _required(scenario, "required_actions", "completeness", "required_actions=")
+        return completeness(facts.actions(run), cast("Sequence[str]", required))
+
+    def _satisfaction(self, run: Trajectory, scenario: Scenario) -> float:
+        return satisfaction(self._errors(run), self._seconds(run), *self._penalties)
+
+
+def efficiency(steps: int, optimal: int) -> float:
+    """``1`` up to the optimal steps, then ``1 - 0.5 * (steps - optimal) / optimal``, at least 0."""
+    if optimal < 1:
+        raise ConfigError(f"got {optimal} optimal steps, expected at least 1")
+    return _clamped(1.0 - 0.5 * max(0, steps - optimal) / optimal)
+
+
+def completeness(done: Sequence[str], required: Sequence[str]) -> float:
+    """The share of the required actions (each counted once) that were done; 1 if none is."""
+    wanted = set(required)
+    return len(wanted & set(done)) / len(wanted) if wanted else 1.0
+
+
+def satisfaction(
+    errors: float,
+    seconds: float,
+    error_penalty: float = 0.1,
+    latency_penalty: float = 0.2,
+    patience: float = 30.0,
+) -> float:
+    """``1 - error_penalty * errors - latency_penalty * minutes``, within [0, 1].
+
+    `minutes` are those beyond `patience` (seconds): ``max(0, seconds - patience) / 60``.
+    """
+    minutes = max(0.0, seconds - patience) / 60
+    return _clamped(1.0 - error_penalty * errors - latency_penalty * minutes)
+
+
+def exact(answer: Any, expected: Any) -> float:
+    """1.0 if equal, else 0.0; of texts, white space around them aside."""
+    if isinstance(answer, str) and isinstance(expected, str):
+        return float(answer.strip() == expected.strip())
+    return float(answer == expected)
+
+
+def string_similarity(answer: Any, expected: Any) -> float:
+    """``2 M / T``: M characters in matching blocks, of T in both (Ratcliff and Obershelp, 1988).
+
+    As `difflib.SequenceMatcher` finds the blocks, without its heuristic for long texts. What is no
+    text is compared as its ``str``; two empty texts are alike.
+    """
+    left, right = "" if answer is None else str(answer), str(expected)
+    return difflib.SequenceMatcher(None, left, right, autojunk=False).ratio()
+
+
+def dict_similarity(answer: Any, expected: Any) -> float:
+    """How alike two JSON values are, in [0, 1].
+
+    Mappings: the mean over the keys of either, 0 for a key that one lacks. Lists: the mean over the
+    places of the longer one. Texts: `string_similarity`. Anything else: 1 if equal, else 0. An
+    answer that is a text where a mapping or list is expected is read as JSON, and is worth 0 if it
+    is none.
+    """
+    if isinstance(answer, str) and isinstance(expected, Mapping | list):
+        try:
+            answer = json.loads(answer)
+        except ValueError:
+            return 0.0
+    return _alike(answer, expected)
+
+
+def _alike(left: Any, right: Any) -> float:
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        a, b = cast("Mapping[Any, Any]", left), cast("Mapping[Any, Any]", right)
+        keys = {**a, **b}
+        alike = [_alike(a[key], b[key]) if key in a and key in b else 0.0 for key in keys]
+        return sum(alike) / len(alike) if alike else 1.0
+    if isinstance(left, list) and isinstance(right, list):
+        c, d = cast("list[Any]", left), cast("list[Any]", right)
+        longest = max(len(c), len(d))
+        return sum(map(_alike, c, d)) / longest if longest else 1.0
+    if isinstance(left, str) and isinstance(right, str):
+        return string_similarity(left, right)
+    # To Python, True equals 1; to JSON it does not.
+    return float(left == right and isinstance(left, bool) == isinstance(right, bool))
+
+
+_MEASURES: dict[str, Callable[[Any, Any], float]] = {
+    "exact": exact,
+    "string": string_similarity,
+    "dict": dict_similarity,
+}
+
+
+def _checked(weights: Mapping[str, float]) -> dict[str, float]:
+    unknown = sorted(set(weights) - set(WEIGHTS))
+    if unknown:
+        raise ConfigError(f"got weights for {unknown}, expected some of {list(WEIGHTS)}")
+    for name, weight in weights.items():
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ConfigError(f"got the weight {weight!r} for {name!r}, expected 0 or more")
+    total = math.fsum(weights.values())
+    if not math.isclose(total, 1.0, abs_tol=1e-6):
+        raise ConfigError(
+            f"got weights that add up to {total:g}, expected 1: {dict(weights)}. Divide each of "
+            "them by their sum."
+        )
+    return {name: weights[name] for name in WEIGHTS if weights.get(name)}
+
+
+def _required(scenario: Scenario, key: str, criterion: str, option: str) -> Any:
+    if scenario.get(key) is None:
+        raise ConfigError(
+            f"{criterion} needs {key!r} of the scenario, which has {sorted(scenario)}. Give the "
+            f"scenario that key, or pass {option}, or leave {criterion!r} out of the weights."
+        )
+    return scenario[key]
+
+
+def _clamped(value: float) -> float:
+    return max(0.0, min(1.0, value))

@@ -1,0 +1,1 @@
+"""Evaluators as other tools call them: thin, all over `GroupEvaluator`."""

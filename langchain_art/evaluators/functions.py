@@ -1,0 +1,42 @@
+"""Plain functions as evaluators, so that whatever takes one takes the other."""
+
+from __future__ import annotations
+
+from langchain_art.evaluators.base import GroupEvaluator, Score, own_reward
+from langchain_art.judging import Evaluator, scored
+from langchain_art.wire import TrajectoryGroup
+
+
+class FunctionEvaluator(GroupEvaluator):
+    """An evaluator made of a function that a `Trainer` takes too (see `judging.Evaluator`).
+
+    Args:
+        function: of a group; gives one number (or None) per run, or the group with rewards.
+        key: the score's name.
+
+    Example::
+
+        FunctionEvaluator(lambda group: [float(len(run.turns)) for run in group.trajectories], "n")
+    """
+
+    def __init__(self, function: Evaluator, key: str) -> None:
+        super().__init__(key)
+        self._function = function
+
+    async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
+        """What the function says; it runs in a thread if it is a plain ``def``."""
+        runs = (await scored(group, self._function)).trajectories
+        return [None if run.reward is None else Score(run.reward) for run in runs]
+
+
+def as_evaluator(evaluator: Evaluator) -> GroupEvaluator:
+    """A `GroupEvaluator` as it is; a function as one that is called by the function's name."""
+    if isinstance(evaluator, GroupEvaluator):
+        return evaluator
+    name = getattr(evaluator, "__name__", type(evaluator).__name__)
+    return FunctionEvaluator(evaluator, name)
+
+
+def own_rewards(group: TrajectoryGroup) -> list[float | None]:
+    """The rewards that the runs themselves brought, as an evaluator among others."""
+    return [own_reward(run) for run in group.trajectories]

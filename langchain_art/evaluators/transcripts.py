@@ -1,0 +1,217 @@
+"""A run as a judge reads it: a list of blocks, in the order in which things happened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from langchain_art.wire import Message, Trajectory, TrajectoryGroup, Turn
+
+_ROLES = ("system", "developer", "user", "assistant")
+_ERROR_LENGTH = 300
+compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str).encode
+
+
+@dataclass(frozen=True)
+class Block:
+    """One thing that was said or done.
+
+    Attributes:
+        kind: ``user``, ``assistant``, ``call`` … : a word of ours, never of the run.
+        text: what was said; of the run, so never to be trusted.
+        is_output: of a tool. Such text may be long and is shortened first.
+    """
+
+    kind: str
+    text: str = ""
+    is_output: bool = False
+
+
+def transcript(run: Trajectory, *, labelled: bool) -> tuple[Block, ...]:
+    """A run's calls as blocks: each message once, then how the run ended.
+
+    A call that goes on where the call before it ended shows only what is new. Any other call shows
+    its whole prompt, where messages that the run has shown before become one block ``again`` with
+    their number; so parallel branches and prompts that are written anew cost little. Attempts that
+    the graph threw away are named, without their text. Reasoning is left out: a judge is to judge
+    what was done.
+
+    Args:
+        run: any run.
+        labelled: whether to name the node of each call, where it changes.
+    """
+    blocks: list[Block] = []
+    shown: set[tuple[Block, ...]] = set()
+    last, place = None, None
+    for index, turn in enumerate(run.turns):
+        if labelled and (now := label(turn)) != place:
+            blocks.append(Block("node", now))
+            place = now
+        if turn.discarded is not None:
+            blocks.append(Block("discarded", turn.discarded))
+            continue
+        whole = turn.extends is None or turn.extends != last
+        messages = run.prompt(index) if whole else turn.messages
+        _add(blocks, shown, messages, collapse=whole)
+        if turn.reply is not None:
+            _add(blocks, shown, [turn.reply], collapse=False)
+        if turn.error is not None:
+            blocks.append(Block("error", turn.error[:_ERROR_LENGTH]))
+        last = index
+    return (*blocks, *_ending(run, {block.text for block in blocks}))
+
+
+def label(turn: Turn) -> str:
+    """The node of a call with the graphs around it: ``team/writer``; ``-`` outside of a graph."""
+    return "/".join(turn.path) or turn.node or "-"
+
+
+def has_several_nodes(runs: Sequence[Trajectory]) -> bool:
+    """Whether it says anything to name the nodes."""
+    return len({label(turn) for run in runs for turn in run.turns}) > 1
+
+
+def toolsets(group: TrajectoryGroup) -> list[tuple[list[str], list[dict[str, Any]]]]:
+    """The tools that the runs' calls had: (labels of the calls that had them, tools)."""
+    found: dict[str, tuple[dict[str, None], list[dict[str, Any]]]] = {}
+    for run in group.trajectories:
+        for turn in run.turns:
+            if turn.tools:
+                key = compact(turn.tools)
+                nodes, _ = found.setdefault(key, ({}, list(turn.tools)))
+                nodes[label(turn)] = None
+    return [(sorted(nodes), tools) for _, (nodes, tools) in sorted(found.items())]
+
+
+def tool_line(tool: Mapping[str, Any]) -> str:
+    """A tool as a signature and its description.
+
+    Example: ``search(query: string, limit?: integer): Search the inbox.``
+    """
+    function = cast("Mapping[str, Any]", tool.get("function") or tool)
+    schema = cast("Mapping[str, Any]", function.get("parameters") or {})
+    properties = cast("Mapping[str, Any]", schema.get("properties") or {})
+    required = schema.get("required") or ()
+    fields = [
+        f"{name}{'' if name in required else '?'}: {_type(field)}"
+        for name, field in properties.items()
+    ]
+    described = function.get("description")
+    signature = f"{function.get('name', 'tool')}({', '.join(fields)})"
+    return f"{signature}: {described}" if described else signature
+
+
+def _type(field: Any) -> str:
+    if isinstance(field, Mapping):
+        given = cast("Mapping[str, Any]", field)
+        if "enum" in given:
+            return "|".join(str(choice) for choice in given["enum"])
+        if isinstance(given.get("type"), str):
+            return str(given["type"])
+    return "any"
+
+
+def _add(
+    blocks: list[Block],
+    shown: set[tuple[Block, ...]],
+    messages: Sequence[Message],
+    *,
+    collapse: bool,
+) -> None:
+    again = 0
+    ordinals: dict[str, int] = {}
+    for message in messages:
+        ordinals = _ordinals(message) or ordinals
+        said = _blocks(message, ordinals)
+        if collapse and said in shown:
+            again += 1
+            continue
+        if again:
+            blocks.append(Block("again", str(again)))
+            again = 0
+        shown.add(said)
+        blocks.extend(said)
+    if again:
+        blocks.append(Block("again", str(again)))
+
+
+def _ordinals(message: Message) -> dict[str, int]:
+    """Of several calls in one message, by their ids: which results are whose."""
+    calls = message.get("tool_calls") or ()
+    return {str(call.get("id")): n for n, call in enumerate(calls, 1)} if len(calls) > 1 else {}
+
+
+def _blocks(message: Message, ordinals: Mapping[str, int]) -> tuple[Block, ...]:
+    role, text = message.get("role"), text_of(message.get("content"))
+    if role in ("tool", "function"):
+        number = ordinals.get(str(message.get("tool_call_id")))
+        return (Block(f"result {number}" if number else "result", text, is_output=True),)
+    calls = tuple(_call(call) for call in message.get("tool_calls") or ())
+    said = Block(role if role in _ROLES else "message", text)
+    return (said, *calls) if text or not calls else calls
+
+
+def _call(call: Mapping[str, Any]) -> Block:
+    function = cast("Mapping[str, Any]", call.get("function") or {})
+    arguments = function.get("arguments")
+    written = arguments if isinstance(arguments, str) else compact(arguments)
+    return Block("call", f"{function.get('name')} {written}")
+
+
+def text_of(content: Any) -> str:
+    """A message's content as text; parts that are not text are named: ``[image_url]``."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return compact(content)
+    parts: list[str] = []
+    for part in cast("list[Any]", content):
+        if isinstance(part, Mapping):
+            given = cast("Mapping[str, Any]", part)
+            text = given.get("text")
+            parts.append(text if isinstance(text, str) else f"[{given.get('type', 'part')}]")
+        else:
+            parts.append(str(part))
+    return "\n".join(parts)
+
+
+def _ending(run: Trajectory, said: set[str]) -> list[Block]:
+    """How it ended, and what the graph gave, unless the blocks say it already."""
+    ending: list[Block] = []
+    if not run.turns and run.input is not None:
+        ending.append(Block("input", _value(run.input)))
+    for text in _outcomes(run):
+        if text and text not in said:
+            ending.append(Block("output", text))
+    if run.status != "completed":
+        ending.append(Block("ended", f"{run.status} {(run.error or '')[:_ERROR_LENGTH]}".strip()))
+    return ending
+
+
+def _outcomes(run: Trajectory) -> list[str]:
+    """Of a state with messages: the last one, and the other keys that the run has changed."""
+    output = run.output
+    if output is None:
+        return []
+    if not isinstance(output, Mapping):
+        return [_value(output)]
+    state = cast("Mapping[str, Any]", output)
+    before = cast("Mapping[str, Any]", run.input) if isinstance(run.input, Mapping) else {}
+    messages = state.get("messages")
+    last: str | None = None
+    if isinstance(messages, list) and messages and isinstance(messages[-1], Mapping):
+        last = text_of(cast("Mapping[str, Any]", messages[-1]).get("content"))
+    rest = {
+        key: value
+        for key, value in state.items()
+        if before.get(key) != value and not (key == "messages" and last is not None)
+    }
+    return [last or "", _value(rest) if rest else ""]
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else compact(value)

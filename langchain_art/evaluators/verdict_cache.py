@@ -1,0 +1,70 @@
+"""Verdicts kept on disk, so that a question that was answered once costs nothing again."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from langchain_art.errors import ConfigError
+from langchain_art.evaluators.base import Score
+
+_WAIT = 30  # seconds for another process's write
+_TABLE = """
+CREATE TABLE IF NOT EXISTS verdicts (
+    key TEXT PRIMARY KEY, scores TEXT NOT NULL, judge TEXT NOT NULL, created REAL NOT NULL
+)"""
+
+
+class VerdictCache:
+    """An SQLite file of verdicts; for any number of threads and processes at once.
+
+    Args:
+        path: the file; it and its folders are made if they are not there.
+
+    Raises:
+        ConfigError: the file is no such database, or cannot be written.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = Path(path).expanduser()
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._open() as database:
+                database.execute("PRAGMA journal_mode=WAL")
+                database.execute(_TABLE)
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(
+                f"got {str(path)!r} as the verdicts' file, expected an SQLite database that can be "
+                f"written, or a path where one can be made: {error}"
+            ) from error
+
+    def get(self, key: str) -> list[Score] | None:
+        """The scores kept under `key`, in the order in which they were put."""
+        with self._open() as database:
+            row = database.execute("SELECT scores FROM verdicts WHERE key = ?", (key,)).fetchone()
+        if row is None:
+            return None
+        return [Score(value, explanation) for value, explanation in json.loads(row[0])]
+
+    def put(self, key: str, scores: Sequence[Score], judge: str) -> None:
+        """Keeps a verdict; of two for one key the first stays. `judge` is for people who look."""
+        text = json.dumps([[score.value, score.explanation] for score in scores])
+        with self._open() as database:
+            database.execute(
+                "INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?, ?)",
+                (key, text, judge, time.time()),
+            )
+
+    @contextmanager
+    def _open(self) -> Generator[sqlite3.Connection]:
+        # A connection for each use: SQLite's must not pass between threads, or survive a fork.
+        database = sqlite3.connect(self._path, timeout=_WAIT)
+        try:
+            with database:
+                yield database
+        finally:
+            database.close()

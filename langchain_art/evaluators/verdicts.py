@@ -1,0 +1,142 @@
+"""A judge's reply, read strictly: every run once, by its id, with a finite score in range."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+from langchain_core.messages import AIMessage
+from pydantic import BaseModel, Field
+
+from langchain_art.evaluators.base import Score
+
+_LONGEST = 200_000  # characters of a reply that are looked at
+_STARTS = 200  # places in it where JSON may begin
+_LITERAL = 6  # characters that a number or word may have left of it when it is cut off
+_START = re.compile(r"[\[{]")
+_THOUGHT = "</think>"
+
+
+class RunScore(BaseModel):
+    """One run's score."""
+
+    id: str = Field(description="the run's id, as its tag names it")
+    explanation: str = Field(description="one short sentence: why this score, beside the others")
+    score: float = Field(description="from 0 (worst) to 1 (best)")
+
+
+class Verdict(BaseModel):
+    """The scores of all runs, each exactly once."""
+
+    scores: list[RunScore]
+
+
+class UnusableReply(Exception):
+    """A reply from which no complete verdict can be read. Its text says what is wrong with it."""
+
+
+def read(reply: AIMessage, ids: Sequence[str]) -> dict[str, Score]:
+    """The verdict of a reply: id -> score.
+
+    A tool call's arguments are read where there are any, else the JSON in the text, behind a
+    reasoning model's thoughts. If several pieces of JSON name runs of the question (a draft, say),
+    each has to be complete and all have to say the same. A piece that names none is passed over.
+
+    Raises:
+        UnusableReply: it is not exactly one valid score for each of `ids`.
+    """
+    called = [cast("Any", call["args"]) for call in reply.tool_calls]
+    pieces = [entries for value in called or _json_in(_text(reply)) if (entries := _entries(value))]
+    verdicts = [_verdict(piece, ids) for piece in pieces if not _names(piece).isdisjoint(ids)]
+    if not verdicts:
+        said = sorted({name for piece in pieces for name in _names(piece)})
+        raise UnusableReply(
+            f"it scores {', '.join(said):.80}, which are no runs of this request"
+            if pieces
+            else 'it holds no complete JSON object with a list "scores"'
+        )
+    values = [{name: score.value for name, score in verdict.items()} for verdict in verdicts]
+    if any(one != values[0] for one in values):
+        raise UnusableReply("it holds several verdicts that differ")
+    return verdicts[0]
+
+
+def _text(reply: AIMessage) -> str:
+    text = str(reply.text)
+    return text.rpartition(_THOUGHT)[2] if _THOUGHT in text else text
+
+
+def _json_in(text: str) -> Iterator[Any]:
+    """The outermost JSON values in a text. Where one breaks off, nothing inside of it is read.
+
+    Raises:
+        UnusableReply: the text ends within one, or a value says one key twice.
+    """
+    text = text[:_LONGEST].rstrip()
+    decoder = json.JSONDecoder(object_pairs_hook=_object)
+    position, starts = 0, 0
+    while (found := _START.search(text, position)) is not None:
+        starts += 1
+        if starts > _STARTS:
+            raise UnusableReply(f"it begins more than {_STARTS} JSON values")
+        try:
+            value, position = decoder.raw_decode(text, found.start())
+        except json.JSONDecodeError as error:
+            if error.pos >= len(text) - _LITERAL or error.msg.startswith("Unterminated"):
+                raise UnusableReply("it is cut off within its JSON") from error
+            position = max(found.end(), error.pos)
+        except (RecursionError, ValueError) as error:
+            raise UnusableReply(f"its JSON cannot be read: {error}") from error
+        else:
+            yield value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object says one key twice")
+    return found
+
+
+def _entries(value: Any) -> list[dict[str, Any]]:
+    """The entries of something that has a verdict's form; else none."""
+    scores = cast("dict[str, Any]", value).get("scores") if isinstance(value, dict) else value
+    if not isinstance(scores, list):
+        return []
+    entries = cast("list[Any]", scores)
+    # One entry that is none spoils the list; it stands for a run that is then missing.
+    return [cast("dict[str, Any]", one) if isinstance(one, dict) else {} for one in entries]
+
+
+def _names(entries: Sequence[dict[str, Any]]) -> set[str]:
+    return {str(entry.get("id")) for entry in entries}
+
+
+def _verdict(entries: Sequence[dict[str, Any]], ids: Sequence[str]) -> dict[str, Score]:
+    found: dict[str, Score] = {}
+    for entry in entries:
+        name, score = entry.get("id"), entry.get("score")
+        if not isinstance(name, str) or name not in ids:
+            raise UnusableReply(f"it scores {name!r:.40}, which is no run of this request")
+        if name in found:
+            raise UnusableReply(f"it scores {name} more than once")
+        # A comparison with NaN is False.
+        if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
+            raise UnusableReply(
+                f"the score of {name} is {_short(score)}, expected a number from 0 to 1"
+            )
+        explanation = entry.get("explanation")
+        found[name] = Score(
+            float(score), explanation[:2000] if isinstance(explanation, str) else ""
+        )
+    if missing := [name for name in ids if name not in found]:
+        raise UnusableReply(f"it leaves out {', '.join(missing)}")
+    return found
+
+
+def _short(value: object) -> str:
+    if isinstance(value, int) and value.bit_length() > 100:  # more digits than Python would print
+        return "a huge number"
+    return f"{value!r:.40}"

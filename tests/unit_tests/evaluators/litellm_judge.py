@@ -1,0 +1,46 @@
+"""A judge by name, in an environment with the extra ``ruler``: prints what it made of a group.
+
+``python litellm_judge.py BASE_URL``
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+from langchain_art import RulerEvaluator, Trajectory, TrajectoryGroup, Turn, ruler_score_group
+from langchain_art.errors import ConfigError
+
+
+def run(name: str, text: str) -> Trajectory:
+    return Trajectory(id=name, turns=(Turn(reply={"role": "assistant", "content": text}),))
+
+
+async def main() -> None:
+    group = TrajectoryGroup(id="g", trajectories=(run("a", "BAD"), run("b", "GOOD")))
+    params = {"api_base": sys.argv[1], "api_key": "none", "temperature": 1.0}
+    judged = await ruler_score_group(group, "openai/o3", params)
+    evaluator = RulerEvaluator("openai/o3", litellm_params=params)
+    await evaluator.ainvoke(group)
+    unpriced = RulerEvaluator("openai/no-such-model", litellm_params=params)
+    await unpriced.ainvoke(group)
+    try:
+        RulerEvaluator("openai/o3", litellm_params={"api_bass": "x"})
+        refused = ""
+    except ConfigError as error:
+        refused = str(error)
+    spent = evaluator.spent
+    told = {
+        "rewards": [one.reward for one in judged.trajectories] if judged else None,
+        "structured": evaluator.judge.structured,
+        "tokens": [spent.input_tokens, spent.output_tokens],
+        "cost": spent.cost,
+        "unpriced": [spent.unpriced, unpriced.spent.unpriced],
+        "refused": refused,
+    }
+    print(json.dumps(told))  # noqa: T201 - what its parent reads
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
