@@ -139,7 +139,7 @@ class Channel:
                 _leave()
             call_id, kind, payload = from_json(body)
             if kind == "cancel":
-                if call := self._open.get(call_id):
+                if call := self._open.pop(call_id, None):
                     call.cancelled = True
                 continue
             call = Call(call_id, payload["method"], payload["params"])

@@ -20,7 +20,7 @@ from typing import Any, cast
 from jinja2 import TemplateError
 
 from langchain_art.errors import ConfigError, InvalidRequest
-from langchain_art_server.backends.tool_calls import arguments_object, tool_format
+from langchain_art_server.backends.tool_calls import ToolFormat, arguments_object, tool_format
 
 #: Token ids that are remembered, 4 bytes each.
 _REMEMBERED_IDS = 8_000_000
@@ -57,12 +57,13 @@ class ChatFormat:
     Args:
         tokenizer: of transformers, with a chat template.
         eos: ids of the tokens that end a turn.
+        tools: how the model writes tool calls; None: read off the template.
 
     Raises:
         ConfigError: the tokenizer has no chat template.
     """
 
-    def __init__(self, tokenizer: Any, eos: set[int]) -> None:
+    def __init__(self, tokenizer: Any, eos: set[int], tools: ToolFormat | None = None) -> None:
         self.tokenizer = tokenizer
         template = getattr(tokenizer, "chat_template", None)
         if not template:
@@ -72,7 +73,7 @@ class ChatFormat:
             )
         if isinstance(template, dict):
             template = "\n".join(map(str, cast(dict[str, Any], template).values()))
-        self.tools = tool_format(template)
+        self.tools = tools or tool_format(template)
         self._knows_developer = "developer" in template
         self._eos = {text: id_ for id_ in eos if (text := tokenizer.decode([id_]))}
         self._turn_end = re.compile("|".join(map(re.escape, self._eos)) or r"(?!)")
@@ -95,6 +96,57 @@ class ChatFormat:
             if rest is not None:
                 return Prompt(text, [*known.ids, *rest], call_ids, len(known.ids))
         return Prompt(text, self._encode(text), call_ids, 0)
+
+    def reply_ids(
+        self,
+        prompt: Prompt,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        reply: dict[str, Any],
+    ) -> list[int]:
+        """The tokens of a reply as if it had been sampled after `prompt`, its end included.
+
+        They are what the template adds to the prompt for the reply, up to the end-of-turn token,
+        tokenised in its place: nothing is searched for.
+
+        Raises:
+            InvalidRequest: the template shows the conversation otherwise with the reply than before
+                it, adds more than one turn, or ends it with no token that ends a turn.
+        """
+        shown = [_shown(i, m) for i, m in enumerate([*messages, reply])]
+        text = self._render(shown, tools, reply=True)
+        if not text.startswith(prompt.text):
+            pairs = enumerate(zip(prompt.text, text, strict=False))
+            same = next((i for i, (one, other) in pairs if one != other), len(text))
+            raise InvalidRequest(
+                "The model's chat template shows these messages otherwise when a reply follows "
+                f"them: from character {same} on, the prompt is {prompt.text[same:][:80]!r}, and "
+                f"with the reply {text[same:][:80]!r}. So there is no telling which tokens the "
+                "model would have said; mend the template, or leave this reply out.",
+                param="messages",
+            )
+        said = text[len(prompt.text) :]
+        end = self._turn_end.search(said)
+        if end is None or self._turn_end.sub("", said[end.end() :]).strip():
+            raise InvalidRequest(
+                f"got the reply {said[-160:]!r} as the chat template writes it, expected one turn "
+                f"with one of {sorted(self._eos)} at its end: without it the model would not learn "
+                "to stop, and with it inside of the reply it would learn to stop there.",
+                param="messages",
+            )
+        marks = list(self._turn_end.finditer(prompt.text))
+        start = marks[-1].start() if marks else 0
+        before = self._encode(prompt.text[start:])
+        ids = self._encode(prompt.text[start:] + said[: end.end()])
+        joins = ids[: len(before)] != before  # across the border, which a sampler never does
+        ids = self._encode(said[: end.end()]) if joins else ids[len(before) :]
+        if not ids or ids[-1] != self._eos[end.group()]:
+            raise InvalidRequest(
+                f"The tokenizer does not write {end.group()!r} as its token "
+                f"{self._eos[end.group()]}; the reply's tokens end with {ids[-3:]}.",
+                param="messages",
+            )
+        return ids
 
     def remember(
         self,

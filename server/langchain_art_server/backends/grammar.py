@@ -62,6 +62,25 @@ class Grammars:
         Raises:
             InvalidRequest: the schema can not be followed, or there is no tool to call.
         """
+        source = self.source(request, form)
+        if source is None:
+            return None
+        matcher = LLMatcher(self._tokens(), source)
+        if matcher.is_error():
+            reason = matcher.get_error().splitlines()[0]
+            forced = source.startswith("start: calls\n")
+            raise InvalidRequest(
+                f"No grammar can be made of this request: {reason}. Simplify the schema.",
+                param="tool_choice" if forced else "response_format",
+            )
+        return Constraint(matcher, self._vocab)
+
+    def source(self, request: ChatRequest, form: ToolFormat | None) -> str | None:
+        """The grammar of the reply, in llguidance's dialect of Lark; None if the reply is free.
+
+        Raises:
+            InvalidRequest: there is no tool to call, or no way to write a call.
+        """
         options: list[str] = []
         rules: list[str] = []
         choice = request.tool_choice
@@ -75,14 +94,7 @@ class Grammars:
             rules.append(f"answer: %json {_schema_json(_response_schema(request))}")
         if not options:
             return None
-        matcher = LLMatcher(self._tokens(), "\n".join([f"start: {' | '.join(options)}", *rules]))
-        if matcher.is_error():
-            reason = matcher.get_error().splitlines()[0]
-            raise InvalidRequest(
-                f"No grammar can be made of this request: {reason}. Simplify the schema.",
-                param="tool_choice" if forced else "response_format",
-            )
-        return Constraint(matcher, self._vocab)
+        return "\n".join([f"start: {' | '.join(options)}", *rules])
 
     def _tokens(self) -> LLTokenizer:
         if self._table is None:

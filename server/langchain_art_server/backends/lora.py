@@ -122,7 +122,19 @@ class AdapterBank:
         self._route = Route()
 
     def load(self, name: str, path: Path, root: int) -> Adapter:
-        """Read an adapter's directory.
+        """Load an adapter's directory. Raises ConfigError, see `read`."""
+        scaling, pairs = self.read(path)
+        adapter = Adapter(name, path, scaling, root, tuple(pairs))
+        for module, (down, up) in pairs.items():
+            layer = self._wrapped.get(module) or self._wrap(module)
+            # Transposed once: y = x @ A^T @ B^T.
+            layer.pairs[adapter] = (down.to(self._device).t(), up.to(self._device).t())
+        return adapter
+
+    def read(self, path: Path) -> tuple[float, dict[str, tuple[Tensor, Tensor]]]:
+        """An adapter's scaling, and A ``[rank, in]`` and B ``[out, rank]`` of each module.
+
+        The model's own weights are not looked at: they may be on torch's ``meta`` device.
 
         Raises:
             ConfigError: a file is missing or broken, a tensor is missing, unknown, of the wrong
@@ -131,15 +143,9 @@ class AdapterBank:
         config = _read_config(path)
         rank = cast(int, config["r"])
         alpha = float(config["lora_alpha"])
-        scaling = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
         pairs = self._pairs(path, rank)
         self._check_targets(path, config, set(pairs))
-        adapter = Adapter(name, path, scaling, root, tuple(pairs))
-        for module, (down, up) in pairs.items():
-            layer = self._wrapped.get(module) or self._wrap(module)
-            # Transposed once: y = x @ A^T @ B^T.
-            layer.pairs[adapter] = (down.to(self._device).t(), up.to(self._device).t())
-        return adapter
+        return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank, pairs
 
     def unload(self, adapter: Adapter) -> None:
         """Free an adapter's weights."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from jinja2 import TemplateError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends.base import ModelInfo
@@ -60,16 +61,45 @@ def load_model(settings: Settings) -> Loaded:
             f"The model {settings.model!r} can not be loaded from {where}: {error}"
         ) from error
     model = model.to(device).eval().requires_grad_(False)
-    info = ModelInfo(
+    info = _info(settings, model, str(device), dtype)
+    return Loaded(model, tokenizer, eos_ids(model, tokenizer), info)
+
+
+def load_outline(settings: Settings) -> Loaded:
+    """What `load_model` gives, with the weights left out: the model is on torch's ``meta`` device.
+
+    For an engine that holds the weights elsewhere. Takes no memory, and starts no CUDA here.
+
+    Raises:
+        ConfigError: the model's files, its tokenizer, dtype or context do not fit; says which.
+    """
+    device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = _dtype(settings.dtype, torch.device(device))
+    try:
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(
+            settings.model, trust_remote_code=False
+        )
+        config = cast(Any, AutoConfig).from_pretrained(settings.model, trust_remote_code=False)
+        with torch.device("meta"):
+            model = cast(Any, AutoModelForCausalLM).from_config(config)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ConfigError(f"The model {settings.model!r} can not be read: {error}") from error
+    with contextlib.suppress(OSError):  # most models have one
+        model.generation_config = GenerationConfig.from_pretrained(settings.model)
+    info = _info(settings, model, device, dtype)
+    return Loaded(model, tokenizer, eos_ids(model, tokenizer), info)
+
+
+def _info(settings: Settings, model: Any, device: str, dtype: torch.dtype) -> ModelInfo:
+    return ModelInfo(
         name=settings.base_name,
         path=settings.model,
         parameters=sum(p.numel() for p in model.parameters()),
-        device=str(device),
+        device=device,
         dtype=str(dtype).removeprefix("torch."),
         max_model_len=_max_len(settings, model.config.get_text_config()),
         vocab_size=_vocab_size(model),
     )
-    return Loaded(model, tokenizer, _eos_ids(model, tokenizer), info)
 
 
 def _dtype(name: str | None, device: torch.device) -> torch.dtype:
@@ -100,7 +130,7 @@ def _vocab_size(model: Any) -> int:
     return int(size)
 
 
-def _eos_ids(model: Any, tokenizer: Any) -> set[int]:
+def eos_ids(model: Any, tokenizer: Any) -> set[int]:
     """Every id that a config calls end of sequence, and what the chat template ends a turn with."""
     found: set[int] = set()
     for source in (model.generation_config, model.config, tokenizer):

@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import queue
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,17 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from langchain_art.errors import ArtError, ConfigError, InvalidRequest, PromptTooLong, UnknownModel
-from langchain_art_server.backends.base import ChatReply, ChatRequest, ModelInfo, Sampling
+from langchain_art.errors import ArtError, ConfigError, UnknownModel
+from langchain_art_server.backends.base import ChatReply, ChatRequest, ModelInfo
 from langchain_art_server.backends.chat_format import ChatFormat, Prompt
+from langchain_art_server.backends.chat_turn import (
+    Piece,
+    Speech,
+    hidden_ids,
+    read_request,
+    room,
+    untrainable,
+)
 from langchain_art_server.backends.decoding import Engine, Job
 from langchain_art_server.backends.grammar import Grammars
 from langchain_art_server.backends.lora import Adapter, AdapterBank
@@ -27,9 +35,7 @@ from langchain_art_server.backends.model_loading import load_model
 from langchain_art_server.backends.model_runner import make_runner
 from langchain_art_server.backends.prefix_cache import PrefixCache
 from langchain_art_server.backends.reply_frame import pack_reply
-from langchain_art_server.backends.reply_text import ReplyText
 from langchain_art_server.backends.token_choice import Draw
-from langchain_art_server.backends.tool_calls import ReplyParser
 from langchain_art_server.backends.torch_setup import set_threads
 from langchain_art_server.backends.worker import Call, Channel
 from langchain_art_server.config import Settings
@@ -63,10 +69,8 @@ class _Running:
     request: ChatRequest
     prompt: Prompt
     job: Job
-    text: ReplyText
-    parser: ReplyParser
+    speech: Speech
     untrainable: str | None
-    streamed: int = 0
 
 
 class SamplerHost:
@@ -95,7 +99,7 @@ class SamplerHost:
         self._format = ChatFormat(loaded.tokenizer, loaded.eos)
         self._grammars = Grammars(loaded.tokenizer, self.info.vocab_size, sorted(loaded.eos))
         self._eos = loaded.eos
-        self._hidden = self._hidden_ids(loaded.tokenizer)
+        self._hidden = hidden_ids(self._format)
         self._bank = AdapterBank(loaded.model, runner.device)
         self._adapters: dict[str, Adapter] = {}
         self._retired: list[Adapter] = []
@@ -118,7 +122,7 @@ class SamplerHost:
                 self._end(self._running.pop(job))
             for running in list(self._running.values()):
                 if running.request.stream:
-                    self._stream(running)
+                    self._hear(running)
         self._channel.flush()
 
     def _take(self) -> None:
@@ -142,7 +146,7 @@ class SamplerHost:
     # --- calls ----------------------------------------------------------------------------------
 
     def _chat(self, call: Call) -> None:
-        request = _request(call.params)
+        request = read_request(call.params, _COLDEST)
         adapter = None
         if request.adapter is not None:
             adapter = self._adapters.get(request.adapter)
@@ -152,36 +156,22 @@ class SamplerHost:
                     f"{sorted(self._adapters)} or the base model {self.info.name!r}."
                 )
         prompt = self._format.prompt(request.messages, request.tools)
-        limit = self._limit(len(prompt.ids), request.sampling.max_tokens)
-        form = self._format.tools
+        limit = room(len(prompt.ids), request.sampling.max_tokens, self.info.max_model_len)
         draw = Draw(
             request.sampling,
             random.Random(request.sampling.seed),
-            self._grammars.constraint(request, form),
+            self._grammars.constraint(request, self._format.tools),
         )
-        parses = bool(request.tools) and request.tool_choice != "none"
-        text = ReplyText(self._visible, request.sampling.stop)
-        parser = ReplyParser(form if parses else None, one_call=not request.parallel_tool_calls)
         job = Job(prompt.ids, limit, draw, adapter, cancelled=lambda: call.cancelled)
-        running = _Running(call, request, prompt, job, text, parser, _untrainable(request, draw))
+        speech = Speech(request, self._format, self._hidden, self._eos)
+        why_not = untrainable(request, constrained=draw.constraint is not None)
+        running = _Running(call, request, prompt, job, speech, why_not)
         if request.sampling.stop:
-            job.watch = lambda token: self._watch(running, token)
+            job.watch = lambda token: self._hear(running)
         if adapter is not None:
             adapter.users += 1
         self._running[job] = running
         self.engine.add(job)
-
-    def _limit(self, prompt: int, max_tokens: int | None) -> int:
-        room = self.info.max_model_len - prompt
-        if room < 1:
-            raise PromptTooLong(
-                f"got a prompt of {prompt} tokens, expected at most "
-                f"{self.info.max_model_len - 1}: the context of {self.info.max_model_len} must "
-                "have room for a reply. Shorten the messages, or serve with a larger "
-                "max_model_len.",
-                param="messages",
-            )
-        return room if max_tokens is None else max(1, min(max_tokens, room))
 
     def _load_adapter(self, call: Call) -> None:
         name, path = call.params["name"], Path(call.params["path"])
@@ -211,35 +201,13 @@ class SamplerHost:
 
     # --- replies --------------------------------------------------------------------------------
 
-    def _hidden_ids(self, tokenizer: Any) -> set[int]:
-        """Special tokens that no text shows, but for those that tool calls are made of."""
-        markers = self._format.tools.markers if self._format.tools else ()
-        return {
-            id_
-            for id_, token in tokenizer.added_tokens_decoder.items()
-            if token.special and token.content not in markers
-        }
+    def _hear(self, running: _Running) -> bool:
+        self._send(running, running.speech.hear(running.job.out))
+        return running.speech.stopped
 
-    def _visible(self, ids: Sequence[int]) -> str:
-        return self._format.text([i for i in ids if i not in self._hidden])
-
-    def _watch(self, running: _Running, token: int) -> bool:
-        piece = running.text.push([token])
-        running.streamed = len(running.job.out)
-        if running.request.stream:
-            self._send(running, *running.parser.feed(piece))
-        else:
-            running.parser.feed(piece)
-        return running.text.stopped
-
-    def _stream(self, running: _Running) -> None:
-        new = running.job.out[running.streamed :]
-        if new:
-            running.streamed += len(new)
-            self._send(running, *running.parser.feed(running.text.push(new)))
-
-    def _send(self, running: _Running, content: str, calls: list[dict[str, Any]]) -> None:
-        if content or calls:
+    def _send(self, running: _Running, piece: Piece) -> None:
+        content, calls = piece
+        if running.request.stream and (content or calls):
             self._channel.event(running.call, {"content": content, "tool_calls": calls})
 
     def _end(self, running: _Running) -> None:
@@ -252,13 +220,7 @@ class SamplerHost:
             return
         if job.finish is None:
             return  # cancelled: nobody waits
-        rest = job.out[running.streamed :]
-        if rest and rest[-1] in self._eos:
-            rest = rest[:-1]
-        content, calls = running.parser.feed(running.text.push(rest, last=True))
-        more, more_calls = running.parser.finish()
-        if running.request.stream:
-            self._send(running, content + more, calls + more_calls)
+        self._send(running, running.speech.end(job.out))
         reply = self._reply(running)
         message = {"role": "assistant", "content": reply.content, "tool_calls": reply.tool_calls}
         self._channel.result(call, pack_reply(reply))
@@ -266,47 +228,8 @@ class SamplerHost:
         self._format.remember(running.prompt, job.out, request.messages, request.tools, message)
 
     def _reply(self, running: _Running) -> ChatReply:
-        job, parser = running.job, running.parser
+        job = running.job
         finish = job.finish or "stop"
-        if parser.calls and finish == "stop":
-            finish = "tool_calls"
-        token_text = self._format.token_text
-        return ChatReply(
-            prompt_token_ids=job.prompt,
-            token_ids=job.out,
-            logprobs=job.logprobs,
-            content=parser.content or (None if parser.calls else ""),
-            tool_calls=parser.calls,
-            finish_reason=finish,
-            untrainable=running.untrainable,
-            top_logprobs=[[(i, p, token_text(i)) for i, p in top] for top in job.top],
-            token_texts=[token_text(i) for i in job.out],
+        return running.speech.reply(
+            job.prompt, job.out, job.logprobs, job.top, finish, running.untrainable
         )
-
-
-def _request(params: dict[str, Any]) -> ChatRequest:
-    sampling = Sampling(**params["sampling"])
-    params["sampling"] = dataclasses.replace(sampling, stop=tuple(sampling.stop))
-    request = ChatRequest(**params)
-    if not request.messages:
-        raise InvalidRequest("got no messages, expected at least one.", param="messages")
-    if 0.0 < sampling.temperature < _COLDEST:
-        raise InvalidRequest(
-            f"got temperature={sampling.temperature}, expected 0 (greedy) or at least {_COLDEST}.",
-            param="temperature",
-        )
-    return request
-
-
-def _untrainable(request: ChatRequest, draw: Draw) -> str | None:
-    sampling = request.sampling
-    if draw.constraint is not None:
-        forced = request.response_format is None
-        return f"grammar: {'tool_choice' if forced else 'response_format'}"
-    if sampling.temperature == 0.0:
-        return "greedy decoding: temperature=0"
-    if sampling.top_p < 1.0:
-        return f"truncated sampling: top_p={sampling.top_p}"
-    if sampling.top_k > 0:
-        return f"truncated sampling: top_k={sampling.top_k}"
-    return None

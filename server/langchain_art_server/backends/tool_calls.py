@@ -43,6 +43,8 @@ class ToolFormat:
 HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", ("<tool_call>", "</tool_call>"))
 MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", "", ("[TOOL_CALLS]", _ARGS))
 LLAMA = ToolFormat("llama", "", "", ("<|python_tag|>",), "parameters")
+#: Name -> format.
+FORMATS = {form.name: form for form in (HERMES, MISTRAL, LLAMA)}
 #: What a template contains -> the format, first match first.
 _TABLE = (
     (("<tool_call>", '"arguments"'), HERMES),

@@ -1,0 +1,231 @@
+"""What stands between us and vLLM, without vLLM: the guard, the check of adapters, the settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from langchain_art.errors import ConfigError
+from langchain_art_server.backends import vllm_adapters, vllm_guard
+from langchain_art_server.backends.chat_format import ChatFormat
+from langchain_art_server.backends.model_loading import load_model, load_outline
+from langchain_art_server.backends.tool_calls import FORMATS
+from langchain_art_server.backends.vllm_adapters import Shelf
+from langchain_art_server.backends.vllm_client import events
+from langchain_art_server.config import EngineSettings, Settings, load_settings
+from tests.conformance.tiny_models import KINDS, save_adapter, save_model
+from tests.vllm_engine import gone
+
+#: A program that starts one child in its own group, and one that leaves it.
+FAMILY = """
+import subprocess, sys, time
+nap = [sys.executable, "-c", "import time; time.sleep(600)"]
+pids = [subprocess.Popen(nap).pid, subprocess.Popen(nap, start_new_session=True).pid]
+open(sys.argv[1], "w").write(" ".join(map(str, pids)) + "\\n")
+time.sleep({seconds})
+sys.exit(7)
+"""
+#: A program that holds a guard, as the sampler's process does.
+HOLDER = """
+import subprocess, sys, time
+guard = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
+print(guard.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def family(folder: Path, seconds: float) -> list[str]:
+    (folder / "inner").mkdir()
+    argv = [sys.executable, "-I", str(vllm_guard.__file__), str(folder / "inner")]
+    return [*argv, sys.executable, "-c", FAMILY.format(seconds=seconds), str(folder / "pids")]
+
+
+def started(folder: Path) -> list[int]:
+    while not (folder / "pids").exists() or not (folder / "pids").read_text().endswith("\n"):
+        time.sleep(0.02)
+    return [int(pid) for pid in (folder / "pids").read_text().split()]
+
+
+@pytest.mark.parametrize("end", ["the pipe closes", "kill -9 of the holder", "SIGTERM"])
+def test_the_guard_ends_the_family_with_its_holder(tmp_path: Path, end: str) -> None:
+    argv = family(tmp_path, 600)
+    if end == "kill -9 of the holder":
+        holder = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, *argv], stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert holder.stdout is not None
+        guard_pid, program = int(holder.stdout.readline()), int(holder.stdout.readline())
+        pids = started(tmp_path)
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait()
+        holder.stdout.close()
+    else:
+        guard = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert guard.stdin is not None and guard.stdout is not None
+        guard_pid, program = guard.pid, int(guard.stdout.readline())
+        pids = started(tmp_path)
+        if end == "SIGTERM":
+            guard.terminate()
+        else:
+            guard.stdin.close()
+        assert guard.wait(timeout=10) == 128 + signal.SIGKILL
+        guard.stdout.close()
+    assert gone([guard_pid, program, *pids])
+    assert not (tmp_path / "inner").exists()
+
+
+def test_the_guard_ends_what_the_program_leaves_behind(tmp_path: Path) -> None:
+    guard = subprocess.Popen(family(tmp_path, 0), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    pids = started(tmp_path)
+    assert guard.wait(timeout=10) == 7
+    assert gone(pids)
+
+
+# --- adapters -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("models") / "qwen3")
+
+
+@pytest.fixture
+def shelf(model: Path) -> Any:
+    outline = load_outline(Settings.model_validate({"model": str(model)}))
+    made = Shelf(outline.model, 4, "bfloat16")
+    yield made
+    shutil.rmtree(made.folder)
+
+
+def test_an_adapter_is_copied_and_its_copy_removed(
+    shelf: Shelf, model: Path, tmp_path: Path
+) -> None:
+    path = save_adapter(tmp_path / "a", model, 1)
+    first, second = shelf.put("a@1", path), shelf.put("a@1", path)
+    assert first.inner != second.inner and first.folder != second.folder
+    assert {file.name for file in first.folder.iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    assert first.moves
+    assert oct(shelf.folder.stat().st_mode)[-3:] == "700"
+    shelf.drop(first)
+    assert not first.folder.exists() and second.folder.exists()
+
+
+def test_the_rank_is_one_of_vllms_and_the_head_is_left_out(shelf: Shelf) -> None:
+    assert shelf.max_rank == 8
+    assert "lm_head" not in shelf.targets
+    assert {"q_proj", "down_proj"} <= set(shelf.targets)
+
+
+@pytest.mark.parametrize(
+    ("options", "value", "problem"),
+    [
+        ({"r": 16}, None, r"got rank 16, expected at most 8.*max_rank = 16"),
+        ({"target_modules": ["q_proj", "lm_head"]}, None, "lm_head, which vLLM does not apply"),
+        ({}, float("nan"), "not finite"),
+        ({}, 3.4e38, "not finite in bfloat16"),
+    ],
+)
+def test_what_vllm_would_take_in_silence_is_refused(
+    shelf: Shelf,
+    model: Path,
+    tmp_path: Path,
+    options: dict[str, Any],
+    value: float | None,
+    problem: str,
+) -> None:
+    path = save_adapter(tmp_path / "a", model, 1, **options)
+    tensors = load_file(path / "adapter_model.safetensors")
+    tensors.pop("base_model.model.lm_head.base_layer.weight", None)  # PEFT adds the head itself
+    if value is not None:
+        next(iter(tensors.values())).view(-1)[0] = value
+    save_file(tensors, path / "adapter_model.safetensors")
+    with pytest.raises(ConfigError, match=problem):
+        shelf.put("a@1", path)
+    assert not list(shelf.folder.iterdir())
+
+
+def test_a_wrong_shape_is_refused(shelf: Shelf, model: Path, tmp_path: Path) -> None:
+    path = save_adapter(tmp_path / "a", model, 1)
+    tensors = load_file(path / "adapter_model.safetensors")
+    name = next(name for name in tensors if "lora_B" in name)
+    tensors[name] = torch.ones(7, 4)
+    save_file(tensors, path / "adapter_model.safetensors")
+    with pytest.raises(ConfigError, match=r"with shape \(7, 4\), expected"):
+        shelf.put("a@1", path)
+
+
+def test_copies_go_to_disk_where_shared_memory_has_no_room(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    outline = load_outline(Settings.model_validate({"model": str(model)}))
+    monkeypatch.setattr(vllm_adapters.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(vllm_adapters, "_EXPECTED", 1 << 50)
+    assert Shelf(outline.model, 4, "float32").folder.parent == tmp_path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_outline_of_a_model_is_the_loaded_model_without_weights(
+    tmp_path: Path, kind: str
+) -> None:
+    settings = Settings.model_validate({"model": str(save_model(tmp_path / kind, kind))})
+    outline, whole = load_outline(settings), load_model(settings)
+    assert (outline.info, outline.eos) == (whole.info, whole.eos)
+    assert all(parameter.is_meta for parameter in outline.model.parameters())
+
+
+# --- replies -----------------------------------------------------------------------------------
+
+
+async def test_events_end_at_a_line_feed_and_nowhere_else() -> None:
+    said = [{"text": "a\u2028b\x85c\u2029d"}, {"text": "\x0b\x0c\x1c\n\r"}, {"text": "é"}]
+    lines = [f"data: {json.dumps(one, ensure_ascii=False)}\n\n" for one in said]
+    whole = "".join([": a comment\n\n", *lines, "data: [DONE]\n\n"]).encode()
+
+    async def cut(size: int) -> AsyncIterator[bytes]:
+        for at in range(0, len(whole), size):
+            yield whole[at : at + size]
+
+    for size in (1, 7, len(whole)):
+        assert [event async for event in events(cut(size))] == said
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+def test_the_engine_is_a_table_of_the_settings(tmp_path: Path) -> None:
+    file = tmp_path / "art.toml"
+    file.write_text('[engine]\npython = "/opt/vllm/bin/python"\ngpu_memory = 0.4\n')
+    settings = load_settings(file, model="m")
+    assert settings.engine is not None
+    assert settings.engine.python == Path("/opt/vllm/bin/python")
+    assert settings.engine.gpu_memory == 0.4
+    assert load_settings(model="m").engine is None
+
+
+def test_settings_of_two_samplers_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"\[sampler\].*together with \[engine\]"):
+        load_settings(model="m", engine={}, sampler={"max_batch": 3})
+
+
+def test_the_tool_format_is_told_or_read_off_the_template(model: Path) -> None:
+    outline = load_outline(Settings.model_validate({"model": str(model)}))
+    assert ChatFormat(outline.tokenizer, outline.eos).tools is FORMATS["hermes"]
+    told = ChatFormat(outline.tokenizer, outline.eos, FORMATS["llama"])
+    assert told.tools is FORMATS["llama"]
+    names, _none = get_args(EngineSettings.model_fields["tool_format"].annotation)
+    assert set(FORMATS) == set(get_args(names))

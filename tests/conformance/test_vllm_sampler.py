@@ -1,0 +1,370 @@
+"""vLLM as the sampler: exact tokens and logprobs, the embedded sampler's words, nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from safetensors.torch import load_file, save_file
+
+from langchain_art.errors import (
+    ArtError,
+    ConfigError,
+    EngineUnavailable,
+    InvalidRequest,
+    PromptTooLong,
+    UnknownModel,
+)
+from langchain_art_server.backends.base import ChatDelta, ChatRequest
+from langchain_art_server.backends.vllm_sampler import VllmSampler
+from langchain_art_server.backends.worker import WorkerDied
+from langchain_art_server.config import Settings
+from tests.conformance.tiny_models import (
+    CLOCK,
+    WEATHER,
+    LocalSampler,
+    ask,
+    check_logprobs,
+    load_plain,
+    save_adapter,
+    with_adapter,
+)
+from tests.conformance.vllm_sampling import chat, pid_of
+from tests.vllm_engine import alive, children, command, engine, gone, guard_of, vllm_of
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(900),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+
+@pytest.fixture(scope="session")
+def model(vllm_model: Path) -> Path:
+    return vllm_model
+
+
+@pytest.fixture(scope="session")
+def adapters(vllm_adapters: dict[str, Path]) -> dict[str, Path]:
+    return vllm_adapters
+
+
+@pytest.fixture(scope="session")
+def sampler(vllm_sampler: VllmSampler) -> VllmSampler:
+    return vllm_sampler
+
+
+@pytest.fixture(scope="module")
+def embedded(model: Path) -> LocalSampler:
+    """What the other engine says of the same requests."""
+    return LocalSampler(model)
+
+
+async def test_mixed_batches_of_every_kind_have_the_plain_models_logprobs(
+    sampler: VllmSampler, model: Path, adapters: dict[str, Path]
+) -> None:
+    assert (sampler.info.device, sampler.info.dtype) == ("cpu", "float32")
+    assert (sampler.info.max_model_len, sampler.info.vocab_size) == (1024, 344)
+    names = [None, *adapters]
+    requests = [
+        ask(
+            "the weather in Paris " * (i % 7) + str(i),
+            adapter=names[i % 4],
+            stream=i % 3 == 0,
+            seed=i if i % 2 else None,
+            max_tokens=24,
+            temperature=0.7 if i % 5 == 0 else 1.0,
+        )
+        for i in range(32)
+    ]
+    replies = await asyncio.gather(*(chat(sampler, request) for request in requests))
+    for name in names:
+        plain = load_plain(model) if name is None else with_adapter(model, adapters[name])
+        for heat in (0.7, 1.0):
+            mine = [
+                reply
+                for request, reply in zip(requests, replies, strict=True)
+                if (request.adapter, request.sampling.temperature) == (name, heat)
+            ]
+            assert mine and not any(reply.untrainable for reply in mine)
+            check_logprobs(plain, mine, heat)
+
+
+async def test_the_base_stays_the_base_when_adapters_have_filled_all_slots(
+    sampler: VllmSampler, model: Path, tmp_path: Path
+) -> None:
+    names = [f"filler@{number}" for number in range(8)]  # more than `max_loras`
+    for number, name in enumerate(names):
+        await sampler.load_adapter(name, save_adapter(tmp_path / f"f{number}", model, 40 + number))
+    requests = [
+        ask(f"hello {number}", adapter=name, max_tokens=24)
+        for number in range(4)
+        for name in (None, *names)
+    ]
+    replies = await asyncio.gather(*(chat(sampler, request) for request in requests))
+    base = [r for r, request in zip(replies, requests, strict=True) if request.adapter is None]
+    check_logprobs(load_plain(model), base)
+    for name in names:
+        await sampler.unload_adapter(name)
+
+
+async def test_a_seed_repeats_a_reply_and_another_does_not(sampler: VllmSampler) -> None:
+    one, same, other = [
+        await chat(sampler, ask(seed=seed, max_tokens=30)) for seed in (2**70 + 5, 2**70 + 5, 6)
+    ]
+    assert one.token_ids == same.token_ids != other.token_ids
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.0},
+        {"top_p": 0.5},
+        {"top_k": 3},
+        {"tools": [WEATHER, CLOCK]},
+        {"tools": [WEATHER], "tool_choice": "required"},
+        {"tools": [WEATHER, CLOCK], "tool_choice": {"function": {"name": "clock"}}},
+        {"response_format": {"type": "json_object"}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"schema": WEATHER["function"]["parameters"]},
+            }
+        },
+        {"stop": ("e",)},
+        {"top_logprobs": 3},
+    ],
+    ids=lambda options: " ".join(map(str, options)) or "plain",
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_says_what_the_embedded_sampler_would(
+    sampler: VllmSampler, embedded: LocalSampler, options: dict[str, Any], stream: bool
+) -> None:
+    request = ask("mail of Ann", seed=3, stream=stream, max_tokens=200, **options)
+    reply, (other,) = await chat(sampler, request), embedded.chat(request)
+    assert reply.prompt_token_ids == other.prompt_token_ids
+    assert reply.untrainable == other.untrainable
+    assert len(reply.token_ids) == len(reply.logprobs) == len(reply.token_texts)
+    assert bool(reply.tool_calls) == bool(other.tool_calls)
+    if reply.tool_calls:
+        names = [{call["function"]["name"] for call in one.tool_calls} for one in (reply, other)]
+        assert names[0] <= {"weather", "clock"} and len(names[1]) == 1
+        assert reply.finish_reason == other.finish_reason == "tool_calls"
+    if stops := request.sampling.stop:
+        text = "".join(reply.token_texts)
+        assert stops[0] in text and stops[0] not in (reply.content or "")
+        assert stops[0] not in "".join(reply.token_texts[:-1])
+        assert reply.finish_reason == other.finish_reason == "stop"
+    if most := request.sampling.top_logprobs:
+        for found, token, value in zip(
+            reply.top_logprobs, reply.token_ids, reply.logprobs, strict=True
+        ):
+            assert len(found) == most
+            assert [one[1] for one in found] == sorted((one[1] for one in found), reverse=True)
+            assert {one[0]: one[1] for one in found}.get(token, value) == value
+        first, seen = reply.top_logprobs[0], other.top_logprobs[0]
+        assert [one[0] for one in first] == [one[0] for one in seen]
+        assert [one[1] for one in first] == pytest.approx([one[1] for one in seen], abs=1e-5)
+    if request.sampling.temperature == 0.0:
+        assert reply.token_ids == other.token_ids
+        assert reply.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+async def test_a_later_prompt_holds_the_very_tokens_that_were_sampled(sampler: VllmSampler) -> None:
+    messages = [{"role": "user", "content": "mail"}]
+    shown: list[int] = []
+    for turn in range(4):
+        reply = await chat(sampler, ask(messages=messages, seed=turn, max_tokens=40))
+        assert reply.prompt_token_ids[: len(shown)] == shown
+        if reply.finish_reason == "stop" and reply.token_ids[-1] == 2:
+            shown = reply.prompt_token_ids + reply.token_ids
+        messages = [*messages, {"role": "assistant", "content": reply.content}]
+        messages.append({"role": "user", "content": f"and {turn}"})
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind", "words"),
+    [
+        (ask("mail " * 1200), PromptTooLong, "the context of 1024"),
+        (ask(adapter="d@1"), UnknownModel, "'d@1'"),
+        (ask(messages=[{"role": "alien", "content": "x"}]), InvalidRequest, "no aliens"),
+        (ask(temperature=0.005), InvalidRequest, "at least 0.01"),
+        (ask(tool_choice="required"), InvalidRequest, "no tools"),
+        (
+            ask(response_format={"type": "json_schema", "json_schema": {"schema": {"type": 7}}}),
+            InvalidRequest,
+            "No grammar can be made",
+        ),
+    ],
+    ids=["long", "unknown", "template", "cold", "no tools", "schema"],
+)
+async def test_what_can_not_be_answered_is_refused_by_name(
+    sampler: VllmSampler, request_: ChatRequest, kind: type[ArtError], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        await chat(sampler, request_)
+
+
+async def test_closing_replies_early_aborts_them_in_vllm(sampler: VllmSampler) -> None:
+    socket = Path(command(guard_of(pid_of(sampler)))[3]) / "vllm.sock"
+    async with httpx.AsyncClient(
+        transport=httpx.AsyncHTTPTransport(uds=str(socket)), base_url="http://vllm"
+    ) as http:
+
+        async def running() -> float:
+            lines = (await http.get("/metrics")).text.splitlines()
+            found = [line for line in lines if line.startswith("vllm:num_requests_running")]
+            return float(found[0].split()[-1])
+
+        endless = {"max_tokens": None, "stop": ("never said",)}
+        streams = [sampler.chat(ask(stream=True, seed=i, **endless)) for i in range(3)]
+        for stream in streams:
+            assert isinstance(await anext(stream), ChatDelta)
+        waiting = asyncio.create_task(chat(sampler, ask(seed=9, **endless)))
+        await asyncio.sleep(0.05)
+        for stream in streams:
+            await stream.aclose()
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+        for _ in range(100):
+            if await running() == 0:
+                break
+            await asyncio.sleep(0.05)
+        assert await running() == 0
+    assert not sampler.worker._pending
+
+
+async def test_an_adapter_that_would_spoil_vllm_never_reaches_it(
+    sampler: VllmSampler, model: Path, adapters: dict[str, Path], tmp_path: Path
+) -> None:
+    bad = tmp_path / "nan"
+    shutil.copytree(adapters["a@1"], bad)
+    tensors = load_file(bad / "adapter_model.safetensors")
+    next(iter(tensors.values())).view(-1)[0] = float("nan")
+    save_file(tensors, bad / "adapter_model.safetensors")
+    with pytest.raises(ConfigError, match="not finite"):
+        await sampler.load_adapter("nan@1", bad)
+    with pytest.raises(ConfigError, match="used once"):
+        await sampler.load_adapter("a@1", adapters["b@1"])
+    with pytest.raises(UnknownModel, match="nan@1"):
+        await chat(sampler, ask(adapter="nan@1"))
+    check_logprobs(load_plain(model), [await chat(sampler, ask(seed=1))])
+
+
+async def test_an_adapters_directory_may_go_and_a_fresh_one_is_the_base(
+    sampler: VllmSampler, model: Path, adapters: dict[str, Path], tmp_path: Path
+) -> None:
+    for name in ("mine", "fresh"):
+        shutil.copytree(adapters["a@1"], tmp_path / name)
+    tensors = load_file(tmp_path / "fresh" / "adapter_model.safetensors")
+    for key, tensor in tensors.items():
+        if "lora_B" in key:
+            tensor.zero_()
+    save_file(tensors, tmp_path / "fresh" / "adapter_model.safetensors")
+    await sampler.load_adapter("fresh@0", tmp_path / "fresh")
+    check_logprobs(load_plain(model), [await chat(sampler, ask(adapter="fresh@0"))])
+    await sampler.load_adapter("mine@1", tmp_path / "mine")
+    shutil.rmtree(tmp_path / "mine")
+    for number in range(40):  # so many that vLLM pushes the first ones out
+        await sampler.load_adapter(f"other@{number}", adapters["b@1"])
+    gone_by_now = await chat(sampler, ask("mail", adapter="mine@1", seed=2))
+    check_logprobs(with_adapter(model, adapters["a@1"]), [gone_by_now])
+    for name in ("mine@1", "fresh@0", *(f"other@{number}" for number in range(40))):
+        await sampler.unload_adapter(name)
+    folder = Path(command(guard_of(pid_of(sampler)))[3])
+    assert len(list(folder.glob("adapter-*"))) == len(adapters)
+
+
+async def test_unloading_waits_for_running_calls_and_the_name_gets_new_weights(
+    sampler: VllmSampler, model: Path, adapters: dict[str, Path]
+) -> None:
+    question = "the weather in Paris is sunny and the mail of Ann"
+    await sampler.load_adapter("x@1", adapters["a@1"])
+    calls = [
+        asyncio.create_task(chat(sampler, ask(question, adapter="x@1", seed=i, max_tokens=300)))
+        for i in range(4)
+    ]
+    await asyncio.sleep(0.3)
+    assert not all(call.done() for call in calls)
+    await sampler.unload_adapter("x@1")
+    with pytest.raises(UnknownModel, match="x@1"):
+        await chat(sampler, ask(adapter="x@1"))
+    await sampler.load_adapter("x@1", adapters["b@1"])
+    after = await chat(sampler, ask(question, adapter="x@1", seed=1, max_tokens=30))
+    check_logprobs(with_adapter(model, adapters["b@1"]), [after])
+    check_logprobs(with_adapter(model, adapters["a@1"]), list(await asyncio.gather(*calls)))
+    await sampler.unload_adapter("x@1")
+
+
+async def test_kill_9_of_vllm_loses_no_call(
+    sampler: VllmSampler, model: Path, adapters: dict[str, Path]
+) -> None:
+    """Its engine is killed, then our process that holds it: both come back by themselves."""
+    before, restarts = await chat(sampler, ask(adapter="a@1", seed=5)), sampler.restarts
+    tried = [ask(seed=seed, max_tokens=900, stop=("never said",)) for seed in range(32)]
+    lengths = [len(r.token_ids) for r in await asyncio.gather(*(chat(sampler, r) for r in tried))]
+    long = tried[lengths.index(max(lengths))]  # still speaks when the engine is killed
+    for number, victim in enumerate(("engine", "host"), 1):
+        held = [guard_of(pid_of(sampler)), *vllm_of(pid_of(sampler))]
+        calls = [
+            asyncio.create_task(chat(sampler, ask(f"{i}", adapter="a@1", seed=i, max_tokens=900)))
+            for i in range(8)
+        ]
+        stream = sampler.chat(replace(long, id=f"stream-{number}", stream=True))
+        assert isinstance(await anext(stream), ChatDelta)
+        assert not all(call.done() for call in calls)
+        os.kill(held[-1] if victim == "engine" else pid_of(sampler), signal.SIGKILL)
+        with pytest.raises(WorkerDied):  # its first half is out; only the caller can begin anew
+            async for _ in stream:
+                pass
+        assert gone(held)
+        check_logprobs(with_adapter(model, adapters["a@1"]), list(await asyncio.gather(*calls)))
+        assert sampler.restarts == restarts + number
+        assert not any(map(alive, held))
+    after = await chat(sampler, ask(adapter="a@1", seed=5))
+    assert after.token_ids == before.token_ids
+
+
+async def test_a_vllm_that_hangs_is_started_again(sampler: VllmSampler, model: Path) -> None:
+    engine_core = children(guard_of(pid_of(sampler)))[-1]
+    held, restarts = vllm_of(pid_of(sampler)), sampler.restarts
+    os.kill(engine_core, signal.SIGSTOP)
+    reply = await chat(sampler, ask(seed=5))
+    check_logprobs(load_plain(model), [reply])
+    assert sampler.restarts == restarts + 1
+    assert gone(held)
+
+
+async def test_a_python_without_vllm_is_refused_in_words(model: Path, tmp_path: Path) -> None:
+    for python, words in (("/nowhere/python", "No such file"), (None, "No module named 'vllm'")):
+        table = engine() | ({"python": python} if python else {})
+        if python is None:
+            del table["python"]
+        made = VllmSampler(
+            Settings.model_validate({"model": str(model), "data_dir": tmp_path, "engine": table})
+        )
+        with pytest.raises(EngineUnavailable, match="not started"):
+            _ = made.info
+        with pytest.raises(ConfigError, match=words):
+            await made.start()
+        await made.close()
+
+
+async def test_an_option_that_is_ours_is_refused(model: Path, tmp_path: Path) -> None:
+    table = engine(args=("--max-num-batched-tokens=4096", "--seed=1"))
+    made = VllmSampler(
+        Settings.model_validate({"model": str(model), "data_dir": tmp_path, "engine": table})
+    )
+    with pytest.raises(ConfigError, match="'--max-num-batched-tokens'"):
+        await made.start()
+    await made.close()

@@ -1,0 +1,65 @@
+"""vLLM behind our server: the clients that are not ours, and LangChain's own suite of tests.
+
+The engine is the real vLLM, led by the rule's model (`tests.rule_model.vllm_engine`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration_tests import test_clients, test_standard
+from tests.integration_tests.test_standard import vcr_cassette_dir, vcr_config
+from tests.live_server import LiveServer, RuleServer
+from tests.vllm_engine import engine_toml, wide_model
+
+__all__ = ["vcr_cassette_dir", "vcr_config"]  # fixtures of the suite
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+
+class VllmRuleServer(RuleServer):
+    """The server with vLLM, led by the rule, and a long context."""
+
+    def __init__(self, folder: Path) -> None:
+        model = wide_model(folder / "model", max_position_embeddings=16384)
+        self.journal = folder / "journal.jsonl"
+        LiveServer.__init__(
+            self,
+            folder / "data",
+            *("--config", str(engine_toml(folder / "engine.toml"))),
+            model=model,
+            env={"RULE_JOURNAL": str(self.journal)},
+            module="tests.rule_model.vllm_server",
+        )
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmRuleServer]:
+    made = VllmRuleServer(tmp_path_factory.mktemp("vllm-rules"))
+    try:
+        made.start(timeout=600)
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.mark.parametrize("client", list(test_clients.PROGRAMS))
+def test_a_foreign_client_is_served_captured_and_trained(
+    client: str, server: VllmRuleServer
+) -> None:
+    test_clients.test_a_foreign_client_is_served_captured_and_trained(client, server)
+
+
+class TestStandard(test_standard.TestChatART):
+    """LangChain's suite. What it skips: see `test_standard`."""
+
+
+class TestStandardFunctionCalling(test_standard.TestFunctionCalling):
+    """The same with structured output by tool calls."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def where(server: VllmRuleServer) -> None:
+    TestStandard.url = TestStandardFunctionCalling.url = server.base_url

@@ -1,0 +1,236 @@
+"""vLLM samples and PEFT learns behind the real server: the demo's agent, swaps, and kills.
+
+``ART_VLLM_KILLS=20`` makes the last one longer than it is by default; ``-o log_cli=true`` shows how
+long the engine was away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import random
+import signal
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from examples.email_search.train import make_rollout
+from langchain_art import ChatART, TrainConfig, Trainer
+from langchain_art_server.backends.peft_engine import PeftEngine
+from tests.integration_tests import test_email_example
+from tests.integration_tests.test_email_example import mails_of
+from tests.integration_tests.test_swap import row_of, train_once
+from tests.live_server import LiveServer
+from tests.vllm_engine import (
+    engine_toml,
+    gone,
+    guard_of,
+    vllm_of,
+    wide_model,
+)
+
+log = logging.getLogger(__name__)
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
+KILLS = int(os.environ.get("ART_VLLM_KILLS", "3"))
+STREAMS, VERSIONS = 32, 7
+
+
+class VllmServer(LiveServer):
+    """The server with vLLM, as a user starts it."""
+
+    def __init__(self, folder: Path) -> None:
+        toml = engine_toml(folder / "art.toml", keep_checkpoints=VERSIONS)
+        model = wide_model(folder / "model")
+        super().__init__(folder / "data", "--config", str(toml), model=model)
+
+    def held(self) -> list[int]:
+        """Process ids of the guard and of vLLM."""
+        assert self.process is not None
+        return [guard_of(self.process.pid), *vllm_of(self.process.pid)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    made = VllmServer(tmp_path_factory.mktemp("vllm-server"))
+    made.start(timeout=600)
+    yield made
+    held = made.held()
+    made.kill()  # kill -9: nothing of ours is left to clean up
+    assert gone(held)
+
+
+async def test_the_demos_agent_is_captured_and_trained_exactly(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    await test_email_example.test_runs_are_captured_recorded_and_trained_exactly(server, tmp_path)
+
+
+def test_the_demos_agent_takes_a_few_steps(server: VllmServer, tmp_path: Path) -> None:
+    mails = mails_of(tmp_path, 24, 8)
+    with server.http() as http:
+        assert http.get("/status").json()["sampler"] == "VllmSampler"
+        http.post("/v1/policies", json={"name": "steps"}).raise_for_status()
+    model = ChatART(model="steps", base_url=server.base_url, max_tokens=48)
+    trainer = Trainer(
+        model,
+        group_size=4,
+        groups_per_step=8,
+        concurrency=32,
+        config=TrainConfig(learning_rate=3e-3),
+        out_dir=tmp_path / "fit",
+    )
+    result = asyncio.run(
+        trainer.fit(
+            make_rollout(model, mails),
+            mails.scenarios("train"),
+            steps=3,
+            eval_scenarios=mails.scenarios("test"),
+        )
+    )
+    mails.close()
+    assert result.adapter == "steps@3"
+    with server.http() as http:
+        jobs = http.get("/v1/jobs", params={"policy": "steps"}).json()["data"]
+    for job in jobs:
+        metrics = job["result"]["metrics"]
+        assert metrics["logprob_gap_mean"] <= 1e-5
+        assert metrics["probe_change"] > 0
+
+
+class Streamer(threading.Thread):
+    """Streams the policy's replies by its bare name, one after the other, and keeps what it got."""
+
+    def __init__(self, server: LiveServer, number: int, stop: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self.server, self.number, self.stop = server, number, stop
+        self.calls: list[str] = []
+        self.wrong: list[str] = []
+
+    def run(self) -> None:
+        with self.server.http() as http:
+            for turn in range(100_000):
+                if self.stop.is_set():
+                    return
+                question = f"When is the Falcon audit? {self.number} {turn % 3}"
+                body = {"model": "tiny", "messages": [{"role": "user", "content": question}]}
+                # Hot enough to go on for long: the version changes in the middle of most calls.
+                body |= {"max_tokens": 120, "temperature": 1.5, "stream": True}
+                try:
+                    self.one(http, body)
+                except (httpx.HTTPError, KeyError, ValueError) as error:
+                    self.wrong.append(repr(error))
+
+    def one(self, http: httpx.Client, body: dict[str, Any]) -> None:
+        with http.stream("POST", "/v1/chat/completions", json=body, timeout=600) as answer:
+            answer.raise_for_status()
+            lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: ")]
+        chunks = [json.loads(line) for line in lines[:-1]]
+        told = {(chunk["id"], chunk["model"]) for chunk in chunks}
+        if lines[-1] != "[DONE]" or len(told) != 1 or not chunks[-1]["choices"][0]["finish_reason"]:
+            self.wrong.append(lines[-1])
+        self.calls.append(chunks[0]["id"])
+
+
+def test_versions_change_under_streams(server: VllmServer) -> None:
+    """None is refused, none mixes two versions, none is answered from another one's cache."""
+    stop = threading.Event()
+    streamers = [Streamer(server, number, stop) for number in range(STREAMS)]
+    with server.http() as http:
+        for streamer in streamers:
+            streamer.start()
+        try:
+            for step in range(VERSIONS - 1):
+                train_once(http, step)
+        finally:
+            stop.set()
+        for streamer in streamers:
+            streamer.join()
+        assert not [text for streamer in streamers for text in streamer.wrong]
+        asked = [call for streamer in streamers for call in streamer.calls]
+        sample = asked[:: len(asked) // 400 or 1]
+        recheck(server, [http.get(f"/v1/calls/{call}").json() for call in sample])
+
+
+def recheck(server: VllmServer, records: list[dict[str, Any]]) -> None:
+    """Each call's logprobs are those of the version that it says, computed by the learner."""
+    by_version: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        by_version[record["version"]].append(record)
+    assert len(by_version) >= VERSIONS // 2
+    torch.set_num_threads(1)
+    engine = PeftEngine(str(server.data_dir.parent / "model"))
+    for version, calls in by_version.items():
+        folder = server.data_dir / "adapters" / "tiny" / str(version)
+        again = engine.logprobs(folder, [row_of(call) for call in calls])
+        for call, logprobs in zip(calls, again, strict=True):
+            said = len(call["token_ids"])
+            gaps = abs(logprobs[-said:] - call["logprobs"])
+            assert max(gaps) <= 1e-3 and sum(gaps) / said <= 1e-4, (version, call["id"])
+
+
+class Killer(threading.Thread):
+    """Kills one of vLLM's processes, or the one that holds it, while calls run; waits; again."""
+
+    def __init__(self, server: VllmServer) -> None:
+        super().__init__(daemon=True)
+        self.server, self.back = server, list[float]()
+        self.random = random.Random(random.SystemRandom().randrange(10**6))
+
+    def run(self) -> None:
+        with self.server.http() as http:
+            while len(self.back) < KILLS:
+                time.sleep(self.random.uniform(0.5, 3.0))
+                if http.get("/status").json()["running_calls"] == 0:
+                    continue
+                restarts = http.get("/status").json()["engine_restarts"]
+                os.kill(self.random.choice(self.server.held()), signal.SIGKILL)
+                begun = time.monotonic()
+                while http.get("/status").json()["engine_restarts"] == restarts:
+                    time.sleep(0.05)
+                body = {"model": "tiny", "messages": [{"role": "user", "content": "?"}]}
+                body |= {"max_tokens": 1}
+                answer = http.post("/v1/chat/completions", json=body, timeout=900)
+                assert answer.status_code == 200, answer.text
+                self.back.append(time.monotonic() - begun)
+                log.warning("kill %d: back after %.1f s", len(self.back), self.back[-1])
+
+
+def test_vllm_is_killed_while_agents_run(server: VllmServer, tmp_path: Path) -> None:
+    """The agents go on, the engine is back by itself, and only whole calls are trained."""
+    mails = mails_of(tmp_path, 64, 2)
+    model = ChatART(model="tiny", base_url=server.base_url, max_tokens=48, timeout=900)
+    trainer = Trainer(
+        model,
+        group_size=4,
+        groups_per_step=4,
+        concurrency=16,
+        config=TrainConfig(learning_rate=1e-4),
+        out_dir=tmp_path / "fit",
+    )
+    killer = Killer(server)
+    killer.start()
+    steps = 0
+    rollout = make_rollout(model, mails)
+    while killer.is_alive() or steps == 0:
+        steps += 1
+        result = asyncio.run(trainer.fit(rollout, mails.scenarios("train"), steps=steps))
+    mails.close()
+    assert len(killer.back) == KILLS
+    back = [f"{seconds:.1f}" for seconds in killer.back]
+    log.warning("%d kills, %d steps; back after %s s", KILLS, steps, back)
+    assert len(result.history) == steps
+    with server.http() as http:
+        jobs = http.get("/v1/jobs", params={"policy": "tiny"}).json()["data"]
+    assert len(jobs) >= steps
+    for job in jobs:
+        assert job["state"] == "succeeded", job
+        assert job["result"]["metrics"].get("logprob_gap_mean", 0.0) <= 1e-4
