@@ -74,6 +74,10 @@ def naive_gradient(
                 new = z_V[row.token_ids[t]] - torch.log(torch.exp(z_V).sum())
                 log_ratios[t] = new - row.logprobs[t]
         for t, log_ratio in log_ratios.items():
+            if config.loss == "sft":
+                weight = row.weights[t] if row.weights else 1 / n
+                total = total - weight * (log_ratio + row.logprobs[t])
+                continue
             if config.loss == "gspo":
                 same = [r for u, r in log_ratios.items() if row.calls[u] == row.calls[t]]
                 log_ratio = torch.stack(same).mean()
@@ -268,3 +272,26 @@ def test_outputs_give_the_models_own_logits(name: str, models: dict[str, Path]) 
         assert expected_MV.abs().max() <= 3.0  # soft-capped, and reaching for it
         assert expected_MV.abs().max() > 1.0
     assert not scorer.head._forward_pre_hooks
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_supervised_step_is_the_mean_negative_log_likelihood(tiny: str, tmp_path: Path) -> None:
+    engine = PeftEngine(tiny, dtype="float64")
+    adapter = shake(fresh(engine, tmp_path))
+    rows = branching_rows(9, seed=3)  # made up: no sampler's logprobs have a say
+    engine._hold(adapter)
+    config = TrainConfig(loss="sft", tokens_per_microbatch=64)
+    batch = engine.batch(rows, config)
+    loss, stats = engine.accumulate(batch, quiet)
+    expected_loss, expected = naive_gradient(tiny, adapter, rows, config)
+    assert loss == pytest.approx(expected_loss, rel=1e-9)
+    assert worst_error(engine, expected) < 1e-9
+    shown = sum(len(row.token_ids) - 1 for row in rows)
+    assert batch.packing.tokens < 0.9 * shown  # common beginnings once
+    assert stats.metrics()["logprob_gap_max"] == 0.0 and stats.metrics()["ratio_mean"] == 1.0
+    plain = math.fsum(
+        -p * m
+        for row, own in zip(rows, engine.logprobs(adapter, rows), strict=True)
+        for p, m in zip(own, row.mask, strict=True)
+    ) / sum(sum(row.mask) for row in rows)
+    assert loss == pytest.approx(plain, rel=1e-9)

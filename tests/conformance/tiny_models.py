@@ -181,8 +181,8 @@ def check_logprobs(plain: Any, replies: list[ChatReply], temperature: float = 1.
         expected = teacher_logprobs(plain, reply, temperature)
         gaps.append((torch.tensor(reply.logprobs) - expected).abs())
     gap = torch.cat(gaps)
-    assert gap.mean() <= MEAN
-    assert gap.max() <= WORST
+    assert gap.mean().item() <= MEAN
+    assert gap.max().item() <= WORST
 
 
 class LocalSampler:

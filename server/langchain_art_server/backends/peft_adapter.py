@@ -31,6 +31,9 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 #: Entries of ``torch.optim.AdamW``'s state per parameter.
 OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "step")
+#: Names that PEFT takes for stacked experts, and moves LoRA to them from whatever linear layer is
+#: called so (its `utils/transformers_weight_conversion.py`). No sampler here takes LoRA on experts.
+STACKED = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 
 Identity = tuple[tuple[int, int, int, int] | None, ...]
 
@@ -38,15 +41,19 @@ Identity = tuple[tuple[int, int, int, int] | None, ...]
 def linear_names(model: PreTrainedModel) -> list[str]:
     """Leaf names of the linear layers that LoRA can be put on, but for the output head.
 
+    In a mixture whose experts are stacked into one tensor, `STACKED` are none of them.
+
     Example: ``["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]``.
     """
     head = model.get_output_embeddings()
+    stacked = any(".experts." in name and p.dim() == 3 for name, p in model.named_parameters())
     return sorted(
         {
             name.rpartition(".")[2]
             for name, module in model.named_modules()
             if isinstance(module, nn.Linear | Conv1D) and module is not head
         }
+        - (STACKED if stacked else frozenset())
     )
 
 

@@ -26,7 +26,7 @@ from langchain_art_server.algorithms.samples import Row
 from langchain_art_server.algorithms.schedule import learning_rate
 from langchain_art_server.algorithms.stats import LossStats
 from langchain_art_server.algorithms.step_loss import StepLoss
-from langchain_art_server.algorithms.sync import check_sync
+from langchain_art_server.algorithms.sync import Suspect, check_sync
 from langchain_art_server.backends import peft_adapter
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.packer import Packer
@@ -76,7 +76,7 @@ class PeftEngine:
         if (dtype or default) not in DTYPES:
             raise ConfigError(f"got dtype={dtype!r}, expected one of {sorted(DTYPES)} to learn in")
         self.dtype = DTYPES[dtype or default]
-        self.base = load_base(model, self.dtype, self.device)
+        self.base = self._load()
         ends = (self.base.get_input_embeddings(), self.base.get_output_embeddings())
         self._vocab_size = min(len(next(end.parameters())) for end in ends if end is not None)
         self._linears = peft_adapter.linear_names(self.base)
@@ -144,7 +144,7 @@ class PeftEngine:
                         f"The step made {name!r} not finite; lower learning_rate "
                         f"(now {metrics['learning_rate']:g}). Nothing was published."
                     )
-            peft_adapter.write_adapter(request.out, self._config, self.parameters, self._optimizer)
+            self._write(request.out)
         except torch.OutOfMemoryError as error:
             raise ArtError(
                 "The learner ran out of device memory; lower tokens_per_microbatch "
@@ -183,7 +183,7 @@ class PeftEngine:
         if config.kl is not None:
             with self._base_only():
                 loss.base_logprobs_N = sweep_logprobs(packing, self._scorer, loss.old_logprobs_N)
-        return TrainingBatch(len(rows), packing, loss)
+        return TrainingBatch(rows, packing, loss)
 
     def accumulate(self, batch: TrainingBatch, progress: Progress) -> tuple[float, LossStats]:
         """Add the gradient of one update's loss to the parameters, part by part.
@@ -194,6 +194,22 @@ class PeftEngine:
         batch.loss.begin_update()
         batch.packing.sweep(self._scorer, batch.loss.visit, progress)
         return batch.loss.loss, batch.loss.stats
+
+    def _load(self) -> transformers.PreTrainedModel:
+        """The base model, frozen."""
+        return load_base(self.name, self.dtype, self.device)
+
+    def _with_lora(self, shape: peft.LoraConfig) -> peft.PeftModel:
+        """The base with LoRA layers of that shape on it."""
+        return peft.get_peft_model(self.base, shape)  # pyright: ignore[reportReturnType]
+
+    def _write(self, out: Path) -> None:
+        """Put the adapter and its optimizer on disk."""
+        peft_adapter.write_adapter(out, self._config, self.parameters, self._optimizer)
+
+    def _suspects(self, batch: TrainingBatch) -> list[Suspect]:
+        """What may have set learner and sampler apart, after the first update."""
+        return probe(batch.rows, batch.loss, self._trained_logprobs)
 
     def _trained_logprobs(self, rows: Sequence[Row], base: bool) -> Tensor:
         """The logprobs of the trained tokens of rows, row by row, in nats."""
@@ -224,7 +240,7 @@ class PeftEngine:
                     found.metrics(),
                     config,
                     request.staleness,
-                    lambda: probe(rows, batch.loss, self._trained_logprobs),
+                    lambda: self._suspects(batch),
                 )
             norm = nn.utils.clip_grad_norm_(
                 list(self.parameters.values()), config.max_grad_norm, foreach=False
@@ -247,7 +263,7 @@ class PeftEngine:
             "tokens_processed": float(config.updates * batch.packing.tokens),
             "forest": float(self.packer.padded_because is None),
             "checkpointed": float(self.packer.checkpoints),
-            "rows": float(batch.rows),
+            "rows": float(len(batch.rows)),
         }
 
     def _hold(self, folder: Path) -> None:
@@ -269,7 +285,7 @@ class PeftEngine:
                 if self._peft is not None:
                     self._scorer.model = self.base = self._peft.unload()
                     self._peft = None
-                self._scorer.model = self._peft = peft.get_peft_model(self.base, shape).eval()
+                self._scorer.model = self._peft = self._with_lora(shape).eval()
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"PEFT refuses the adapter's config: {error}") from error
             self._config = config

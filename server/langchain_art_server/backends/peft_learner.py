@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from langchain_art.errors import ArtError
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.algorithms.samples import Row, check_rows
-from langchain_art_server.backends.base import LearnerStep
+from langchain_art_server.backends.base import Demonstration, LearnerStep, TokenTurn
 from langchain_art_server.backends.channel import Call, Channel
+from langchain_art_server.backends.lent_packages import LentPackages
 from langchain_art_server.backends.rows_file import read_rows, write_rows
 from langchain_art_server.backends.worker import Worker, WorkerDied
 from langchain_art_server.config import Settings
+
+if TYPE_CHECKING:
+    from langchain_art_server.backends.peft_engine import PeftEngine
 
 log = logging.getLogger(__name__)
 #: How often a step is begun at most when the process that takes it dies (out of memory, killed).
@@ -37,22 +42,36 @@ class PeftLearner:
     """A `base.Learner` on whatever torch finds: LoRA through PEFT, AdamW, one child process.
 
     Args:
-        settings: reads `model`, `device`, `dtype` and `learner.threads`; nothing else reaches the
+        settings: reads `model`, `device`, `dtype` and `learner`; nothing else reaches the
             child (no key is in its command line).
     """
 
+    engine: ClassVar[str] = "langchain_art_server.backends.ddp_engine:ranked_engine"
+    """What makes the engine in the child, as ``module:function``."""
+    env: ClassVar[dict[str, str]] = {}
+    """What the child's environment has beside the server's."""
+
     def __init__(self, settings: Settings) -> None:
+        self._lent = LentPackages(settings.learner.python)
         self._worker = Worker(
             "langchain_art_server.backends.peft_learner:serve",
-            {
-                "model": settings.model,
-                "device": settings.device,
-                "dtype": settings.dtype,
-                "threads": settings.learner.threads,
-            },
+            {"engine": self.engine, "options": self.options(settings)},
             self._on_ready,
+            env=self.env | self._lent.env,
+            python=str(settings.learner.python),
         )
         self._vocab_size = 0
+
+    @staticmethod
+    def options(settings: Settings) -> dict[str, Any]:
+        """What `engine` gets."""
+        return {
+            "model": settings.model,
+            "device": settings.device,
+            "dtype": settings.dtype,
+            "threads": settings.learner.threads,
+            "ranks": settings.learner.ranks,
+        }
 
     @property
     def restarts(self) -> int:
@@ -140,6 +159,11 @@ class PeftLearner:
         rest = iter(flat)
         return [[next(rest) for _ in row.token_ids] for row in rows]
 
+    async def tokenize(self, turns: Sequence[Demonstration]) -> list[TokenTurn | str]:
+        """See `Learner.tokenize`."""
+        found = await self._worker.call("tokenize", {"turns": [vars(turn) for turn in turns]})
+        return [one if isinstance(one, str) else TokenTurn(**one) for one in found]
+
     async def _on_ready(self, info: dict[str, Any]) -> None:
         self._vocab_size = info["vocab_size"]
 
@@ -161,7 +185,7 @@ def serve(channel: Channel, config: dict[str, Any]) -> None:
 
     Args:
         channel: to the parent; the first call is ``start``.
-        config: `model`, `device`, `dtype` and `threads` of the settings.
+        config: `engine`, which makes the engine, as ``module:function``, and its `options`.
     """
     channel.listen()
     methods: dict[str, Callable[[Call], Any]] = {}
@@ -184,10 +208,10 @@ def serve(channel: Channel, config: dict[str, Any]) -> None:
 def _start(
     channel: Channel, config: dict[str, Any]
 ) -> tuple[dict[str, Callable[[Call], Any]], dict[str, Any]]:
-    # Only the child may import torch.
-    from langchain_art_server.backends.peft_engine import serving_engine  # noqa: PLC0415
-
-    engine = serving_engine(**config)
+    # Only the child may import torch; the engine comes first, since Unsloth patches what follows.
+    module, _, function = config["engine"].partition(":")
+    engine: PeftEngine = getattr(importlib.import_module(module), function)(**config["options"])
+    from langchain_art_server.backends.demonstrations import token_turns  # noqa: PLC0415
 
     def init_adapter(call: Call) -> None:
         engine.init_adapter(Path(call.params["out"]), LoraConfig(**call.params["lora"]))
@@ -220,4 +244,10 @@ def _start(
         with Path(p["out"]).open("wb") as file:
             np.save(file, np.concatenate(numbers), allow_pickle=False)
 
-    return {"init_adapter": init_adapter, "step": step, "logprobs": logprobs}, engine.info
+    def tokenize(call: Call) -> list[str | dict[str, Any]]:
+        turns = [Demonstration(**turn) for turn in call.params["turns"]]
+        found = token_turns(engine.name, engine.base, turns)
+        return [one if isinstance(one, str) else vars(one) for one in found]
+
+    methods = {"init_adapter": init_adapter, "step": step, "logprobs": logprobs}
+    return methods | {"tokenize": tokenize}, engine.info

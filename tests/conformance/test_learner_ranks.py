@@ -1,0 +1,172 @@
+"""Learners on several gloo ranks, as a server starts them, against one engine in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from langchain_art.errors import ArtError, ConfigError
+from langchain_art.wire import TrainConfig
+from langchain_art_server.backends.base import LearnerStep
+from langchain_art_server.backends.ddp_engine import rank_devices
+from langchain_art_server.backends.peft_engine import PeftEngine
+from langchain_art_server.backends.peft_learner import PeftLearner
+from langchain_art_server.config import LearnerSettings, Settings
+from tests.conformance.learner_cases import (
+    FILES,
+    LENIENT,
+    LORA,
+    branching_rows,
+    contents,
+    folder,
+    fresh,
+    make_rows,
+    quiet,
+)
+
+STEPS = 20
+
+
+async def ignore(_fraction: float, _message: str) -> None: ...
+
+
+def ranked(model: str, ranks: int = 2) -> PeftLearner:
+    learner = LearnerSettings(threads=1, ranks=ranks)
+    return PeftLearner(Settings(model=model, device="cpu", learner=learner))
+
+
+def others(pid: int | None) -> list[int]:
+    """The processes that rank 0 has started."""
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def distance(one: Path, other: Path, file: str) -> float:
+    """Norm of the difference over the norm, all tensors together."""
+    a, b = load_file(one / file), load_file(other / file)
+    assert a.keys() == b.keys()
+    apart = sum((a[name] - b[name]).double().square().sum().item() for name in a)
+    return (apart / sum(a[name].double().square().sum().item() for name in a)) ** 0.5
+
+
+@pytest.mark.slow
+async def test_two_ranks_equal_one_after_twenty_steps(tiny: str, tmp_path: Path) -> None:
+    engine, learner = PeftEngine(tiny), ranked(tiny)
+    alone = together = fresh(engine, tmp_path)
+    await learner.start()
+    try:
+        for step in range(1, STEPS + 1):
+            make = branching_rows if step % 2 else make_rows  # with and without weights, shared
+            rows = make(12, seed=step)
+            config = TrainConfig(
+                learning_rate=1e-3, updates=2, kl="k3", kl_coefficient=0.01, **LENIENT
+            )
+            out = folder(tmp_path, f"alone{step}")
+            expected = engine.step(LearnerStep(alone, out, step, rows, config), quiet)
+            alone, out = out, folder(tmp_path, f"together{step}")
+            metrics = await learner.step(LearnerStep(together, out, step, rows, config), ignore)
+            together = out
+            for name in set(expected) - {"seconds", "cpu_seconds", "tokens_processed"}:
+                assert metrics[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
+    finally:
+        await learner.close()
+    assert distance(alone, fresh(engine, tmp_path), FILES[1]) > 0.05  # they have learned
+    apart = distance(together, alone, FILES[1])
+    assert apart <= 1e-6
+    assert sorted(contents(together)) == sorted(FILES)
+
+
+@pytest.mark.slow
+async def test_a_rank_without_rows_waits_and_the_others_learn(tiny: str, tmp_path: Path) -> None:
+    engine, learner = PeftEngine(tiny), ranked(tiny, 3)
+    start, rows = fresh(engine, tmp_path), make_rows(1)
+    expected, out = folder(tmp_path, "expected"), folder(tmp_path, "out")
+    config = TrainConfig(learning_rate=1e-2, **LENIENT)
+    alone = engine.step(LearnerStep(start, expected, 1, rows, config), quiet)
+    await learner.start()
+    try:
+        metrics = await learner.step(LearnerStep(start, out, 1, rows, config), ignore)
+    finally:
+        await learner.close()
+    assert distance(out, expected, FILES[1]) <= 1e-6
+    assert metrics["rows"] == 1
+    assert metrics["loss"] == pytest.approx(alone["loss"], rel=1e-5)  # Adam does not see its scale
+
+
+@pytest.mark.slow
+async def test_a_rank_that_is_killed_takes_the_step_with_it_and_it_is_begun_again(
+    tiny: str, tmp_path: Path
+) -> None:
+    learner = ranked(tiny)
+    await learner.start()
+    try:
+        start, rows = folder(tmp_path, "start"), make_rows(40)
+        await learner.init_adapter(start, LORA)
+        config = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64, **LENIENT)
+        whole, out = folder(tmp_path, "whole"), folder(tmp_path, "out")
+        await learner.step(LearnerStep(start, whole, 1, rows, config), ignore)
+        victims = others(learner.pid)
+        assert len(victims) == 1
+        killed: list[int] = []
+
+        async def kill_once(_fraction: float, _message: str) -> None:
+            if not killed:
+                killed.extend(victims)
+                os.kill(victims[0], signal.SIGKILL)
+
+        await learner.step(LearnerStep(start, out, 1, rows, config), kill_once)
+        assert learner.restarts == 1 and killed
+        assert contents(out) == contents(whole)
+        left = others(learner.pid)
+    finally:
+        await learner.close()
+    for _ in range(100):
+        if not any(Path(f"/proc/{pid}").exists() for pid in left):
+            break
+        await asyncio.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in left)
+
+
+@pytest.mark.slow
+async def test_what_one_rank_refuses_all_refuse_and_go_on(tiny: str, tmp_path: Path) -> None:
+    engine, learner = PeftEngine(tiny), ranked(tiny)
+    start, rows = fresh(engine, tmp_path), make_rows(12)
+    out, expected = folder(tmp_path, "out"), folder(tmp_path, "expected")
+    config = TrainConfig(learning_rate=1e-2, **LENIENT)
+    await learner.start()
+    try:
+        with pytest.raises(ArtError, match="nats apart"):  # from numbers that are all ranks'
+            await learner.step(LearnerStep(start, out, 1, rows, TrainConfig()), ignore)
+        with pytest.raises(ConfigError, match="nowhere"):
+            await learner.step(LearnerStep(tmp_path / "nowhere", out, 1, rows, config), ignore)
+        assert contents(out) == {}
+        engine.step(LearnerStep(start, expected, 1, rows, config), quiet)
+        await learner.step(LearnerStep(start, out, 1, rows, config), ignore)
+        assert learner.restarts == 0
+    finally:
+        await learner.close()
+    assert distance(out, expected, FILES[1]) <= 1e-6
+
+
+async def test_a_model_that_cannot_be_loaded_stops_the_start(tmp_path: Path) -> None:
+    learner = ranked(str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="nowhere"):
+        await learner.start()
+    await learner.close()
+
+
+def test_each_rank_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert rank_devices(torch.device("cpu"), 2) == ["cpu", "cpu"]
+    assert rank_devices(torch.device("cuda"), 2) == ["cuda:0", "cuda:1"]
+    assert rank_devices(torch.device("cuda:2"), 2) == ["cuda:2", "cuda:3"]
+    with pytest.raises(ConfigError, match="at most 1"):
+        rank_devices(torch.device("cuda:3"), 2)
+    with pytest.raises(ConfigError, match="at most 1"):
+        rank_devices(torch.device("mps"), 2)

@@ -1,0 +1,139 @@
+"""The learner on Unsloth, in an environment of its own and on a CPU, against the PEFT learner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from langchain_art.errors import ConfigError, InvalidRequest
+from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art_server.backends.base import LearnerStep
+from langchain_art_server.backends.peft_engine import PeftEngine
+from langchain_art_server.backends.unsloth_learner import UnslothLearner
+from langchain_art_server.config import LearnerSettings, Settings, load_settings
+from tests.conformance.learner_cases import (
+    FILES,
+    LENIENT,
+    LORA,
+    branching_rows,
+    contents,
+    folder,
+    fresh,
+    make_rows,
+    quiet,
+)
+from tests.conformance.tiny_models import save_model
+from tests.environments import environment
+from tests.live_server import REPO
+
+#: Largest difference of a weight after five steps: other releases of torch's callers, same numbers.
+TOLERANCE = 1e-5
+WANTED = [
+    line
+    for line in (REPO / "requirements/unsloth-cpu.txt").read_text().splitlines()
+    if not line.startswith("#")
+]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+async def ignore(_fraction: float, _message: str) -> None: ...
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    return environment("unsloth", ["--no-deps", *WANTED])
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama", "gemma3"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("unsloth") / request.param, request.param)
+
+
+def learner_for(model: Path, python: Path, **settings: object) -> UnslothLearner:
+    chosen = {"kind": "unsloth", "python": python, "threads": 1} | settings
+    return UnslothLearner(
+        Settings(model=str(model), device="cpu", learner=LearnerSettings.model_validate(chosen))
+    )
+
+
+async def test_its_adapter_is_the_peft_learners(model: Path, python: Path, tmp_path: Path) -> None:
+    engine, learner = PeftEngine(str(model)), learner_for(model, python)
+    await learner.start()
+    try:
+        ours, theirs = fresh(engine, tmp_path), folder(tmp_path, "theirs0")
+        await learner.init_adapter(theirs, LORA)
+        assert contents(theirs)[FILES[1]] == contents(ours)[FILES[1]]
+        for step in range(1, 6):
+            rows = branching_rows(10, seed=step, temperature=0.8)
+            config = TrainConfig(
+                learning_rate=1e-2, updates=2, kl="k3", kl_coefficient=0.02, **LENIENT
+            )
+            out = folder(tmp_path, f"ours{step}")
+            expected = engine.step(LearnerStep(ours, out, step, rows, config), quiet)
+            ours, out = out, folder(tmp_path, f"theirs{step}")
+            metrics = await learner.step(LearnerStep(theirs, out, step, rows, config), ignore)
+            theirs = out
+            assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-3, abs=1e-5)
+            assert metrics["forest"] == expected["forest"]
+        got, wanted = load_file(theirs / FILES[1]), load_file(ours / FILES[1])
+        first = load_file(tmp_path / "theirs0" / FILES[1])
+        assert got.keys() == wanted.keys()
+        assert max((wanted[name] - first[name]).abs().max().item() for name in got) > 0.01
+        apart = max((got[name] - wanted[name]).abs().max().item() for name in got)
+        assert apart <= TOLERANCE
+        rows = make_rows(4)
+        for adapter in (theirs, None):
+            found = await learner.logprobs(adapter, rows)
+            for own, plain in zip(found, engine.logprobs(adapter, rows), strict=True):
+                assert own == pytest.approx(plain.tolist(), abs=1e-4)
+        assert learner.restarts == 0
+    finally:
+        await learner.close()
+
+
+async def test_shapes_change_and_what_is_wrong_is_refused(python: Path, tmp_path: Path) -> None:
+    model = save_model(tmp_path / "qwen3")
+    learner = learner_for(model, python)
+    await learner.start()
+    try:
+        with pytest.raises(ConfigError, match="q_proj"):
+            await learner.init_adapter(folder(tmp_path, "no"), LoraConfig(targets=("nonsense",)))
+        one, two, out = (folder(tmp_path, name) for name in ("one", "two", "out"))
+        await learner.init_adapter(one, LORA)
+        await learner.init_adapter(two, LoraConfig(rank=2, targets=("q_proj", "v_proj")))
+        config = TrainConfig(learning_rate=1e-2, **LENIENT)
+        await learner.step(LearnerStep(one, out, 1, make_rows(4), config), ignore)
+        assert load_file(out / FILES[1]).keys() == load_file(one / FILES[1]).keys()
+        with pytest.raises(InvalidRequest):
+            await learner.step(LearnerStep(one, out, 1, [], config), ignore)
+        turns = await learner.logprobs(two, make_rows(2))
+        assert len(turns) == 2
+    finally:
+        await learner.close()
+
+
+async def test_what_cannot_be_loaded_stops_the_start(python: Path, tmp_path: Path) -> None:
+    nowhere = learner_for(tmp_path / "nowhere", python)
+    with pytest.raises(ConfigError, match="nowhere"):
+        await nowhere.start()
+    await nowhere.close()
+    quantised = learner_for(save_model(tmp_path / "m"), python, load_in_4bit=True)
+    with pytest.raises(ConfigError, match="CUDA"):
+        await quantised.start()
+    await quantised.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kind": "unsloth", "ranks": 2}, "ranks=1"),
+        ({"load_in_4bit": True}, "kind='unsloth'"),
+        ({"kind": "fast"}, "unsloth"),
+    ],
+)
+def test_settings_that_exclude_each_other(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_settings(model="m", learner=settings)

@@ -1,0 +1,148 @@
+"""The memory model of `langchain-art doctor` against the peak memory of real learner steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from langchain_art.memory_model import (
+    CPU_HEAP,
+    LOGIT_BYTES,
+    Shape,
+    learner_bytes,
+    longest,
+    sampler_bytes,
+    token_bytes,
+)
+from langchain_art_server.algorithms.loss import CHUNK_ELEMENTS
+from tests.live_server import REPO
+
+#: Prediction over measurement, peak of the process less what it was before the model was loaded.
+NEAR = (0.8, 1.25)
+#: glibc gives each tensor from 128 KiB on pages of its own, and takes them back at once.
+EXACT_HEAP = {"MALLOC_MMAP_THRESHOLD_": "131072"}
+RANK = 8
+STEP = """
+import gc, json, resource, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art_server.algorithms.samples import Row
+from langchain_art_server.backends.base import LearnerStep
+from langchain_art_server.backends.peft_engine import PeftEngine
+
+folder, dtype, length, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+
+def now():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+before = now()
+engine = PeftEngine(str(folder / "model"), "cpu", dtype)
+(folder / "v0").mkdir()
+(folder / "v1").mkdir()
+engine.init_adapter(folder / "v0", LoraConfig(rank=8, alpha=16.0))
+rows = []
+for k in range(count):
+    ids = [(7919 * (k + 1) + 31 * t) % 4000 for t in range(length)]
+    mask = [0] + [1] * (length - 1)
+    rows.append(Row(ids, mask, [-8.0 * m for m in mask], [(-1.0) ** k * m for m in mask]))
+config = TrainConfig(
+    importance="off", guard=None, max_logprob_gap=None, tokens_per_microbatch=length * count
+)
+alive = engine.batch(rows, config).packing.alive
+engine.step(LearnerStep(folder / "v0", folder / "v1", 1, rows, config), lambda f, m: None)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+checkpointed = engine.packer.checkpoints
+print(json.dumps({"bytes": peak - before, "alive": alive, "checkpointed": checkpointed,
+                  "token": engine.packer._measured(), "parameters": engine.info["parameters"]}))
+"""
+
+
+def small(**changes: Any) -> transformers.Qwen3Config:
+    sizes = {
+        "vocab_size": 4096,
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+    }
+    return transformers.Qwen3Config(**sizes | changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "dtype", "length", "count", "heap"),
+    [
+        ({}, "float32", 512, 4, 1.0),
+        ({}, "float32", 512, 4, CPU_HEAP),
+        ({"num_hidden_layers": 4, "hidden_size": 768}, "float32", 512, 2, CPU_HEAP),
+        ({}, "bfloat16", 512, 4, 1.0),
+    ],
+)
+def test_a_steps_peak_is_predicted(
+    changes: dict[str, Any], dtype: str, length: int, count: int, heap: float, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    config = small(**changes)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    argv = [sys.executable, "-c", STEP, str(tmp_path), dtype, str(length), str(count)]
+    env = os.environ | (EXACT_HEAP if heap == 1.0 else {})
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=REPO, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["alive"] == count * (length - 1) and not found["checkpointed"]
+    shape = Shape.of_config(json.loads((tmp_path / "model/config.json").read_text()))
+    assert shape.parameters == pytest.approx(found["parameters"], rel=0.01)
+    assert token_bytes(shape, RANK, dtype) == pytest.approx(found["token"], rel=0.02)
+    share = learner_bytes(shape, found["alive"], RANK, dtype, heap=heap) / found["bytes"]
+    assert NEAR[0] <= share <= NEAR[1]
+
+
+def test_published_configs_give_the_published_sizes() -> None:
+    # From the models' cards: 7.61B and 0.49B; 30.5B in all of a mixture of 128 experts.
+    qwen = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
+    qwen |= {"num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064}
+    assert Shape.of_config(qwen).parameters == pytest.approx(7.61e9, rel=0.01)
+    half = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24}
+    half |= {"num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936}
+    tied = Shape.of_config(half | {"tie_word_embeddings": True})
+    assert tied.parameters == pytest.approx(0.49e9, rel=0.02)
+    moe = {"hidden_size": 2048, "moe_intermediate_size": 768, "num_hidden_layers": 48}
+    moe |= {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128}
+    moe |= {"vocab_size": 151936, "num_experts": 128, "num_experts_per_tok": 8}
+    mixture = Shape.of_config(moe)
+    assert mixture.parameters == pytest.approx(30.5e9, rel=0.02) and mixture.active == 8
+
+
+def test_more_needs_more_and_the_longest_row_just_fits() -> None:
+    shape = Shape(28, 3584, 18944, 3584, 512, 152064)
+    whole = learner_bytes(shape, 8192, 16, "bfloat16")
+    assert learner_bytes(shape, 8192, 16, "bfloat16", checkpointed=True) < whole
+    assert whole < learner_bytes(shape, 16384, 16, "bfloat16")
+    budget = 40e9
+    rows = longest(shape, budget, 16, "bfloat16")
+    assert rows > 0
+    assert learner_bytes(shape, rows, 16, "bfloat16", checkpointed=True) <= budget
+    assert learner_bytes(shape, rows + 99, 16, "bfloat16", checkpointed=True) > budget
+    assert longest(shape, 10e9, 16, "bfloat16") == 0
+    assert (
+        sampler_bytes(shape, 1000, 10, "bfloat16") - sampler_bytes(shape, 1000, 9, "bfloat16")
+        == 1000 * 2 * 28 * 512 * 2
+    )
+
+
+def test_the_logits_are_those_of_the_learner() -> None:
+    assert LOGIT_BYTES == CHUNK_ELEMENTS * 4 * 3

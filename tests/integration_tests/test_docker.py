@@ -1,0 +1,118 @@
+"""The images, as far as they can be held without an engine that builds them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.live_server import BASE_MODEL, REPO, free_port
+
+FILES = ["server/Dockerfile", "server/Dockerfile.cpu"]
+KEY = "a-key-of-at-least-sixteen-characters"
+
+
+def instructions(file: str) -> list[tuple[str, str]]:
+    """Instruction and the rest, continuation lines joined, comments left out."""
+    text = "\n".join(line for line in (REPO / file).read_text().splitlines() if line[:1] != "#")
+    lines = re.sub(r"\\\n\s*", " ", text).splitlines()
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines if line)]
+
+
+def only(file: str, instruction: str) -> str:
+    (found,) = [rest for word, rest in instructions(file) if word == instruction]
+    return found
+
+
+def argv(text: str) -> list[str]:
+    return json.loads(text[text.index("[") :])
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_hadolint_finds_nothing(file: str) -> None:
+    hadolint = Path(sys.executable).parent / "hadolint"
+    done = subprocess.run([hadolint, REPO / file], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_it_is_pinned_and_runs_as_nobody_special(file: str) -> None:
+    steps = instructions(file)
+    assert re.fullmatch(r"python:\d+\.\d+\.\d+-slim-\w+", only(file, "FROM"))
+    python = "3.11"  # what the lock files say that they are for
+    assert only(file, "FROM").startswith(f"python:{python}.")
+    (lock,) = re.findall(r"--require-hashes -r (\S+)", " ".join(rest for _, rest in steps))
+    assert f"CPython {python}" in (REPO / lock).read_text().splitlines()[0]
+    words = [word for word, _ in steps]
+    assert words.index("USER") < words.index("ENTRYPOINT")
+    assert only(file, "USER") not in ("root", "0")
+    assert not [rest for word, rest in steps if word in ("ENV", "ARG") and "KEY" in rest]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_what_is_copied_is_there_and_makes_the_package(file: str, tmp_path: Path) -> None:
+    listed = (REPO / ".dockerignore").read_text().splitlines()
+    for word, rest in instructions(file):
+        if word != "COPY":
+            continue
+        *sources, target = rest.split()
+        for source in sources:
+            assert any(Path(source).match(line[1:]) for line in listed if line[:1] == "!"), source
+            there = tmp_path / target / (Path(source).name if target[-1] == "/" else "")
+            there = tmp_path / source if target == "./" else there
+            there.parent.mkdir(parents=True, exist_ok=True)
+            copy = shutil.copytree if (REPO / source).is_dir() else shutil.copyfile
+            copy(REPO / source, there)
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path / "dist"), tmp_path],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert list((tmp_path / "dist").glob("langchain_art-*.whl"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", FILES)
+def test_the_entry_point_serves_and_its_health_check_says_when(file: str, tmp_path: Path) -> None:
+    port = str(free_port())
+    place = {"python": sys.executable, "/data": str(tmp_path / "data"), "8000": port}
+    command = [place.get(word, word) for word in argv(only(file, "ENTRYPOINT"))]
+    check = [place.get(word, word) for word in argv(only(file, "HEALTHCHECK"))]
+    check = [word.replace(":8000/", f":{port}/") for word in check]
+    env = {k: v for k, v in os.environ.items() if k != "ART_API_KEY"} | {"HF_HUB_OFFLINE": "1"}
+
+    def healthy() -> bool:
+        return subprocess.run(check, capture_output=True).returncode == 0
+
+    refused = subprocess.run([*command, BASE_MODEL], env=env, capture_output=True, text=True)
+    assert refused.returncode == 1 and "ART_API_KEY" in refused.stderr
+    helped = subprocess.run([*command, *argv(only(file, "CMD"))], capture_output=True, text=True)
+    assert helped.returncode == 0 and "--policy" in helped.stdout
+    server = subprocess.Popen(
+        [*command, str(BASE_MODEL), "--policy", "tiny"], env=env | {"ART_API_KEY": KEY}
+    )
+    try:
+        assert not healthy()
+        deadline = time.monotonic() + 120
+        while not healthy() and server.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert healthy()
+        asked = httpx.get(f"http://127.0.0.1:{port}/v1/models")
+        assert asked.status_code == 401
+        models = httpx.get(asked.url, headers={"Authorization": f"Bearer {KEY}"}).json()
+        assert "tiny" in {model["id"] for model in models["data"]}
+        server.terminate()  # what `docker stop` sends
+        assert server.wait(30) in (0, -signal.SIGTERM)  # in order, or by the signal at its end
+    finally:
+        server.kill()
+        server.wait()
