@@ -1,0 +1,198 @@
+"""The canary on the real server: it passes a healthy one, and says what is wrong with others."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+from langchain_art import ArtClient, canary, cli
+from langchain_art.canary import POLICY, run_canary
+from langchain_art.canary_checks import (
+    ADVICE,
+    GAP,
+    GAP_IN_HALF,
+    SIGMAS,
+    CanaryReport,
+    Token,
+    change,
+    rise,
+    surprise,
+)
+from langchain_art.errors import ConfigError, ServerUnreachable
+from tests.live_server import BASE_MODEL, REPO, FaultyServer
+
+CHECKS = [
+    "captured",
+    "sampler = learner, first step",
+    "sampler = learner, later steps",
+    "drawn as reported",
+    "adapter changes replies",
+    "base stays as it was",
+    "bare name serves the new version",
+    "learns",
+]
+
+
+@pytest.fixture
+def server(faulty_server: FaultyServer) -> Iterator[FaultyServer]:
+    yield faulty_server
+    faulty_server.fault("")
+
+
+def failed(report: CanaryReport) -> dict[str, str]:
+    assert report.passed == all(check.passed for check in report.checks)
+    assert all(bool(check.advice) != check.passed for check in report.checks)
+    return {check.name: check.measured for check in report.checks if not check.passed}
+
+
+def test_a_healthy_server_passes_and_is_left_as_it_was(server: FaultyServer) -> None:
+    heard: list[tuple[int, int, str]] = []
+    begun = time.monotonic()
+    with ArtClient(server.base_url) as client:
+        client.create_policy("somebody-elses")
+        others = [one for one in client.policies() if one.name != POLICY]
+        report = run_canary(client, on_progress=lambda *given: heard.append(given))
+        assert [check.name for check in report.checks] == CHECKS
+        assert failed(report) == {}, report
+        assert time.monotonic() - begun < 90
+        assert [one for one in client.policies() if one.name != POLICY] == others
+        assert client.policy(POLICY).version == 0
+        assert [one.version for one in client.checkpoints(POLICY)] == [0]
+        assert f"{POLICY}@0" in report.left
+        client.status()  # the client that was given is not closed
+    assert [done for done, _, _ in heard] == list(range(len(heard)))
+    assert heard[-1][0] < heard[-1][1]
+    figures = {check.name: check.value for check in report.checks}
+    assert figures["captured"] == 64
+    assert 0 < (figures["sampler = learner, later steps"] or 0) < 1e-5
+    assert figures["base stays as it was"] == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "words"),
+    [
+        ("base model", "trains", "The sampler does not apply the new adapter"),
+        ("stale adapter", "trains", "The sampler does not apply the new adapter"),
+        ("learner saves its parent", "trains", "left the adapter as it was"),
+        ("hot", "trains", "logprobs are those of temperature 1.3, while the calls say 1"),
+        ("shifted", "trains", "shifted by one"),
+        ("truncated", "drawn as reported", "standard errors"),
+        ("base drifts", "base stays as it was", ""),  # by nats, or to other tokens altogether
+        ("learner unlearns", "learns", "standard errors"),
+    ],
+)
+def test_a_broken_server_fails_and_the_check_says_why(
+    server: FaultyServer, fault: str, check: str, words: str
+) -> None:
+    server.fault(fault)
+    found = failed(run_canary(server.base_url, steps=5, group_size=8, learning_rate=3e-2))
+    assert words in found[check], found
+    if check != "trains":
+        assert set(found) - {"learns"} == {check} - {"learns"}, found  # five steps may be too few
+
+
+def test_what_is_not_recorded_is_noticed(server: FaultyServer) -> None:
+    server.fault("nan logprob")
+    found = failed(run_canary(server.base_url, steps=4, group_size=2))
+    assert found, "a server that reports NaN must not pass"
+    assert "captured" in found or "samples and records" in found
+
+
+def test_the_command_prints_and_ends_with_its_verdict(server: FaultyServer) -> None:
+    command = ["canary", "--base-url", server.base_url, "--steps", "4"]
+    good = CliRunner().invoke(cli.app, [*command, "--json"])
+    report = json.loads(good.stdout)
+    assert good.exit_code == (0 if report["passed"] else 1)
+    assert {check["name"] for check in report["checks"]} == set(CHECKS)
+    server.fault("shifted")
+    bad = CliRunner().invoke(cli.app, command, env={"COLUMNS": "200"})
+    assert bad.exit_code == 1
+    assert "do not train on this server yet" in bad.stdout
+    assert "shifted by one" in " ".join(bad.stdout.split())
+    assert ADVICE["error"] in bad.stdout
+
+
+@pytest.mark.slow
+def test_the_command_starts_a_server_of_its_own_with_the_key_that_is_set() -> None:
+    env = {"ART_API_KEY": "a-key-of-this-test-alone"}
+    done = CliRunner().invoke(cli.app, ["canary", "--model", str(BASE_MODEL), "--json"], env=env)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["passed"] is True
+
+
+def test_senseless_options_are_refused(server: FaultyServer) -> None:
+    both = ["canary", "--model", "m", "--base-url", server.base_url]
+    assert isinstance(CliRunner().invoke(cli.app, both).exception, ConfigError)
+    with pytest.raises(ConfigError, match="steps=1"):
+        run_canary(server.base_url, steps=1)
+    with (
+        ArtClient("http://127.0.0.1:1/v1", patience=0.1) as nobody,
+        pytest.raises(ServerUnreachable),
+    ):
+        run_canary(nobody)
+
+
+def test_the_page_says_what_is_checked() -> None:
+    page = (REPO / "docs" / "canary.md").read_text()
+    for check in CHECKS:
+        assert f"| `{check}` |" in page
+    for bar in (f"within {SIGMAS:g}", f"{GAP_IN_HALF:g} in half precision", f"`{POLICY}`"):
+        assert bar in page
+    assert f"{GAP['float32']:g}".replace("0.0001", "1e-4") in page
+
+
+# --- the statistics -----------------------------------------------------------------------------
+
+
+def drawn(count: int, temperature: float, cut: int, seed: int) -> list[Token]:
+    """Tokens of random distributions over 30, drawn colder or cut off, and reported as plain."""
+    import math
+
+    rng = random.Random(seed)
+    tokens: list[Token] = []
+    for _ in range(count):
+        logits = [rng.gauss(0, 2) for _ in range(30)]
+        total = math.log(sum(map(math.exp, logits)))
+        plain = sorted((x - total for x in logits), reverse=True)
+        weights = [math.exp(p / temperature) if i < cut else 0.0 for i, p in enumerate(plain)]
+        [index] = rng.choices(range(30), weights)
+        top = tuple((str(i), p) for i, p in enumerate(plain[:20]))
+        tokens.append(Token(str(index), plain[index], top))
+    return tokens
+
+
+def test_the_surprise_is_a_standard_normal_where_all_is_well() -> None:
+    found = [surprise(drawn(300, 1.0, 30, seed))[0] for seed in range(200)]
+    mean = sum(found) / len(found)
+    variance = sum((z - mean) ** 2 for z in found) / len(found)
+    assert abs(mean) < 0.25
+    assert 0.7 < variance < 1.35
+    assert max(map(abs, found)) < canary.SIGMAS
+
+
+@pytest.mark.parametrize(("temperature", "cut"), [(0.7, 30), (1.0, 5), (1.4, 30)])
+def test_the_surprise_tells_what_was_drawn_otherwise(temperature: float, cut: int) -> None:
+    sigmas, variance = surprise(drawn(1000, temperature, cut, 0))
+    assert variance > canary.LEAST_VARIANCE
+    assert (sigmas > canary.SIGMAS) if temperature <= 1 else (sigmas < -canary.SIGMAS)
+
+
+def test_texts_that_several_tokens_have_are_not_compared() -> None:
+    one = Token("a", -0.5, (("a", -0.5), ("�", -1.0), ("�", -2.0)))
+    other = Token("a", -0.6, (("a", -0.6), ("�", -3.0), ("�", -4.0)))
+    assert change([one], [other]) == pytest.approx(0.1)
+    assert change([one], [one]) == 0.0
+    parted = Token("b", -0.5, one.top)
+    assert change([one, one], [parted, other]) == 0.0  # what comes after is no longer comparable
+
+
+def test_the_rise_is_welchs_statistic() -> None:
+    assert rise([0.0, 2.0], [10.0, 12.0]) == pytest.approx(10 / 2**0.5)
+    assert rise([1.0, 1.0], [1.0, 1.0]) == 0.0
+    assert rise([1.0, 1.0], [2.0, 2.0]) == float("inf")
+    assert rise([2.0, 2.0], [1.0, 1.0]) == float("-inf")

@@ -1,0 +1,202 @@
+"""Deliberate faults through the whole server: each stops the step, and says what it is.
+
+`tests.faulty_server` is the real server with engines that can be led astray. Every test makes a
+policy of its own, and sees that no version of it was published.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_art import ArtClient, ChatART, TrainConfig, Trainer
+from langchain_art.errors import InvalidRequest, JobFailed, RolloutFailed
+from langchain_art.wire import Reward, Trajectory, Turn
+from tests.live_server import FaultyServer
+
+#: Few and large steps: after one of them the adapter is far from the base model.
+BOLD = TrainConfig(learning_rate=1e-2, updates=4, max_logprob_gap=0.02)
+
+
+class Policy:
+    """A policy of its own on the server, and what a trainer does with it."""
+
+    def __init__(self, server: FaultyServer) -> None:
+        self.server, self.name = server, f"p-{uuid.uuid4().hex[:8]}"
+        self.client = ArtClient(server.base_url)
+        self.client.create_policy(self.name)
+        self._runs = 0
+
+    def rollouts(self, **sampling: Any) -> list[list[str]]:
+        """Two groups of runs, with the length of the reply for a reward."""
+        ids: list[str] = []
+        with self.server.http() as http:
+            for index in range(16):
+                self._runs += 1
+                run = f"{self.name}-{self._runs}"
+                body: dict[str, Any] = {
+                    "model": self.name,
+                    "messages": [{"role": "user", "content": f"When is it? {index // 8}"}],
+                    "max_tokens": 24,
+                    "seed": self._runs,
+                    "art": {"trajectory_id": run},
+                }
+                answer = http.post("/v1/chat/completions", json=body | sampling)
+                assert answer.status_code == 200, answer.text
+                said = answer.json()["usage"]["completion_tokens"]
+                self.client.reward(run, said + index / 100)
+                ids.append(run)
+        return [ids[:8], ids[8:]]
+
+    def train(self, groups: list[list[str]], config: TrainConfig = BOLD) -> dict[str, float]:
+        return self.client.wait(self.client.train(groups, self.name, config)).metrics
+
+    def refusal(self, groups: list[list[str]], config: TrainConfig = BOLD) -> str:
+        """The words with which the step ends; that nothing was published is checked."""
+        before = self.versions()
+        with pytest.raises(JobFailed) as refused:
+            self.train(groups, config)
+        assert self.versions() == before
+        assert not list((self.server.data_dir / "adapters" / ".staging").iterdir())
+        return str(refused.value)
+
+    def versions(self) -> tuple[int, list[int], list[str]]:
+        """What serves, what is kept, and what lies on the disk."""
+        kept = [one.version for one in self.client.checkpoints(self.name)]
+        folder = self.server.data_dir / "adapters" / self.name
+        return self.client.policy(self.name).version, kept, sorted(p.name for p in folder.iterdir())
+
+
+@pytest.fixture
+def policy(faulty_server: FaultyServer) -> Iterator[Policy]:
+    made = Policy(faulty_server)
+    yield made
+    made.client.close()
+    faulty_server.fault("")
+
+
+def test_without_a_fault_the_same_steps_go_through(policy: Policy) -> None:
+    for step in (1, 2):
+        metrics = policy.train(policy.rollouts(temperature=0.7))
+        assert metrics["logprob_gap_mean"] < 1e-5
+        assert metrics["probe_change"] > 0.01
+        assert policy.versions() == (step, list(range(step + 1)), [str(n) for n in range(step + 1)])
+
+
+def test_the_base_model_is_sampled_instead_of_the_adapter(policy: Policy) -> None:
+    policy.train(policy.rollouts())
+    policy.server.fault("base model")
+    said = policy.refusal(policy.rollouts())
+    assert "learner and sampler are" in said and "nats apart per token" in said
+    assert "base model's: the sampler did not apply the adapter" in said
+
+
+def test_it_is_noticed_in_the_first_step_too_when_adapter_and_base_are_still_equal(
+    policy: Policy,
+) -> None:
+    policy.server.fault("base model")
+    said = policy.refusal(policy.rollouts())
+    assert "The sampler does not apply the new adapter" in said
+    assert f"answers as its parent {policy.name}@0 does" in said
+
+
+def test_small_steps_that_no_gap_shows_are_noticed(policy: Policy) -> None:
+    """The learner's own change is below `max_logprob_gap` by far."""
+    policy.server.fault("base model")
+    small = TrainConfig(learning_rate=1e-3)
+    assert "The sampler does not apply the new adapter" in policy.refusal(policy.rollouts(), small)
+
+
+def test_the_sampler_keeps_an_old_adapter(policy: Policy) -> None:
+    policy.train(policy.rollouts())
+    policy.server.fault("stale adapter")
+    said = policy.refusal(policy.rollouts())
+    assert "The sampler does not apply the new adapter" in said
+    assert f"its parent {policy.name}@1" in said
+
+
+def test_the_temperature_is_not_applied(policy: Policy) -> None:
+    policy.server.fault("temperature ignored")
+    said = policy.refusal(policy.rollouts(temperature=0.5))
+    assert "logprobs are those of temperature 1, while the calls say 0.5" in said
+
+
+def test_logprobs_are_shifted_by_one(policy: Policy) -> None:
+    policy.server.fault("shifted")
+    assert "shifted by one against the token ids" in policy.refusal(policy.rollouts())
+
+
+def test_a_logprob_is_not_a_number(policy: Policy) -> None:
+    policy.server.fault("nan logprob")
+    said = policy.refusal(policy.rollouts())
+    assert "got the logprob nan, expected a finite number" in said
+
+
+def test_the_learner_saves_what_it_began_with(policy: Policy) -> None:
+    policy.server.fault("learner saves its parent")
+    said = policy.refusal(policy.rollouts())
+    assert "The learner's step left the adapter as it was" in said
+    policy.server.fault("")
+    policy.train(policy.rollouts())
+    policy.server.fault("learner saves its parent")
+    assert "byte for byte" in policy.refusal(policy.rollouts())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_reward_is_not_a_number(policy: Policy, value: float) -> None:
+    [one, *_], _ = policy.rollouts()
+    with policy.server.http() as http:
+        answer = http.put(
+            f"/v1/trajectories/{one}/reward",
+            content=f'{{"reward": {"NaN" if math.isnan(value) else "Infinity"}}}',
+            headers={"Content-Type": "application/json"},
+        )
+        assert answer.status_code == 400
+        assert "expected finite numbers, and null for no score" in answer.text
+    for make in (
+        lambda: Reward(reward=value),
+        lambda: Trajectory(id="t", reward=value),
+        lambda: Turn(reward=value),
+    ):
+        with pytest.raises(ValueError, match="expected a finite number"):
+            make()
+    with pytest.raises((InvalidRequest, ValueError), match="finite"):
+        policy.client.reward(one, value)
+
+
+def test_after_a_refusal_the_policy_goes_on(policy: Policy) -> None:
+    """What was sampled under the fault is not trained; what comes after it is."""
+    policy.server.fault("shifted")
+    policy.refusal(policy.rollouts())
+    policy.server.fault("")
+    policy.train(policy.rollouts())
+    assert policy.versions() == (1, [0, 1], ["0", "1"])
+
+
+def test_a_rollout_returns_nan(policy: Policy, tmp_path: Path) -> None:
+    """It is no reward of 0, and no reward at all: the rollout failed, and the run says why."""
+    model = ChatART(model=policy.name, base_url=policy.server.base_url, max_tokens=8)
+
+    def rollout(scenario: str) -> float:
+        model.invoke(scenario)
+        return math.nan
+
+    before = policy.versions()
+    trainer = Trainer(model, group_size=2, groups_per_step=1, out_dir=tmp_path)
+    with pytest.raises(RolloutFailed, match="nan, expected a finite number"):
+        trainer.fit_sync(rollout, ["When?"], steps=1)
+    assert policy.versions() == before
+
+
+def test_a_version_that_cannot_be_served_is_withdrawn(policy: Policy) -> None:
+    policy.train(policy.rollouts())
+    policy.server.fault("published version refused")
+    assert f"{policy.name}@2 is not to be loaded" in policy.refusal(policy.rollouts())
+    policy.server.fault("")
+    policy.train(policy.rollouts())
+    assert policy.versions() == (3, [0, 1, 3], ["0", "1", "3"]), "a name is used once"

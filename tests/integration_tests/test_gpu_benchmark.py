@@ -1,0 +1,90 @@
+"""``benchmarks/gpu/learner.py`` with its small model on a CPU: it works, its sums are right.
+
+What it measures here says nothing of a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.gpu.shapes import SHAPES, random_model, step_flops
+from tests.live_server import REPO
+
+torch.set_num_threads(1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_script_runs_and_writes_its_figures(tmp_path: Path) -> None:
+    command = ["benchmarks.gpu.learner", "--small", "--device", "cpu", "--rounds", "1"]
+    command += ["--workloads", "shared_prompt", "--most", "600", "--out", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=REPO,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads((tmp_path / "learner-small.json").read_text())
+    assert "--workloads shared_prompt" in found["command"]
+    assert found["date"] and found["hardware"]["packages"]["torch"] == torch.__version__
+    assert found["padded_because"] is None
+    seen = found["workloads"]["shared_prompt"]
+    forest, rows = seen["methods"]["forest"], seen["methods"]["packed rows"]
+    assert forest["tokens"] == pytest.approx(seen["distinct_tokens"], rel=0.02)
+    assert rows["tokens"] == pytest.approx(seen["run_tokens"], rel=0.02)
+    assert seen["rows_over_forest"] > 2
+    assert rows["gradient_distance"] < 1e-5
+    for method in (forest, rows):
+        assert 0 < method["mfu"] < 1
+        assert method["peak_bytes"] > 0
+    for method in found["longest_context_group_8"].values():
+        assert method["longest"] == 600
+        assert method["limited_by"] == "--most"
+
+
+def test_a_gpu_model_is_refused_without_a_gpu(tmp_path: Path) -> None:
+    command = ["benchmarks.gpu.learner", "--device", "cpu", "--out", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=REPO, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "needs a GPU" in done.stderr
+
+
+def parameters(name: str) -> int:
+    model = random_model(SHAPES[name](), torch.bfloat16, torch.device("meta"))
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_the_shapes_are_those_of_the_models() -> None:
+    """Counts of the published checkpoints."""
+    assert parameters("qwen2.5-7b") == 7_615_616_512
+    assert parameters("qwen3-8b") == 8_190_735_360
+
+
+def test_the_operations_are_those_that_torch_counts() -> None:
+    """Of a plain causal pass: all pairs are computed there, and every position is predicted."""
+    import peft
+
+    config, length, rank = SHAPES["small"](), 64, 16
+    config._attn_implementation = "eager"
+    base = random_model(config, torch.float32, torch.device("cpu"))
+    lora = peft.LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = peft.get_peft_model(base, lora)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.arange(1, length + 1)[None]).logits.sum().backward()
+    ours = step_flops(config, length, length * length, length, rank)
+    assert counter.get_total_flops() == pytest.approx(ours, rel=0.02)
