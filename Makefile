@@ -4,10 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SEED ?= 0
 OUT ?= out/demo
+REWARD ?= answer
 export OMP_NUM_THREADS ?= 1
 
 
-.PHONY: help install demo test test-fast check format bench serve clean
+.PHONY: help install demo test test-vllm test-fast check format bench serve clean
 
 help:  ## show the words
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -22,14 +23,18 @@ $(VENV)/.installed: pyproject.toml requirements/torch-cpu.txt
 	$(BIN)/python -m pip install --quiet --group dev -e '.[local,examples]'
 	touch $@
 
-demo: install  ## train the e-mail agent on this machine: SEED=0 CONTROL= OUT=out/demo
-	$(BIN)/langchain-art demo --seed $(SEED) --out $(OUT) $(if $(CONTROL),--control)
+demo: install  ## train the e-mail agent on this machine: SEED=0 CONTROL= REWARD=answer|ruler JUDGE=scripted
+	$(BIN)/langchain-art demo --seed $(SEED) --out $(OUT) $(if $(CONTROL),--control) \
+		--reward $(REWARD) $(if $(JUDGE),--judge $(JUDGE))
 
-test: install  ## all tests
-	$(BIN)/python -m pytest
+test: install  ## all tests but those that need vLLM
+	$(BIN)/python -m pytest -m 'not vllm'
+
+test-vllm: install  ## the tests that need vLLM, whose CPU build they install for themselves
+	$(BIN)/python -m pytest -m vllm
 
 test-fast: install  ## all but the slow tests
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow and not vllm'
 
 check: install  ## lint, formatting, types, import rules
 	$(BIN)/ruff check .

@@ -41,9 +41,9 @@ from benchmarks.learning.workloads import WORKLOADS, Workload
 from langchain_art_server.algorithms.forest import grow
 from langchain_art_server.backends.peft_engine import PeftEngine
 
-ROUNDS = 5
+ROUNDS = 3
 #: CPU seconds after which a method is not measured again on a workload.
-SHARE = 45.0
+SHARE = 30.0
 #: Relative distance of two float32 gradients that rounding explains.
 EQUAL = 1e-5
 console = Console()

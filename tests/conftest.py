@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.live_server import LiveServer, RuleServer
+from tests.live_server import FaultyServer, LiveServer, RuleServer
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +21,15 @@ def art_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]
 def rule_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RuleServer]:
     """One server whose model follows rules (`tests.rule_model`): it says what a test scripts."""
     server = RuleServer(tmp_path_factory.mktemp("rules") / "data")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def faulty_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
+    """One server whose engines go wrong as a test tells them; healthy between tests."""
+    server = FaultyServer(tmp_path_factory.mktemp("faulty") / "data")
     server.start()
     yield server
     server.stop()

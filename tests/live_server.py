@@ -83,6 +83,20 @@ class LiveServer:
         return httpx.Client(base_url=self.root, headers=headers, timeout=60)
 
 
+class FaultyServer(LiveServer):
+    """The same server with engines that go wrong as told (`tests.faulty_server`)."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.switch = data_dir.parent / f"{data_dir.name}-fault"
+        self.fault("")
+        env = {"FAULT_FILE": str(self.switch)}
+        super().__init__(data_dir, env=env, module="tests.faulty_server")
+
+    def fault(self, name: str) -> None:
+        """From now on; "" is none."""
+        self.switch.write_text(name)
+
+
 class RuleServer(LiveServer):
     """The same server with the rule-following model (`tests.rule_model`) and a long context."""
 

@@ -7,7 +7,7 @@ socket, the store. Only the engine in the child process does not sample.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,13 @@ from benchmarks.gateways.exchange import sampled
 from langchain_art.wire import LoraConfig
 from langchain_art_server import __main__ as door
 from langchain_art_server.algorithms.samples import Row
-from langchain_art_server.backends.base import ChatReply, LearnerStep, ModelInfo
+from langchain_art_server.backends.base import (
+    ChatReply,
+    Demonstration,
+    LearnerStep,
+    ModelInfo,
+    TokenTurn,
+)
 from langchain_art_server.backends.channel import Channel
 from langchain_art_server.backends.reply_frame import pack_reply
 from langchain_art_server.backends.transformers_sampler import TransformersSampler
@@ -60,6 +66,9 @@ class StubLearner:
         raise RuntimeError("nothing is trained here")
 
     async def logprobs(self, adapter: Path | None, rows: list[Row]) -> list[list[float]]:
+        raise RuntimeError("nothing is trained here")
+
+    async def tokenize(self, turns: Sequence[Demonstration]) -> list[TokenTurn | str]:
         raise RuntimeError("nothing is trained here")
 
 
