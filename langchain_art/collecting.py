@@ -13,7 +13,7 @@ from langchain_art.errors import ArtError, ConfigError, RolloutFailed, ServerUnr
 from langchain_art.flatness import is_flat, is_rewarded
 from langchain_art.history import History, PendingStep
 from langchain_art.judging import judge
-from langchain_art.plain_graphs import graph_input, is_graph, is_remote
+from langchain_art.plain_graphs import check_inputs, is_remote
 from langchain_art.plan import Plan
 from langchain_art.progress import Display
 from langchain_art.rollout import Rollout
@@ -46,9 +46,7 @@ class Collector:
         self._plan, self._client = plan, client
         self._history, self._display = history, display
         self._rollout, self._steps, self._done = rollout, steps, done
-        if is_graph(rollout):
-            for scenario in scenarios:
-                graph_input(scenario)  # raises here rather than in a run, where it would fail
+        check_inputs(rollout, scenarios)
         self._first = True
         self._refills = 0
         self._retried = 0

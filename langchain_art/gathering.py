@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_art.errors import ConfigError
-from langchain_art.plain_graphs import graph_input, is_graph
+from langchain_art.plain_graphs import check_inputs
 from langchain_art.rollout import Rollout
 from langchain_art.scenarios import group_ids, scenario_id
 from langchain_art.stream import GroupStream
@@ -78,9 +78,7 @@ async def gather(
     """
     if group_size < 1 or concurrency < 1:
         raise ConfigError(f"got {group_size=} and {concurrency=}, expected both to be at least 1")
-    if is_graph(rollout):
-        for scenario in scenarios:
-            graph_input(scenario)  # raises here rather than in a run, where it would be a failure
+    check_inputs(rollout, scenarios)
     started = time.monotonic()
     ids = [scenario_id(scenario) for scenario in scenarios]
     names = list(group_ids(prefix or uuid.uuid4().hex, ids))

@@ -6,7 +6,7 @@ Anything that runs by ``ainvoke`` or ``invoke`` will do: a compiled LangGraph, a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeGuard, cast
 
 from langchain_art.errors import ConfigError
@@ -24,6 +24,16 @@ class Graph(Protocol):
 def is_graph(rollout: object) -> TypeGuard[Graph]:
     """True for whatever runs by ``ainvoke`` or ``invoke``, rather than by being called."""
     return callable(getattr(rollout, "ainvoke", None)) or callable(getattr(rollout, "invoke", None))
+
+
+def check_inputs(rollout: object, scenarios: Iterable[Any]) -> None:
+    """Raises ConfigError if `rollout` is a graph as it is, and a scenario is no input for it.
+
+    Before the first run: raised in one, it would be counted as a failure.
+    """
+    if is_graph(rollout):
+        for scenario in scenarios:
+            graph_input(scenario)
 
 
 def graph_input(scenario: Any) -> Any:

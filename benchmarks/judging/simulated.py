@@ -16,15 +16,14 @@ from __future__ import annotations
 import json
 import random
 import re
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 
 import tiktoken
 
 from benchmarks.judging.workload import Evidence
+from tests.json_server import JsonServer
 
 EXPLANATION = (
     "It answers the question, and the mail that it relies on bears the answer out, but it takes "
@@ -113,7 +112,7 @@ def read_ours(prompt: str) -> list[Read]:
     ]
 
 
-class SimulatedJudge:
+class SimulatedJudge(JsonServer):
     """A server of ``/v1/chat/completions``; the model's name says which faults it has.
 
     Args:
@@ -122,41 +121,15 @@ class SimulatedJudge:
     """
 
     def __init__(self, facts: Mapping[int, str], faults: Mapping[str, Faults]) -> None:
+        super().__init__()
         self._facts, self._faults = facts, faults
         self._encoding = tiktoken.get_encoding("o200k_base")
         self.tokens = 0
         """Read and written so far."""
-        judge = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                answer = json.dumps(judge.answer(body)).encode()
-                self.send_response(200)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.base_url = f"http://127.0.0.1:{self._server.server_port}/v1"
-
+        self.base_url = f"{self.url}/v1"
         self._server.handle_error = lambda *_: None  # clients that go away  # type: ignore[assignment]
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, path: str, body: Any) -> Any:
         prompt = body["messages"][1]["content"]
         is_art = "<trajectory id=" in prompt
         case = int(re.findall(r"Case (\d+):", prompt)[0])

@@ -34,7 +34,7 @@ class VerdictCache:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._open() as database:
-                database.execute("PRAGMA journal_mode=WAL")
+                # SQLite's own journal: to change it is refused at once while others have the file.
                 database.execute(_TABLE)
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(

@@ -118,7 +118,7 @@ class AdapterStore:
 
     def unused(self, policy: str) -> int:
         """A number that no version has, or had before it was deleted; higher than all of those."""
-        return max([-1, self._highest_deleted(policy), *self.versions(policy)]) + 1
+        return max([self._highest_deleted(policy), *self.versions(policy)]) + 1
 
     def _highest_deleted(self, policy: str) -> int:
         noted = self._deleted / policy

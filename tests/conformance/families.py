@@ -18,23 +18,8 @@ from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.algorithms.samples import Row
 from langchain_art_server.backends.base import ChatReply, LearnerStep
 from langchain_art_server.backends.peft_engine import PeftEngine
-from tests.conformance.tiny_models import CLOCK, WEATHER, LocalSampler, ask, tokenizer
+from tests.conformance.tiny_models import CLOCK, SMALL, WEATHER, LocalSampler, ask, tokenizer
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 344,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 1024,
-    "initializer_range": 0.15,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
-}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,

@@ -17,9 +17,9 @@ from tests.conformance.tiny_models import (
     ask,
     check_logprobs,
     load_plain,
-    save_adapter,
     save_model,
     teacher_logprobs,
+    three_adapters,
     with_adapter,
 )
 
@@ -51,12 +51,7 @@ def test_logprobs_are_the_plain_models_in_ragged_staggered_batches(
 
 @pytest.fixture(scope="module")
 def tuned(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("adapters")
-    return {
-        "a@1": save_adapter(folder / "a", model, 1),
-        "b@1": save_adapter(folder / "b", model, 2, r=8, lora_alpha=4, use_rslora=True),
-        "c@1": save_adapter(folder / "c", model, 3, target_modules=["q_proj", "down_proj"]),
-    }
+    return three_adapters(tmp_path_factory.mktemp("adapters"), model)
 
 
 def test_base_and_adapters_share_a_batch_and_stay_apart(

@@ -82,7 +82,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return made
 
 
-_SMALL: dict[str, Any] = {
+SMALL: dict[str, Any] = {
     "vocab_size": 344,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -97,7 +97,7 @@ _SMALL: dict[str, Any] = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
-#: Name -> configuration class and what differs from `_SMALL`.
+#: Name -> configuration class and what differs from `SMALL`.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Config", {}),
     "qwen2": ("Qwen2Config", {}),
@@ -130,7 +130,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 def save_model(path: Path, kind: str = "qwen3", **changes: Any) -> Path:
     """Write a random model of `kind` with the tokenizer."""
     name, special = KINDS[kind]
-    config = getattr(transformers, name)(**{**_SMALL, **special, **changes})
+    config = getattr(transformers, name)(**{**SMALL, **special, **changes})
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
     model.save_pretrained(path)
@@ -168,6 +168,15 @@ def teacher_logprobs(model: Any, reply: ChatReply, temperature: float = 1.0) -> 
     start = len(reply.prompt_token_ids) - 1
     rows = (logits[start:-1] / (temperature or 1.0)).log_softmax(-1)
     return rows.gather(1, torch.tensor(reply.token_ids).unsqueeze(1)).squeeze(1)
+
+
+def three_adapters(folder: Path, model: Path) -> dict[str, Path]:
+    """Adapters of different shapes for one model, by the names that they are loaded under."""
+    return {
+        "a@1": save_adapter(folder / "a", model, 1),
+        "b@1": save_adapter(folder / "b", model, 2, r=8, lora_alpha=4, use_rslora=True),
+        "c@1": save_adapter(folder / "c", model, 3, target_modules=["q_proj", "down_proj"]),
+    }
 
 
 MEAN, WORST = 1e-5, 5e-5

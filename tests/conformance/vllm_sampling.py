@@ -12,7 +12,7 @@ import pytest_asyncio
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest
 from langchain_art_server.backends.vllm_sampler import VllmSampler
 from langchain_art_server.config import Settings
-from tests.conformance.tiny_models import save_adapter, save_model
+from tests.conformance.tiny_models import save_model, three_adapters
 from tests.vllm_engine import command, engine, gone, guard_of, vllm_of
 
 
@@ -23,12 +23,7 @@ def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def vllm_adapters(vllm_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("adapters")
-    return {
-        "a@1": save_adapter(folder / "a", vllm_model, 1),
-        "b@1": save_adapter(folder / "b", vllm_model, 2, r=8, lora_alpha=4, use_rslora=True),
-        "c@1": save_adapter(folder / "c", vllm_model, 3, target_modules=["q_proj", "down_proj"]),
-    }
+    return three_adapters(tmp_path_factory.mktemp("adapters"), vllm_model)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 from urllib.parse import parse_qs
+
+from tests.json_server import JsonServer
 
 EXAMPLE = "00000000-0000-4000-8000-000000000001"
 DATASET = "00000000-0000-4000-8000-0000000000da"
@@ -19,7 +17,7 @@ def run_id(number: int) -> str:
     return f"00000000-0000-4000-8000-1000000000{number:02}"
 
 
-class Hosted:
+class Hosted(JsonServer):
     """One server for both.
 
     Args:
@@ -32,52 +30,12 @@ class Hosted:
         outputs: dict[str, list[dict[str, Any]]] | None = None,
         names: dict[str, str] | None = None,
     ) -> None:
+        super().__init__()
         self.outputs = outputs or {}
         self.names = names or {}
-        self.seen: list[tuple[str, Any]] = []
-        hosted = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._answer(hosted.answer(self.path, None))
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("content-length", 0)))
-                if self.headers.get("content-encoding") == "gzip":
-                    body = gzip.decompress(body)
-                try:
-                    parsed = json.loads(body)
-                except ValueError:  # traces: OpenTelemetry's protobuf, LangSmith's multipart
-                    parsed = None
-                hosted.seen.append((self.path, parsed))
-                self._answer(hosted.answer(self.path, parsed))
-
-            do_PATCH = do_POST
-
-            def _answer(self, value: Any) -> None:
-                body = json.dumps(value).encode()
-                self.send_response(200)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
     def posted(self, path: str) -> list[Any]:
-        return [body for seen, body in self.seen if seen.partition("?")[0] == path]
+        return [body for seen, body in self.requests if seen.partition("?")[0] == path]
 
     def answer(self, path: str, body: Any) -> Any:
         path, _, query = path.partition("?")

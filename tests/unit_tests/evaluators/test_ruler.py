@@ -8,6 +8,7 @@ import multiprocessing
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from langchain_art.errors import ConfigError, JudgeError
 from langchain_art.evaluators import judge_prompt
 from langchain_art.evaluators.base import GroupEvaluator, Score
 from langchain_art.evaluators.judge_prompt import Names
+from langchain_art.evaluators.verdict_cache import VerdictCache
 from langchain_art.judging import judge
 from langchain_art.wire import TrajectoryGroup
 from tests.live_server import RuleServer
@@ -316,6 +318,24 @@ def test_processes_and_threads_share_a_cache(tmp_path: Path) -> None:
     path = tmp_path / "judge.sqlite"
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         assert pool.map(judge_all, [path] * 4) == [[0.9] * 20] * 4
+
+
+def make_together(path: Path, together: Barrier) -> None:
+    for n in range(20):
+        together.wait(60)
+        VerdictCache(path / str(n)).put("key", [], "judge")
+
+
+def test_processes_make_one_cache_at_once(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    arguments = (tmp_path, spawn.Barrier(4))
+    makers = [spawn.Process(target=make_together, args=arguments) for _ in range(4)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join()
+    assert [maker.exitcode for maker in makers] == [0] * 4
+    assert all(VerdictCache(tmp_path / str(n)).get("key") == [] for n in range(20))
 
 
 def test_a_file_that_is_no_cache_is_refused(tmp_path: Path) -> None:
