@@ -2,8 +2,8 @@
 
 The demo's e-mail agent, with tools that answer after a heavy-tailed time (log-normal, median 0.1 s,
 sigma 1.7, at most 6 s: one tool call in a hundred takes 5 s). A synchronous step waits for the
-slowest of its 64 runs, and then the runs wait for the step. With ``Trainer(ahead=3)`` rollouts run
-up to three steps ahead, a step takes the groups that end first, and the learner corrects for the
+slowest of its 64 runs, and then the runs wait for the step. With ``Trainer(ahead=2)`` rollouts run
+up to two steps ahead, a step takes the groups that end first, and the learner corrects for the
 versions that the calls came from.
 
 Five seeds, each way from the same base model on the same questions; then both are evaluated on the
@@ -36,6 +36,7 @@ from langchain_art.local_server import LocalServer
 from langchain_art.records import FitResult
 
 SEEDS, STEPS, GROUPS, SIZE, HELD_OUT = 5, 12, 8, 8, 100
+AHEAD = 2
 MEDIAN, SIGMA, LONGEST = 0.1, 1.7, 6.0
 #: 97.5 % quantile of Student's t with four degrees of freedom (five seeds).
 T_FOUR = 2.776
@@ -90,7 +91,11 @@ async def fit(base_url: str, folder: Path, seed: int, ahead: int) -> tuple[FitRe
         concurrency=4 * GROUPS * SIZE,
         ahead=ahead,
         config=TrainConfig(
-            learning_rate=3e-3, warmup_steps=3, advantage="standardized", tokens_per_microbatch=4096
+            learning_rate=3e-3,
+            warmup_steps=3,
+            decay_steps=STEPS,
+            advantage="standardized",
+            tokens_per_microbatch=4096,
         ),
         out_dir=folder / "fit",
         seed=seed,
@@ -111,8 +116,8 @@ async def fit(base_url: str, folder: Path, seed: int, ahead: int) -> tuple[FitRe
 
 def run() -> tuple[dict[str, float], dict[str, object]]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    seconds: dict[int, list[float]] = {0: [], 3: []}
-    rewards: dict[int, list[float]] = {0: [], 3: []}
+    seconds: dict[int, list[float]] = {0: [], AHEAD: []}
+    rewards: dict[int, list[float]] = {0: [], AHEAD: []}
     stale: list[float] = []
     with tempfile.TemporaryDirectory(prefix="art-bench-") as temporary:
         root = Path(temporary)
@@ -128,15 +133,15 @@ def run() -> tuple[dict[str, float], dict[str, object]]:
                     rewards[ahead].append(result.after.mean)
                     if ahead:
                         stale += [step.metrics["staleness_mean"] for step in result.history]
-    differences = [b - a for a, b in zip(rewards[0], rewards[3], strict=True)]
+    differences = [b - a for a, b in zip(rewards[0], rewards[AHEAD], strict=True)]
     figures = {
         "async_over_sync": statistics.median(
-            a / b for a, b in zip(seconds[0], seconds[3], strict=True)
+            a / b for a, b in zip(seconds[0], seconds[AHEAD], strict=True)
         ),
         "steps_per_hour_sync": 3600 * STEPS / statistics.median(seconds[0]),
-        "steps_per_hour_async": 3600 * STEPS / statistics.median(seconds[3]),
+        "steps_per_hour_async": 3600 * STEPS / statistics.median(seconds[AHEAD]),
         "final_reward_sync": statistics.fmean(rewards[0]),
-        "final_reward_async": statistics.fmean(rewards[3]),
+        "final_reward_async": statistics.fmean(rewards[AHEAD]),
         "final_reward_difference": statistics.fmean(differences),
         "final_reward_difference_ci95": T_FOUR * statistics.stdev(differences) / SEEDS**0.5,
         "staleness_mean": statistics.fmean(stale),

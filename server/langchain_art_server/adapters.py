@@ -25,12 +25,13 @@ from pydantic_core import from_json, to_json
 
 from langchain_art.errors import ConfigError, InvalidRequest, UnknownModel
 from langchain_art.wire import NAME
+from langchain_art_server.backends.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from langchain_art_server.backends.base import Sampler
 
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 #: What another machine needs to use an adapter; the optimizer's state stays here.
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", MANIFEST)
+ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, MANIFEST)
 #: Versions that are kept loaded because somebody asked for them by number.
 MAX_PINNED_LOADED = 8
 _VERSION = re.compile(r"0|[1-9][0-9]{0,8}")
@@ -72,20 +73,39 @@ class AdapterStore:
         """Remove what was staged and will not be published."""
         shutil.rmtree(staged)
 
-    def publish(self, staged: Path, policy: str, version: int, manifest: dict[str, Any]) -> Path:
+    def seal(self, staged: Path) -> dict[str, str]:
+        """Flush what was staged to disk. Returns the SHA-256 of each file."""
+        files: dict[str, str] = {}
+        for path in sorted(staged.iterdir()):
+            with path.open("rb") as file:
+                files[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+            fsync(path)
+        return files
+
+    def publish(
+        self,
+        staged: Path,
+        policy: str,
+        version: int,
+        manifest: dict[str, Any],
+        files: dict[str, str] | None = None,
+    ) -> Path:
         """Make a staged version appear, whole, under its name.
+
+        Args:
+            staged: of `stage`.
+            policy: whose version it is.
+            version: its number.
+            manifest: what is to be known of it; the files' hashes are added.
+            files: what `seal` said, if it was called.
 
         Raises:
             ConfigError: the version exists already (names are used once).
         """
         target = self.path(policy, version)
-        files = {
-            path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(staged.iterdir())
-        }
+        files = files or self.seal(staged)
         (staged / MANIFEST).write_bytes(to_json(manifest | {"files": files}, indent=2))
-        for path in staged.iterdir():
-            fsync(path)
+        fsync(staged / MANIFEST)
         fsync(staged)
         target.parent.mkdir(exist_ok=True)
         if target.exists():
@@ -176,10 +196,9 @@ class Router:
         self._loaded: OrderedDict[str, None] = OrderedDict()
 
     async def serve(self, policy: str, version: int) -> None:
-        """Route the bare name to `version`: load it first, then switch, then let go of the old."""
+        """Route the bare name to `version`: load it first, then switch. `trim` when time allows."""
         await self._load(policy, version)
         self.serving[policy] = version
-        await self._trim()
 
     async def _load(self, policy: str, version: int) -> str:
         name = f"{policy}@{version}"
@@ -200,7 +219,7 @@ class Router:
         self._loaded.pop(name, None)
         await self._sampler.unload_adapter(name)
 
-    async def _trim(self) -> None:
+    async def trim(self) -> None:
         """Unload what neither serves nor is in use, but for the last few asked for by number."""
         serving = {f"{policy}@{version}" for policy, version in self.serving.items()}
         idle = [n for n in self._loaded if n not in serving and not self._users[n]]
@@ -227,7 +246,7 @@ class Router:
             if not self._users[target.adapter]:
                 del self._users[target.adapter]
                 if self.serving.get(target.policy or "") != target.version:
-                    await self._trim()
+                    await self.trim()
 
     async def resolve(self, model: str) -> Target:
         """What `model` means now: the base model, a policy, or one version of it."""

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from langchain_art.errors import ArtError
 from langchain_art_server.algorithms.samples import Row
+from langchain_art_server.backends.adapter_files import WEIGHTS_FILE
 from langchain_art_server.backends.base import ChatReply, ChatRequest, Learner, Sampler, Sampling
 from langchain_art_server.tables import CallRecord
 
-#: Tokens of the answer that are compared, and logprobs at each of them.
+#: Tokens of the answer that are compared if the first shows nothing, and logprobs at each.
 TOKENS, TOP = 8, 8
 #: What rounding makes of a logprob when an engine is asked twice, in nats, by its dtype: with other
 #: calls in the batch, sums are taken in another order.
@@ -26,7 +27,6 @@ HIDDEN = {"float64": 1e-4, "float32": 1e-4}
 HIDDEN_IN_HALF = 0.05
 #: Norm of a gradient below which an optimizer may leave every weight as it is (Adam's eps is 1e-8).
 LEAST_NORM = 1e-6
-WEIGHTS_FILE = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,23 @@ async def check_effect(
     learner: Learner,
     call: CallRecord,
     parent: Version,
+    before: ChatReply,
     child: Version,
     grad_norm: float,
 ) -> float:
     """How far the new version answers differently from its parent.
 
-    Where the sampler shows no more than rounding, the learner is asked what it would have had to
-    show, against the parent and against the base model: small steps hide in the rounding of half
-    precision, but they add up.
+    One token shows it as a rule, and callers wait for the new version, so that more are asked for
+    only when the first says nothing. Where the sampler shows no more than rounding, the learner is
+    asked what it would have had to show, against the parent and against the base model: small steps
+    hide in the rounding of half precision, but they add up.
 
     Args:
         sampler: has loaded both versions.
         learner: has written `child`.
         call: one that the step learned from.
         parent: what the step began from.
+        before: what `ask` had of it before the step.
         child: what it made.
         grad_norm: of the step.
 
@@ -69,13 +72,9 @@ async def check_effect(
         ArtError: the answer's logprobs are not finite, the weights are the parent's though there
             was a gradient, or the sampler answers as without them.
     """
-    old, new = [await _ask(sampler, call, version) for version in (parent, child)]
-    if not all(map(math.isfinite, new.logprobs)):
-        raise ArtError(
-            f"The new version gives logprobs that are not finite: {list(new.logprobs)[:4]} …. "
-            "Lower learning_rate or max_grad_norm. Nothing was published."
-        )
     hidden = HIDDEN.get(sampler.info.dtype, HIDDEN_IN_HALF)
+    old, new = before, await ask(sampler, call, child, len(before.token_ids))
+    _check_finite(new)
     change, _ = _compare(old, new)
     if change > hidden:
         return change
@@ -88,9 +87,14 @@ async def check_effect(
                 "precision of the weights. Nothing was published."
             )
         return 0.0
+    old, new = [await ask(sampler, call, version, TOKENS) for version in (parent, child)]
+    _check_finite(new)
+    change, _ = _compare(old, new)
+    if change > hidden:
+        return change
     for name, other, said in (
         (f"its parent {parent.name}", parent, old),
-        ("the base model", None, await _ask(sampler, call, None)),
+        ("the base model", None, await ask(sampler, call, None, TOKENS)),
     ):
         seen, tokens = _compare(said, new)
         if seen > hidden:
@@ -106,18 +110,29 @@ async def check_effect(
     return change
 
 
-async def _ask(sampler: Sampler, call: CallRecord, version: Version | None) -> ChatReply:
+async def ask(
+    sampler: Sampler, call: CallRecord, version: Version | None, tokens: int = 1
+) -> ChatReply:
+    """The first tokens that a version (None: the base model) says to a call's prompt."""
     request = ChatRequest(
         id="probe",
         messages=call.request["messages"],
         tools=call.request.get("tools") or [],
         adapter=version.name if version else None,
-        sampling=Sampling(max_tokens=TOKENS, seed=0, top_logprobs=TOP),
+        sampling=Sampling(max_tokens=tokens, seed=0, top_logprobs=TOP),
     )
     async for reply in sampler.chat(request):
         if isinstance(reply, ChatReply):
             return reply
     raise ArtError("The sampler ended a call without a reply.")
+
+
+def _check_finite(reply: ChatReply) -> None:
+    if not all(map(math.isfinite, reply.logprobs)):
+        raise ArtError(
+            f"The new version gives logprobs that are not finite: {list(reply.logprobs)[:4]} …. "
+            "Lower learning_rate or max_grad_norm. Nothing was published."
+        )
 
 
 def _compare(old: ChatReply, new: ChatReply) -> tuple[float, int]:

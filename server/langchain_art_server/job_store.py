@@ -117,8 +117,12 @@ class JobStore:
         error: str | None,
         checkpoint: Checkpoint | None = None,
         trained: Sequence[str] = (),
+        message: str | None = None,
     ) -> None:
-        """End a job, route the policy to its version, mark its trajectories: one transaction."""
+        """End a job, route the policy to its version, mark its trajectories: one transaction.
+
+        `message` ends its story.
+        """
         values: dict[str, Any] = {
             "state": "succeeded" if error is None else "failed",
             "result": result.model_dump_json() if result else None,
@@ -137,22 +141,14 @@ class JobStore:
                 policy = connection.scalars(sa.select(JOBS.c.policy).where(mine)).one()
                 rows = [{"trajectory_id": t, "policy": policy, "job_id": job_id} for t in trained]
                 connection.execute(sa.insert(TRAINED), rows)
+            if message is not None:
+                _tell(connection, job_id, message, 1.0)
 
         await self._database.write(write)
 
     async def add_event(self, job_id: str, message: str, progress: float | None = None) -> None:
         """Append a line to a job's story."""
-
-        def write(connection: sa.Connection) -> None:
-            last = connection.scalar(
-                sa.select(sa.func.max(EVENTS.c.seq)).where(EVENTS.c.job_id == job_id)
-            )
-            row = {"job_id": job_id, "seq": (last or 0) + 1, "at": time.time()}
-            connection.execute(
-                sa.insert(EVENTS), [row | {"message": message, "progress": progress}]
-            )
-
-        await self._database.write(write)
+        await self._database.write(lambda connection: _tell(connection, job_id, message, progress))
 
     async def events(self, job_id: str, after: int) -> list[JobEvent]:
         """Events with `seq` above `after`."""
@@ -167,3 +163,9 @@ class JobStore:
                 for r in c.execute(query)
             ]
         )
+
+
+def _tell(connection: sa.Connection, job_id: str, message: str, progress: float | None) -> None:
+    last = connection.scalar(sa.select(sa.func.max(EVENTS.c.seq)).where(EVENTS.c.job_id == job_id))
+    row = {"job_id": job_id, "seq": (last or 0) + 1, "at": time.time()}
+    connection.execute(sa.insert(EVENTS), [row | {"message": message, "progress": progress}])

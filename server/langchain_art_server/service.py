@@ -164,6 +164,7 @@ class Service:
         await self.checkpoint(policy, version)
         async with self.jobs.between_steps(policy):
             await self.router.serve(policy, version)
+            await self.router.trim()
             await self.store.set_serving(policy, version)
         return await self.policy(policy)
 

@@ -23,12 +23,11 @@ from langchain_art_server.adapters import AdapterStore, Router
 from langchain_art_server.backends.base import Learner, LearnerStep, Sampler
 from langchain_art_server.batch import Batch
 from langchain_art_server.config import Settings
-from langchain_art_server.effect import Version, check_effect
+from langchain_art_server.effect import Version, ask, check_effect
 from langchain_art_server.gate import Gate
 from langchain_art_server.imitation import demonstrations
 from langchain_art_server.rewards import Scored
 from langchain_art_server.store import Store
-from langchain_art_server.tables import CallRecord
 
 log = logging.getLogger(__name__)
 #: After which jobs are taken up again when the store failed.
@@ -144,7 +143,7 @@ class JobRunner:
         if manifest := self._adapters.manifest(policy, target):
             if manifest["job"] == job.id:
                 await self._tell(job, f"{policy}@{target} was published before a restart", 1.0)
-                await self._finish(job, request, manifest)
+                await self._finish(job, request, manifest, time.monotonic())
                 return
             raise InvalidRequest(f"{policy}@{target} was made by another job; send this one again.")
         batch = await self._batch(job, request, scored, base)
@@ -161,12 +160,12 @@ class JobRunner:
             return
         await self._tell(job, f"training {policy}@{base} on {len(batch.rows)} rows", 0.0)
         async with self.gate.shut() if self._settings.take_turns else nullcontext():
-            manifest = await self._learn(job, request, batch, base, target)
-            await self._finish(job, request, manifest)
+            await self._learn(job, request, batch, base, target)
 
     async def _learn(
         self, job: TrainJob, request: TrainRequest, batch: Batch, base: int, target: int
-    ) -> dict[str, Any]:
+    ) -> None:
+        """Make the version, see that it has an effect, publish it, and finish the job."""
         staged = self._adapters.stage()
         step = LearnerStep(
             parent=self._adapters.path(request.policy, base),
@@ -180,13 +179,44 @@ class JobRunner:
         async def on_progress(fraction: float, message: str) -> None:
             await self._tell(job, message, fraction)
 
+        parent = Version(f"{job.policy}@{base}", step.parent)
+        child = Version(f"{job.policy}@{target}", staged)
+        call = batch.calls[0]
+        await self._router.resolve(parent.name)  # loads it if need be
+        before = await ask(self._sampler, call, parent)
         try:
             metrics = await self._learner.step(step, on_progress)
-            metrics["probe_change"] = await self._effect(job, step, batch.calls[0], metrics)
-        except ArtError:
+            begun = time.monotonic()
+            sealing = asyncio.create_task(asyncio.to_thread(self._adapters.seal, staged))
+            try:
+                # Under its own name already: callers cannot use that before it is published.
+                await self._sampler.load_adapter(child.name, staged, probe=False)
+                metrics["probe_change"] = await check_effect(
+                    self._sampler, self._learner, call, parent, before, child, metrics["grad_norm"]
+                )
+            finally:
+                files = await sealing
+            if metrics["probe_change"] == 0.0:
+                await self._tell(job, "WARNING: the new version answers exactly as its parent did")
+            manifest = self._manifest(job, request, batch, base, target, metrics)
+            publish = self._adapters.publish
+            await asyncio.to_thread(publish, staged, request.policy, target, manifest, files)
+        except Exception:
             await asyncio.to_thread(self._adapters.discard, staged)
+            await self._sampler.unload_adapter(child.name)  # the next attempt has the same name
             raise
-        manifest = {
+        await self._finish(job, request, manifest, begun)
+
+    def _manifest(
+        self,
+        job: TrainJob,
+        request: TrainRequest,
+        batch: Batch,
+        base: int,
+        target: int,
+        metrics: dict[str, float],
+    ) -> dict[str, Any]:
+        return {
             "policy": request.policy,
             "version": target,
             "parent": base,
@@ -199,33 +229,18 @@ class JobRunner:
             "imitated" if request.config.loss == "sft" else "trained": batch.trained,
             "created_at": time.time(),
         }
-        await asyncio.to_thread(self._adapters.publish, staged, request.policy, target, manifest)
-        return manifest
 
-    async def _effect(
-        self, job: TrainJob, step: LearnerStep, call: CallRecord, metrics: dict[str, float]
-    ) -> float:
-        """See that what the learner wrote changes what the sampler says, before it has a name."""
-        parent = Version(f"{job.policy}@{step.parent.name}", step.parent)
-        child = Version(f"{parent.name}+{step.out.name}", step.out)
-        await self._router.resolve(parent.name)  # loads it if need be
-        await self._sampler.load_adapter(child.name, step.out)
-        try:
-            change = await check_effect(
-                self._sampler, self._learner, call, parent, child, metrics["grad_norm"]
-            )
-        finally:
-            await self._sampler.unload_adapter(child.name)
-        if change == 0.0:
-            await self._tell(job, "WARNING: the new version answers exactly as its parent did")
-        return change
+    async def _finish(
+        self, job: TrainJob, request: TrainRequest, manifest: dict[str, Any], begun: float
+    ) -> None:
+        """The version is on disk: load it, end the job, route to it. `begun` is when it was made.
 
-    async def _finish(self, job: TrainJob, request: TrainRequest, manifest: dict[str, Any]) -> None:
-        """The version is on disk: load it, end the job, route to it."""
+        The sampler has loaded it, and only hears where its files are now; or the server was
+        restarted since.
+        """
         policy, version, parent = request.policy, manifest["version"], manifest["parent"]
         metrics: dict[str, float] = dict(manifest["metrics"])
-        begun = time.monotonic()
-        await self._router.resolve(f"{policy}@{version}")  # loads it; nothing is routed to it yet
+        await self._router.resolve(f"{policy}@{version}")
         metrics["swap_seconds"] = time.monotonic() - begun
         result = TrainResult(
             policy=policy,
@@ -243,9 +258,11 @@ class JobRunner:
             bytes=self._adapters.size(policy, version),
             metrics=metrics,
         )
-        await self._store.jobs.finish(job.id, result, None, checkpoint, manifest.get("trained", ()))
+        trained, served = manifest.get("trained", ()), f"{checkpoint.name} serves"
+        await self._store.jobs.finish(job.id, result, None, checkpoint, trained, served)
         await self._router.serve(policy, version)
-        await self._tell(job, f"{policy}@{version} serves", 1.0)
+        await self._notify()
+        await self._router.trim()
         await self._retain(policy)
 
     async def _retain(self, policy: str) -> None:

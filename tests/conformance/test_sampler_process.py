@@ -87,6 +87,23 @@ async def test_calls_of_every_kind_at_once(
         await chat(sampler, ask(adapter="a@1"))
 
 
+async def test_an_adapter_that_is_loaded_may_be_moved(
+    sampler: TransformersSampler, model: Path, adapter: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(adapter, tmp_path / "staged")
+    shutil.copytree(adapter, tmp_path / "other")
+    await sampler.load_adapter("moved@1", tmp_path / "staged", probe=False)
+    (tmp_path / "staged").rename(tmp_path / "published")
+    await sampler.load_adapter("moved@1", tmp_path / "published")
+    with pytest.raises(ConfigError, match="A name is used once"):
+        await sampler.load_adapter("moved@1", tmp_path / "other")
+    assert sampler.worker.pid
+    os.kill(sampler.worker.pid, signal.SIGKILL)
+    reply = await chat(sampler, ask(adapter="moved@1", seed=1, max_tokens=20))
+    check_logprobs(with_adapter(model, adapter), [reply])
+    await sampler.unload_adapter("moved@1")
+
+
 async def test_kill_9_while_calls_run_loses_none(
     sampler: TransformersSampler, model: Path, adapter: Path, tmp_path: Path
 ) -> None:
@@ -101,12 +118,13 @@ async def test_kill_9_while_calls_run_loses_none(
         for i in range(8)
     ]
     stream = sampler.chat(ask(stream=True, seed=4, max_tokens=900))
+    restarts = sampler.restarts
     assert isinstance(await anext(stream), ChatDelta)
     assert not any(call.done() for call in calls)
     assert sampler.worker.pid
     os.kill(sampler.worker.pid, signal.SIGKILL)
     check_logprobs(with_adapter(model, adapter), list(await asyncio.gather(*calls)))
-    assert sampler.restarts == 1
+    assert sampler.restarts == restarts + 1
     with pytest.raises(WorkerDied):  # its first half is out; only the caller can begin anew
         async for _ in stream:
             pass

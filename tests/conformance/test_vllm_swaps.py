@@ -74,6 +74,7 @@ async def test_versions_come_and_go_under_streams(
         begun = time.monotonic()
         store.publish(staged, "p", version, {})
         await router.serve("p", version)
+        await router.trim()
         seconds.append(time.monotonic() - begun)
         kept.append(version)
         for old in kept[:-KEPT]:

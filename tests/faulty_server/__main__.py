@@ -12,13 +12,12 @@ from typing import Any
 
 from langchain_art.errors import ConfigError
 from langchain_art_server import __main__ as door
+from langchain_art_server.backends.adapter_files import WEIGHTS_FILE
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, LearnerStep
 from langchain_art_server.backends.peft_learner import PeftLearner
 from langchain_art_server.backends.transformers_sampler import TransformersSampler
 from langchain_art_server.config import Settings
 from langchain_art_server.service import Service
-
-WEIGHTS = "adapter_model.safetensors"
 
 
 def fault() -> str:
@@ -43,13 +42,14 @@ class FaultySampler(TransformersSampler):
         async for reply in super().chat(request):
             yield _spoilt(reply, now) if isinstance(reply, ChatReply) else reply
 
-    async def load_adapter(self, name: str, path: Path) -> None:
-        if fault() == "published version refused" and re.fullmatch(r".*@[1-9]\d*", name):
+    async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:
+        published = re.fullmatch(r"[1-9]\d*", path.name) is not None
+        if fault() == "published version refused" and published:
             raise ConfigError(f"{name} is not to be loaded")
         if fault() == "stale adapter":
             known = self._adapters.items()
             path = [p for n, p in known if n.partition("@")[0] == name.partition("@")[0]][-1]
-        await super().load_adapter(name, path)
+        await super().load_adapter(name, path, probe=probe)
 
 
 def _spoilt(reply: ChatReply, now: str) -> ChatReply:
@@ -72,7 +72,7 @@ class FaultyLearner(PeftLearner):
             request = replace(request, rows=rows)
         metrics = await super().step(request, on_progress)
         if fault() == "learner saves its parent":
-            shutil.copyfile(request.parent / WEIGHTS, request.out / WEIGHTS)
+            shutil.copyfile(request.parent / WEIGHTS_FILE, request.out / WEIGHTS_FILE)
         return metrics
 
 

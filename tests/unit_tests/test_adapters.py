@@ -103,7 +103,7 @@ class RecordingSampler:
 
     async def close(self) -> None: ...
 
-    async def load_adapter(self, name: str, path: Path) -> None:
+    async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:
         self.loaded.append(name)
 
     async def unload_adapter(self, name: str) -> None:
@@ -124,6 +124,7 @@ async def test_a_name_is_routed_and_the_old_version_stays_while_it_is_used(tmp_p
         assert (target.adapter, target.model) == ("agent@0", "agent@0")
         for version in range(1, MAX_PINNED_LOADED + 3):
             await router.serve("agent", version)
+            await router.trim()
         assert "agent@0" in sampler.loaded  # a call still runs on it
         with pytest.raises(InvalidRequest, match="answering 1 calls"):
             await router.forget("agent", 0)

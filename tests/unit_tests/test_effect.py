@@ -12,8 +12,9 @@ import pytest
 
 from langchain_art.errors import ArtError
 from langchain_art_server.algorithms.samples import Row
+from langchain_art_server.backends.adapter_files import WEIGHTS_FILE
 from langchain_art_server.backends.base import ChatReply, ChatRequest, ModelInfo
-from langchain_art_server.effect import WEIGHTS_FILE, Version, check_effect
+from langchain_art_server.effect import TOKENS, Version, ask, check_effect
 from tests.unit_tests.call_records import record
 
 PARENT, CHILD, BASE = "p@3", "p@3+new", None
@@ -34,6 +35,8 @@ def reply(*logprobs: float, last: int = 3) -> ChatReply:
 
 
 class Sampler:
+    """Says of each reply as many tokens as are asked for, and keeps the requests."""
+
     def __init__(self, dtype: str, **said: ChatReply) -> None:
         self.said: dict[Any, ChatReply] = {
             {"parent": PARENT, "child": CHILD, "base": BASE}[who]: one for who, one in said.items()
@@ -43,7 +46,13 @@ class Sampler:
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatReply, None]:
         self.asked.append(request)
-        yield self.said[request.adapter]
+        said, most = self.said[request.adapter], request.sampling.max_tokens
+        yield replace(
+            said,
+            token_ids=said.token_ids[:most],
+            logprobs=said.logprobs[:most],
+            top_logprobs=said.top_logprobs[:most],
+        )
 
 
 class Learner:
@@ -64,16 +73,25 @@ async def effect(
         path.mkdir()
         (path / WEIGHTS_FILE).write_text("same" if same else folder_name)
         versions.append(Version(name, path))
-    return await check_effect(sampler, learner, record("c"), *versions, norm)  # type: ignore[arg-type]
+    parent, child = versions
+    before = await ask(sampler, record("c"), parent)  # type: ignore[arg-type]
+    return await check_effect(sampler, learner, record("c"), parent, before, child, norm)  # type: ignore[arg-type]
 
 
 SAME = reply(-0.1, -0.2, -0.3)
 
 
+async def test_one_token_is_enough_if_it_has_changed(tmp_path: Path) -> None:
+    sampler = Sampler("float32", parent=SAME, child=reply(-0.3, -0.2, -0.3))
+    assert await effect(tmp_path, sampler, Learner()) == pytest.approx(0.2)
+    assert [one.sampling.max_tokens for one in sampler.asked] == [1, 1]
+
+
 async def test_a_change_anywhere_in_the_answer_is_enough(tmp_path: Path) -> None:
     sampler = Sampler("float32", parent=SAME, child=reply(-0.1, -0.2, -0.5))
     assert await effect(tmp_path, sampler, Learner()) == pytest.approx(0.2)
-    assert [one.sampling.seed for one in sampler.asked] == [0, 0]
+    assert [one.sampling.max_tokens for one in sampler.asked] == [1, 1, TOKENS, TOKENS]
+    assert {one.sampling.seed for one in sampler.asked} == {0}
 
 
 async def test_what_follows_another_token_is_not_compared(tmp_path: Path) -> None:

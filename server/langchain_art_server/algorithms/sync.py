@@ -63,6 +63,11 @@ def check_sync(
         )
     else:
         cause = f"{found.fault}; {found.left:.1%} of the distance would be left."
+    if staleness:
+        cause += (
+            " Or the policy itself has moved so far since the tokens were drawn: then lower "
+            "`ahead` or learning_rate, or raise max_logprob_gap."
+        )
     raise ArtError(
         f"The step was refused: learner and sampler are {gap:.3g} nats apart per token, up to "
         f"{metrics['logprob_gap_max']:.4g} on one, expected at most {bound:.3g} on average "

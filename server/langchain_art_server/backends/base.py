@@ -137,8 +137,13 @@ class Sampler(Protocol):
         """
         ...
 
-    async def load_adapter(self, name: str, path: Path) -> None:
-        """Make `name` samplable. Idempotent for a path; raises ConfigError if it is broken."""
+    async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:
+        """Make `name` samplable. Raises ConfigError if the adapter is broken.
+
+        Idempotent for the same files, which may have been moved to another directory since. With
+        `probe` False, an engine that would ask a new adapter something, to see that it is applied,
+        need not: the caller does so itself.
+        """
         ...
 
     async def unload_adapter(self, name: str) -> None:

@@ -7,10 +7,8 @@ and ``optimizer.safetensors``: Adam's state under ``<parameter>.exp_avg``, ``.ex
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,17 +23,17 @@ from transformers.pytorch_utils import Conv1D
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import LoraConfig
+from langchain_art_server.backends.adapter_files import (
+    CONFIG_FILE,
+    OPTIMIZER_FILE,
+    WEIGHTS_FILE,
+)
 
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
-OPTIMIZER_FILE = "optimizer.safetensors"
 #: Entries of ``torch.optim.AdamW``'s state per parameter.
 OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "step")
 #: Names that PEFT takes for stacked experts, and moves LoRA to them from whatever linear layer is
 #: called so (its `utils/transformers_weight_conversion.py`). No sampler here takes LoRA on experts.
 STACKED = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
-
-Identity = tuple[tuple[int, int, int, int] | None, ...]
 
 
 def linear_names(model: PreTrainedModel) -> list[str]:
@@ -114,21 +112,6 @@ def initialise(parameters: Mapping[str, nn.Parameter], seed: int) -> None:
             parameter.copy_(values)
 
 
-def identity(folder: Path) -> Identity:
-    """What tells an adapter's files from any others: it survives a rename of the folder.
-
-    Device, inode, size and modification time of each file; a path alone may be reused.
-    """
-
-    def one(name: str) -> tuple[int, int, int, int] | None:
-        with contextlib.suppress(FileNotFoundError):
-            stat = (folder / name).stat()
-            return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
-        return None
-
-    return tuple(one(name) for name in (CONFIG_FILE, WEIGHTS_FILE, OPTIMIZER_FILE))
-
-
 def read_config(folder: Path) -> bytes:
     """The bytes of ``adapter_config.json``. Raises ConfigError if there are none."""
     try:
@@ -194,7 +177,7 @@ def write_adapter(
     parameters: Mapping[str, nn.Parameter],
     optimizer: torch.optim.AdamW | None = None,
 ) -> None:
-    """Write an adapter's files, each flushed to the disk; what is there is overwritten.
+    """Write an adapter's files; what is there is overwritten.
 
     Args:
         folder: exists.
@@ -203,10 +186,8 @@ def write_adapter(
         optimizer: its state is written too; None for a version that no step has made.
     """
     (folder / CONFIG_FILE).write_bytes(config)
-    names = [CONFIG_FILE, WEIGHTS_FILE]
     _save(folder / WEIGHTS_FILE, {name: p.detach() for name, p in parameters.items()})
     if optimizer is not None:
-        names.append(OPTIMIZER_FILE)
         state = {
             f"{name}.{key}": optimizer.state[parameter][key]
             for name, parameter in parameters.items()
@@ -214,12 +195,6 @@ def write_adapter(
             for key in OPTIMIZER_STATE
         }
         _save(folder / OPTIMIZER_FILE, state)
-    for path in (*(folder / name for name in names), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _load(path: Path) -> dict[str, Tensor]:

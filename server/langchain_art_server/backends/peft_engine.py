@@ -28,6 +28,7 @@ from langchain_art_server.algorithms.stats import LossStats
 from langchain_art_server.algorithms.step_loss import StepLoss
 from langchain_art_server.algorithms.sync import Suspect, check_sync
 from langchain_art_server.backends import peft_adapter
+from langchain_art_server.backends.adapter_files import Identity, identity
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.packer import Packer
 from langchain_art_server.backends.peft_forward import load_base
@@ -91,7 +92,7 @@ class PeftEngine:
             )
         self._peft: peft.PeftModel | None = None
         self._config = b""
-        self._held: peft_adapter.Identity | None = None
+        self._held: Identity | None = None
         #: LoRA's parameters by their names on disk.
         self.parameters: dict[str, nn.Parameter] = {}
         self._optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
@@ -152,7 +153,7 @@ class PeftEngine:
             ) from error
         finally:
             self._optimizer.zero_grad(set_to_none=True)
-        self._held = peft_adapter.identity(request.out)
+        self._held = identity(request.out)
         return metrics | {
             "seconds": time.perf_counter() - wall,
             "cpu_seconds": time.process_time() - cpu,
@@ -268,7 +269,7 @@ class PeftEngine:
 
     def _hold(self, folder: Path) -> None:
         """Make an adapter and its optimizer the ones in memory, unless they are."""
-        found = peft_adapter.identity(folder)
+        found = identity(folder)
         if found == self._held:
             return
         self._put_on(peft_adapter.read_config(folder))

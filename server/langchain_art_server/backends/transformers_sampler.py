@@ -5,6 +5,7 @@ This is the parent's side and needs no torch; the work is done in `sampler_proce
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from langchain_art.errors import ConfigError, EngineUnavailable
+from langchain_art_server.backends.adapter_files import Identity, identity
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, ModelInfo
 from langchain_art_server.backends.reply_frame import unpack_reply
 from langchain_art_server.backends.worker import Worker
@@ -40,6 +42,7 @@ class TransformersSampler:
         self.worker = Worker(self.target, config, self._restore, env=env)
         self._info: ModelInfo | None = None
         self._adapters: dict[str, Path] = {}
+        self._files: dict[str, Identity] = {}
 
     @property
     def info(self) -> ModelInfo:
@@ -72,25 +75,34 @@ class TransformersSampler:
             async for kind, payload in replies:
                 yield ChatDelta(**payload) if kind == "event" else unpack_reply(payload)
 
-    async def load_adapter(self, name: str, path: Path) -> None:
+    async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:
         """See `Sampler.load_adapter`."""
-        path = path.resolve()
-        await self.worker.call("load_adapter", {"name": name, "path": str(path)})
-        self._adapters[name] = path
+        path, files = path.resolve(), await asyncio.to_thread(identity, path)
+        if name not in self._adapters or self._files[name] != files:
+            params = {"name": name, "path": str(path), "probe": probe}
+            await self.worker.call("load_adapter", params)
+        self._adapters[name], self._files[name] = path, files
 
     async def unload_adapter(self, name: str) -> None:
         """See `Sampler.unload_adapter`."""
         self._adapters.pop(name, None)
+        self._files.pop(name, None)
         await self.worker.call("unload_adapter", {"name": name})
 
     async def _restore(self, info: dict[str, Any]) -> None:
         self._info = ModelInfo(**info)
-        for name, path in list(self._adapters.items()):
+        for name in list(self._adapters):
+            await self._load_again(name)
+
+    async def _load_again(self, name: str) -> None:
+        while (path := self._adapters.get(name)) is not None:
             try:
-                await self.worker.call(
-                    "load_adapter", {"name": name, "path": str(path)}, early=True
-                )
+                params = {"name": name, "path": str(path), "probe": True}
+                await self.worker.call("load_adapter", params, early=True)
             except ConfigError:
-                # Its calls get UnknownModel; the other adapters and the base model go on.
-                log.exception("The adapter %s could not be loaded again.", name)
-                self._adapters.pop(name, None)
+                if self._adapters.get(name) == path:  # else it was moved in the meantime
+                    # Its calls get UnknownModel; the other adapters and the base model go on.
+                    log.exception("The adapter %s could not be loaded again.", name)
+                    del self._adapters[name]
+            else:
+                return

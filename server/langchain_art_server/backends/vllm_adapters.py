@@ -22,7 +22,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.backends.lora import CONFIG_FILE, WEIGHTS_FILE, AdapterBank
+from langchain_art_server.backends.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from langchain_art_server.backends.lora import AdapterBank
 
 #: Ranks that vLLM makes room for.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -284,9 +284,9 @@ class VllmHost:
                     "is used once; publish a new version under a new name."
                 )
             if old is None:
-                self._adapters[name] = await self._load(name, path)
+                self._adapters[name] = await self._load(name, path, call.params["probe"])
 
-    async def _load(self, name: str, path: Path) -> Loaded:
+    async def _load(self, name: str, path: Path, probe: bool) -> Loaded:
         loaded = await asyncio.to_thread(self._shelf.put, name, path)
         try:
             await self._vllm.load(loaded.inner, loaded.folder)
@@ -294,7 +294,8 @@ class VllmHost:
             self._shelf.drop(loaded)
             raise
         try:
-            await self._probe(loaded)
+            if probe:
+                await self._probe(loaded)
         except (ConfigError, VllmFailed):
             await self._forget(loaded)
             raise
