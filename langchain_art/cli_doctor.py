@@ -81,7 +81,7 @@ def _show(report: DoctorReport, model: str | None) -> None:
             f"{one.parameters / 1e9:.2f}B {one.dtype}",
             f"{one.sampler_bytes / 1e9:.1f} GB",
             f"{one.learner_bytes / 1e9:.1f} GB",
-            "yes" if one.fits else "no",
+            "yes" if one.fits else "in turns" if one.in_turns else "no",
             f"{one.longest_row:,}",
         )
     console.print(sizes)

@@ -20,7 +20,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from langchain_art.errors import ConfigError
-from langchain_art.memory_model import CPU_HEAP, Shape, learner_bytes, longest, sampler_bytes
+from langchain_art.memory_model import (
+    CPU_HEAP,
+    Shape,
+    idle_learner_bytes,
+    learner_bytes,
+    longest,
+    sampler_bytes,
+)
 
 #: Sizes of published models, for a machine that has none yet (their config.json).
 KNOWN = {
@@ -68,6 +75,8 @@ class Fit(BaseModel):
     learner_bytes: int
     """Of a step with one row of the asked context, layers computed twice."""
     fits: bool
+    in_turns: bool
+    """They fit if vLLM sleeps during a step (``take_turns = true``); on a GPU only."""
     longest_row: int
     """Tokens of the longest row that the learner could train beside the sampler; 0: none."""
 
@@ -123,7 +132,17 @@ def examine(
     dtype = "bfloat16" if cards else "float32"
     heap = 1.0 if cards else CPU_HEAP
     fits = tuple(
-        fit(name, shape, memory, dtype, heap, context=context, calls=calls, rank=rank)
+        fit(
+            name,
+            shape,
+            memory,
+            dtype,
+            heap,
+            context=context,
+            calls=calls,
+            rank=rank,
+            sleeps=bool(cards),
+        )
         for name, shape in shapes.items()
     )
     if model is not None:
@@ -148,8 +167,12 @@ def fit(
     context: int,
     calls: int,
     rank: int,
+    sleeps: bool = False,
 ) -> Fit:
-    """Whether a model fits into `memory` bytes, sampled from and trained."""
+    """Whether a model fits into `memory` bytes, sampled from and trained.
+
+    `sleeps`: the sampler can leave its memory to the learner during a step.
+    """
     sampler = sampler_bytes(shape, context, calls, dtype)
     learner = learner_bytes(shape, context, rank, dtype, checkpointed=True, heap=heap)
     return Fit(
@@ -159,6 +182,8 @@ def fit(
         sampler_bytes=sampler,
         learner_bytes=learner,
         fits=sampler + learner + PROGRAMS <= memory,
+        in_turns=sleeps
+        and max(sampler + idle_learner_bytes(shape, rank, dtype), learner) + PROGRAMS <= memory,
         longest_row=longest(shape, memory - sampler - PROGRAMS, rank, dtype, heap),
     )
 
@@ -313,14 +338,23 @@ def _key(host: str) -> Finding:
 
 def _fits(one: Fit, memory: int) -> Finding:
     need = one.sampler_bytes + one.learner_bytes + PROGRAMS
+    if one.fits:
+        advice = ""
+    elif one.in_turns:
+        advice = (
+            "They fit if vLLM sleeps while the learner learns: [engine] and take_turns = true in "
+            "the server's TOML file (docs/gpu.md)."
+        )
+    else:
+        advice = (
+            "Take a smaller model, fewer --calls or a shorter --context, or give the learner a "
+            "GPU of its own (docs/gpu.md)."
+        )
     return Finding(
         name="memory",
         found=f"{need / 1e9:.1f} GB needed, {memory / 1e9:.1f} GB free",
-        ok=one.fits,
-        advice=""
-        if one.fits
-        else "Take a smaller model, fewer --calls or a shorter --context, or give the learner a "
-        "GPU of its own (docs/gpu.md).",
+        ok=one.fits or one.in_turns,
+        advice=advice,
     )
 
 

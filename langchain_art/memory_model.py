@@ -133,8 +133,12 @@ def learner_bytes(
     if checkpointed:
         kept = kept // shape.layers + shape.layers * shape.hidden * WIDTH[dtype]
     logits = min(LOGIT_BYTES, tokens * shape.vocabulary * 4 * 3)
-    lora = LORA_BYTES * shape.lora_parameters(rank)
-    return weight_bytes(shape, dtype) + lora + int(heap * tokens * kept) + logits
+    return idle_learner_bytes(shape, rank, dtype) + int(heap * tokens * kept) + logits
+
+
+def idle_learner_bytes(shape: Shape, rank: int, dtype: str) -> int:
+    """What a learner holds between two steps: the base, the adapter and its optimizer."""
+    return weight_bytes(shape, dtype) + LORA_BYTES * shape.lora_parameters(rank)
 
 
 def sampler_bytes(shape: Shape, context: int, calls: int, dtype: str) -> int:

@@ -185,7 +185,8 @@ class JobRunner:
         await self._router.resolve(parent.name)  # loads it if need be
         before = await ask(self._sampler, call, parent)
         try:
-            metrics = await self._learner.step(step, on_progress)
+            async with self._device():
+                metrics = await self._learner.step(step, on_progress)
             begun = time.monotonic()
             sealing = asyncio.create_task(asyncio.to_thread(self._adapters.seal, staged))
             try:
@@ -206,6 +207,18 @@ class JobRunner:
             await self._sampler.unload_adapter(child.name)  # the next attempt has the same name
             raise
         await self._finish(job, request, manifest, begun)
+
+    @asynccontextmanager
+    async def _device(self) -> AsyncGenerator[None]:
+        """The time in which the learner has the device to itself, where the two take turns."""
+        if not self._settings.take_turns:
+            yield
+            return
+        await self._sampler.sleep()
+        try:
+            yield
+        finally:
+            await self._sampler.wake()
 
     def _manifest(
         self,

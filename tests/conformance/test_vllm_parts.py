@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,6 +25,7 @@ from langchain_art_server.backends.model_loading import load_model, load_outline
 from langchain_art_server.backends.tool_calls import FORMATS
 from langchain_art_server.backends.vllm_adapters import Shelf
 from langchain_art_server.backends.vllm_client import events
+from langchain_art_server.backends.vllm_process import VllmProcess
 from langchain_art_server.config import EngineSettings, Settings, load_settings
 from tests.conformance.tiny_models import KINDS, save_adapter, save_model
 from tests.vllm_engine import gone
@@ -215,6 +217,18 @@ def test_the_engine_is_a_table_of_the_settings(tmp_path: Path) -> None:
     assert settings.engine.python == Path("/opt/vllm/bin/python")
     assert settings.engine.gpu_memory == 0.4
     assert load_settings(model="m").engine is None
+
+
+@pytest.mark.parametrize("take_turns", [False, True])
+def test_on_a_gpu_it_can_sleep_where_the_engines_take_turns(
+    model: Path, tmp_path: Path, take_turns: bool
+) -> None:
+    told = {"model": str(model), "data_dir": tmp_path, "engine": {}, "take_turns": take_turns}
+    settings = Settings.model_validate(told)
+    info = replace(load_outline(settings).info, device="cuda")
+    process = VllmProcess(settings, info, tmp_path, ["q_proj"], 16)
+    assert ("--enable-sleep-mode" in process._argv) == take_turns
+    assert ("VLLM_SERVER_DEV_MODE" in process._environment()) == take_turns
 
 
 def test_settings_of_two_samplers_are_refused() -> None:

@@ -306,6 +306,23 @@ async def test_unloading_waits_for_running_calls_and_the_name_gets_new_weights(
     await sampler.unload_adapter("x@1")
 
 
+async def test_it_sleeps_and_wakes_with_its_adapters(
+    sampler: VllmSampler, model: Path, adapters: dict[str, Path]
+) -> None:
+    request = ask("Paris", adapter="a@1", seed=3, max_tokens=24)
+    before = await chat(sampler, request)
+    await sampler.sleep()
+    early = asyncio.create_task(chat(sampler, request))  # what the gate keeps away, waits here
+    await asyncio.sleep(1)
+    assert not early.done()
+    await sampler.wake()
+    for reply in (await early, await chat(sampler, request)):
+        assert reply.token_ids == before.token_ids
+        check_logprobs(with_adapter(model, adapters["a@1"]), [reply])
+    await sampler.wake()  # as after a restart in its sleep
+    check_logprobs(load_plain(model), [await chat(sampler, ask("Paris", max_tokens=24))])
+
+
 async def test_kill_9_of_vllm_loses_no_call(
     sampler: VllmSampler, model: Path, adapters: dict[str, Path]
 ) -> None:

@@ -33,7 +33,12 @@ async def vllm_sampler(
     data_dir = tmp_path_factory.mktemp("vllm")
     made = VllmSampler(
         Settings.model_validate(
-            {"model": str(vllm_model), "data_dir": data_dir, "engine": engine(hang_seconds=20)}
+            {
+                "model": str(vllm_model),
+                "data_dir": data_dir,
+                "engine": engine(hang_seconds=20),
+                "take_turns": True,
+            }
         )
     )
     await made.start()

@@ -1,4 +1,4 @@
-"""``benchmarks/gpu/learner.py`` with its small model on a CPU: it works, its sums are right.
+"""``benchmarks/gpu/`` with its small model on a CPU: the scripts work, their sums are right.
 
 What it measures here says nothing of a GPU.
 """
@@ -10,31 +10,52 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu.shapes import SHAPES, random_model, step_flops
+from tests.environments import vllm_python
 from tests.live_server import REPO
 
 torch.set_num_threads(1)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_script_runs_and_writes_its_figures(tmp_path: Path) -> None:
-    command = ["benchmarks.gpu.learner", "--small", "--device", "cpu", "--rounds", "1"]
-    command += ["--workloads", "shared_prompt", "--most", "600", "--out", str(tmp_path)]
+def figures(tmp_path: Path, script: str, *options: str) -> dict[str, Any]:
+    """What a script writes for its small model."""
     done = subprocess.run(
-        [sys.executable, "-m", *command],
+        [sys.executable, "-m", f"benchmarks.gpu.{script}", "--small", "--out", tmp_path, *options],
         cwd=REPO,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads((tmp_path / "learner-small.json").read_text())
+    return json.loads((tmp_path / f"{script}-small.json").read_text())
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+def test_the_samplers_script_runs_and_writes_its_figures(tmp_path: Path) -> None:
+    found = figures(tmp_path, "sampler", "--python", str(vllm_python()))
+    assert found["load"]["calls"] == 8 and found["dtype"] == "float32"
+    seen = found["figures"]
+    for name in ("base_tokens_per_second", "swap_seconds", "swap_seconds_under_load"):
+        assert seen[name] > 0
+    for name in ("gap_base", "gap_adapter"):
+        assert seen[name]["mean"] < 1e-4
+        assert seen[name]["tokens"] >= 8
+    assert seen["same_after_sleep"] == 1.0
+    assert seen["sleep_frees_bytes"] == 0  # there is none to free on a CPU
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_learners_script_runs_and_writes_its_figures(tmp_path: Path) -> None:
+    command = ["--device", "cpu", "--rounds", "1", "--workloads", "shared_prompt"]
+    found = figures(tmp_path, "learner", *command, "--most", "600")
     assert "--workloads shared_prompt" in found["command"]
     assert found["date"] and found["hardware"]["packages"]["torch"] == torch.__version__
     assert found["padded_because"] is None
@@ -52,11 +73,11 @@ def test_the_script_runs_and_writes_its_figures(tmp_path: Path) -> None:
         assert method["limited_by"] == "--most"
 
 
-def test_a_gpu_model_is_refused_without_a_gpu(tmp_path: Path) -> None:
-    command = ["benchmarks.gpu.learner", "--device", "cpu", "--out", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=REPO, capture_output=True, text=True
-    )
+@pytest.mark.parametrize("script", ["learner", "sampler"])
+def test_a_gpu_model_is_refused_without_a_gpu(tmp_path: Path, script: str) -> None:
+    command = [sys.executable, "-m", f"benchmarks.gpu.{script}", "--out", str(tmp_path)]
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True)
     assert done.returncode == 2
     assert "needs a GPU" in done.stderr
 

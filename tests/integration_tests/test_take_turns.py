@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
-from tests.live_server import LiveServer
+from tests.live_server import BASE_MODEL, LiveServer
+from tests.vllm_engine import engine_toml, wide_model
 
 
 class Caller(threading.Thread):
@@ -29,10 +31,17 @@ class Caller(threading.Thread):
                     self.stop.wait(0.05)
 
 
-def test_calls_wait_for_a_step_and_are_answered_by_what_it_made(tmp_path: Path) -> None:
-    settings = tmp_path / "settings.toml"
+@pytest.mark.parametrize("engine", ["embedded", pytest.param("vllm", marks=pytest.mark.vllm)])
+def test_calls_wait_for_a_step_and_are_answered_by_what_it_made(
+    tmp_path: Path, engine: str
+) -> None:
+    settings, model = tmp_path / "settings.toml", BASE_MODEL
     settings.write_text("take_turns = true\nmax_waiting_calls = 2\n")
-    server = LiveServer(tmp_path / "data", "--config", str(settings)).start()
+    if engine == "vllm":
+        engine_toml(settings, take_turns=True, max_waiting_calls=2)
+        model = wide_model(tmp_path / "model")
+    server = LiveServer(tmp_path / "data", "--config", str(settings), model=model)
+    server.start(timeout=600)
     stop = threading.Event()
     callers = [Caller(server, stop) for _ in range(6)]
     try:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from langchain_art import doctor
 from langchain_art.cli import app
 from langchain_art.errors import ConfigError
-from langchain_art.memory_model import Shape
+from langchain_art.memory_model import Shape, idle_learner_bytes
 from tests.live_server import BASE_MODEL, free_port
 
 KEY = "a-key-of-at-least-sixteen-characters"
@@ -103,6 +103,21 @@ def test_what_does_not_fit_is_refused_and_the_longest_row_says_how_far_off() -> 
     assert not small.fits and large.fits
     assert small.longest_row == 0 and large.longest_row > 8192
     assert not doctor.fit("m", shape, 120 << 30, "bfloat16", 1.0, **sizes | {"calls": 900}).fits
+
+
+def test_what_fits_only_in_turns_is_said_to() -> None:
+    shape = Shape(36, 4096, 12288, 4096, 1024, 151936)
+    sizes = {"context": 32768, "calls": 16, "rank": 16}
+    whole = doctor.fit("m", shape, 1 << 50, "bfloat16", 1.0, **sizes)
+    idle = idle_learner_bytes(shape, 16, "bfloat16")
+    least = max(whole.sampler_bytes + idle, whole.learner_bytes) + doctor.PROGRAMS
+    for memory, sleeps, fits in (
+        (least, True, True),
+        (least - 1, True, False),
+        (least, False, False),
+    ):
+        one = doctor.fit("m", shape, memory, "bfloat16", 1.0, **sizes, sleeps=sleeps)
+        assert (one.fits, one.in_turns) == (False, fits)
 
 
 def test_the_command_ends_with_what_it_found() -> None:

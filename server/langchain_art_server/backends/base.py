@@ -150,6 +150,17 @@ class Sampler(Protocol):
         """Forget `name` once its running calls have ended. Unknown names are ignored."""
         ...
 
+    async def sleep(self) -> None:
+        """Leave the device's memory to others, as far as the engine can, until `wake`.
+
+        No call is open, and none is made before `wake`.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Be ready for calls again; the adapters that were loaded are."""
+        ...
+
 
 @dataclass(frozen=True)
 class Demonstration:

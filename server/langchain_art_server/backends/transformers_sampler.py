@@ -89,6 +89,12 @@ class TransformersSampler:
         self._files.pop(name, None)
         await self.worker.call("unload_adapter", {"name": name})
 
+    async def sleep(self) -> None:
+        """Nothing: this engine stays where it is. See `Sampler.sleep`."""
+
+    async def wake(self) -> None:
+        """Nothing. See `Sampler.wake`."""
+
     async def _restore(self, info: dict[str, Any]) -> None:
         self._info = ModelInfo(**info)
         for name in list(self._adapters):

@@ -139,6 +139,19 @@ class VllmClient:
         """Forget an adapter. Raises VllmFailed."""
         await self._post("/v1/unload_lora_adapter", {"lora_name": name})
 
+    async def sleep(self) -> None:
+        """Move the weights to the host's memory and drop the cache. Raises VllmFailed."""
+        await self._done("/sleep?level=1&mode=wait")
+
+    async def wake(self) -> None:
+        """Take the memory back. Raises VllmFailed."""
+        await self._done("/wake_up")
+
+    async def _done(self, path: str) -> None:
+        said = await self._post(path, {})
+        if said.status_code != 200:
+            raise VllmFailed(f"{path}: {_message(said.content)}")
+
     async def draw(self, body: dict[str, Any]) -> AsyncGenerator[Drawn, None]:
         """Sample a completion: one piece, or one for every few tokens if the body says ``stream``.
 

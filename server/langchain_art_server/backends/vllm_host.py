@@ -118,6 +118,8 @@ class VllmHost:
             "chat": self._chat,
             "load_adapter": self._load_adapter,
             "unload_adapter": self._unload_adapter,
+            "sleep": lambda call: self._vllm.sleep(),
+            "wake": lambda call: self._vllm.wake(),
         }
 
     async def start(self) -> None:

@@ -54,6 +54,7 @@ class VllmProcess:
         self._on_cpu = info.device == "cpu"
         socket = folder / "vllm.sock"
         self._argv = _command(settings, self._engine, info, socket, targets, max_rank)
+        self._sleeps = settings.take_turns
         self._local = Path(settings.model).is_dir()
         self.log = settings.data_dir / "vllm.log"
         self.client = VllmClient(socket)
@@ -149,6 +150,8 @@ class VllmProcess:
             "DO_NOT_TRACK": "1",
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",  # longer than our client keeps a connection
         }
+        if self._sleeps:  # its routes for sleeping are there in this mode alone
+            env["VLLM_SERVER_DEV_MODE"] = "1"
         if self._local:
             env["HF_HUB_OFFLINE"] = "1"
         if self._on_cpu:
@@ -191,6 +194,8 @@ def _command(
         options["--max-num-batched-tokens"] = str(max(16384, info.max_model_len))
     else:
         options["--gpu-memory-utilization"] = str(engine.gpu_memory)
+        if settings.take_turns:
+            flags.append("--enable-sleep-mode")
     if kv_cache:
         options["--kv-cache-memory-bytes"] = str(kv_cache)
     ours = {*options, *flags, "--lora-target-modules", "--host", "--port", "--api-key"}

@@ -21,3 +21,11 @@ class VllmSampler(TransformersSampler):
     """
 
     target: ClassVar[str] = "langchain_art_server.backends.vllm_host:serve"
+
+    async def sleep(self) -> None:
+        """Weights go to the host's memory, the cache is dropped (vLLM's sleep, level 1)."""
+        await self.worker.call("sleep", {})
+
+    async def wake(self) -> None:
+        """Weights and adapters come back. See `Sampler.wake`."""
+        await self.worker.call("wake", {})
