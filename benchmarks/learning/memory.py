@@ -71,8 +71,7 @@ def dense(engine: PeftEngine) -> int:
     scored = Scored(engine._scorer, outputs, edges, soon=True)
     terms = torch.arange(len(targets))
     visit_terms(loss.visit, terms, [(scored, Share(terms, torch.from_numpy(edge)))])
-    for end, grad in scored.ends():
-        end.backward(grad)
+    scored.descend()
     return size
 
 

@@ -45,7 +45,7 @@ class EngineSettings(_Settings):
     """Completions that are decoded at once; more wait."""
     gpu_memory: float = Field(default=0.5, gt=0, lt=1)
     """On a GPU: share of its memory for vLLM's weights, activations and cache. The learner needs
-    the rest."""
+    the rest; with `take_turns` its weights alone do, since vLLM's share is free during a step."""
     kv_cache_bytes: int | None = Field(default=None, ge=1 << 20)
     """Memory for keys and values; None: what `gpu_memory` leaves on a GPU, 1 GiB on a CPU."""
     max_loras: int = Field(default=4, ge=1, le=64)
@@ -73,8 +73,11 @@ class LearnerSettings(_Settings):
     threads: int | None = Field(default=None, ge=1)
     """Torch threads of each of its processes; None: half of the cores in all, at least one."""
     ranks: int = Field(default=1, ge=1, le=64)
-    """Processes that learn together, each with the whole base: on GPUs one on each, from `device`
-    on. Their adapter is that of one process, up to the order of additions."""
+    """Processes that learn together, each with the whole base unless `shard` is set: on GPUs one on
+    each, from `device` on. Their adapter is that of one process, up to the order of additions."""
+    shard: bool = False
+    """Each rank holds a part of each of the base's layers (FSDP2), for a base that does not fit on
+    one GPU. Slower: the ranks send each other the layers in every pass."""
     python: Path = Path(sys.executable)
     """Python of the environment that learns; may be one of its own, so that Unsloth's pins never
     meet the server's. It needs torch, transformers, peft and what `kind` names; of this package
@@ -86,6 +89,13 @@ class LearnerSettings(_Settings):
             raise ValueError(
                 f"got ranks={self.ranks} with kind='unsloth', which learns in one process, "
                 "expected ranks=1, or kind='peft'"
+            )
+        if self.shard and self.kind == "unsloth":
+            raise ValueError("got shard=true with kind='unsloth', expected it with kind='peft'")
+        if self.shard and self.ranks < 2:
+            raise ValueError(
+                "got shard=true with ranks=1, expected as many ranks as there are GPUs to hold the "
+                "base's parts, at least 2"
             )
         if self.load_in_4bit and self.kind != "unsloth":
             raise ValueError("got load_in_4bit with kind='peft', expected it with kind='unsloth'")
@@ -124,7 +134,8 @@ class Settings(_Settings):
     """Calls that may wait or run at once; more get 429 with Retry-After."""
     take_turns: bool = False
     """Sampler and learner take turns, for the two on one device: calls that arrive during a
-    training step wait for its end, and are answered by the new version."""
+    training step wait for its end, and are answered by the new version. vLLM sleeps in that time:
+    its weights are in the host's memory, its cache is dropped."""
     max_waiting_calls: int = Field(default=256, ge=0)
     """Calls that may wait for such a step; more get 503 with Retry-After."""
     keep_checkpoints: int = Field(default=4, ge=1)

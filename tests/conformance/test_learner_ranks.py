@@ -35,8 +35,8 @@ STEPS = 20
 async def ignore(_fraction: float, _message: str) -> None: ...
 
 
-def ranked(model: str, ranks: int = 2) -> PeftLearner:
-    learner = LearnerSettings(threads=1, ranks=ranks)
+def ranked(model: str, ranks: int = 2, *, shard: bool = False) -> PeftLearner:
+    learner = LearnerSettings(threads=1, ranks=ranks, shard=shard)
     return PeftLearner(Settings(model=model, device="cpu", learner=learner))
 
 

@@ -1,9 +1,10 @@
-"""The learner on several GPUs, or processes: each has the base and learns from its share of rows.
+"""The learner on several GPUs, or processes: each learns from its share of rows.
 
 Data parallel, as in PyTorch DDP (arXiv 2006.15704): the step's loss is a weighed sum over tokens,
 so the sum of the ranks' gradients is the gradient of one rank with all rows, up to the order of
 additions. Only LoRA's gradients are exchanged. Every rank then takes the same optimizer step; rank
-0 talks to the parent and writes the files.
+0 talks to the parent and writes the files. Each rank has the whole base, or a part of it
+(`sharding`).
 
 Run as a module, this is a rank other than 0, told by rank 0 what to do.
 """
@@ -23,7 +24,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import TrainConfig
@@ -34,9 +37,11 @@ from langchain_art_server.algorithms.step_loss import StepLoss, StepTokens
 from langchain_art_server.algorithms.sync import Suspect
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.ddp_ranks import LOST, Ranks
+from langchain_art_server.backends.packer import Packer
 from langchain_art_server.backends.peft_engine import PeftEngine, Progress, serving_engine
 from langchain_art_server.backends.rows_file import read_rows, write_rows
 from langchain_art_server.backends.scoring import Scorer, Visit
+from langchain_art_server.backends.sharding import sharded_base, sharded_forward
 from langchain_art_server.backends.torch_setup import set_threads, torch_device
 from langchain_art_server.backends.training_batch import TrainingBatch
 
@@ -51,14 +56,18 @@ class DdpEngine(PeftEngine):
         device: of this rank.
         dtype: as for `PeftEngine`.
         ranks: this rank among the others, which must all be made at the same time.
+        shard: each rank holds a part of the base's layers, see `sharding`.
 
     Raises:
         ConfigError: the model does not load on this rank.
         ArtError: it does not load on another one.
     """
 
-    def __init__(self, model: str, device: str, dtype: str | None, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(
+        self, model: str, device: str, dtype: str | None, ranks: Ranks, *, shard: bool = False
+    ) -> None:
+        self._ranks, self._shard = ranks, shard
+        ranks.together(lambda: torch_device(device))
         ranks.together(lambda: super(DdpEngine, self).__init__(model, device, dtype))
 
     def step(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
@@ -78,13 +87,27 @@ class DdpEngine(PeftEngine):
             for index in chosen[self._ranks.rank]
         ]
         make = super().batch if mine else self._nothing
-        return self._ranks.together(lambda: make(mine, config))
+        return self._ranks.together(lambda: make(mine, config), on_ways=True)
 
     def accumulate(self, batch: TrainingBatch, progress: Progress) -> tuple[float, LossStats]:
         """Add the gradient of all ranks' rows; their loss, and what it says of the step."""
-        own = self._ranks.together(lambda: super(DdpEngine, self).accumulate(batch, progress))
+        own = self._ranks.together(
+            lambda: super(DdpEngine, self).accumulate(batch, progress), on_ways=True
+        )
         self._ranks.add_gradients(self.parameters.values())
         return self._ranks.add_stats(*own)
+
+    def assist(self) -> None:
+        """Take part in what another rank computes alone."""
+        self._ranks.together(lambda: None, on_ways=True)
+
+    def _load(self) -> PreTrainedModel:
+        if not self._shard:
+            return super()._load()
+        return self._ranks.together(lambda: sharded_base(self.name, self.dtype, self._ranks))
+
+    def _forward(self) -> tuple[Scorer, Packer]:
+        return sharded_forward(self.base, self._ranks) if self._shard else super()._forward()
 
     def _write(self, out: Path) -> None:
         def write() -> None:
@@ -94,7 +117,10 @@ class DdpEngine(PeftEngine):
         self._ranks.together(write)
 
     def _suspects(self, batch: TrainingBatch) -> list[Suspect]:
-        return super()._suspects(batch) if self._ranks.rank == 0 else []
+        def suspects() -> list[Suspect]:
+            return super(DdpEngine, self)._suspects(batch) if self._ranks.rank == 0 else []
+
+        return self._ranks.together(suspects, on_ways=True)
 
     def _nothing(self, rows: Sequence[Row], config: TrainConfig) -> TrainingBatch:
         none = torch.zeros(0, dtype=self._number, device=self.device)
@@ -111,13 +137,21 @@ class RankZero(DdpEngine):
         dtype: as for `PeftEngine`.
         threads: of each rank; None: all ranks together take half of the cores.
         ranks: how many.
+        shard: as for `DdpEngine`.
 
     Raises:
         ConfigError: there are not that many GPUs, or a rank cannot load the model.
     """
 
     def __init__(
-        self, model: str, device: str | None, dtype: str | None, threads: int | None, ranks: int
+        self,
+        model: str,
+        device: str | None,
+        dtype: str | None,
+        threads: int | None,
+        ranks: int,
+        *,
+        shard: bool = False,
     ) -> None:
         devices = rank_devices(torch_device(device), ranks)
         self._folder = tempfile.TemporaryDirectory(prefix="art-ranks-")  # mode 0700
@@ -125,7 +159,7 @@ class RankZero(DdpEngine):
         self._others: list[subprocess.Popen[str]] = []
         for rank in range(1, ranks):
             told = {"model": model, "device": devices[rank], "dtype": dtype, "threads": threads}
-            told |= {"rank": rank, "ranks": ranks, "meeting": str(meeting)}
+            told |= {"rank": rank, "ranks": ranks, "meeting": str(meeting), "shard": shard}
             other = subprocess.Popen(
                 [sys.executable, "-m", "langchain_art_server.backends.ddp_engine"],
                 stdin=subprocess.PIPE,
@@ -136,7 +170,7 @@ class RankZero(DdpEngine):
             threading.Thread(target=_end_with, args=(other, rank), daemon=True).start()
         try:
             group = Ranks(0, ranks, meeting, torch.device(devices[0]))
-            super().__init__(model, devices[0], dtype, group)
+            super().__init__(model, devices[0], dtype, group, shard=shard)
         except ArtError as error:
             raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from error
 
@@ -157,6 +191,16 @@ class RankZero(DdpEngine):
                 },
             )
         return super().step(request, progress)
+
+    def logprobs(self, adapter: Path | None, rows: Sequence[Row]) -> list[np.ndarray]:
+        """See `PeftEngine.logprobs`; rank 0 reads the rows, and the others assist if need be."""
+        if not self._shard:
+            return super().logprobs(adapter, rows)
+        for other in self._others:
+            self._say(other, {"assist": True})
+        return self._ranks.together(
+            lambda: super(RankZero, self).logprobs(adapter, rows), on_ways=True
+        )
 
     def _say(self, other: subprocess.Popen[str], words: dict[str, Any]) -> None:
         assert other.stdin is not None
@@ -188,13 +232,18 @@ def rank_devices(first: torch.device, ranks: int) -> list[str]:
     if start + ranks > there:
         raise ConfigError(
             f"got learner.ranks={ranks} from the device {first} on, expected at most "
-            f"{there - start}: each rank needs a device of its own, which holds the whole base"
+            f"{there - start}: each rank needs a device of its own"
         )
     return [f"{first.type}:{start + rank}" for rank in range(ranks)]
 
 
 def ranked_engine(
-    model: str, device: str | None, dtype: str | None, threads: int | None, ranks: int
+    model: str,
+    device: str | None,
+    dtype: str | None,
+    threads: int | None,
+    ranks: int,
+    shard: bool,
 ) -> PeftEngine:
     """An engine for a process that does nothing else, on one rank or several.
 
@@ -204,11 +253,12 @@ def ranked_engine(
         dtype: as for `RankZero`.
         threads: as for `RankZero`.
         ranks: how many processes learn together.
+        shard: as for `RankZero`; with several ranks only.
     """
     if ranks == 1:
         return serving_engine(model, device, dtype, threads)
     _prepare(threads, ranks)
-    engine = RankZero(model, device, dtype, threads, ranks)
+    engine = RankZero(model, device, dtype, threads, ranks, shard=shard)
     torch.use_deterministic_algorithms(engine.device.type == "cpu")
     return engine
 
@@ -221,6 +271,17 @@ def _prepare(threads: int | None, ranks: int) -> None:
 
 def _weighed(row: Row, weight: float) -> Row:
     return replace(row, weights=[weight] * len(row.mask))
+
+
+def _request(p: dict[str, Any]) -> LearnerStep:
+    return LearnerStep(
+        Path(p["parent"]),
+        Path(p["out"]),
+        p["step"],
+        read_rows(Path(p["rows"])),
+        TrainConfig(**p["config"]),
+        p["staleness"],
+    )
 
 
 def _end_with(other: subprocess.Popen[str], rank: int) -> None:
@@ -243,23 +304,18 @@ def rank_main() -> None:
     _prepare(told["threads"], told["ranks"])
     group = Ranks(told["rank"], told["ranks"], Path(told["meeting"]), torch.device(told["device"]))
     try:
-        engine = DdpEngine(told["model"], told["device"], told["dtype"], group)
+        engine = DdpEngine(told["model"], told["device"], told["dtype"], group, shard=told["shard"])
     except ArtError:
         lines.get()  # rank 0 says why, and then ends, and this process with it
         return
     torch.use_deterministic_algorithms(engine.device.type == "cpu")
     while True:
         p = lines.get()
-        request = LearnerStep(
-            Path(p["parent"]),
-            Path(p["out"]),
-            p["step"],
-            read_rows(Path(p["rows"])),
-            TrainConfig(**p["config"]),
-            p["staleness"],
-        )
         try:
-            engine.step(request, lambda _fraction, _message: None)
+            if "assist" in p:
+                engine.assist()
+            else:
+                engine.step(_request(p), lambda _fraction, _message: None)
         except ArtError as error:
             log.debug("Rank %d: %s", group.rank, error)  # rank 0 says the same
 

@@ -7,12 +7,14 @@ next word, and the parent starts the step again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import fields
 from datetime import timedelta
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +35,22 @@ PATIENCE = timedelta(hours=6)
 LOST = 70
 
 
+class Way(IntEnum):
+    """What a rank is about to do with weights of which each rank has a part; the highest counts."""
+
+    NONE = 0
+    """It has done all of its work."""
+    BACK = 1
+    """Backward through the layers."""
+    THERE = 2
+    """Forward through them. First, so that those who are behind catch up."""
+    FAILED = 3
+
+
+class _OtherFailedError(Exception):
+    """Another rank's work failed, so there are no more ways."""
+
+
 class Ranks:
     """This process among those that learn together.
 
@@ -42,10 +60,15 @@ class Ranks:
         meeting: a file that does not exist yet, in a folder that only this user can enter; the
             ranks find each other by it.
         device: where the gradients are.
+
+    Attributes:
+        idle: this rank's part in a way that it has nothing to compute on; None: each rank has all
+            weights.
     """
 
     def __init__(self, rank: int, size: int, meeting: Path, device: torch.device) -> None:
         self.rank, self.size, self.device = rank, size, device
+        self.idle: Callable[[Way], None] | None = None
         # All ranks are on this machine, so nothing listens on an interface that others can reach.
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
@@ -60,8 +83,12 @@ class Ranks:
             timeout=PATIENCE,
         )
 
-    def together(self, work: Callable[[], T]) -> T:
+    def together(self, work: Callable[[], T], *, on_ways: bool = False) -> T:
         """Do something that only this rank may fail at; all ranks must come here.
+
+        Args:
+            work: what this rank does.
+            on_ways: works of the ranks go ways together (`on_way`), if weights are in parts.
 
         Raises:
             ArtError: another rank failed; says which one and why.
@@ -71,8 +98,14 @@ class Ranks:
         result: T | None = None
         try:
             result = work()
+        except _OtherFailedError:
+            on_ways = False  # all know that there are no more
         except Exception as error:  # noqa: BLE001  raised again when the others know of it
             failure = error
+        if on_ways and self.idle is not None:
+            state = Way.NONE if failure is None else Way.FAILED
+            while (way := self._agree(state)) in (Way.THERE, Way.BACK):
+                self._idle(way)
         said = "" if failure is None else str(failure) or type(failure).__name__
         heard = self._tell(said)
         if failure is not None:
@@ -81,6 +114,44 @@ class Ranks:
             if words:
                 raise ArtError(f"Rank {rank} of the learner's {self.size} failed: {words}")
         return result  # pyright: ignore[reportReturnType] - work returned it
+
+    @contextlib.contextmanager
+    def on_way(self, way: Way) -> Generator[None]:
+        """A way through weights of which each rank has a part: each rank goes it now.
+
+        Whoever wants another way waits for its turn, and takes part in this one by `idle`. If this
+        rank fails on the way, its process ends: the others wait for its weights. The parent then
+        starts all of them again.
+
+        Raises:
+            Exception: another rank failed before; `together` says how.
+        """
+        while (chosen := self._agree(way)) != way:
+            if chosen == Way.FAILED:
+                raise _OtherFailedError
+            self._idle(chosen)
+        with self._never_alone():
+            yield
+
+    def _idle(self, way: Way) -> None:
+        with self._never_alone():
+            assert self.idle is not None
+            self.idle(way)
+
+    def _agree(self, way: Way) -> Way:
+        highest = torch.tensor([way])
+        self._sum(highest, dist.ReduceOp.MAX)
+        return Way(int(highest.item()))
+
+    @contextlib.contextmanager
+    def _never_alone(self) -> Generator[None]:
+        try:
+            yield
+        except ArtError:
+            raise  # not of the way itself
+        except Exception as error:  # noqa: BLE001  whatever it is, the ranks are out of step
+            log.error("Rank %d failed where all ranks must go on: %s", self.rank, error)
+            os._exit(LOST)
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace each parameter's gradient by the sum over all ranks, the same bits on each.

@@ -60,6 +60,8 @@ def use_forest(scorer: Scorer) -> str | None:
             gap = (sweep_logprobs(forest, scorer, zeros) - expected).abs().mean().item()
             if not gap <= ROUNDING.get(base.dtype, 0.0):
                 why = f"its logprobs differ by {gap:.3g} nats on average"
+        except torch.OutOfMemoryError:
+            raise  # says nothing of the model
         except (OddAttentionError, RuntimeError, TypeError, ValueError, AttributeError) as error:
             log.debug("The forest does not fit the model.", exc_info=True)
             why = str(error) or type(error).__name__

@@ -180,7 +180,7 @@ class _Alive:
     def __init__(self, index: int, batch: _Batch, scorer: Scorer, alive: list[_Alive]) -> None:
         self.index = index
         self._sources = [(a, batch.above[a.index]) for a in alive if a.index in batch.above]
-        self._pass = ForestPass(batch.attention, kept=None if batch.last else {})
+        self._pass = ForestPass(batch.attention, keep=not batch.last)
         for layer in self._sources[0][0].layers if self._sources else ():
             self._pass.above[layer] = _gather(layer, self._sources)
         inputs = {
@@ -199,12 +199,11 @@ class _Alive:
 
     def leave(self) -> None:
         """Take the gradients of the part's own edges, and those from the parts below it, down."""
-        ends = self.scored.ends()
+        inner: list[tuple[Tensor, Tensor]] = []
         for layer, grads in self._grads.items():
-            ends.extend(zip(self.layers[layer], grads, strict=True))
-        if not ends:
+            inner.extend(zip(self.layers[layer], grads, strict=True))
+        if not self.scored.descend(inner):
             return
-        torch.autograd.backward([end for end, _ in ends], [grad for _, grad in ends])
         for layer, (key, value) in self._pass.above.items():
             start = 0
             for source, tokens in self._sources:

@@ -6,7 +6,6 @@ The attention function that transformers calls in each layer; it hands over to
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -33,19 +32,25 @@ class Attention(Protocol):
         ...
 
 
-@dataclass
 class ForestPass:
     """What attention reads, and what it leaves behind.
 
-    Attributes:
+    No dataclass: into those, FSDP looks for tensors, and gives the layers copies of them.
+
+    Args:
         attention: which tokens attend to which.
+        keep: parts hang below this one.
+
+    Attributes:
+        attention: as above.
         above: for each layer, keys and values of the tokens above; empty if there are none.
         kept: for each layer, those of the part itself, if parts hang below it; else None.
     """
 
-    attention: Attention
-    above: dict[int, Layer] = field(default_factory=dict[int, Layer])
-    kept: dict[int, Layer] | None = None
+    def __init__(self, attention: Attention, *, keep: bool) -> None:
+        self.attention = attention
+        self.above: dict[int, Layer] = {}
+        self.kept: dict[int, Layer] | None = {} if keep else None
 
 
 class OddAttentionError(Exception):

@@ -101,10 +101,14 @@ class Packer:
             self._bytes_per_token = model, self._measure()
         return self._bytes_per_token[1]
 
+    def _weights(self) -> set[int]:
+        """Where the model's weights lie, which are no part of what is measured."""
+        return {p.untyped_storage().data_ptr() for p in self._scorer.model.parameters()}
+
     def _measure(self) -> float:
         length = 64
         row = Row([1] * length, [0] * (length - 1) + [1], [0.0] * length, [0.0] * length)
-        known = {p.untyped_storage().data_ptr() for p in self._scorer.model.parameters()}
+        known = self._weights()
         found: dict[int, int] = {}
 
         def note(tensor: Tensor) -> Tensor:

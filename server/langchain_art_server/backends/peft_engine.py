@@ -82,8 +82,7 @@ class PeftEngine:
         self._vocab_size = min(len(next(end.parameters())) for end in ends if end is not None)
         self._linears = peft_adapter.linear_names(self.base)
         self._number = torch.float64 if self.dtype == torch.float64 else torch.float32
-        self._scorer = Scorer(self.base)
-        self.packer = Packer(self._scorer)
+        self._scorer, self.packer = self._forward()
         if self.packer.padded_because is not None:
             log.warning(
                 "%s learns from padded rows, common beginnings again and again: %s.",
@@ -199,6 +198,11 @@ class PeftEngine:
     def _load(self) -> transformers.PreTrainedModel:
         """The base model, frozen."""
         return load_base(self.name, self.dtype, self.device)
+
+    def _forward(self) -> tuple[Scorer, Packer]:
+        """How rows go through the base model."""
+        scorer = Scorer(self.base)
+        return scorer, Packer(scorer)
 
     def _with_lora(self, shape: peft.LoraConfig) -> peft.PeftModel:
         """The base with LoRA layers of that shape on it."""

@@ -72,8 +72,7 @@ class PaddedRows:
             outputs_MX = scorer.outputs(inputs, batch.edges.select_M)
             scored = Scored(scorer, outputs_MX, batch.edges, soon=True)
             visit_terms(visit, batch.terms_T, [(scored, batch.share)])
-            for end, grad in scored.ends():
-                end.backward(grad)
+            scored.descend()
             if progress is not None:
                 count = len(self._batches)
                 progress((index + 1) / count, f"micro-batch {index + 1} of {count}")

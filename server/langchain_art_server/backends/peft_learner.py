@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import importlib
 import logging
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from langchain_art.errors import ArtError
+from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.algorithms.samples import Row, check_rows
 from langchain_art_server.backends.base import Demonstration, LearnerStep, TokenTurn
@@ -71,6 +72,7 @@ class PeftLearner:
             "dtype": settings.dtype,
             "threads": settings.learner.threads,
             "ranks": settings.learner.ranks,
+            "shard": settings.learner.shard,
         }
 
     @property
@@ -210,7 +212,14 @@ def _start(
 ) -> tuple[dict[str, Callable[[Call], Any]], dict[str, Any]]:
     # Only the child may import torch; the engine comes first, since Unsloth patches what follows.
     module, _, function = config["engine"].partition(":")
-    engine: PeftEngine = getattr(importlib.import_module(module), function)(**config["options"])
+    try:
+        made_by = getattr(importlib.import_module(module), function)
+    except ImportError as error:
+        raise ConfigError(
+            f"{sys.executable} lacks what learns: {error}. Install it there, or give the setting "
+            "`python` of [learner] the path of one that has it (docs/gpu.md)."
+        ) from error
+    engine: PeftEngine = made_by(**config["options"])
     from langchain_art_server.backends.demonstrations import token_turns  # noqa: PLC0415
 
     def init_adapter(call: Call) -> None:

@@ -174,6 +174,16 @@ class Scorer:
             )
         return taken[0] if self.plain_head else logits_1MV[0]
 
+    def backward(self, outputs_MX: Tensor, ends: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Add to the parameters' gradients what comes down from tensors of one pass.
+
+        Args:
+            outputs_MX: what the pass gave.
+            ends: tensors of the pass, each once, at least one, and their gradients.
+        """
+        del outputs_MX  # of one rank alone, nothing depends on it
+        torch.autograd.backward([end for end, _ in ends], [grad for _, grad in ends])
+
     def logits(self, outputs_MX: Tensor) -> Tensor:
         """Logits (M, V) of what `outputs` returned."""
         return self.head(outputs_MX) if self.plain_head else outputs_MX
@@ -229,6 +239,17 @@ class Scored:
         grad_MX = self._leaf_MX.grad
         assert grad_MX is not None
         return [(self._outputs_MX, grad_MX)]
+
+    def descend(self, inner: Sequence[tuple[Tensor, Tensor]] = ()) -> bool:
+        """Take all gradients down to the parameters; whether there were any. Once only.
+
+        Args:
+            inner: tensors on the way to the outputs, and their gradients.
+        """
+        ends = [*self.ends(), *inner]
+        if ends:
+            self._scorer.backward(self._outputs_MX, ends)
+        return bool(ends)
 
 
 @dataclass(frozen=True)

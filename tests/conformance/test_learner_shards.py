@@ -1,0 +1,196 @@
+"""Learners on gloo ranks that hold a part of the base each, against one engine with all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from langchain_art.errors import ArtError, ConfigError
+from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art_server.algorithms.samples import Row
+from langchain_art_server.backends.base import LearnerStep
+from langchain_art_server.backends.ddp_ranks import LOST
+from langchain_art_server.backends.peft_engine import PeftEngine
+from langchain_art_server.backends.sharding import decoder_layers
+from langchain_art_server.config import load_settings
+from tests.conformance.learner_cases import (
+    FILES,
+    LENIENT,
+    VOCAB,
+    branching_rows,
+    contents,
+    folder,
+    fresh,
+    make_rows,
+    quiet,
+    shake,
+    take,
+)
+from tests.conformance.test_learner_ranks import STEPS, distance, ignore, others, ranked
+
+#: Nothing below the second layer learns: gradients end there.
+UPPER = ("layers.1.self_attn.v_proj", "layers.1.mlp.down_proj")
+
+
+def prompted(count: int) -> list[Row]:
+    """Rows below one long prompt: a part of the forest that gets gradients by its keys alone."""
+    prompt = [(7 * at) % VOCAB for at in range(90)]
+    zeros = [0.0] * len(prompt)
+    return [
+        replace(
+            row,
+            token_ids=prompt + row.token_ids,
+            mask=[0] * len(prompt) + row.mask,
+            logprobs=zeros + row.logprobs,
+            advantages=zeros + row.advantages,
+        )
+        for row in make_rows(count)
+    ]
+
+
+@pytest.mark.slow
+async def test_two_shards_equal_one_whole_after_twenty_steps(tiny: str, tmp_path: Path) -> None:
+    engine, learner = PeftEngine(tiny), ranked(tiny, shard=True)
+    alone = together = fresh(engine, tmp_path)
+    await learner.start()
+    try:
+        for step in range(1, STEPS + 1):
+            # Long and short rows, so that the ranks have different numbers of micro-batches.
+            rows = (branching_rows if step % 2 else make_rows)(12, seed=step)
+            config = TrainConfig(
+                learning_rate=1e-3,
+                updates=2,
+                kl="k3",
+                kl_coefficient=0.01,
+                tokens_per_microbatch=64,
+                **LENIENT,
+            )
+            out = folder(tmp_path, f"alone{step}")
+            expected = engine.step(LearnerStep(alone, out, step, rows, config), quiet)
+            alone, out = out, folder(tmp_path, f"together{step}")
+            metrics = await learner.step(LearnerStep(together, out, step, rows, config), ignore)
+            together = out
+            for name in set(expected) - {"seconds", "cpu_seconds", "tokens_processed"}:
+                assert metrics[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
+            assert metrics["forest"] == 1.0
+        assert learner.restarts == 0
+    finally:
+        await learner.close()
+    assert distance(alone, fresh(engine, tmp_path), FILES[1]) > 0.05  # they have learned
+    apart = distance(together, alone, FILES[1])
+    assert apart <= 1e-6
+    assert sorted(contents(together)) == sorted(FILES)
+
+
+@pytest.mark.slow
+async def test_shards_take_other_shapes_and_ranks_without_rows(tiny: str, tmp_path: Path) -> None:
+    engine, learner = PeftEngine(tiny), ranked(tiny, shard=True)
+    config = TrainConfig(
+        learning_rate=1e-2, kl="k3", kl_coefficient=0.01, tokens_per_microbatch=64, **LENIENT
+    )
+    shapes = [LoraConfig(rank=4), LoraConfig(rank=2, targets=UPPER)]
+    await learner.start()
+    try:
+        for number, lora in enumerate((*shapes, shapes[0])):
+            rows = make_rows(1, seed=number) if number < 2 else prompted(8)  # one is for one rank
+            start = folder(tmp_path, f"start{number}")
+            await learner.init_adapter(start, lora)
+            out, expected = (folder(tmp_path, f"{name}{number}") for name in ("out", "expected"))
+            engine.step(LearnerStep(shake(start), expected, 1, rows, config), quiet)
+            metrics = await learner.step(LearnerStep(start, out, 1, rows, config), ignore)
+            assert metrics["rows"] == len(rows)
+            assert distance(out, expected, FILES[1]) <= 1e-6
+            for adapter in (out, None):
+                found = await learner.logprobs(adapter, make_rows(5))
+                whole = engine.logprobs(adapter, make_rows(5))
+                np.testing.assert_allclose(np.concatenate(found), np.concatenate(whole), atol=1e-5)
+        assert learner.restarts == 0
+    finally:
+        await learner.close()
+
+
+@pytest.mark.slow
+async def test_shards_refuse_together_and_begin_again_when_one_is_killed(
+    tiny: str, tmp_path: Path
+) -> None:
+    engine, learner = PeftEngine(tiny), ranked(tiny, shard=True)
+    start, rows = shake(fresh(engine, tmp_path)), make_rows(24)
+    out, expected = folder(tmp_path, "out"), folder(tmp_path, "expected")
+    config = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64, **LENIENT)
+    request = LearnerStep(start, out, 1, rows, config)
+    engine.step(LearnerStep(start, expected, 1, rows, config), quiet)
+    killed: list[int] = []
+
+    async def leave(_fraction: float, _message: str) -> None:
+        raise asyncio.CancelledError
+
+    async def kill_once(_fraction: float, _message: str) -> None:
+        if not killed:
+            killed.extend(others(learner.pid))
+            os.kill(killed[0], signal.SIGKILL)
+
+    await learner.start()
+    try:
+        with pytest.raises(ArtError, match="nats apart"):  # rank 0 looks into it, rank 1 assists
+            await learner.step(LearnerStep(start, out, 1, rows, TrainConfig()), ignore)
+        with pytest.raises(ConfigError, match="nowhere"):
+            await learner.logprobs(tmp_path / "nowhere", rows)
+        with pytest.raises(asyncio.CancelledError):
+            await learner.step(request, leave)
+        await learner.step(request, ignore)
+        assert distance(out, expected, FILES[1]) <= 1e-6
+        assert learner.restarts == 0
+        await learner.step(request, kill_once)
+        assert killed and learner.restarts == 1
+        assert distance(out, expected, FILES[1]) <= 1e-6
+    finally:
+        await learner.close()
+
+
+@pytest.mark.slow
+def test_a_shard_is_half_of_the_layers_and_its_layers_may_be_computed_twice(
+    tiny: str, tmp_path: Path
+) -> None:
+    engine, rows = PeftEngine(tiny), make_rows(12)
+    start, expected = shake(fresh(engine, tmp_path)), folder(tmp_path, "expected")
+    outs = [folder(tmp_path, f"rank{rank}") for rank in range(2)]
+    argv = [sys.executable, "-m", "tests.conformance.shard_rank"]
+    where = [str(tmp_path / "meeting"), tiny, str(start)]
+    ranks = [
+        subprocess.Popen([*argv, str(rank), *where, str(out)], stdout=subprocess.PIPE)
+        for rank, out in enumerate(outs)
+    ]
+    found: list[dict[str, Any]] = [json.loads(rank.communicate()[0]) for rank in ranks]
+    layers = decoder_layers(engine.base)
+    whole = sum(
+        p.numel() for layer in layers for n, p in layer.named_parameters() if "lora" not in n
+    )
+    for rank in found:
+        assert rank["held"] == pytest.approx(whole / 2, rel=0.01)
+        assert rank["gathered"] == 0  # nothing of the other's is left behind a step
+    measured = engine.packer._measured()  # pyright: ignore[reportPrivateUsage]
+    assert [rank.returncode for rank in ranks] == [LOST, LOST]  # after what fails on one of them
+    for rank in found:
+        assert rank["bytes_per_token"] == pytest.approx(measured, rel=0.2)
+    assert [rank["checkpointed"] for rank in found] == [1.0, 0.0]
+    take(engine, start, expected, rows)
+    assert distance(outs[0], expected, FILES[1]) <= 1e-6
+
+
+def test_settings_that_no_learner_can_have_are_refused() -> None:
+    for learner, words in (
+        ({"shard": True}, "got shard=true with ranks=1"),
+        ({"shard": True, "ranks": 2, "kind": "unsloth"}, "kind='unsloth'"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load_settings(model="m", learner=learner)
