@@ -68,6 +68,14 @@ class LiveServer:
             time.sleep(0.05)
         raise AssertionError(f"the server did not start:\n{self.log.read_text()[-4000:]}")
 
+    def refusal(self, timeout: float = 120) -> str:
+        """What it says where it must not start: words, no traceback, and exit status 1."""
+        env = self._env | {"COLUMNS": "1000"}
+        done = subprocess.run(self._argv, env=env, capture_output=True, cwd=REPO, timeout=timeout)
+        said = done.stderr.decode()
+        assert done.returncode == 1 and "Traceback" not in said, said[-4000:]
+        return said
+
     def kill(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)

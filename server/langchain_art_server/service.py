@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from langchain_art import __version__
-from langchain_art.errors import ConfigError, Conflict, InvalidRequest, NotFound
+from langchain_art.errors import ArtError, ConfigError, Conflict, InvalidRequest, NotFound
 from langchain_art.wire import (
     Checkpoint,
     PolicySpec,
@@ -111,13 +111,17 @@ class Service:
         return await self.policy(spec.name)
 
     async def _first_version(self, spec: PolicySpec) -> None:
-        if self.adapters.manifest(spec.name, 0) is None:
-            self.adapters.delete(spec.name, 0)
-            staged = self.adapters.stage()
+        # One that is there already is of an attempt that failed or died, perhaps of another shape.
+        await self.jobs.drop_version(spec.name, 0)
+        staged = self.adapters.stage()
+        try:
             await self.learner.init_adapter(staged, spec.lora)
-            about = {"policy": spec.name, "version": 0, "parent": None, "job": None}
-            about |= {"base_model": self.settings.model, "metrics": {}, "created_at": time.time()}
-            await asyncio.to_thread(self.adapters.publish, staged, spec.name, 0, about)
+        except ArtError:
+            self.adapters.discard(staged)
+            raise
+        about = {"policy": spec.name, "version": 0, "parent": None, "job": None}
+        about |= {"base_model": self.settings.model, "metrics": {}, "created_at": time.time()}
+        await asyncio.to_thread(self.adapters.publish, staged, spec.name, 0, about)
         await self.store.add_checkpoint(
             Checkpoint(
                 policy=spec.name,

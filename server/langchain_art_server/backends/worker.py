@@ -222,14 +222,21 @@ class Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             # Popen itself is quick (vfork); in a thread, a cancelled start would lose the process.
-            self._process = subprocess.Popen(
-                [*self._argv, str(theirs.fileno()), json.dumps(self._config)],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                env=os.environ | self._env,
-                # Ctrl-C is for the parent, which ends the child in its own order.
-                start_new_session=True,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [*self._argv, str(theirs.fileno()), json.dumps(self._config)],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    env=os.environ | self._env,
+                    # Ctrl-C is for the parent, which ends the child in its own order.
+                    start_new_session=True,
+                )
+            except OSError as error:
+                ours.close()
+                raise ConfigError(
+                    f"The engine's Python cannot be run: {error}. See that the setting `python` is "
+                    "the path of one, such as /opt/learner/bin/python."
+                ) from error
         loop = asyncio.get_running_loop()
         ear = Frames(self._hear)
         self._transport, _ = await loop.create_connection(lambda: ear, sock=ours)

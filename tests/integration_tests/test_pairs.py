@@ -1,0 +1,331 @@
+"""Each sampler with each learner, behind the whole real server: one story for every pair.
+
+One small model fits all of them: the e-mail example's, with heads wide enough for vLLM. All of it
+is float32 on a CPU, so that what one engine says of a token the other must say too, and so must
+plain transformers with PEFT from the adapter's downloaded files.
+
+``-o log_cli=true`` shows each pair's distances.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from openai.types.chat import ChatCompletionMessage
+
+from examples.email_search.agent import SYSTEM_PROMPT, TOOLS
+from langchain_art import ArtClient, TrainConfig
+from langchain_art.errors import InvalidRequest, NotFound
+from langchain_art.wire import LoraConfig, TrainResult
+from langchain_art_server.backends.base import ChatReply
+from tests.conformance.test_learner_unsloth import WANTED
+from tests.conformance.tiny_models import WEATHER, load_plain, teacher_logprobs, with_adapter
+from tests.environments import environment
+from tests.live_server import LiveServer
+from tests.vllm_engine import children, command, engine, gone, wide_model
+
+log = logging.getLogger(__name__)
+
+#: Mean distance per token of two engines' logprobs, in nats, and what shows another version.
+EXACT, OTHER = 1e-4, 1e-2
+RUNS = 4
+STEP = TrainConfig(learning_rate=1e-2)
+QUESTION: Any = {"role": "user", "content": 'When is "Falcon audit"?'}
+AGENT: Any = [{"role": "system", "content": SYSTEM_PROMPT}, QUESTION]
+EMAIL_TOOLS: Any = [convert_to_openai_tool(tool) for tool in TOOLS]
+FORCED: Any = {"type": "function", "function": {"name": "weather"}}
+#: A setting that is wrong for a pair, and what is said of it.
+BROKEN: dict[tuple[str, str], tuple[dict[str, Any], str]] = {
+    ("embedded", "peft"): ({"learner": {"python": "/nowhere/python"}}, "/nowhere/python"),
+    ("embedded", "ranks"): ({"learner": {"load_in_4bit": True}}, "expected it with kind='unsloth'"),
+    ("embedded", "unsloth"): ({"learner": {"python": sys.executable}}, "No module named 'unsloth'"),
+    ("vllm", "peft"): ({"engine": {"args": ["--host=0.0.0.0"]}}, "got ['--host']"),
+    ("vllm", "ranks"): ({"sampler": {"threads": 1}}, "keep one of them"),
+    ("vllm", "unsloth"): ({"learner": {"load_in_4bit": True}}, "expected a CUDA device"),
+}
+
+
+def learner_table(learner: str) -> dict[str, Any]:
+    if learner == "unsloth":
+        python = environment("unsloth", ["--no-deps", *WANTED])
+        return {"threads": 1, "kind": "unsloth", "python": str(python)}
+    return {"threads": 1, "ranks": 2 if learner == "ranks" else 1}
+
+
+class Pair(LiveServer):
+    """The server with one sampler and one learner, as a user starts it; `changes` go over that."""
+
+    def __init__(
+        self, folder: Path, model: Path, names: tuple[str, str], changes: dict[str, Any]
+    ) -> None:
+        self.sampler, self.learner = names
+        tables = {"learner": learner_table(self.learner)}
+        tables |= {"engine": engine()} if self.sampler == "vllm" else {"sampler": {"threads": 1}}
+        lines = ['device = "cpu"']
+        for name in tables | changes:
+            lines.append(f"[{name}]")
+            table = tables.get(name, {}) | changes.get(name, {})
+            lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+        toml = folder / "art.toml"
+        toml.write_text("\n".join([*lines, ""]))
+        super().__init__(folder / "data", "--config", str(toml), model=model)
+        self.model = model
+
+    def learning(self) -> int:
+        """Process id of the learner."""
+        assert self.process is not None
+        found = [p for p in children(self.process.pid) if "peft_learner" in str(command(p))]
+        return found[0]
+
+
+def pairs() -> Iterator[Any]:
+    for sampler, learner in BROKEN:
+        marks = [pytest.mark.slow, pytest.mark.timeout(900)]
+        marks += [pytest.mark.vllm] if sampler == "vllm" else []
+        yield pytest.param((sampler, learner), id=f"{sampler}-{learner}", marks=marks)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wide_model(tmp_path_factory.mktemp("pairs") / "model")
+
+
+@pytest.fixture(scope="module", params=list(pairs()))
+def pair(
+    request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair]:
+    made = Pair(tmp_path_factory.mktemp("pair"), model, request.param, {})
+    made.start(timeout=600)
+    yield made
+    assert made.process is not None
+    engines = children(made.process.pid)
+    made.stop()
+    assert gone(engines)
+
+
+@pytest.fixture
+def client(pair: Pair) -> Iterator[ArtClient]:
+    with ArtClient(pair.base_url) as made:
+        yield made
+
+
+def run_once(pair: Pair, policy: str, run: str, seed: int) -> list[str]:
+    """What an agent of any make does, tagged with its run. Returns the ids of its calls."""
+    sdk = openai.OpenAI(base_url=pair.base_url, api_key="none", max_retries=0)
+
+    def say(node: str, messages: list[Any], **more: Any) -> Any:
+        options: dict[str, Any] = {"model": policy, "seed": seed, "max_tokens": 32} | more
+        art = {"trajectory_id": run, "node": node}
+        return sdk.chat.completions.create(messages=messages, extra_body={"art": art}, **options)
+
+    whole = say("whole", [QUESTION])
+    tool = say("tool", AGENT, tools=EMAIL_TOOLS)
+    calls = tool.choices[0].message.tool_calls or []
+    results = [{"role": "tool", "tool_call_id": one.id, "content": "No mail."} for one in calls]
+    history = [*AGENT, tool.choices[0].message.model_dump(exclude_none=True), *results]
+    after = say("after", history if results else [*history, QUESTION], tools=EMAIL_TOOLS)
+    forced = say("forced", AGENT, tools=[WEATHER], tool_choice=FORCED, max_tokens=200)
+    check_forced(forced.choices[0].message)
+    chunks = list(say("stream", [QUESTION], stream=True))
+    said = [chunk.choices[0].delta.content or "" for chunk in chunks]
+    assert "".join(said) == (whole.choices[0].message.content or "")  # of one seed
+    answered = [whole, tool, after, forced, chunks[0]]
+    assert len({one.model for one in answered}) == 1
+    return [one.id for one in answered]
+
+
+def check_forced(message: ChatCompletionMessage) -> None:
+    [call] = message.tool_calls or []
+    assert call.type == "function" and call.function.name == "weather"
+    said = json.loads(call.function.arguments)
+    assert len(said["city"]) <= 6 and 1 <= said["days"] <= 9
+
+
+def runs_of(pair: Pair, client: ArtClient, policy: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """Runs of the policy at once, rewarded; their ids, and what is recorded of their calls."""
+    version = client.policy(policy).version
+    ids = [f"{policy}-{version}-{seed}" for seed in range(RUNS)]
+    with ThreadPoolExecutor(RUNS) as pool:
+        called = list(pool.map(partial(run_once, pair, policy), ids, range(RUNS)))
+    records = [[client.call(one) for one in calls] for calls in called]
+    for seed, (_, tool, after, forced, _) in enumerate(records):
+        client.reward(ids[seed], float(seed % 2))
+        shown = tool["prompt_token_ids"] + tool["token_ids"]
+        assert after["prompt_token_ids"][: len(shown)] == shown  # nothing was tokenised again
+        assert forced["untrainable"]
+    flat = [record for run in records for record in run]
+    assert {record["model"] for record in flat} == {f"{policy}@{version}"}
+    return ids, flat
+
+
+def trained(pair: Pair, client: ArtClient, policy: str) -> tuple[TrainResult, list[dict[str, Any]]]:
+    """A step on what was sampled since the last one."""
+    ids, records = runs_of(pair, client, policy)
+    result = client.wait(client.train([ids], policy, STEP))
+    metrics = result.metrics
+    assert metrics["calls_trained"] == 4 * RUNS
+    assert result.dropped == {"calls.grammar": RUNS}
+    assert metrics["logprob_gap_mean"] <= EXACT
+    assert metrics["probe_change"] > 0
+    assert client.policy(policy).version == result.version
+    return result, records
+
+
+def asked(pair: Pair, client: ArtClient, names: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """What each of them says to some seeds, all at once: in one batch, where there are batches."""
+    calls = [(name, seed) for name in names for seed in range(4)]
+    with pair.http() as http, ThreadPoolExecutor(len(calls)) as pool:
+        ids = list(pool.map(partial(ask, http), *zip(*calls, strict=True)))
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for (name, _), call in zip(calls, ids, strict=True):
+        found[name].append(client.call(call))
+    return found
+
+
+def ask(http: httpx.Client, name: str, seed: int) -> str:
+    body = {"model": name, "messages": [QUESTION], "seed": seed, "max_tokens": 24}
+    answer = http.post("/v1/chat/completions", json=body | {"temperature": 0.8})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["id"]
+
+
+def distance(plain: Any, records: list[dict[str, Any]]) -> float:
+    """Mean distance of the recorded logprobs from a plain forward pass, in nats a token."""
+    apart: list[torch.Tensor] = []
+    for one in records:
+        numbers = one["prompt_token_ids"], one["token_ids"], one["logprobs"]
+        again = teacher_logprobs(plain, ChatReply(*numbers, None, [], "stop"), one["temperature"])
+        apart.append((torch.tensor(one["logprobs"]) - again).abs())
+    return torch.cat(apart).mean().item()
+
+
+def test_two_steps_in_a_row_are_served_exactly(
+    pair: Pair, client: ArtClient, tmp_path: Path
+) -> None:
+    client.create_policy("agent")
+    base = load_plain(pair.model)
+    plain = {pair.base_name: base, "agent@0": base}
+    for step in (1, 2):
+        result, records = trained(pair, client, "agent")
+        assert result.version == step
+        free = [record for record in records if not record["untrainable"]]
+        assert any(record["reply"].get("tool_calls") for record in free) or step == 2
+        assert distance(plain[f"agent@{step - 1}"], free) <= EXACT
+        folder = client.download_adapter("agent", step, tmp_path / str(step))
+        plain[f"agent@{step}"] = with_adapter(pair.model, folder)
+        said = asked(pair, client, ["agent", *plain])
+        assert {record["model"] for record in said["agent"]} == {f"agent@{step}"}
+        gaps = {name: distance(plain[name], said[name]) for name in plain}
+        assert max(gaps.values()) <= EXACT, gaps
+        assert distance(plain[f"agent@{step}"], said["agent"]) <= EXACT
+        assert distance(plain[f"agent@{step - 1}"], said["agent"]) >= OTHER
+        log.warning(
+            "%s, %s: step %d, gap %.1e, new version %.1e, probe %.2g, learner %.2f s",
+            *(pair.sampler, pair.learner, step, result.metrics["logprob_gap_mean"]),
+            *(gaps[f"agent@{step}"], result.metrics["probe_change"], result.metrics["seconds"]),
+        )
+
+
+def test_a_former_version_serves_again_and_one_is_deleted(
+    pair: Pair, client: ArtClient, tmp_path: Path
+) -> None:
+    client.create_policy("back")
+    trained(pair, client, "back")
+    before = asked(pair, client, ["back"])["back"]
+    trained(pair, client, "back")
+    between = asked(pair, client, ["back"])["back"]
+    assert [one["logprobs"] for one in between] != [one["logprobs"] for one in before]
+    assert client.rollback("back", 1).version == 1
+    again = asked(pair, client, ["back"])["back"]
+    for one, other in zip(before, again, strict=True):
+        assert other["model"] == "back@1"
+        assert other["token_ids"] == one["token_ids"]
+        assert other["logprobs"] == pytest.approx(one["logprobs"], abs=EXACT)
+    with pytest.raises(InvalidRequest, match="roll back first"):
+        client.delete_checkpoint("back", 1)
+    client.delete_checkpoint("back", 2)
+    with pair.http() as http:
+        gone_now = http.post(
+            "/v1/chat/completions", json={"model": "back@2", "messages": [QUESTION]}
+        )
+    assert gone_now.status_code == 404 and "back@2" in gone_now.json()["error"]["message"]
+    with pytest.raises(NotFound):
+        client.download_adapter("back", 2, tmp_path / "2")
+    assert [one.version for one in client.checkpoints("back")] == [0, 1]
+
+
+def test_the_learner_is_killed_in_a_step_which_is_begun_again(
+    pair: Pair, client: ArtClient, tmp_path: Path
+) -> None:
+    client.create_policy("killed")
+    ids, _ = runs_of(pair, client, "killed")
+    long = TrainConfig(learning_rate=1e-3, updates=16, tokens_per_microbatch=64)
+    restarts, victim = client.status().engine_restarts, pair.learning()
+    family = [victim, *children(victim)]
+    assert len(family) >= (2 if pair.learner == "ranks" else 1)
+    job = client.train([ids], "killed", long)
+    with pair.http() as http:
+        heard: list[dict[str, Any]] = []
+        while not any(event["progress"] for event in heard):  # the step itself has begun
+            where = {"wait": 5, "after": heard[-1]["seq"] if heard else 0}
+            heard += http.get(f"/v1/jobs/{job.id}/events", params=where).json()["data"]
+    os.kill(victim, signal.SIGKILL)
+    result = client.wait(job)
+    assert gone(family)
+    assert "The learner died in step 1; beginning it again." in pair.log.read_text()
+    assert client.status().engine_restarts == restarts + 1
+    assert (result.version, client.policy("killed").version) == (1, 1)
+    assert [one.version for one in client.checkpoints("killed")] == [0, 1]
+    folder = client.download_adapter("killed", 1, tmp_path / "1")
+    said = asked(pair, client, ["killed"])["killed"]
+    assert distance(with_adapter(pair.model, folder), said) <= EXACT
+
+
+def test_a_shape_that_does_not_fit_is_refused_and_another_one_takes_its_name(
+    pair: Pair, client: ArtClient, tmp_path: Path
+) -> None:
+    """The learner knows no such layers, or vLLM has no room for such a rank."""
+    with pytest.raises(InvalidRequest, match="q_proj"):
+        client.create_policy("shaped", LoraConfig(targets=("nonsense",)))
+    if pair.sampler == "vllm":
+        with pytest.raises(InvalidRequest, match="max_rank = 32"):
+            client.create_policy("shaped", LoraConfig(rank=32))
+    client.create_policy("shaped", LoraConfig(rank=4, targets=("q_proj", "down_proj")))
+    trained(pair, client, "shaped")
+    folder = client.download_adapter("shaped", 1, tmp_path / "1")
+    assert json.loads((folder / "adapter_config.json").read_text())["r"] == 4
+    said = asked(pair, client, ["shaped"])["shaped"]
+    assert distance(with_adapter(pair.model, folder), said) <= EXACT
+
+
+@pytest.mark.parametrize("names", list(pairs()))
+def test_a_setting_that_is_wrong_for_the_pair_is_refused_in_words(
+    names: tuple[str, str], model: Path, tmp_path: Path
+) -> None:
+    changes, said = BROKEN[names]
+    mine = tmp_path / "model"  # in the command lines of all engines
+    mine.symlink_to(model)
+    assert said in Pair(tmp_path, mine, names, changes).refusal()
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    assert gone([pid for pid in pids if str(mine) in str(command(pid))])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["embedded", pytest.param("vllm", marks=pytest.mark.vllm)])
+def test_unsloth_learns_on_one_rank(sampler: str, model: Path, tmp_path: Path) -> None:
+    server = Pair(tmp_path, model, (sampler, "unsloth"), {"learner": {"ranks": 2}})
+    assert "expected ranks=1, or kind='peft'" in server.refusal()
