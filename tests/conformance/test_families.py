@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from langchain_art.errors import ConfigError
+from langchain_art_server.backends.model_loading import load_outline
 from langchain_art_server.backends.peft_engine import PeftEngine
-from tests.conformance.families import FAMILIES, LORA, Outcome, go_through, page, save_family
-from tests.live_server import REPO
-
-PAGE = REPO / "docs" / "models.md"
+from langchain_art_server.backends.vllm_adapters import Shelf
+from langchain_art_server.config import Settings
+from tests.conformance.families import (
+    FAMILIES,
+    LORA,
+    LORAS,
+    Outcome,
+    check_page,
+    go_through,
+    page,
+    save_family,
+)
+from tests.conformance.tiny_models import LocalSampler, save_adapter
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    return {name: go_through(name, tmp_path_factory.mktemp("family")) for name in FAMILIES}
+    def outcome(family: str) -> Outcome:
+        folder = tmp_path_factory.mktemp("family")
+        model = save_family(family, folder / "model")
+        learner = PeftEngine(str(model), "cpu")
+        return go_through(LocalSampler(model), learner, folder, LORAS.get(family, LORA))
+
+    return {family: outcome(family) for family in FAMILIES}
 
 
 @pytest.mark.slow
@@ -33,15 +50,16 @@ def test_what_is_sampled_is_what_is_trained(family: str, outcomes: dict[str, Out
 @pytest.mark.slow
 def test_plain_attention_is_a_forest(outcomes: dict[str, Outcome]) -> None:
     padded = {name for name, one in outcomes.items() if one.forest is not None}
-    assert padded == {"Mistral, sliding window", "Gemma 3", "DeepSeek V3, Kimi K2"}
+    assert padded == {
+        "Mistral, sliding window",
+        "Gemma 3",
+        *(n for n in FAMILIES if "DeepSeek" in n),
+    }
 
 
 @pytest.mark.slow
 def test_the_page_says_what_was_seen(outcomes: dict[str, Outcome]) -> None:
-    """With UPDATE_DOCS=1 it is written."""
-    if os.environ.get("UPDATE_DOCS"):
-        PAGE.write_text(page(outcomes))
-    assert PAGE.read_text() == page(outcomes)
+    check_page(page(outcomes), on_vllm=False)
 
 
 def test_layers_that_peft_takes_for_experts_are_no_targets(tmp_path: Path) -> None:
@@ -51,3 +69,16 @@ def test_layers_that_peft_takes_for_experts_are_no_targets(tmp_path: Path) -> No
     engine.init_adapter(tmp_path / "v0", LORA)
     assert engine.parameters
     assert not [name for name in engine.parameters if "experts" in name or ".mlp." in name]
+
+
+def test_what_vllm_would_leave_out_in_silence_never_reaches_it(tmp_path: Path) -> None:
+    model = save_family("DeepSeek V3, its dense layers", tmp_path / "model")
+    adapter = save_adapter(tmp_path / "a", model, 1, target_modules=["kv_b_proj", "o_proj"])
+    outline = load_outline(Settings.model_validate({"model": str(model)}))
+    shelf = Shelf(outline.model, 4, "float32")
+    try:
+        assert "kv_b_proj" not in shelf.targets
+        with pytest.raises(ConfigError, match=r"adapter of .*kv_b_proj, which vLLM does not apply"):
+            shelf.put("a@1", adapter)
+    finally:
+        shutil.rmtree(shelf.folder)

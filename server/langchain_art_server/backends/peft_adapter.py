@@ -34,12 +34,15 @@ OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "step")
 #: Names that PEFT takes for stacked experts, and moves LoRA to them from whatever linear layer is
 #: called so (its `utils/transformers_weight_conversion.py`). No sampler here takes LoRA on experts.
 STACKED = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+#: A layer of latent attention that vLLM multiplies into its neighbours: LoRA on it has no effect.
+ABSORBED = frozenset({"kv_b_proj"})
 
 
 def linear_names(model: PreTrainedModel) -> list[str]:
     """Leaf names of the linear layers that LoRA can be put on, but for the output head.
 
-    In a mixture whose experts are stacked into one tensor, `STACKED` are none of them.
+    `ABSORBED` are none of them; in a mixture whose experts are stacked into one tensor, nor are
+    `STACKED`.
 
     Example: ``["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]``.
     """
@@ -51,6 +54,7 @@ def linear_names(model: PreTrainedModel) -> list[str]:
             for name, module in model.named_modules()
             if isinstance(module, nn.Linear | Conv1D) and module is not head
         }
+        - ABSORBED
         - (STACKED if stacked else frozenset())
     )
 

@@ -30,6 +30,8 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _SHARED_MEMORY = Path("/dev/shm")
 #: Adapters that must find room in shared memory, or they go to disk.
 _EXPECTED = 16
+#: Multiplied into its neighbours when vLLM loads latent attention, so LoRA on it has no effect.
+_ABSORBED = "kv_b_proj"
 
 
 @dataclass(eq=False)
@@ -76,7 +78,11 @@ class Shelf:
         head = model.get_output_embeddings()
         linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
         # The head is left out: under its adapters vLLM dies, or leaves them out of its logprobs.
-        self._linears = {name: module for name, module in linears.items() if module is not head}
+        self._linears = {
+            name: module
+            for name, module in linears.items()
+            if module is not head and name.rpartition(".")[2] != _ABSORBED
+        }
         self._modules = set(self._linears)
         self.targets = sorted({name.rpartition(".")[2] for name in self._modules})
         self.max_rank = next((rank for rank in RANKS if rank >= max_rank), RANKS[-1])
