@@ -70,8 +70,9 @@ class AdapterStore:
         return path
 
     def discard(self, staged: Path) -> None:
-        """Remove what was staged and will not be published."""
-        shutil.rmtree(staged)
+        """Remove what was staged and is not published."""
+        if staged.exists():
+            shutil.rmtree(staged)
 
     def seal(self, staged: Path) -> dict[str, str]:
         """Flush what was staged to disk. Returns the SHA-256 of each file."""

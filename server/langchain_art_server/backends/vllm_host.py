@@ -131,14 +131,27 @@ class VllmHost:
                 await self._vllm.load(_NOTHING, self._shelf.nothing())
                 self._base = _NOTHING
             self._base_says = await self._first_token(self._base)
+        except VllmFailed as failure:
+            assert self.process.ended is not None
+            await asyncio.wait([self.process.ended], timeout=_DYING_SECONDS)  # for its last words
+            self._leave_nothing()
+            raise ConfigError(
+                f"vLLM started and could not say a first token: {failure}. Its output is in "
+                f"{self.process.log}; it said:\n{self.process.last_words()}"
+            ) from failure
         except BaseException:
-            shutil.rmtree(self._shelf.folder, ignore_errors=True)
+            self._leave_nothing()
             raise
+
+    def _leave_nothing(self) -> None:
+        """Remove the copies of adapters, where the guard did not: it may have been killed."""
+        shutil.rmtree(self._shelf.folder, ignore_errors=True)
 
     async def end_with_vllm(self) -> None:
         """Wait for vLLM's end and follow it: the parent starts both anew."""
         await self.process.watch(lambda: bool(self._running))
         log.error("vLLM has ended. It said:\n%s", self.process.last_words())
+        self._leave_nothing()
         self._channel.flush()
         os._exit(1)
 
