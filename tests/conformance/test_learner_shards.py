@@ -27,8 +27,6 @@ from tests.conformance.learner_cases import (
     FILES,
     LENIENT,
     VOCAB,
-    branching_rows,
-    contents,
     folder,
     fresh,
     make_rows,
@@ -36,7 +34,13 @@ from tests.conformance.learner_cases import (
     shake,
     take,
 )
-from tests.conformance.test_learner_ranks import STEPS, distance, ignore, others, ranked
+from tests.conformance.test_learner_ranks import (
+    check_twenty_steps,
+    distance,
+    ignore,
+    others,
+    ranked,
+)
 
 #: Nothing below the second layer learns: gradients end there.
 UPPER = ("layers.1.self_attn.v_proj", "layers.1.mlp.down_proj")
@@ -60,36 +64,9 @@ def prompted(count: int) -> list[Row]:
 
 @pytest.mark.slow
 async def test_two_shards_equal_one_whole_after_twenty_steps(tiny: str, tmp_path: Path) -> None:
-    engine, learner = PeftEngine(tiny), ranked(tiny, shard=True)
-    alone = together = fresh(engine, tmp_path)
-    await learner.start()
-    try:
-        for step in range(1, STEPS + 1):
-            # Long and short rows, so that the ranks have different numbers of micro-batches.
-            rows = (branching_rows if step % 2 else make_rows)(12, seed=step)
-            config = TrainConfig(
-                learning_rate=1e-3,
-                updates=2,
-                kl="k3",
-                kl_coefficient=0.01,
-                tokens_per_microbatch=64,
-                **LENIENT,
-            )
-            out = folder(tmp_path, f"alone{step}")
-            expected = engine.step(LearnerStep(alone, out, step, rows, config), quiet)
-            alone, out = out, folder(tmp_path, f"together{step}")
-            metrics = await learner.step(LearnerStep(together, out, step, rows, config), ignore)
-            together = out
-            for name in set(expected) - {"seconds", "cpu_seconds", "tokens_processed"}:
-                assert metrics[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
-            assert metrics["forest"] == 1.0
-        assert learner.restarts == 0
-    finally:
-        await learner.close()
-    assert distance(alone, fresh(engine, tmp_path), FILES[1]) > 0.05  # they have learned
-    apart = distance(together, alone, FILES[1])
-    assert apart <= 1e-6
-    assert sorted(contents(together)) == sorted(FILES)
+    # Small micro-batches of long and short rows, so that the ranks have different numbers of them.
+    learner = ranked(tiny, shard=True)
+    await check_twenty_steps(learner, tiny, tmp_path, tokens_per_microbatch=64)
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def sharded_base(model: str, dtype: torch.dtype, ranks: Ranks) -> PreTrainedMode
         for layer in layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(base.base_model, mesh=mesh, ignored_params=set(whole))
-    except (ValueError, NotImplementedError) as error:
+    except ValueError as error:
         raise ConfigError(f"the layers of {model!r} cannot be cut into parts: {error}") from error
     for tensor in (*whole, *base.buffers()):
         tensor.data = tensor.data.to(ranks.device)
