@@ -32,15 +32,16 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from benchmarks.gap import drawn
 from benchmarks.gpu.learner import OUT, hardware
 from benchmarks.gpu.shapes import SHAPES, random_model
 from benchmarks.learning.methods import LORA
-from langchain_art_server.algorithms.samples import Row
 from langchain_art_server.backends.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from langchain_art_server.backends.base import ChatReply, ChatRequest, Sampling
 from langchain_art_server.backends.peft_engine import PeftEngine
 from langchain_art_server.backends.vllm_sampler import VllmSampler
 from langchain_art_server.config import Settings
+from tests.conformance.families import row_of
 from tests.conformance.tiny_models import tokenizer
 
 console = Console()
@@ -124,16 +125,10 @@ def free_bytes(device: torch.device) -> int:
 
 def gap(engine: PeftEngine, adapter: Path | None, replies: list[ChatReply]) -> dict[str, float]:
     """How far the learner's logprobs are from those that the sampler recorded, in nats."""
-    rows: list[Row] = []
-    for reply in replies:
-        start, ids = len(reply.prompt_token_ids), [*reply.prompt_token_ids, *reply.token_ids]
-        zeros = [0.0] * len(ids)
-        rows.append(Row(ids, [0] * start + [1] * len(reply.token_ids), zeros, zeros))
-    apart: list[float] = []
-    for reply, found in zip(replies, engine.logprobs(adapter, rows), strict=True):
-        mine = found[len(reply.prompt_token_ids) :]
-        apart += [abs(a - float(b)) for a, b in zip(reply.logprobs, mine, strict=True)]
-    return {"mean": statistics.fmean(apart), "max": max(apart), "tokens": float(len(apart))}
+    rows = [row_of(reply, 0.0) for reply in replies]
+    said = drawn(rows, [row.logprobs for row in rows])
+    apart = abs(said - drawn(rows, engine.logprobs(adapter, rows)))
+    return {"mean": float(apart.mean()), "max": float(apart.max()), "tokens": float(len(apart))}
 
 
 async def measure(

@@ -48,7 +48,7 @@ class FaultySampler(TransformersSampler):
             raise ConfigError(f"{name} is not to be loaded")
         if fault() == "stale adapter":
             known = self._adapters.items()
-            path = [p for n, p in known if n.partition("@")[0] == name.partition("@")[0]][-1]
+            path = [p for n, (p, _) in known if n.partition("@")[0] == name.partition("@")[0]][-1]
         await super().load_adapter(name, path, probe=probe)
 
 

@@ -39,7 +39,7 @@ from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.ddp_ranks import LOST, Ranks
 from langchain_art_server.backends.packer import Packer
 from langchain_art_server.backends.peft_engine import PeftEngine, Progress, serving_engine
-from langchain_art_server.backends.rows_file import read_rows, write_rows
+from langchain_art_server.backends.rows_file import read_step, step_words, write_rows
 from langchain_art_server.backends.scoring import Scorer, Visit
 from langchain_art_server.backends.sharding import sharded_base, sharded_forward
 from langchain_art_server.backends.torch_setup import set_threads, torch_device
@@ -179,17 +179,7 @@ class RankZero(DdpEngine):
         rows = Path(self._folder.name, "rows.npz")
         write_rows(rows, request.rows)
         for other in self._others:
-            self._say(
-                other,
-                {
-                    "parent": str(request.parent),
-                    "out": str(request.out),
-                    "step": request.step,
-                    "rows": str(rows),
-                    "config": request.config.model_dump(mode="json"),
-                    "staleness": request.staleness,
-                },
-            )
+            self._say(other, step_words(request, rows))
         return super().step(request, progress)
 
     def logprobs(self, adapter: Path | None, rows: Sequence[Row]) -> list[np.ndarray]:
@@ -273,17 +263,6 @@ def _weighed(row: Row, weight: float) -> Row:
     return replace(row, weights=[weight] * len(row.mask))
 
 
-def _request(p: dict[str, Any]) -> LearnerStep:
-    return LearnerStep(
-        Path(p["parent"]),
-        Path(p["out"]),
-        p["step"],
-        read_rows(Path(p["rows"])),
-        TrainConfig(**p["config"]),
-        p["staleness"],
-    )
-
-
 def _end_with(other: subprocess.Popen[str], rank: int) -> None:
     """End this process when that one ends: alone, it would wait for it."""
     log.error("Rank %d of the learner ended (exit status %s).", rank, other.wait())
@@ -315,7 +294,7 @@ def rank_main() -> None:
             if "assist" in p:
                 engine.assist()
             else:
-                engine.step(_request(p), lambda _fraction, _message: None)
+                engine.step(read_step(p), lambda _fraction, _message: None)
         except ArtError as error:
             log.debug("Rank %d: %s", group.rank, error)  # rank 0 says the same
 

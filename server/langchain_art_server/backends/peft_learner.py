@@ -20,12 +20,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from langchain_art.errors import ArtError, ConfigError
-from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art.wire import LoraConfig
 from langchain_art_server.algorithms.samples import Row, check_rows
 from langchain_art_server.backends.base import Demonstration, LearnerStep, TokenTurn
 from langchain_art_server.backends.channel import Call, Channel
 from langchain_art_server.backends.lent_packages import LentPackages
-from langchain_art_server.backends.rows_file import read_rows, write_rows
+from langchain_art_server.backends.rows_file import (
+    read_rows,
+    read_step,
+    step_words,
+    write_rows,
+)
 from langchain_art_server.backends.worker import Worker, WorkerDied
 from langchain_art_server.config import Settings
 
@@ -116,14 +121,7 @@ class PeftLearner:
         """
         await asyncio.to_thread(check_rows, request.rows, self._vocab_size)
         rows_file = request.out / ROWS_FILE
-        params = {
-            "parent": str(request.parent),
-            "out": str(request.out),
-            "step": request.step,
-            "rows": str(rows_file),
-            "config": request.config.model_dump(mode="json"),
-            "staleness": request.staleness,
-        }
+        params = step_words(request, rows_file)
         try:
             await asyncio.to_thread(write_rows, rows_file, request.rows)
             for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -232,19 +230,7 @@ def _start(
             channel.event(call, {"progress": fraction, "message": message})
             channel.flush()
 
-        p = call.params
-        rows = read_rows(Path(p["rows"]))
-        return engine.step(
-            LearnerStep(
-                parent=Path(p["parent"]),
-                out=Path(p["out"]),
-                step=p["step"],
-                rows=rows,
-                config=TrainConfig(**p["config"]),
-                staleness=p["staleness"],
-            ),
-            progress,
-        )
+        return engine.step(read_step(call.params), progress)
 
     def logprobs(call: Call) -> None:
         p = call.params

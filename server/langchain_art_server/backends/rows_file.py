@@ -1,4 +1,4 @@
-"""Rows on their way to a learner's process: one ``.npz`` file of flat arrays.
+"""Steps on their way to a learner's process: words, and rows in one ``.npz`` file of flat arrays.
 
 A file and not a frame: ten thousand rows of 350 tokens are some 90 MB, which a frame would encode
 on the gateway's event loop and keep in memory for a resend. A file is written in a thread (half a
@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from langchain_art.errors import InvalidRequest
+from langchain_art.wire import TrainConfig
 from langchain_art_server.algorithms.samples import Row
+from langchain_art_server.backends.base import LearnerStep
 
 #: Fields of `Row` with one number per token (or none at all, where the row lets them out).
 _DTYPES = {
@@ -59,3 +62,27 @@ def read_rows(path: Path) -> list[Row]:
         Row(**{name: column[index] for name, column in columns.items()}, temperature=temperature)  # pyright: ignore[reportArgumentType]
         for index, temperature in enumerate(temperatures)
     ]
+
+
+def step_words(step: LearnerStep, rows: Path) -> dict[str, Any]:
+    """A step as JSON; its rows are in the file `rows`, which `write_rows` writes."""
+    return {
+        "parent": str(step.parent),
+        "out": str(step.out),
+        "step": step.step,
+        "rows": str(rows),
+        "config": step.config.model_dump(mode="json"),
+        "staleness": step.staleness,
+    }
+
+
+def read_step(words: dict[str, Any]) -> LearnerStep:
+    """The step that `step_words` tells of, with its rows. Raises as `read_rows`."""
+    return LearnerStep(
+        parent=Path(words["parent"]),
+        out=Path(words["out"]),
+        step=words["step"],
+        rows=read_rows(Path(words["rows"])),
+        config=TrainConfig(**words["config"]),
+        staleness=words["staleness"],
+    )

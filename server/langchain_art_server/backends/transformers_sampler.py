@@ -41,8 +41,7 @@ class TransformersSampler:
             env["OMP_NUM_THREADS"] = str(threads)
         self.worker = Worker(self.target, config, self._restore, env=env)
         self._info: ModelInfo | None = None
-        self._adapters: dict[str, Path] = {}
-        self._files: dict[str, Identity] = {}
+        self._adapters: dict[str, tuple[Path, Identity]] = {}
 
     @property
     def info(self) -> ModelInfo:
@@ -78,15 +77,14 @@ class TransformersSampler:
     async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:
         """See `Sampler.load_adapter`."""
         path, files = path.resolve(), await asyncio.to_thread(identity, path)
-        if name not in self._adapters or self._files[name] != files:
+        if name not in self._adapters or self._adapters[name][1] != files:
             params = {"name": name, "path": str(path), "probe": probe}
             await self.worker.call("load_adapter", params)
-        self._adapters[name], self._files[name] = path, files
+        self._adapters[name] = path, files
 
     async def unload_adapter(self, name: str) -> None:
         """See `Sampler.unload_adapter`."""
         self._adapters.pop(name, None)
-        self._files.pop(name, None)
         await self.worker.call("unload_adapter", {"name": name})
 
     async def sleep(self) -> None:
@@ -101,12 +99,12 @@ class TransformersSampler:
             await self._load_again(name)
 
     async def _load_again(self, name: str) -> None:
-        while (path := self._adapters.get(name)) is not None:
+        while (adapter := self._adapters.get(name)) is not None:
             try:
-                params = {"name": name, "path": str(path), "probe": True}
+                params = {"name": name, "path": str(adapter[0]), "probe": True}
                 await self.worker.call("load_adapter", params, early=True)
             except ConfigError:
-                if self._adapters.get(name) == path:  # else it was moved in the meantime
+                if self._adapters.get(name) == adapter:  # else it was moved in the meantime
                     # Its calls get UnknownModel; the other adapters and the base model go on.
                     log.exception("The adapter %s could not be loaded again.", name)
                     del self._adapters[name]
