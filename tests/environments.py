@@ -6,20 +6,24 @@ import hashlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+from filelock import FileLock
+
 from tests.live_server import REPO
+
+HOMES = REPO / ".venvs"
 
 
 def environment(name: str, wanted: list[str]) -> Path:
     """A Python with the packages `wanted` (as pip writes them), under ``.venvs``."""
-    home = _home(name, wanted)
-    if not (home / "complete").exists():
-        shutil.rmtree(home, ignore_errors=True)
+
+    def make(home: Path) -> None:
         subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
         _run([str(home / "bin/python"), "-m", "pip", "install", "--quiet", *wanted], home)
-        (home / "complete").touch()
-    return home / "bin/python"
+
+    return _kept(name, wanted, make) / "bin/python"
 
 
 def vllm_python() -> Path:
@@ -30,20 +34,27 @@ def vllm_python() -> Path:
 
 def node_modules(package_json: Path) -> Path:
     """A folder with the packages of a ``package.json``, installed by npm, under ``.venvs``."""
-    home = _home("node", [package_json.read_text()])
-    if not (home / "complete").exists():
-        shutil.rmtree(home, ignore_errors=True)
+
+    def make(home: Path) -> None:
         home.mkdir(parents=True)
         shutil.copy(package_json, home)
         # Peers are pinned in the file; npm's own search for them can take minutes.
         quiet = ["--legacy-peer-deps", "--no-package-lock", "--no-audit", "--no-fund"]
         _run(["npm", "install", *quiet], home)
-        (home / "complete").touch()
+
+    return _kept("node", [package_json.read_text()], make)
+
+
+def _kept(name: str, wanted: list[str], make: Callable[[Path], None]) -> Path:
+    """The folder for `wanted`, made once by whoever comes first, thread or process."""
+    home = HOMES / f"{name}-{hashlib.sha256(repr(wanted).encode()).hexdigest()[:8]}"
+    HOMES.mkdir(exist_ok=True)
+    with FileLock(home.with_suffix(".lock")):
+        if not (home / "complete").exists():
+            shutil.rmtree(home, ignore_errors=True)
+            make(home)
+            (home / "complete").touch()
     return home
-
-
-def _home(name: str, wanted: list[str]) -> Path:
-    return REPO / ".venvs" / f"{name}-{hashlib.sha256(repr(wanted).encode()).hexdigest()[:8]}"
 
 
 def _run(argv: list[str], cwd: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from langchain_art.errors import ArtError
 from langchain_art_server.backends.peft_engine import PeftEngine
+from langchain_art_server.backends.vllm_process import root_causes
 from tests.conformance.families import (
     FAMILIES,
     LORA,
@@ -60,17 +60,12 @@ def outcomes_of(folders: dict[str, Path]) -> dict[str, Outcome | str]:
         for family, sampler in zip(folders, pool.map(start, folders.values()), strict=True):
             folder = folders[family]
             if isinstance(sampler, ArtError):
-                found[family] = first_error((folder / "data" / "vllm.log").read_text())
+                log = (folder / "data" / "vllm.log").read_text()
+                found[family] = next(iter(root_causes(log)), log[-8000:])
             else:
                 learner = PeftEngine(str(folder / "model"), "cpu")
                 found[family] = go_through(sampler, learner, folder, LORAS.get(family, LORA))
     return found
-
-
-def first_error(log: str) -> str:
-    """The first exception that vLLM tells of; the others follow from it."""
-    match = re.search(r"\bERROR .*?\] (\w*Error: .+)", log)
-    return match[1] if match else log[-2000:]
 
 
 @pytest.mark.parametrize("family", RUN)

@@ -377,6 +377,17 @@ async def test_a_python_without_vllm_is_refused_in_words(model: Path, tmp_path: 
         await made.close()
 
 
+async def test_a_start_that_fails_is_told_with_its_first_cause(model: Path, tmp_path: Path) -> None:
+    told = {"model": str(model), "data_dir": tmp_path, "engine": engine(kv_cache_bytes=1 << 50)}
+    made = VllmSampler(Settings.model_validate(told))
+    with pytest.raises(ConfigError) as refused:
+        await made.start()
+    await made.close()
+    said = str(refused.value).split("it said:\n")[1].splitlines()
+    assert said[0].startswith("ValueError: Available memory on node 0")
+    assert said[-1].startswith("RuntimeError: Engine core initialization failed.")
+
+
 async def test_an_option_that_is_ours_is_refused(model: Path, tmp_path: Path) -> None:
     table = engine(args=("--max-num-batched-tokens=4096", "--seed=1"))
     made = VllmSampler(

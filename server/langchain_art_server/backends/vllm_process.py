@@ -26,6 +26,10 @@ log = logging.getLogger(__name__)
 _GUARD = Path(__file__).with_name("vllm_guard.py")
 _CPU_KV_CACHE_BYTES = 1 << 30
 _POLL = 0.1
+#: Of an exception in vLLM's output, this many lines are told.
+_CAUSE_LINES = 6
+#: Before a line of vLLM's output: the process, and what its logger adds.
+_PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )?([A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ?)?")
 #: /health is asked this often, must answer within this, and may fail so often in a row; seconds.
 _HEALTH_EVERY, _HEALTH_WITHIN, _HEALTH_FAILURES = 5.0, 30.0, 3
 
@@ -127,13 +131,12 @@ class VllmProcess:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def last_words(self) -> str:
-        """The end of its output: the last lines that name an error, or the last lines."""
+        """What it died of, as its output tells: the exceptions, or its last lines."""
         try:
-            lines = self.log.read_text(errors="replace").splitlines()[-200:]
+            log = self.log.read_text(errors="replace")
         except OSError:
             return "(nothing)"
-        errors = [line for line in lines if re.search(r"\b\w*Error\b", line)]
-        return "\n".join((errors or lines)[-8:])
+        return "\n".join(root_causes(log) or log.splitlines()[-8:])
 
     async def _wait(self, guard: asyncio.subprocess.Process) -> int:
         status = await guard.wait()
@@ -159,6 +162,30 @@ class VllmProcess:
             env["OMP_NUM_THREADS"] = str(self._engine.threads or max(1, cores // 2))
             env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # a core may be another engine's as well
         return env
+
+
+def root_causes(log: str) -> list[str]:
+    """The exceptions that vLLM's output tells of, each once, the first one first.
+
+    The end of one process is told by each process above it, in a traceback of its own; the last
+    of them says "See root cause above".
+    """
+    found: list[list[str]] = []
+    inside, record, told = False, "", 0
+    for line in log.splitlines():
+        prefix = match[0] if (match := _PREFIX.match(line)) else ""
+        text = line[len(prefix) :]
+        if text.startswith("Traceback (most recent call last)"):
+            inside, told = True, 0
+        elif inside and text[:1].strip():
+            inside, record, told = False, prefix, _CAUSE_LINES - 1
+            found.append([text])
+        elif told and prefix == record and text[:1] == " ":  # a message of several lines
+            found[-1].append(text)
+            told -= 1
+        else:
+            told = 0
+    return list(dict.fromkeys("\n".join(lines) for lines in found))
 
 
 def _command(
