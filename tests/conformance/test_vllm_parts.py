@@ -125,7 +125,7 @@ def test_the_guard_ends_the_family_with_its_holder(tmp_path: Path, end: str) -> 
             guard.terminate()
         else:
             guard.stdin.close()
-        assert guard.wait(timeout=10) == 128 + signal.SIGKILL
+        assert guard.wait(timeout=60) == 128 + signal.SIGKILL
         guard.stdout.close()
     assert gone([guard_pid, program, *pids])
     assert not (tmp_path / "inner").exists()
@@ -134,7 +134,7 @@ def test_the_guard_ends_the_family_with_its_holder(tmp_path: Path, end: str) -> 
 def test_the_guard_ends_what_the_program_leaves_behind(tmp_path: Path) -> None:
     guard = subprocess.Popen(family(tmp_path, 0), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     pids = started(tmp_path)
-    assert guard.wait(timeout=10) == 7
+    assert guard.wait(timeout=60) == 7
     assert gone(pids)
 
 

@@ -236,7 +236,7 @@ async def test_closing_replies_early_aborts_them_in_vllm(sampler: VllmSampler) -
         waiting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await waiting
-        for _ in range(100):
+        for _ in range(1000):
             if await running() == 0:
                 break
             await asyncio.sleep(0.05)

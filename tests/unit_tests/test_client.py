@@ -161,7 +161,7 @@ def test_patience_ends_in_the_typed_refusal(server: Scripted) -> None:
     started = time.monotonic()
     with ArtClient(server.base_url, patience=5) as client, pytest.raises(EngineUnavailable):
         client.policy("p")
-    assert time.monotonic() - started < 1, "it asked for more than there is patience"
+    assert time.monotonic() - started < 4, "it asked for more than there is patience"
 
 
 def test_nobody_there_is_unreachable_and_says_what_to_do() -> None:

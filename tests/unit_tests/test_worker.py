@@ -84,6 +84,14 @@ async def test_a_child_that_dies_at_start_raises(tmp_path: Path) -> None:
         await worker.start()
 
 
+async def begun(worker: Worker) -> asyncio.Task[Any]:
+    """A call that waits for ever, and has given its event."""
+    task = asyncio.create_task(worker.call("wait", {}))
+    await asyncio.sleep(0)
+    await worker.call("echo", {})  # answered after the call before it
+    return task
+
+
 async def test_closing_a_stream_early_cancels_the_call(make: Any) -> None:
     worker = await make()
     stream = worker.stream("wait", {})
@@ -95,8 +103,7 @@ async def test_closing_a_stream_early_cancels_the_call(make: Any) -> None:
 
 async def test_a_cancelled_task_cancels_its_call(make: Any) -> None:
     worker = await make()
-    task = asyncio.create_task(worker.call("wait", {}))
-    await asyncio.sleep(0.1)
+    task = await begun(worker)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -117,8 +124,7 @@ async def test_calls_are_sent_again_after_a_crash(make: Any, tmp_path: Path) -> 
 
 async def test_kill_9_from_outside_loses_no_call(make: Any) -> None:
     worker = await make()
-    waiting = asyncio.create_task(worker.call("wait", {}))
-    await asyncio.sleep(0.1)
+    waiting = await begun(worker)
     assert not waiting.done()
     os.kill(worker.pid, signal.SIGKILL)
     await asyncio.sleep(0)
@@ -203,8 +209,7 @@ async def test_starts_that_keep_failing_end_in_a_refusal(
 async def test_close_fails_open_calls_and_ends_the_child(make: Any) -> None:
     worker = await make()
     pid = worker.pid
-    task = asyncio.create_task(worker.call("wait", {}))
-    await asyncio.sleep(0.1)
+    task = await begun(worker)
     await worker.close()
     with pytest.raises(EngineUnavailable, match="shut down"):
         await task
@@ -252,7 +257,7 @@ def _gone(pid: int) -> bool:
 
 
 async def _until(ask: Callable[[], Any], expected: Any) -> None:
-    for _ in range(100):
+    for _ in range(1000):
         if await ask() == expected:
             return
         await asyncio.sleep(0.02)
