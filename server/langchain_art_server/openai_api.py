@@ -11,9 +11,11 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
+from types import TracebackType
 from typing import Any
 
 from pydantic_core import to_json
+from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -26,6 +28,7 @@ from langchain_art_server.chat_request import ChatCall, read_json
 from langchain_art_server.service import Service
 from langchain_art_server.tables import CallRecord
 
+_LISTEN_AFTER = 0.5  # seconds
 #: A choice's index, and a piece of it.
 Piece = tuple[int, ChatDelta | ChatReply]
 
@@ -50,16 +53,67 @@ class ChatCompletions:
         service.running_calls += call.count
         try:
             async with (
+                _WhileThere(receive) as client,
                 service.jobs.gate.through(call.count),
                 service.router.use(call.body.model) as target,
             ):
                 completion = _Completion(service, call, target)
                 if call.body.stream:
-                    return await completion.stream(scope, receive, send)
+                    return await completion.stream(scope, client, send)
                 answer = await completion.whole()
         finally:
             service.running_calls -= call.count
         await _send_json(send, answer)
+
+
+class _WhileThere:
+    """A context that is cancelled when its client leaves: nobody samples for nobody.
+
+    Listening costs a task, so only calls that take long are listened for.
+
+    Raises:
+        ClientDisconnect: out of the context, in place of the cancellation.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._limit = asyncio.timeout(None)
+        self._listener: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> _WhileThere:
+        await self._limit.__aenter__()
+        self._timer = asyncio.get_running_loop().call_later(_LISTEN_AFTER, self._begin)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+        try:
+            await self._limit.__aexit__(kind, error, trace)
+        except TimeoutError as expired:
+            raise ClientDisconnect from expired
+
+    def hand_over(self) -> Receive:
+        """What it listens to, for somebody else who listens from now on."""
+        self._end()
+        return self._receive
+
+    def _begin(self) -> None:
+        self._listener = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._limit.reschedule(asyncio.get_running_loop().time())
+
+    def _end(self) -> None:
+        self._timer.cancel()
+        if self._listener is not None:
+            self._listener.cancel()
 
 
 async def _send_json(send: Send, answer: dict[str, Any]) -> None:
@@ -144,12 +198,13 @@ class _Completion:
 
     # --- streamed -------------------------------------------------------------------------------
 
-    async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def stream(self, scope: Scope, client: _WhileThere, send: Send) -> None:
         """Server-sent events. What can be refused is refused before the first byte."""
         async with aclosing(self._pieces()) as pieces:
             first = await anext(pieces)
             events = self._events(first, pieces)
-            await StreamingResponse(events, media_type="text/event-stream")(scope, receive, send)
+            response = StreamingResponse(events, media_type="text/event-stream")
+            await response(scope, client.hand_over(), send)
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
         """The pieces of all choices as they come, each with its choice's index."""

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeAlias
 from uuid import uuid4
 
+import httpx
 import pytest
 from langgraph.graph import MessagesState
 
@@ -21,6 +22,7 @@ from tests.conformance.topologies import checks
 from tests.conformance.topologies.harness import Kit
 from tests.conformance.topologies.nodes import line
 from tests.live_server import RuleServer
+from tests.rule_model.rules import script
 
 LONG = "word " * 150
 """A reply that takes long enough to be cut off."""
@@ -168,3 +170,31 @@ def test_a_reply_that_a_node_stops_reading(rule_server: RuleServer, client: ArtC
     assert hurried.call_id is not None
     assert LONG.startswith(checks.says(hurried))
     assert (checks.says(enough), enough.discarded) == ("enough", None)
+
+
+@pytest.mark.parametrize("asked", [{}, {"n": 2}, {"stream": True}])
+def test_a_client_that_leaves_is_not_sampled_for(
+    asked: Any, rule_server: RuleServer, client: ArtClient
+) -> None:
+    before = len(rule_server.witnessed())
+    says = [{"role": "user", "content": script("word " * 3000)}]
+    body = {"model": rule_server.policy, "messages": says} | asked
+
+    async def leave() -> None:
+        async with httpx.AsyncClient() as http:
+            url = f"{rule_server.base_url}/chat/completions"
+            call = asyncio.create_task(http.post(url, json=body, timeout=60))
+            while client.status().running_calls == 0:
+                await asyncio.sleep(0.01)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+    asyncio.run(leave())
+    deadline = time.monotonic() + 60
+    while len(lines := rule_server.witnessed()[before:]) < asked.get("n", 1):
+        assert time.monotonic() < deadline, "the engine says of a call neither that nor how it ends"
+        time.sleep(0.02)
+    assert {line["finish"] for line in lines} == {None}
+    idle(client)
+    records_are_whole(lines, client)
