@@ -14,7 +14,7 @@ from langchain_art.cli_options import AsJson, console, machine
 from langchain_art.errors import ConfigError
 
 if TYPE_CHECKING:
-    from langchain_art.doctor import DoctorReport, Finding
+    from langchain_art.doctor import DoctorReport, Finding, Fit
 
 _VERDICTS = {True: "[green]ok[/]", False: "[bold red]no[/]", None: ""}
 
@@ -81,12 +81,18 @@ def _show(report: DoctorReport, model: str | None) -> None:
             f"{one.parameters / 1e9:.2f}B {one.dtype}",
             f"{one.sampler_bytes / 1e9:.1f} GB",
             f"{one.learner_bytes / 1e9:.1f} GB",
-            "yes" if one.fits else "in turns" if one.in_turns else "no",
+            _way(one),
             f"{one.longest_row:,}",
         )
     console.print(sizes)
     next_one = model or "MODEL"
     console.print(f"Next: langchain-art canary --model {next_one}", markup=False, highlight=False)
+
+
+def _way(one: Fit) -> str:
+    if one.devices > 1:
+        return f"{one.way}, {one.devices} GPUs"
+    return "no" if one.way is None else "yes" if one.way == "beside" else one.way
 
 
 def _advise(findings: tuple[Finding, ...]) -> None:

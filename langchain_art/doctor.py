@@ -15,7 +15,7 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -40,8 +40,10 @@ KNOWN = {
 }
 NEEDED = ("torch", "transformers", "peft", "fastapi", "sqlalchemy")
 WELCOME = ("vllm", "unsloth", "trl")
-#: Bytes of two engines' processes before they have a model: libraries, CUDA contexts, work space.
-PROGRAMS = 3 * 10**9
+#: Bytes of an engine's process before it has a model: libraries, CUDA context, work space.
+PROGRAM = 3 * 10**9 // 2
+#: Over how many GPUs the learner's base may lie, to be looked at.
+MOST_PARTS = 8
 #: Free disk below which a run is likely to end: versions, records, a model's download.
 LEAST_DISK = 10 * 10**9
 MIN_KEY_LENGTH = 16
@@ -63,8 +65,11 @@ class Finding(BaseModel):
     advice: str = ""
 
 
+Way = Literal["beside", "in turns", "apart", "in parts"]
+
+
 class Fit(BaseModel):
-    """Whether sampler and learner of a model fit on the device together."""
+    """How sampler and learner of a model fit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -74,11 +79,14 @@ class Fit(BaseModel):
     sampler_bytes: int
     learner_bytes: int
     """Of a step with one row of the asked context, layers computed twice."""
-    fits: bool
-    in_turns: bool
-    """They fit if vLLM sleeps during a step (``take_turns = true``); on a GPU only."""
+    way: Way | None
+    """The first in which they fit, None if none. ``beside``: each other, on one device. ``in
+    turns``: vLLM sleeps during a step (``take_turns``). ``apart``: on a GPU each (``device``).
+    ``in parts``: as apart, the learner's base over several (``ranks``, ``shard``)."""
+    devices: int
+    """GPUs that this takes, all of one size; on a CPU 1; 0 if they do not fit."""
     longest_row: int
-    """Tokens of the longest row that the learner could train beside the sampler; 0: none."""
+    """Tokens of the longest row that the learner could train that way; 0 if they do not fit."""
 
 
 class DoctorReport(BaseModel):
@@ -89,7 +97,7 @@ class DoctorReport(BaseModel):
     findings: tuple[Finding, ...]
     device: str
     memory_bytes: int
-    """Free, on the device that the engines would share."""
+    """Free, on each device."""
     context: int
     calls: int
     fits: tuple[Fit, ...]
@@ -128,7 +136,7 @@ def examine(
     cards = gpus()
     findings = [_gpu(cards), *_versions(), _torch(cards), _disk(data_dir), _port(host, port)]
     findings.append(_key(host))
-    memory = cards[0]["free"] if cards else _free_memory()
+    memory = min(card["free"] for card in cards) if cards else _free_memory()
     dtype = "bfloat16" if cards else "float32"
     heap = 1.0 if cards else CPU_HEAP
     fits = tuple(
@@ -141,12 +149,12 @@ def examine(
             context=context,
             calls=calls,
             rank=rank,
-            sleeps=bool(cards),
+            gpu=bool(cards),
         )
         for name, shape in shapes.items()
     )
     if model is not None:
-        findings.append(_fits(fits[0], memory))
+        findings.append(_fits(fits[0], memory, max(1, len(cards))))
     return DoctorReport(
         findings=tuple(findings),
         device=cards[0]["name"] if cards else "CPU",
@@ -167,24 +175,43 @@ def fit(
     context: int,
     calls: int,
     rank: int,
-    sleeps: bool = False,
+    gpu: bool = False,
 ) -> Fit:
-    """Whether a model fits into `memory` bytes, sampled from and trained.
+    """How a model that is sampled from and trained fits into devices of `memory` bytes.
 
-    `sleeps`: the sampler can leave its memory to the learner during a step.
+    `gpu`: there may be several of them, and the sampler can leave one to the learner for a step.
     """
     sampler = sampler_bytes(shape, context, calls, dtype)
-    learner = learner_bytes(shape, context, rank, dtype, checkpointed=True, heap=heap)
+
+    def learner(parts: int = 1) -> int:
+        return learner_bytes(shape, context, rank, dtype, checkpointed=True, heap=heap, parts=parts)
+
+    def row(budget: int, parts: int = 1) -> int:
+        return longest(shape, budget, rank, dtype, heap, parts)
+
+    idle = idle_learner_bytes(shape, rank, dtype)
+    two, alone = memory - 2 * PROGRAM, memory - PROGRAM
+    way: Way | None = None
+    devices = reach = 0
+    if sampler + learner() <= two:
+        way, devices, reach = "beside", 1, row(two - sampler)
+    elif gpu and max(sampler + idle, learner()) <= two:
+        way, devices, reach = "in turns", 1, row(two)
+    elif gpu and sampler <= alone:
+        for parts in range(1, MOST_PARTS + 1):
+            if learner(parts) <= alone:
+                way, devices = "apart" if parts == 1 else "in parts", 1 + parts
+                reach = row(alone, parts)
+                break
     return Fit(
         model=name,
         parameters=shape.parameters,
         dtype=dtype,
         sampler_bytes=sampler,
-        learner_bytes=learner,
-        fits=sampler + learner + PROGRAMS <= memory,
-        in_turns=sleeps
-        and max(sampler + idle_learner_bytes(shape, rank, dtype), learner) + PROGRAMS <= memory,
-        longest_row=longest(shape, memory - sampler - PROGRAMS, rank, dtype, heap),
+        learner_bytes=learner(),
+        way=way,
+        devices=devices,
+        longest_row=reach,
     )
 
 
@@ -235,7 +262,7 @@ def _gpu(cards: list[dict[str, Any]]) -> Finding:
     said = "; ".join(
         f"{c['name']}, {c['free'] / 1e9:.0f} of {c['total'] / 1e9:.0f} GB free" for c in cards
     )
-    busy = cards[0]["free"] < 0.8 * cards[0]["total"]
+    busy = any(card["free"] < 0.8 * card["total"] for card in cards)
     advice = "Another process has a fifth of its memory or more: see `nvidia-smi`." if busy else ""
     return Finding(
         name="GPU", found=f"{said}; driver {cards[0]['driver']}", ok=not busy, advice=advice
@@ -336,25 +363,26 @@ def _key(host: str) -> Finding:
     )
 
 
-def _fits(one: Fit, memory: int) -> Finding:
-    need = one.sampler_bytes + one.learner_bytes + PROGRAMS
-    if one.fits:
-        advice = ""
-    elif one.in_turns:
-        advice = (
-            "They fit if vLLM sleeps while the learner learns: [engine] and take_turns = true in "
-            "the server's TOML file (docs/gpu.md)."
-        )
-    else:
-        advice = (
-            "Take a smaller model, fewer --calls or a shorter --context, or give the learner a "
-            "GPU of its own (docs/gpu.md)."
-        )
+_HOW: dict[Way | None, str] = {
+    "beside": "",
+    "in turns": "They fit if vLLM sleeps while the learner learns: [engine] and take_turns = true "
+    "in the server's TOML file",
+    "apart": 'They fit on two GPUs: device = "cuda:1" in the server\'s TOML file',
+    "in parts": "They fit on {devices} GPUs, the learner's base in parts on {parts} of them: "
+    'device = "cuda:1", and under [learner] ranks = {parts} and shard = true',
+    None: "Take a smaller model, fewer --calls or a shorter --context, or load it in 4 bits",
+}
+
+
+def _fits(one: Fit, memory: int, devices: int) -> Finding:
+    need = one.sampler_bytes + one.learner_bytes + 2 * PROGRAM
+    each = " on each GPU" if devices > 1 else ""
+    advice = _HOW[one.way].format(devices=one.devices, parts=one.devices - 1)
     return Finding(
         name="memory",
-        found=f"{need / 1e9:.1f} GB needed, {memory / 1e9:.1f} GB free",
-        ok=one.fits or one.in_turns,
-        advice=advice,
+        found=f"{need / 1e9:.1f} GB needed, {memory / 1e9:.1f} GB free{each}",
+        ok=0 < one.devices <= devices,
+        advice=f"{advice} (docs/gpu.md)." if advice else "",
     )
 
 

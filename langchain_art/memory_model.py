@@ -24,6 +24,9 @@ LORA_BYTES = 16
 #: Logits are made for so many numbers at a time (the learner's `CHUNK_ELEMENTS`), in float32, with
 #: their softmax and their gradient.
 LOGIT_BYTES = (1 << 24) * 4 * 3
+#: Layers that are whole on a device while its parts of the others wait: the one that something goes
+#: through, and the one that is fetched ahead.
+GATHERED = 2
 #: What glibc's heap holds of each byte that a step keeps on a CPU: what was freed between tensors
 #: stays with the process. Measured: 1.9 times (with MALLOC_MMAP_THRESHOLD_=131072 it is 1.0, and
 #: the step takes 40 % more CPU).
@@ -83,12 +86,16 @@ class Shape:
         )
 
     @property
+    def layer_parameters(self) -> int:
+        """Weights of one block, without biases and norms."""
+        attention = 2 * self.hidden * (self.queries + self.keys)
+        return attention + 3 * self.hidden * self.intermediate * self.experts
+
+    @property
     def parameters(self) -> int:
         """Weights of the model, without biases and norms."""
-        attention = 2 * self.hidden * (self.queries + self.keys)
-        mlp = 3 * self.hidden * self.intermediate * self.experts
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return self.layers * (attention + mlp) + embeddings
+        return self.layers * self.layer_parameters + embeddings
 
     def lora_parameters(self, rank: int) -> int:
         """Weights of an adapter on all linear layers."""
@@ -97,9 +104,13 @@ class Shape:
         return self.layers * rank * (attention + mlp)
 
 
-def weight_bytes(shape: Shape, dtype: str) -> int:
-    """The model's weights in memory."""
-    return shape.parameters * WIDTH[dtype]
+def weight_bytes(shape: Shape, dtype: str, parts: int = 1) -> int:
+    """The model's weights in memory; on each of `parts` devices, if its layers lie in so many."""
+    elsewhere = 0
+    if parts > 1:
+        held = -(-shape.layers // parts) + GATHERED
+        elsewhere = max(0, shape.layers - held) * shape.layer_parameters
+    return (shape.parameters - elsewhere) * WIDTH[dtype]
 
 
 def token_bytes(shape: Shape, rank: int, dtype: str) -> int:
@@ -118,6 +129,7 @@ def learner_bytes(
     *,
     checkpointed: bool = False,
     heap: float = 1.0,
+    parts: int = 1,
 ) -> int:
     """Peak memory of a step, without the program itself.
 
@@ -128,17 +140,18 @@ def learner_bytes(
         dtype: of the base, ``float32`` or ``bfloat16``.
         checkpointed: layers are computed again for the backward pass; only their inputs are kept.
         heap: what the allocator holds of each byte that is kept: `CPU_HEAP` on a CPU.
+        parts: devices over which the base's layers lie; the peak is of each.
     """
     kept = token_bytes(shape, rank, dtype)
     if checkpointed:
         kept = kept // shape.layers + shape.layers * shape.hidden * WIDTH[dtype]
     logits = min(LOGIT_BYTES, tokens * shape.vocabulary * 4 * 3)
-    return idle_learner_bytes(shape, rank, dtype) + int(heap * tokens * kept) + logits
+    return idle_learner_bytes(shape, rank, dtype, parts) + int(heap * tokens * kept) + logits
 
 
-def idle_learner_bytes(shape: Shape, rank: int, dtype: str) -> int:
+def idle_learner_bytes(shape: Shape, rank: int, dtype: str, parts: int = 1) -> int:
     """What a learner holds between two steps: the base, the adapter and its optimizer."""
-    return weight_bytes(shape, dtype) + LORA_BYTES * shape.lora_parameters(rank)
+    return weight_bytes(shape, dtype, parts) + LORA_BYTES * shape.lora_parameters(rank)
 
 
 def sampler_bytes(shape: Shape, context: int, calls: int, dtype: str) -> int:
@@ -154,13 +167,15 @@ def sampler_bytes(shape: Shape, context: int, calls: int, dtype: str) -> int:
     return weight_bytes(shape, dtype) + cache * context * calls
 
 
-def longest(shape: Shape, budget: float, rank: int, dtype: str, heap: float = 1.0) -> int:
+def longest(
+    shape: Shape, budget: float, rank: int, dtype: str, heap: float = 1.0, parts: int = 1
+) -> int:
     """Tokens of the longest row that a learner with `budget` bytes can train, layers checkpointed.
 
     Returns:
         0 if not even the weights fit.
     """
-    fixed = learner_bytes(shape, 0, rank, dtype) + LOGIT_BYTES
+    fixed = learner_bytes(shape, 0, rank, dtype, parts=parts) + LOGIT_BYTES
     one = learner_bytes(shape, 1, rank, dtype, checkpointed=True, heap=heap)
     each = one - learner_bytes(shape, 0, rank, dtype) - shape.vocabulary * 4 * 3
     return max(0, int((budget - fixed) / each))

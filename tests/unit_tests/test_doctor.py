@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from langchain_art import doctor
 from langchain_art.cli import app
 from langchain_art.errors import ConfigError
-from langchain_art.memory_model import Shape, idle_learner_bytes
+from langchain_art.memory_model import Shape, idle_learner_bytes, learner_bytes
 from tests.live_server import BASE_MODEL, free_port
 
 KEY = "a-key-of-at-least-sixteen-characters"
@@ -55,8 +55,8 @@ def test_a_gpu_that_torch_does_not_see_is_said(
     assert found["torch"].ok is False and "CUDA build" in found["torch"].advice
     assert not report.healthy
     assert report.device == "NVIDIA H200" and report.memory_bytes == 143200 << 20
-    fits = {fit.model: fit.fits for fit in report.fits}
-    assert fits["Qwen3-8B"] and not fits["Qwen3-32B"]
+    fits = {fit.model: fit.way for fit in report.fits}
+    assert (fits["Qwen3-8B"], fits["Qwen3-32B"]) == ("beside", "apart")
     driver(monkeypatch, tmp_path, "NVIDIA H200, 143771, 9000, 570.86.15")
     assert look()["GPU"].ok is False
 
@@ -100,24 +100,67 @@ def test_what_does_not_fit_is_refused_and_the_longest_row_says_how_far_off() -> 
     small, large = (
         doctor.fit("m", shape, memory, "bfloat16", 1.0, **sizes) for memory in (40 << 30, 120 << 30)
     )
-    assert not small.fits and large.fits
-    assert small.longest_row == 0 and large.longest_row > 8192
-    assert not doctor.fit("m", shape, 120 << 30, "bfloat16", 1.0, **sizes | {"calls": 900}).fits
+    assert (small.way, small.devices, small.longest_row) == (None, 0, 0)
+    assert (large.way, large.devices) == ("beside", 1) and large.longest_row > 8192
+    many = doctor.fit("m", shape, 120 << 30, "bfloat16", 1.0, **sizes | {"calls": 900})
+    assert many.way is None
 
 
-def test_what_fits_only_in_turns_is_said_to() -> None:
+#: A model whose learner needs more memory than its sampler, and one of which it is the other way.
+LONG, BROAD = {"context": 32768, "calls": 1}, {"context": 1024, "calls": 64}
+
+
+@pytest.mark.parametrize("sizes", [LONG, BROAD])
+def test_each_way_begins_where_its_memory_is_there(sizes: dict[str, int]) -> None:
     shape = Shape(36, 4096, 12288, 4096, 1024, 151936)
-    sizes = {"context": 32768, "calls": 16, "rank": 16}
-    whole = doctor.fit("m", shape, 1 << 50, "bfloat16", 1.0, **sizes)
-    idle = idle_learner_bytes(shape, 16, "bfloat16")
-    least = max(whole.sampler_bytes + idle, whole.learner_bytes) + doctor.PROGRAMS
-    for memory, sleeps, fits in (
-        (least, True, True),
-        (least - 1, True, False),
-        (least, False, False),
+    dtype, program = "bfloat16", doctor.PROGRAM
+
+    def fit(memory: int, *, gpu: bool = True) -> doctor.Fit:
+        return doctor.fit("m", shape, memory, dtype, 1.0, rank=16, gpu=gpu, **sizes)
+
+    whole = fit(1 << 50)
+    sampler, learner = whole.sampler_bytes, whole.learner_bytes
+    row = {"checkpointed": True, "parts": 2}
+    least = {
+        "beside": sampler + learner + 2 * program,
+        "in turns": max(sampler + idle_learner_bytes(shape, 16, dtype), learner) + 2 * program,
+        "apart": max(sampler, learner) + program,
+        "in parts": max(sampler, learner_bytes(shape, sizes["context"], 16, dtype, **row))
+        + program,
+    }
+    ways = [way for way in least if fit(least[way]).way == way]
+    assert ways == (list(least) if sizes is LONG else ["beside", "in turns", "apart"])
+    devices = {"beside": 1, "in turns": 1, "apart": 2, "in parts": 3}
+    for way in ways:
+        assert fit(least[way]).devices == devices[way]
+        assert fit(least[way] - 1).way != way or way == "in parts"
+        assert fit(least[way]).longest_row >= sizes["context"] - 1
+        assert fit(least[way], gpu=False).way == ("beside" if way == "beside" else None)
+
+
+def test_as_many_gpus_as_it_takes_or_it_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = {
+        "num_hidden_layers": 64,
+        "hidden_size": 5120,
+        "intermediate_size": 25600,
+        "num_attention_heads": 64,
+        "head_dim": 128,
+        "num_key_value_heads": 8,
+        "vocab_size": 151936,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for cards, size, ok, words in (
+        (1, 110000, False, "two GPUs"),
+        (2, 110000, True, "two GPUs"),
+        (2, 81000, False, "on 3 GPUs, the learner's base in parts on 2 of them"),
+        (3, 81000, True, "ranks = 2 and shard = true"),
     ):
-        one = doctor.fit("m", shape, memory, "bfloat16", 1.0, **sizes, sleeps=sleeps)
-        assert (one.fits, one.in_turns) == (False, fits)
+        driver(monkeypatch, tmp_path, *[f"Some GPU, {size}, {size}, 570.86.15"] * cards)
+        found = look(model=str(tmp_path), context=32768, calls=1)["memory"]
+        assert found.ok is ok and words in found.advice, found
+    assert found.found.endswith("free on each GPU")
 
 
 def test_the_command_ends_with_what_it_found() -> None:
@@ -126,7 +169,7 @@ def test_the_command_ends_with_what_it_found() -> None:
     well = run(app, ["doctor", str(BASE_MODEL), "--context", "512", "--json", *port])
     assert well.exit_code == 0, well.output
     report = json.loads(well.stdout)
-    assert report["healthy"] and report["fits"][0]["fits"]
+    assert report["healthy"] and report["fits"][0]["way"] == "beside"
     ill = run(app, ["doctor", "--host", "0.0.0.0", *port])
     assert ill.exit_code == 1
     assert "ART_API_KEY" in ill.output and "Qwen3-8B" in ill.output
