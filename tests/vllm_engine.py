@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -90,6 +91,16 @@ def guard_of(pid: int) -> int:
 def vllm_of(pid: int) -> list[int]:
     """vLLM's own processes under a guard: the API server, its engine, its worker."""
     return children(guard_of(pid))
+
+
+def shared_memory(pids: list[int]) -> set[Path]:
+    """The pieces of shared memory and semaphores of Python's that processes have mapped."""
+    found: set[Path] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            found |= {Path(line.split()[-1]) for line in lines if "/dev/shm/" in line}
+    return {path for path in found if path.name.startswith(("psm_", "sem.mp-"))}
 
 
 def resident(pids: list[int]) -> int:

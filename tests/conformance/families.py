@@ -31,7 +31,7 @@ from langchain_art_server.config import Settings
 from tests.conformance.tiny_models import CLOCK, SMALL, WEATHER, ask, tokenizer
 from tests.conformance.vllm_sampling import chat, pid_of
 from tests.live_server import REPO
-from tests.vllm_engine import command, engine, gone, guard_of, vllm_of
+from tests.vllm_engine import command, engine, gone, guard_of, shared_memory, vllm_of
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -206,12 +206,15 @@ def on_vllm(model: Path, data_dir: Path, **settings: Any) -> Generator[VllmSampl
         held = [pid_of(sampler), guard_of(pid_of(sampler)), *vllm_of(pid_of(sampler))]
         folder = Path(command(held[1])[3])
         assert len(held) >= 4 and folder.is_dir()
+        shared = shared_memory(held)
+        assert any(path.name.startswith("psm_") for path in shared)
         yield VllmSamples(sampler, loop)
     finally:
         loop.run_until_complete(sampler.close())
         loop.close()
     assert gone(held)
     assert not folder.exists()
+    assert not any(path.exists() for path in shared)
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,14 @@ from langchain_art_server.config import EngineSettings, Settings, load_settings
 from tests.conformance.tiny_models import KINDS, save_adapter, save_model
 from tests.vllm_engine import gone
 
-#: A program that starts one child in its own group, and one that leaves it.
+#: A program that starts one child in its own group, and one that leaves it; with shared memory.
 FAMILY = """
 import subprocess, sys, time
+from multiprocessing.shared_memory import SharedMemory
 nap = [sys.executable, "-c", "import time; time.sleep(600)"]
 pids = [subprocess.Popen(nap).pid, subprocess.Popen(nap, start_new_session=True).pid]
-open(sys.argv[1], "w").write(" ".join(map(str, pids)) + "\\n")
+memory = SharedMemory(create=True, size=4096)
+open(sys.argv[1], "w").write(" ".join([*map(str, pids), memory.name]) + "\\n")
 time.sleep({seconds})
 sys.exit(7)
 """
@@ -97,10 +99,12 @@ def family(folder: Path, seconds: float) -> list[str]:
     return [*argv, sys.executable, "-c", FAMILY.format(seconds=seconds), str(folder / "pids")]
 
 
-def started(folder: Path) -> list[int]:
+def started(folder: Path) -> tuple[list[int], Path]:
+    """The children's process ids, and the shared memory."""
     while not (folder / "pids").exists() or not (folder / "pids").read_text().endswith("\n"):
         time.sleep(0.02)
-    return [int(pid) for pid in (folder / "pids").read_text().split()]
+    *pids, name = (folder / "pids").read_text().split()
+    return [int(pid) for pid in pids], Path("/dev/shm", name.strip("/"))
 
 
 @pytest.mark.parametrize("end", ["the pipe closes", "kill -9 of the holder", "SIGTERM"])
@@ -112,7 +116,7 @@ def test_the_guard_ends_the_family_with_its_holder(tmp_path: Path, end: str) -> 
         )
         assert holder.stdout is not None
         guard_pid, program = int(holder.stdout.readline()), int(holder.stdout.readline())
-        pids = started(tmp_path)
+        pids, memory = started(tmp_path)
         os.kill(holder.pid, signal.SIGKILL)
         holder.wait()
         holder.stdout.close()
@@ -120,7 +124,7 @@ def test_the_guard_ends_the_family_with_its_holder(tmp_path: Path, end: str) -> 
         guard = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert guard.stdin is not None and guard.stdout is not None
         guard_pid, program = guard.pid, int(guard.stdout.readline())
-        pids = started(tmp_path)
+        pids, memory = started(tmp_path)
         if end == "SIGTERM":
             guard.terminate()
         else:
@@ -129,13 +133,15 @@ def test_the_guard_ends_the_family_with_its_holder(tmp_path: Path, end: str) -> 
         guard.stdout.close()
     assert gone([guard_pid, program, *pids])
     assert not (tmp_path / "inner").exists()
+    assert not memory.exists()
 
 
 def test_the_guard_ends_what_the_program_leaves_behind(tmp_path: Path) -> None:
     guard = subprocess.Popen(family(tmp_path, 0), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    pids = started(tmp_path)
+    pids, memory = started(tmp_path)
     assert guard.wait(timeout=60) == 7
     assert gone(pids)
+    assert not memory.exists()
 
 
 # --- adapters -----------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from tests.vllm_engine import (
     engine_toml,
     gone,
     guard_of,
+    shared_memory,
     vllm_of,
     wide_model,
 )
@@ -188,6 +189,7 @@ class Killer(threading.Thread):
         super().__init__(daemon=True)
         self.server, self.back = server, list[float]()
         self.folders = set[Path]()
+        self.shared = set[Path]()
         self.random = random.Random(random.SystemRandom().randrange(10**6))
 
     def run(self) -> None:
@@ -203,6 +205,7 @@ class Killer(threading.Thread):
                     for pid in self.server.held()
                     if not any("resource_tracker" in part for part in command(pid))
                 ]
+                self.shared |= shared_memory(needed)
                 os.kill(self.random.choice(needed), signal.SIGKILL)
                 begun = time.monotonic()
                 while http.get("/status").json()["engine_restarts"] == restarts:
@@ -239,6 +242,7 @@ def test_vllm_is_killed_while_agents_run(server: VllmServer, tmp_path: Path) -> 
     back = [f"{seconds:.1f}" for seconds in killer.back]
     log.warning("%d kills, %d steps; back after %s s", KILLS, steps, back)
     assert sum(folder.exists() for folder in killer.folders) <= 1, "copies of adapters are left"
+    assert killer.shared and not any(path.exists() for path in killer.shared)
     assert len(result.history) == steps
     with server.http() as http:
         jobs = http.get("/v1/jobs", params={"policy": "tiny"}).json()["data"]

@@ -9,6 +9,9 @@ Standard input is a pipe whose other end the asker holds: when that end closes, 
 and the whole group is killed. (`PR_SET_PDEATHSIG` would reach the program, and not the processes
 that it starts itself, which keep a GPU's memory.) At the end FOLDER, with its socket and its copies
 of adapters, is removed. The exit status is the program's.
+
+What is killed leaves its named shared memory behind. Python's multiprocessing has a process that
+removes it when all that could are gone, the resource tracker: it is the one that is not killed.
 """
 
 from __future__ import annotations
@@ -21,8 +24,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 _PR_SET_CHILD_SUBREAPER = 36
+_TRACKER = b"multiprocessing.resource_tracker"
+#: Seconds for the trackers to end by themselves.
+_TIDYING = 5.0
 
 
 def main() -> int:
@@ -33,8 +40,7 @@ def main() -> int:
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
 
     def end_group(*_: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        end(process.pid)
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -49,6 +55,32 @@ def main() -> int:
     _end_orphans()
     shutil.rmtree(folder, ignore_errors=True)
     return code if code >= 0 else 128 - code
+
+
+def end(group: int) -> None:
+    """Kill a process group, and let the resource trackers in it do their work."""
+    deadline = time.monotonic() + _TIDYING
+    while (members := _members(group)) and time.monotonic() < deadline:
+        for pid, command in members.items():
+            if _TRACKER not in command:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _members(group: int) -> dict[int, bytes]:
+    """Those of a group that have not ended, with their command lines; where there is a /proc."""
+    found: dict[int, bytes] = {}
+    for pid in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            with open(f"/proc/{pid}/stat", "rb") as stat:
+                state, _, its_group = stat.read().rpartition(b")")[2].split()[:3]
+            if int(its_group) == group and state != b"Z":
+                with open(f"/proc/{pid}/cmdline", "rb") as command:
+                    found[int(pid)] = command.read()
+    return found
 
 
 def _end_orphans() -> None:

@@ -7,23 +7,22 @@ The socket lies in a folder that only this user can enter; there is no port. The
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from langchain_art.errors import ConfigError
+from langchain_art_server.backends import vllm_guard
 from langchain_art_server.backends.base import ModelInfo
 from langchain_art_server.backends.vllm_client import BASE, VllmClient
 from langchain_art_server.config import EngineSettings, Settings
 
 log = logging.getLogger(__name__)
-_GUARD = Path(__file__).with_name("vllm_guard.py")
+_GUARD = Path(vllm_guard.__file__)
 _CPU_KV_CACHE_BYTES = 1 << 30
 _POLL = 0.1
 #: Of an exception in vLLM's output, this many lines are told.
@@ -127,8 +126,7 @@ class VllmProcess:
     def kill(self) -> None:
         """End the whole group at once."""
         if self.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+            vllm_guard.end(self.pid)
 
     def last_words(self) -> str:
         """What it died of, as its output tells: the exceptions, or its last lines."""
