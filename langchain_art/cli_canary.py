@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from langchain_art.cli_options import AsJson, BaseUrl, console, machine
 from langchain_art.errors import ConfigError
@@ -68,7 +69,8 @@ def _sing(
         if model:
             folder = stack.enter_context(TemporaryDirectory(prefix="langchain-art-canary-"))
             local = LocalServer(model, data_dir=Path(folder, "data"))
-            base_url = stack.enter_context(local).base_url
+            with Console(stderr=True).status(f"{escape(model)} is loaded; output in {local.log}"):
+                base_url = stack.enter_context(local).base_url
         advance = stack.enter_context(Display(Console(stderr=True)).bar("canary", steps + 3))
         return run_canary(
             base_url,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import httpx
 
 from langchain_art.errors import ConfigError, ServerUnreachable
 
-START_TIMEOUT = 300.0
+log = logging.getLogger(__name__)
 _POLL = 0.1
 
 
@@ -41,7 +42,7 @@ class LocalServer:
 
     Raises:
         ConfigError: the server's packages are not installed.
-        ServerUnreachable: it did not become ready; the message ends with its last words.
+        ServerUnreachable: it ended before it was ready; the message ends with its last words.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class LocalServer:
         return self._process.pid if self._process else None
 
     def __enter__(self) -> LocalServer:
-        """Start it and wait until it answers."""
+        """Start it and wait until it answers: a large model may have to be fetched first."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._spawn()
         try:
@@ -97,10 +98,8 @@ class LocalServer:
             )
 
     def _await_ready(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT
-        while time.monotonic() < deadline:
-            if self._process is None or self._process.poll() is not None:
-                break
+        assert self._process is not None
+        while self._process.poll() is None:
             with contextlib.suppress(httpx.TransportError):
                 url = f"http://127.0.0.1:{self.port}/readyz"
                 if httpx.get(url, timeout=5).status_code == 200:
@@ -111,8 +110,13 @@ class LocalServer:
 
     def _watch(self) -> None:
         while not self._stopping.wait(_POLL):
-            if self._process is not None and self._process.poll() is not None:
+            if self._process is not None and (status := self._process.poll()) is not None:
                 self.restarts += 1
+                log.warning(
+                    "The local server ended with status %d and is started again (restart %d). Its "
+                    "output is in %s.",
+                    *(status, self.restarts, self.log),
+                )
                 self._spawn()
                 self._stopping.wait(min(30.0, 0.2 * 2**self.restarts))
 
