@@ -88,7 +88,7 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Default 8000.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Default art-data.")] = None,
     database_url: Annotated[
-        str | None, typer.Option(help="SQLAlchemy URL. Default: SQLite in --data-dir.")
+        str | None, typer.Option(help="Of SQLite or PostgreSQL. Default: SQLite in --data-dir.")
     ] = None,
     served_model_name: Annotated[
         str | None, typer.Option(help="The base model's name for clients.")

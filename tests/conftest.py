@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.live_server import FaultyServer, LiveServer, RuleServer
+from tests.postgres import Postgres, programs
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +35,21 @@ def faulty_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultySe
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL for the tests that need one, if its programs are on this machine."""
+    if programs() is None:
+        pytest.skip("needs PostgreSQL's initdb and pg_ctl")
+    cluster = Postgres()
+    yield cluster
+    cluster.remove()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'art.sqlite3'}"
+    return request.getfixturevalue("postgres").database()

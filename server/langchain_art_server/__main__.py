@@ -90,7 +90,7 @@ def main(
     host: Annotated[str | None, typer.Option(help="127.0.0.1 by default")] = None,
     port: Annotated[int | None, typer.Option(help="8000 by default; 0 takes a free one")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Database and adapters; art-data")] = None,
-    database_url: Annotated[str | None, typer.Option(help="SQLAlchemy URL")] = None,
+    database_url: Annotated[str | None, typer.Option(help="Of SQLite or PostgreSQL")] = None,
     served_model_name: Annotated[str | None, typer.Option(help="Base model's name")] = None,
     device: Annotated[str | None, typer.Option(help="cuda, mps or cpu")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16")] = None,

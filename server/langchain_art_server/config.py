@@ -118,7 +118,7 @@ class Settings(_Settings):
     data_dir: Path = Path("art-data")
     """Holds the database and the adapters."""
     database_url: str | None = None
-    """SQLAlchemy URL; None: SQLite in `data_dir`."""
+    """Of SQLite or PostgreSQL, as SQLAlchemy has it; None: SQLite in `data_dir`."""
     api_key: SecretStr | None = None
     """Required (at least 16 characters) unless `host` is a loopback address. Also read from the
     environment variable ART_API_KEY."""

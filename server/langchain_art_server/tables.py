@@ -29,7 +29,7 @@ CALLS = sa.Table(
     sa.Column("trajectory_id", sa.String(128), index=True),
     sa.Column("policy", sa.String(64)),
     sa.Column("version", sa.Integer),
-    sa.Column("model", sa.String(160), nullable=False),
+    sa.Column("model", sa.Text, nullable=False),
     sa.Column("tags", sa.Text, nullable=False),
     sa.Column("request", sa.LargeBinary, nullable=False),
     sa.Column("reply", sa.LargeBinary, nullable=False),
@@ -38,7 +38,7 @@ CALLS = sa.Table(
     sa.Column("logprobs", sa.LargeBinary, nullable=False),
     sa.Column("temperature", sa.Float, nullable=False),
     sa.Column("finish_reason", sa.String(16), nullable=False),
-    sa.Column("untrainable", sa.String(256)),
+    sa.Column("untrainable", sa.Text),
     sa.Column("latency", sa.Float, nullable=False),
     sa.Column("retry", sa.Integer, nullable=False),
 )
@@ -76,7 +76,7 @@ CHECKPOINTS = sa.Table(
     sa.Column("version", sa.Integer, primary_key=True),
     sa.Column("parent", sa.Integer),
     sa.Column("created_at", sa.Float, nullable=False),
-    sa.Column("bytes", sa.Integer, nullable=False),
+    sa.Column("bytes", sa.BigInteger, nullable=False),
     sa.Column("pinned", sa.Boolean, nullable=False),
     sa.Column("metrics", sa.Text, nullable=False),
 )

