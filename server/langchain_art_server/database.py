@@ -192,6 +192,7 @@ def _own(engine: sa.Engine) -> sa.Connection | None:
     owner = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
     if not owner.scalar(sa.select(sa.func.pg_try_advisory_lock(_ADVISORY_LOCK))):
         owner.close()
+        engine.dispose()
         place = engine.url.render_as_string(hide_password=True)
         raise ConfigError(
             f"Another server uses the database {place}. Stop it, or give this one another."

@@ -25,8 +25,9 @@ log = logging.getLogger(__name__)
 _GUARD = Path(vllm_guard.__file__)
 _CPU_KV_CACHE_BYTES = 1 << 30
 _POLL = 0.1
-#: Of an exception in vLLM's output, this many lines are told.
-_CAUSE_LINES = 6
+#: So much of vLLM's output is read at its end, in bytes; so many exceptions of it are told, and so
+#: many lines of each. What ends a start is some 40,000 bytes of tracebacks.
+_LAST_BYTES, _CAUSES, _CAUSE_LINES = 1 << 17, 6, 6
 #: Before a line of vLLM's output: the process, and what its logger adds.
 _PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )?([A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ?)?")
 #: /health is asked this often, must answer within this, and may fail so often in a row; seconds.
@@ -131,10 +132,12 @@ class VllmProcess:
     def last_words(self) -> str:
         """What it died of, as its output tells: the exceptions, or its last lines."""
         try:
-            log = self.log.read_text(errors="replace")
+            with self.log.open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_BYTES))
+                log = file.read().decode(errors="replace")
         except OSError:
             return "(nothing)"
-        return "\n".join(root_causes(log) or log.splitlines()[-8:])
+        return "\n".join(root_causes(log)[:_CAUSES] or log.splitlines()[-8:])
 
     async def _wait(self, guard: asyncio.subprocess.Process) -> int:
         status = await guard.wait()
