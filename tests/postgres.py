@@ -10,8 +10,6 @@ import tempfile
 import uuid
 from pathlib import Path
 
-import sqlalchemy as sa
-
 
 def programs() -> Path | None:
     """The folder of initdb and pg_ctl, if they can be run; Debian has it off the PATH."""
@@ -49,18 +47,12 @@ class Postgres:
     def database(self) -> str:
         """The URL of a new, empty database."""
         name = f"art_{uuid.uuid4().hex}"
-        engine = sa.create_engine(self._url("postgres"), isolation_level="AUTOCOMMIT")
-        with engine.connect() as connection:
-            connection.exec_driver_sql(f"CREATE DATABASE {name}")
-        engine.dispose()
-        return self._url(name)
+        self._run("createdb", "-h", str(self._home), "-U", "art", name)
+        return f"postgresql+psycopg://art@/{name}?host={self._home}"
 
     def remove(self) -> None:
         self.crash()
         shutil.rmtree(self._home)
-
-    def _url(self, name: str) -> str:
-        return f"postgresql+psycopg://art@/{name}?host={self._home}"
 
     def _ctl(self, *args: str) -> None:
         self._run("pg_ctl", "-D", f"{self._home}/data", "-w", *args)
