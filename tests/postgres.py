@@ -17,7 +17,8 @@ def programs() -> Path | None:
         return None
     found = shutil.which("initdb")
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    return Path(found).parent if found else debian[-1].parent if debian else None
+    first = Path(found).resolve() if found else debian[-1] if debian else None
+    return first.parent if first else None
 
 
 class Postgres:
