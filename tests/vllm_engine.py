@@ -103,6 +103,12 @@ def shared_memory(pids: list[int]) -> set[Path]:
     return {path for path in found if path.name.startswith(("psm_", "sem.mp-"))}
 
 
+def empty_shelves() -> set[Path]:
+    """Folders for copies of adapters with nothing in them, not even a socket."""
+    places = [*Path("/dev/shm").glob("langchain-art-*"), *Path("/tmp").glob("langchain-art-*")]
+    return {place for place in places if place.is_dir() and not any(place.iterdir())}
+
+
 def resident(pids: list[int]) -> int:
     """Bytes that the processes hold in memory, shared ones counted in each."""
     pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids]

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from langchain_art.errors import (
     ArtError,
     ConfigError,
-    EngineUnavailable,
     InvalidRequest,
     PromptTooLong,
     UnknownModel,
@@ -26,7 +25,6 @@ from langchain_art.errors import (
 from langchain_art_server.backends.base import ChatDelta, ChatRequest
 from langchain_art_server.backends.vllm_sampler import VllmSampler
 from langchain_art_server.backends.worker import WorkerDied
-from langchain_art_server.config import Settings
 from tests.conformance.tiny_models import (
     CLOCK,
     WEATHER,
@@ -38,7 +36,14 @@ from tests.conformance.tiny_models import (
     with_adapter,
 )
 from tests.conformance.vllm_sampling import chat, pid_of
-from tests.vllm_engine import alive, children, command, engine, gone, guard_of, vllm_of
+from tests.vllm_engine import (
+    alive,
+    children,
+    command,
+    gone,
+    guard_of,
+    vllm_of,
+)
 
 pytestmark = [
     pytest.mark.vllm,
@@ -360,39 +365,3 @@ async def test_a_vllm_that_hangs_is_started_again(sampler: VllmSampler, model: P
     check_logprobs(load_plain(model), [reply])
     assert sampler.restarts == restarts + 1
     assert gone(held)
-
-
-async def test_a_python_without_vllm_is_refused_in_words(model: Path, tmp_path: Path) -> None:
-    for python, words in (("/nowhere/python", "No such file"), (None, "No module named 'vllm'")):
-        table = engine() | ({"python": python} if python else {})
-        if python is None:
-            del table["python"]
-        made = VllmSampler(
-            Settings.model_validate({"model": str(model), "data_dir": tmp_path, "engine": table})
-        )
-        with pytest.raises(EngineUnavailable, match="not started"):
-            _ = made.info
-        with pytest.raises(ConfigError, match=words):
-            await made.start()
-        await made.close()
-
-
-async def test_a_start_that_fails_is_told_with_its_first_cause(model: Path, tmp_path: Path) -> None:
-    told = {"model": str(model), "data_dir": tmp_path, "engine": engine(kv_cache_bytes=1 << 50)}
-    made = VllmSampler(Settings.model_validate(told))
-    with pytest.raises(ConfigError) as refused:
-        await made.start()
-    await made.close()
-    said = str(refused.value).split("it said:\n")[1].splitlines()
-    assert said[0].startswith("ValueError: Available memory on node 0")
-    assert said[-1].startswith("RuntimeError: Engine core initialization failed.")
-
-
-async def test_an_option_that_is_ours_is_refused(model: Path, tmp_path: Path) -> None:
-    table = engine(args=("--max-num-batched-tokens=4096", "--seed=1"))
-    made = VllmSampler(
-        Settings.model_validate({"model": str(model), "data_dir": tmp_path, "engine": table})
-    )
-    with pytest.raises(ConfigError, match="'--max-num-batched-tokens'"):
-        await made.start()
-    await made.close()

@@ -103,9 +103,14 @@ class VllmHost:
         self._shelf = Shelf(
             outline.model, settings.engine.max_rank or settings.lora.rank, self.info.dtype
         )
-        self.process = self.process_type(
-            settings, self.info, self._shelf.folder, self._shelf.targets, self._shelf.max_rank
-        )
+        shelf = self._shelf
+        try:
+            self.process = self.process_type(
+                settings, self.info, shelf.folder, shelf.targets, shelf.max_rank
+            )
+        except ConfigError:
+            self._leave_nothing()
+            raise
         self._vllm = self.process.client
         self._channel = channel
         self._adapters: dict[str, Loaded] = {}

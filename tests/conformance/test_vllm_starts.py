@@ -1,0 +1,60 @@
+"""Starts of vLLM that fail: refused in words, and nothing is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from langchain_art.errors import ConfigError, EngineUnavailable
+from langchain_art_server.backends.vllm_sampler import VllmSampler
+from langchain_art_server.config import Settings
+from tests.vllm_engine import empty_shelves, engine
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+
+async def test_a_python_without_vllm_is_refused_in_words(vllm_model: Path, tmp_path: Path) -> None:
+    for python, words in (("/nowhere/python", "No such file"), (None, "No module named 'vllm'")):
+        table = engine() | ({"python": python} if python else {})
+        if python is None:
+            del table["python"]
+        made = VllmSampler(
+            Settings.model_validate(
+                {"model": str(vllm_model), "data_dir": tmp_path, "engine": table}
+            )
+        )
+        with pytest.raises(EngineUnavailable, match="not started"):
+            _ = made.info
+        with pytest.raises(ConfigError, match=words):
+            await made.start()
+        await made.close()
+
+
+async def test_a_start_that_fails_is_told_with_its_first_cause(
+    vllm_model: Path, tmp_path: Path
+) -> None:
+    told = {
+        "model": str(vllm_model),
+        "data_dir": tmp_path,
+        "engine": engine(kv_cache_bytes=1 << 50),
+    }
+    made = VllmSampler(Settings.model_validate(told))
+    with pytest.raises(ConfigError) as refused:
+        await made.start()
+    await made.close()
+    said = str(refused.value).split("it said:\n")[1].splitlines()
+    assert said[0].startswith("ValueError: Available memory on node 0")
+    assert said[-1].startswith("RuntimeError: Engine core initialization failed.")
+
+
+async def test_an_option_that_is_ours_is_refused(vllm_model: Path, tmp_path: Path) -> None:
+    before = empty_shelves()
+    table = engine(args=("--max-num-batched-tokens=4096", "--seed=1"))
+    made = VllmSampler(
+        Settings.model_validate({"model": str(vllm_model), "data_dir": tmp_path, "engine": table})
+    )
+    with pytest.raises(ConfigError, match="'--max-num-batched-tokens'"):
+        await made.start()
+    await made.close()
+    assert empty_shelves() <= before
