@@ -115,7 +115,9 @@ class LocalServer:
                 log.warning(
                     "The local server ended with status %d and is started again (restart %d). Its "
                     "output is in %s.",
-                    *(status, self.restarts, self.log),
+                    status,
+                    self.restarts,
+                    self.log,
                 )
                 self._spawn()
                 self._stopping.wait(min(30.0, 0.2 * 2**self.restarts))

@@ -41,6 +41,9 @@ class Database:
         try:
             self._owner, self._owner_lost = _own(self.engine), False
             META.create_all(self.engine)
+        except ConfigError:
+            self.engine.dispose()
+            raise
         except OperationalError as error:
             self.engine.dispose()
             place = self.engine.url.render_as_string(hide_password=True)
@@ -192,7 +195,6 @@ def _own(engine: sa.Engine) -> sa.Connection | None:
     owner = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
     if not owner.scalar(sa.select(sa.func.pg_try_advisory_lock(_ADVISORY_LOCK))):
         owner.close()
-        engine.dispose()
         place = engine.url.render_as_string(hide_password=True)
         raise ConfigError(
             f"Another server uses the database {place}. Stop it, or give this one another."

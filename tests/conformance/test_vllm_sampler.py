@@ -36,14 +36,7 @@ from tests.conformance.tiny_models import (
     with_adapter,
 )
 from tests.conformance.vllm_sampling import chat, pid_of
-from tests.vllm_engine import (
-    alive,
-    children,
-    command,
-    gone,
-    guard_of,
-    vllm_of,
-)
+from tests.vllm_engine import alive, children, command, gone, guard_of, vllm_of
 
 pytestmark = [
     pytest.mark.vllm,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,16 +15,17 @@ from tests.vllm_engine import empty_shelves, engine
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
+def sampler_of(model: Path, data_dir: Path, table: dict[str, Any]) -> VllmSampler:
+    told = {"model": str(model), "data_dir": data_dir, "engine": table}
+    return VllmSampler(Settings.model_validate(told))
+
+
 async def test_a_python_without_vllm_is_refused_in_words(vllm_model: Path, tmp_path: Path) -> None:
     for python, words in (("/nowhere/python", "No such file"), (None, "No module named 'vllm'")):
         table = engine() | ({"python": python} if python else {})
         if python is None:
             del table["python"]
-        made = VllmSampler(
-            Settings.model_validate(
-                {"model": str(vllm_model), "data_dir": tmp_path, "engine": table}
-            )
-        )
+        made = sampler_of(vllm_model, tmp_path, table)
         with pytest.raises(EngineUnavailable, match="not started"):
             _ = made.info
         with pytest.raises(ConfigError, match=words):
@@ -34,12 +36,7 @@ async def test_a_python_without_vllm_is_refused_in_words(vllm_model: Path, tmp_p
 async def test_a_start_that_fails_is_told_with_its_first_cause(
     vllm_model: Path, tmp_path: Path
 ) -> None:
-    told = {
-        "model": str(vllm_model),
-        "data_dir": tmp_path,
-        "engine": engine(kv_cache_bytes=1 << 50),
-    }
-    made = VllmSampler(Settings.model_validate(told))
+    made = sampler_of(vllm_model, tmp_path, engine(kv_cache_bytes=1 << 50))
     with pytest.raises(ConfigError) as refused:
         await made.start()
     await made.close()
@@ -51,9 +48,7 @@ async def test_a_start_that_fails_is_told_with_its_first_cause(
 async def test_an_option_that_is_ours_is_refused(vllm_model: Path, tmp_path: Path) -> None:
     before = empty_shelves()
     table = engine(args=("--max-num-batched-tokens=4096", "--seed=1"))
-    made = VllmSampler(
-        Settings.model_validate({"model": str(vllm_model), "data_dir": tmp_path, "engine": table})
-    )
+    made = sampler_of(vllm_model, tmp_path, table)
     with pytest.raises(ConfigError, match="'--max-num-batched-tokens'"):
         await made.start()
     await made.close()
