@@ -27,10 +27,10 @@ LOGIT_BYTES = (1 << 24) * 4 * 3
 #: Layers that are whole on a device while its parts of the others wait: the one that something goes
 #: through, and the one that is fetched ahead.
 GATHERED = 2
-#: What glibc's heap holds of each byte that a step keeps on a CPU: what was freed between tensors
-#: stays with the process. Measured: 1.9 times (with MALLOC_MMAP_THRESHOLD_=131072 it is 1.0, and
-#: the step takes 40 % more CPU).
-CPU_HEAP = 2.0
+#: What glibc's heap holds at most of each byte that a step keeps on a CPU: what was freed between
+#: tensors stays with the process. Measured: 1.3 to 2.2 times, varying from run to run (1.1 to 1.3
+#: with MALLOC_MMAP_THRESHOLD_=131072, where the step takes 40 % more CPU).
+CPU_HEAP = 2.2
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from langchain_art.memory_model import (
 from langchain_art_server.algorithms.loss import CHUNK_ELEMENTS
 from tests.live_server import REPO
 
-#: Prediction over measurement, peak of the process less what it was before the model was loaded.
+#: Measurement over prediction, peak of the process less what it was before the model was loaded.
 NEAR = (0.8, 1.25)
 #: glibc gives each tensor from 128 KiB on pages of its own, and takes them back at once.
 EXACT_HEAP = {"MALLOC_MMAP_THRESHOLD_": "131072"}
@@ -84,22 +84,22 @@ def small(**changes: Any) -> transformers.Qwen3Config:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("changes", "dtype", "length", "count", "heap"),
+    ("changes", "dtype", "length", "count", "exact"),
     [
-        ({}, "float32", 512, 4, 1.0),
-        ({}, "float32", 512, 4, CPU_HEAP),
-        ({"num_hidden_layers": 4, "hidden_size": 768}, "float32", 512, 2, CPU_HEAP),
-        ({}, "bfloat16", 512, 4, 1.0),
+        ({}, "float32", 512, 4, True),
+        ({}, "float32", 512, 4, False),
+        ({"num_hidden_layers": 4, "hidden_size": 768}, "float32", 512, 2, False),
+        ({}, "bfloat16", 512, 4, True),
     ],
 )
 def test_a_steps_peak_is_predicted(
-    changes: dict[str, Any], dtype: str, length: int, count: int, heap: float, tmp_path: Path
+    changes: dict[str, Any], dtype: str, length: int, count: int, exact: bool, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
     config = small(**changes)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
     argv = [sys.executable, "-c", STEP, str(tmp_path), dtype, str(length), str(count)]
-    env = os.environ | (EXACT_HEAP if heap == 1.0 else {})
+    env = os.environ | (EXACT_HEAP if exact else {})
     done = subprocess.run(argv, capture_output=True, text=True, cwd=REPO, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
@@ -107,8 +107,10 @@ def test_a_steps_peak_is_predicted(
     shape = Shape.of_config(json.loads((tmp_path / "model/config.json").read_text()))
     assert shape.parameters == pytest.approx(found["parameters"], rel=0.01)
     assert token_bytes(shape, RANK, dtype) == pytest.approx(found["token"], rel=0.02)
-    share = learner_bytes(shape, found["alive"], RANK, dtype, heap=heap) / found["bytes"]
-    assert NEAR[0] <= share <= NEAR[1]
+    needed = learner_bytes(shape, found["alive"], RANK, dtype)
+    held = needed if exact else learner_bytes(shape, found["alive"], RANK, dtype, heap=CPU_HEAP)
+    # What glibc's heap keeps differs from run to run, between nothing more and CPU_HEAP.
+    assert NEAR[0] * needed <= found["bytes"] <= NEAR[1] * held
 
 
 def test_published_configs_give_the_published_sizes() -> None:
