@@ -122,7 +122,7 @@ def serve(
 @app.command()
 def demo(
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of scenarios and sampling.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the mails and their order.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where results go.")] = None,
     control: Annotated[
         bool, typer.Option(help="Train on shuffled rewards: nothing should be learned.")
