@@ -66,6 +66,8 @@ class LiveServer:
             except httpx.TransportError:
                 pass
             time.sleep(0.05)
+        else:
+            self.kill()
         raise AssertionError(f"the server did not start:\n{self.log.read_text()[-4000:]}")
 
     def refusal(self, timeout: float = 120) -> str:

@@ -276,7 +276,7 @@ def test_on_a_gpu_it_can_sleep_where_the_engines_take_turns(
     settings = Settings.model_validate(told)
     info = replace(load_outline(settings).info, device="cuda")
     process = VllmProcess(settings, info, tmp_path, ["q_proj"], 16)
-    assert ("--enable-sleep-mode" in process._argv) == take_turns
+    assert ("--enable-sleep-mode" in process.command()) == take_turns
     assert ("VLLM_SERVER_DEV_MODE" in process._environment()) == take_turns
 
 

@@ -23,10 +23,9 @@ from tests.rule_model.rules import reply_to
 class LedVllm(VllmProcess):
     """vLLM with the processor that leads."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._argv += ["--logits-processors", "tests.rule_model.vllm_led:Led"]
-        self._argv += ["--logprobs-mode", "raw_logprobs"]
+    def command(self) -> list[str]:
+        led = ["--logits-processors", "tests.rule_model.vllm_led:Led"]
+        return [*super().command(), *led, "--logprobs-mode", "raw_logprobs"]
 
     def _environment(self) -> dict[str, str]:
         return super()._environment() | {"PYTHONPATH": str(Path(__file__).parents[2])}

@@ -104,13 +104,9 @@ class VllmHost:
             outline.model, settings.engine.max_rank or settings.lora.rank, self.info.dtype
         )
         shelf = self._shelf
-        try:
-            self.process = self.process_type(
-                settings, self.info, shelf.folder, shelf.targets, shelf.max_rank
-            )
-        except ConfigError:
-            self._leave_nothing()
-            raise
+        self.process = self.process_type(
+            settings, self.info, shelf.folder, shelf.targets, shelf.max_rank
+        )
         self._vllm = self.process.client
         self._channel = channel
         self._adapters: dict[str, Loaded] = {}

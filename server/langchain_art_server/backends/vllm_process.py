@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from langchain_art.errors import ConfigError
@@ -57,7 +58,7 @@ class VllmProcess:
         self._engine, self._folder = settings.engine, folder
         self._on_cpu = info.device == "cpu"
         socket = folder / "vllm.sock"
-        self._argv = _command(settings, self._engine, info, socket, targets, max_rank)
+        self._command = partial(_command, settings, self._engine, info, socket, targets, max_rank)
         self._sleeps = settings.take_turns
         self._local = Path(settings.model).is_dir()
         self.log = settings.data_dir / "vllm.log"
@@ -66,14 +67,19 @@ class VllmProcess:
         self.pid = 0
         self.ended: asyncio.Task[int] | None = None
 
+    def command(self) -> list[str]:
+        """What starts it. Raises ConfigError if `[engine] args` has what is set here."""
+        return self._command()
+
     async def start(self) -> None:
-        """Start it. Raises ConfigError if the environment's Python is not there."""
+        """Start it. Raises ConfigError, see `command`."""
+        argv = self.command()
         self.log.parent.mkdir(parents=True, exist_ok=True)
         if self.log.exists():
             self.log.replace(self.log.with_suffix(".log.1"))
         with self.log.open("wb") as log:
             guard = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", str(_GUARD), str(self._folder), *self._argv),
+                *(sys.executable, "-I", str(_GUARD), str(self._folder), *argv),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
