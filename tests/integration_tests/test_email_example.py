@@ -102,7 +102,7 @@ def test_the_agent_learns_from_the_reward_and_not_from_training(
 ) -> None:
     gains: dict[bool, float] = {}
     # Sampling is left to chance: after 10 steps one fit in some ten has gained less than 0.25, and
-    # of ten fits of 20 steps each has gained 0.43 at least.
+    # of nine fits of 20 steps each gained 0.43 at least.
     for control, steps in ((False, 20), (True, 10)):
         folder = tmp_path / str(control)
         folder.mkdir()
