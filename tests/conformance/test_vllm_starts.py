@@ -21,10 +21,9 @@ def sampler_of(model: Path, data_dir: Path, table: dict[str, Any]) -> VllmSample
 
 
 async def test_a_python_without_vllm_is_refused_in_words(vllm_model: Path, tmp_path: Path) -> None:
-    for python, words in (("/nowhere/python", "No such file"), (None, "No module named 'vllm'")):
-        table = engine() | ({"python": python} if python else {})
-        if python is None:
-            del table["python"]
+    nowhere, ours = engine() | {"python": "/nowhere/python"}, engine()
+    del ours["python"]
+    for table, words in ((nowhere, "No such file"), (ours, "No module named 'vllm'")):
         made = sampler_of(vllm_model, tmp_path, table)
         with pytest.raises(EngineUnavailable, match="not started"):
             _ = made.info

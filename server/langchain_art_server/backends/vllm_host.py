@@ -103,9 +103,8 @@ class VllmHost:
         self._shelf = Shelf(
             outline.model, settings.engine.max_rank or settings.lora.rank, self.info.dtype
         )
-        shelf = self._shelf
         self.process = self.process_type(
-            settings, self.info, shelf.folder, shelf.targets, shelf.max_rank
+            settings, self.info, self._shelf.folder, self._shelf.targets, self._shelf.max_rank
         )
         self._vllm = self.process.client
         self._channel = channel

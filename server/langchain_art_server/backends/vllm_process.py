@@ -13,14 +13,13 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends import vllm_guard
 from langchain_art_server.backends.base import ModelInfo
 from langchain_art_server.backends.vllm_client import BASE, VllmClient
-from langchain_art_server.config import EngineSettings, Settings
+from langchain_art_server.config import Settings
 
 log = logging.getLogger(__name__)
 _GUARD = Path(vllm_guard.__file__)
@@ -55,21 +54,58 @@ class VllmProcess:
         max_rank: int,
     ) -> None:
         assert settings.engine is not None
-        self._engine, self._folder = settings.engine, folder
+        self._settings, self._engine, self._info = settings, settings.engine, info
+        self._folder, self._socket = folder, folder / "vllm.sock"
+        self._targets, self._max_rank = targets, max_rank
         self._on_cpu = info.device == "cpu"
-        socket = folder / "vllm.sock"
-        self._command = partial(_command, settings, self._engine, info, socket, targets, max_rank)
-        self._sleeps = settings.take_turns
-        self._local = Path(settings.model).is_dir()
         self.log = settings.data_dir / "vllm.log"
-        self.client = VllmClient(socket)
+        self.client = VllmClient(self._socket)
         self._guard: asyncio.subprocess.Process | None = None
         self.pid = 0
         self.ended: asyncio.Task[int] | None = None
 
     def command(self) -> list[str]:
         """What starts it. Raises ConfigError if `[engine] args` has what is set here."""
-        return self._command()
+        engine = self._engine
+        options = {
+            "--model": self._settings.model,
+            "--served-model-name": BASE,
+            "--uds": str(self._socket),
+            "--dtype": self._info.dtype,
+            "--max-model-len": str(self._info.max_model_len),
+            "--max-num-seqs": str(engine.max_batch),
+            # Of a model's own generation_config, top_k and the like would apply unasked.
+            "--generation-config": "vllm",
+            "--logprobs-mode": "processed_logprobs",
+            "--structured-outputs-config": '{"backend": "guidance"}',
+            "--max-loras": str(engine.max_loras),
+            # One that is pushed out is read from its folder again, there while it is loaded.
+            "--max-cpu-loras": str(max(32, engine.max_loras)),
+            "--max-lora-rank": str(self._max_rank),
+        }
+        flags = ["--enable-lora", "--disable-uvicorn-access-log"]
+        kv_cache = engine.kv_cache_bytes
+        if self._on_cpu:
+            kv_cache = kv_cache or _CPU_KV_CACHE_BYTES
+            # There, a seeded call whose prompt is computed in pieces ends the engine (vLLM 0.32).
+            flags += ["--no-enable-chunked-prefill", "--enforce-eager"]
+            options["--max-num-batched-tokens"] = str(max(16384, self._info.max_model_len))
+        else:
+            options["--gpu-memory-utilization"] = str(engine.gpu_memory)
+            if self._settings.take_turns:
+                flags.append("--enable-sleep-mode")
+        if kv_cache:
+            options["--kv-cache-memory-bytes"] = str(kv_cache)
+        ours = {*options, *flags, "--lora-target-modules", "--host", "--port", "--api-key"}
+        ours |= {"--tokenizer", "--chat-template", "--trust-remote-code", "--max-logprobs"}
+        if taken := sorted({arg.partition("=")[0] for arg in engine.args} & ours):
+            raise ConfigError(
+                f"[engine] args: got {taken}, which this server sets itself, so that what is "
+                "recorded is what was sampled; leave them out, or use the settings of [engine]."
+            )
+        argv = [str(engine.python), "-m", "vllm.entrypoints.openai.api_server"]
+        argv += [part for pair in options.items() for part in pair] + flags
+        return [*argv, "--lora-target-modules", *self._targets, *engine.args]
 
     async def start(self) -> None:
         """Start it. Raises ConfigError, see `command`."""
@@ -160,9 +196,9 @@ class VllmProcess:
             "DO_NOT_TRACK": "1",
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",  # longer than our client keeps a connection
         }
-        if self._sleeps:  # its routes for sleeping are there in this mode alone
+        if self._settings.take_turns:  # its routes for sleeping are there in this mode alone
             env["VLLM_SERVER_DEV_MODE"] = "1"
-        if self._local:
+        if Path(self._settings.model).is_dir():
             env["HF_HUB_OFFLINE"] = "1"
         if self._on_cpu:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
@@ -193,52 +229,3 @@ def root_causes(log: str) -> list[str]:
         else:
             told = 0
     return list(dict.fromkeys("\n".join(lines) for lines in found))
-
-
-def _command(
-    settings: Settings,
-    engine: EngineSettings,
-    info: ModelInfo,
-    socket: Path,
-    targets: list[str],
-    max_rank: int,
-) -> list[str]:
-    options = {
-        "--model": settings.model,
-        "--served-model-name": BASE,
-        "--uds": str(socket),
-        "--dtype": info.dtype,
-        "--max-model-len": str(info.max_model_len),
-        "--max-num-seqs": str(engine.max_batch),
-        # Of a model's own generation_config, top_k and the like would apply unasked.
-        "--generation-config": "vllm",
-        "--logprobs-mode": "processed_logprobs",
-        "--structured-outputs-config": '{"backend": "guidance"}',
-        "--max-loras": str(engine.max_loras),
-        # One that is pushed out is read from its folder again, which is there while it is loaded.
-        "--max-cpu-loras": str(max(32, engine.max_loras)),
-        "--max-lora-rank": str(max_rank),
-    }
-    flags = ["--enable-lora", "--disable-uvicorn-access-log"]
-    kv_cache = engine.kv_cache_bytes
-    if info.device == "cpu":
-        kv_cache = kv_cache or _CPU_KV_CACHE_BYTES
-        # There, a seeded call whose prompt is computed in pieces ends the engine (vLLM 0.32).
-        flags += ["--no-enable-chunked-prefill", "--enforce-eager"]
-        options["--max-num-batched-tokens"] = str(max(16384, info.max_model_len))
-    else:
-        options["--gpu-memory-utilization"] = str(engine.gpu_memory)
-        if settings.take_turns:
-            flags.append("--enable-sleep-mode")
-    if kv_cache:
-        options["--kv-cache-memory-bytes"] = str(kv_cache)
-    ours = {*options, *flags, "--lora-target-modules", "--host", "--port", "--api-key"}
-    ours |= {"--tokenizer", "--chat-template", "--trust-remote-code", "--max-logprobs"}
-    if taken := sorted({arg.partition("=")[0] for arg in engine.args} & ours):
-        raise ConfigError(
-            f"[engine] args: got {taken}, which this server sets itself, so that what is recorded "
-            "is what was sampled; leave them out, or use the settings of [engine]."
-        )
-    argv = [str(engine.python), "-m", "vllm.entrypoints.openai.api_server"]
-    argv += [part for pair in options.items() for part in pair] + flags
-    return [*argv, "--lora-target-modules", *targets, *engine.args]
