@@ -20,11 +20,11 @@ from examples.email_search.agent import SYSTEM_PROMPT, TOOLS
 from examples.email_search.inbox import generate
 from examples.email_search.train import MAX_TOKENS
 from langchain_art.wire import LoraConfig, TrainConfig
-from langchain_art_server.algorithms.samples import Row
+from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import ChatRequest, LearnerStep, Sampling
-from langchain_art_server.backends.peft_engine import PeftEngine
-from tests.conformance.families import VllmSamples, on_vllm, row_of
-from tests.vllm_engine import wide_model
+from langchain_art_server.backends.peft.engine import PeftEngine
+from tests.support.families import VllmSamples, on_vllm, row_of
+from tests.support.vllm_engine import wide_model
 
 QUESTIONS, STEPS, POLICY = 256, 2, "policy@1"
 

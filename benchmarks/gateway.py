@@ -32,10 +32,10 @@ import httpx
 
 from benchmarks.gateways.bare import drive, make_model
 from benchmarks.gateways.exchange import messages
-from langchain_art_server.backends.transformers_sampler import TransformersSampler
+from langchain_art_server.backends.embedded.sampler import TransformersSampler
 from langchain_art_server.config import Settings
-from tests.environments import environment
-from tests.live_server import LiveServer, free_port
+from tests.support.environments import environment
+from tests.support.live_server import LiveServer, free_port
 
 CALLERS, SECONDS, ROUNDS = 64, 4.0, 5
 #: Of `over_engine`: calls of each caller in a round, tokens of a reply at most.

@@ -33,8 +33,8 @@ from benchmarks.judging.simulated import Faults, SimulatedJudge
 from benchmarks.judging.workload import RUNS, TOOLS, Case, case
 from benchmarks.learning.children import ART
 from langchain_art import RulerEvaluator
-from langchain_art.evaluators.judges import Spent
-from tests.environments import environment
+from langchain_art.evaluators.ruler.judge_model import Spent
+from tests.support.environments import environment
 
 CASES = 120
 #: Of the faults beside the main ones.

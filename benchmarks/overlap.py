@@ -32,8 +32,8 @@ from examples.email_search.agent import MAX_MODEL_CALLS, SYSTEM_PROMPT, TOOLS, C
 from examples.email_search.inbox import Inbox, MailStore, Scenario, build
 from examples.email_search.train import BASE_MODEL, MAX_TOKENS, POLICY
 from langchain_art import ChatART, Run, TrainConfig, Trainer, capture
-from langchain_art.local_server import LocalServer
-from langchain_art.records import FitResult
+from langchain_art.client.local_server import LocalServer
+from langchain_art.training.results import FitResult
 
 SEEDS, STEPS, GROUPS, SIZE, HELD_OUT = 5, 12, 8, 8, 100
 AHEAD = 2

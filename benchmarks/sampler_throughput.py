@@ -14,11 +14,11 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from langchain_art_server.backends.base import Sampling
-from langchain_art_server.backends.decoding import Engine, Job
-from langchain_art_server.backends.lora import AdapterBank
-from langchain_art_server.backends.model_runner import make_runner
-from langchain_art_server.backends.prefix_cache import PrefixCache
-from langchain_art_server.backends.token_choice import Draw
+from langchain_art_server.backends.embedded.model_runner import make_runner
+from langchain_art_server.backends.embedded.multi_lora import AdapterBank
+from langchain_art_server.backends.embedded.prefix_cache import PrefixCache
+from langchain_art_server.backends.embedded.scheduler import Engine, Job
+from langchain_art_server.backends.embedded.token_sampler import Draw
 
 PROMPT, SHARED, DRAWN, VOCAB = 300, 280, 20, 512
 ROWS = (1, 8, 32, 64, 128)

@@ -30,12 +30,12 @@ from typing import Any
 import httpx
 import peft  # for the size of what is collected  # noqa: F401
 
-from langchain_art.local_server import LocalServer
-from langchain_art_server.backends.model_loading import load_outline
-from langchain_art_server.backends.vllm_adapters import Shelf
-from langchain_art_server.backends.vllm_process import VllmProcess
+from langchain_art.client.local_server import LocalServer
+from langchain_art_server.backends.models.loading import load_outline
+from langchain_art_server.backends.vllm.adapter_copies import Shelf
+from langchain_art_server.backends.vllm.process import VllmProcess
 from langchain_art_server.config import Settings
-from tests.vllm_engine import engine, engine_toml, wide_model
+from tests.support.vllm_engine import engine, engine_toml, wide_model
 
 SWAPS, RUNS = 20, 8
 COLLECTIONS, PAUSE = 6, 0.5

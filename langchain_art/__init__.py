@@ -9,33 +9,33 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from langchain_art._version import __version__
+
 if TYPE_CHECKING:
-    from langchain_art.async_client import AsyncArtClient
-    from langchain_art.capturing import CaptureHandler, Run, capture
-    from langchain_art.chat_models import ChatART
-    from langchain_art.client import ArtClient
-    from langchain_art.evaluators.ruler import RulerEvaluator, ruler_score_group
-    from langchain_art.gathering import gather
-    from langchain_art.training import Trainer
+    from langchain_art.chat_models.chat_art import ChatART
+    from langchain_art.client.async_client import AsyncArtClient
+    from langchain_art.client.sync_client import ArtClient
+    from langchain_art.evaluators.ruler.evaluator import RulerEvaluator, ruler_score_group
+    from langchain_art.rollout.gather import gather
+    from langchain_art.tracing.handler import CaptureHandler, Run, capture
+    from langchain_art.training.trainer import Trainer
     from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup, Turn
 
-__version__ = "0.1.0"
-
 _HOME = {
-    "ArtClient": "client",
-    "AsyncArtClient": "async_client",
-    "CaptureHandler": "capturing",
+    "ArtClient": "client.sync_client",
+    "AsyncArtClient": "client.async_client",
+    "CaptureHandler": "tracing.handler",
     "ChatART": "chat_models",
-    "RulerEvaluator": "evaluators.ruler",
-    "Run": "capturing",
+    "RulerEvaluator": "evaluators.ruler.evaluator",
+    "Run": "tracing.run",
     "TrainConfig": "wire",
-    "Trainer": "training",
+    "Trainer": "training.trainer",
     "Trajectory": "wire",
     "TrajectoryGroup": "wire",
     "Turn": "wire",
-    "capture": "capturing",
-    "gather": "gathering",
-    "ruler_score_group": "evaluators.ruler",
+    "capture": "tracing.handler",
+    "gather": "rollout.gather",
+    "ruler_score_group": "evaluators.ruler.evaluator",
 }
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "Trajectory",
     "TrajectoryGroup",
     "Turn",
+    "__version__",
     "capture",
     "gather",
     "ruler_score_group",

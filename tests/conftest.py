@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.live_server import FaultyServer, LiveServer, RuleServer
-from tests.postgres import Postgres, programs
+from tests.support.live_server import FaultyServer, LiveServer, RuleServer
+from tests.support.postgres import Postgres, programs
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +21,7 @@ def art_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]
 
 @pytest.fixture(scope="session")
 def rule_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RuleServer]:
-    """One server whose model follows rules (`tests.rule_model`): it says what a test scripts."""
+    """One server whose model follows rules (`tests.support.rule_model`): it says a script."""
     server = RuleServer(tmp_path_factory.mktemp("rules") / "data")
     server.start()
     yield server

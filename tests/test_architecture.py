@@ -65,7 +65,7 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_the_server_app_loads_no_engine_and_no_framework() -> None:
-    loaded = loaded_by("import langchain_art_server.app")
+    loaded = loaded_by("import langchain_art_server.gateway.app")
     assert loaded.isdisjoint({"torch", "transformers", "peft", "langchain_core", "langgraph"})
 
 

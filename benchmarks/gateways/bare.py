@@ -11,8 +11,8 @@ import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from langchain_art_server.backends.base import ChatReply, ChatRequest, Sampling
-from langchain_art_server.backends.transformers_sampler import TransformersSampler
-from tests.live_server import BASE_MODEL
+from langchain_art_server.backends.embedded.sampler import TransformersSampler
+from tests.support.live_server import BASE_MODEL
 
 
 def make_model(folder: Path) -> Path:

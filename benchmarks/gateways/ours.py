@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.gateways.exchange import sampled
 from langchain_art.wire import LoraConfig
 from langchain_art_server import __main__ as door
-from langchain_art_server.algorithms.samples import Row
+from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import (
     ChatReply,
     Demonstration,
@@ -22,11 +22,11 @@ from langchain_art_server.backends.base import (
     ModelInfo,
     TokenTurn,
 )
-from langchain_art_server.backends.channel import Channel
-from langchain_art_server.backends.reply_frame import pack_reply
-from langchain_art_server.backends.transformers_sampler import TransformersSampler
+from langchain_art_server.backends.embedded.sampler import TransformersSampler
+from langchain_art_server.backends.ipc.channel import Channel
+from langchain_art_server.backends.ipc.reply_codec import pack_reply
 from langchain_art_server.config import Settings
-from langchain_art_server.service import Service
+from langchain_art_server.gateway.service import Service
 
 INFO = ModelInfo("stub", "stub", 0, "cpu", "float32", 32768, 151_936)
 

@@ -41,10 +41,10 @@ from benchmarks.gpu.shapes import SHAPES, random_model, step_flops
 from benchmarks.learning import memory
 from benchmarks.learning.methods import LORA, Method, as_it_is, distance, packed
 from benchmarks.learning.workloads import WORKLOADS, Workload
-from langchain_art_server.algorithms.forest import grow
-from langchain_art_server.algorithms.samples import Row
-from langchain_art_server.backends import peft_engine
-from langchain_art_server.backends.peft_engine import PeftEngine
+from langchain_art_server.algorithms.sequences.prefix_forest import grow
+from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.peft import engine as peft_engine
+from langchain_art_server.backends.peft.engine import PeftEngine
 
 OUT = Path("out/bench/gpu")
 GROUP = 8

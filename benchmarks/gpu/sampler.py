@@ -36,13 +36,13 @@ from benchmarks.gap import drawn
 from benchmarks.gpu.learner import OUT, hardware
 from benchmarks.gpu.shapes import SHAPES, random_model
 from benchmarks.learning.methods import LORA
-from langchain_art_server.backends.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from langchain_art_server.backends.base import ChatReply, ChatRequest, Sampling
-from langchain_art_server.backends.peft_engine import PeftEngine
-from langchain_art_server.backends.vllm_sampler import VllmSampler
+from langchain_art_server.backends.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.vllm.sampler import VllmSampler
 from langchain_art_server.config import Settings
-from tests.conformance.families import row_of
-from tests.conformance.tiny_models import tokenizer
+from tests.support.families import row_of
+from tests.support.tiny_models import tokenizer
 
 console = Console()
 

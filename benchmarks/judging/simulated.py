@@ -23,7 +23,7 @@ from typing import Any
 import tiktoken
 
 from benchmarks.judging.workload import Evidence
-from tests.json_server import JsonServer
+from tests.support.json_server import JsonServer
 
 EXPLANATION = (
     "It answers the question, and the mail that it relies on bears the answer out, but it takes "

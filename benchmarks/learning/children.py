@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 from benchmarks.learning.methods import Gradient
 from benchmarks.learning.workloads import VOCAB, Workload
-from langchain_art_server.algorithms.samples import Row, rows_of_run
-from langchain_art_server.backends.peft_engine import PeftEngine
-from tests.environments import environment
+from langchain_art_server.algorithms.sequences.training_rows import Row, rows_of_run
+from langchain_art_server.backends.peft.engine import PeftEngine
+from tests.support.environments import environment
 
 HERE = Path(__file__).parent
 #: What each asks for, with the torch that we have.

@@ -18,12 +18,18 @@ import torch
 
 from benchmarks.learning.methods import CONFIG, Gradient, distance, make_engine
 from benchmarks.learning.workloads import sixteen_thousand
-from langchain_art_server.algorithms.forest import grow
-from langchain_art_server.algorithms.step_loss import StepLoss
-from langchain_art_server.backends import packer
-from langchain_art_server.backends.peft_engine import PeftEngine
-from langchain_art_server.backends.scoring import Counted, Edges, Scored, Share, visit_terms
-from langchain_art_server.backends.training_batch import step_tokens
+from langchain_art_server.algorithms.loss.step_loss import StepLoss
+from langchain_art_server.algorithms.sequences.prefix_forest import grow
+from langchain_art_server.backends.peft import packer
+from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.logprob_scoring import (
+    Counted,
+    Edges,
+    Scored,
+    Share,
+    visit_terms,
+)
+from langchain_art_server.backends.peft.training_batch import step_tokens
 
 WAYS = ("forest", "one part", "dense")
 

@@ -16,11 +16,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.learning.workloads import VOCAB, Workload
 from langchain_art.wire import LoraConfig, TrainConfig
-from langchain_art_server.algorithms.forest import Forest, Segment
-from langchain_art_server.algorithms.samples import Row
-from langchain_art_server.backends import forest_packing, peft_adapter
-from langchain_art_server.backends.forest_pass import FOREST_ATTENTION
-from langchain_art_server.backends.peft_engine import PeftEngine
+from langchain_art_server.algorithms.sequences.prefix_forest import Forest, Segment
+from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.peft import adapter_io
+from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.forest import packing
+from langchain_art_server.backends.peft.forest.attention_interface import FOREST_ATTENTION
 
 #: The policy gradient and nothing else, so that every method can be told to compute it.
 CONFIG = TrainConfig(importance="off", guard=None, dual_clip=None, max_logprob_gap=None)
@@ -57,7 +58,7 @@ def make_engine() -> PeftEngine:
         for name in sorted(engine.parameters):
             if "lora_B" in name:
                 engine.parameters[name].normal_(std=0.02, generator=generator)
-    peft_adapter.write_adapter(folder, engine._config, engine.parameters)
+    adapter_io.write_adapter(folder, engine._config, engine.parameters)
     return engine
 
 
@@ -103,7 +104,7 @@ def padded(engine: PeftEngine) -> Iterator[None]:
 @contextmanager
 def packed(_engine: PeftEngine) -> Iterator[None]:
     """Rows end to end without padding; each attends to itself alone, by the fused causal kernel."""
-    with mock.patch.object(forest_packing, "grow", apart):
+    with mock.patch.object(packing, "grow", apart):
         yield
 
 

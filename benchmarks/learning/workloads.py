@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from langchain_art_server.algorithms.samples import Row, SampledCall, rows_of_run
+from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
 
 VOCAB = 4096
 

@@ -68,7 +68,7 @@ def read_runs(page: str) -> dict[str, list[Block]]:
     """The runs in a judge's prompt, by their ids, with the parts that they share put in front.
 
     Raises:
-        ValueError: the page is not written as `langchain_art.evaluators.judge_prompt` writes it.
+        ValueError: the page is not written as `langchain_art.evaluators.ruler.prompt` writes it.
     """
     mark = re.match(r"mark (\w+)\n", page)
     if mark is None:

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from rich.table import Table
 
 from langchain_art.errors import ConfigError
-from langchain_art.judging import Evaluator, judge
+from langchain_art.evaluators.scoring import Evaluator, judge
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
 Pairs: TypeAlias = "Sequence[tuple[float, float]]"

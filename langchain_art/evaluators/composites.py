@@ -17,7 +17,7 @@ from typing import Literal
 from langchain_art.errors import ConfigError, JudgeError
 from langchain_art.evaluators.base import GroupEvaluator, Score
 from langchain_art.evaluators.functions import as_evaluator
-from langchain_art.judging import Evaluator
+from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.wire import TrajectoryGroup
 
 _Said = Sequence[Score | None]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, cast
 
 from langchain_art.errors import ConfigError
-from langchain_art.evaluators import facts
+from langchain_art.evaluators import run_facts
 from langchain_art.evaluators.base import GroupEvaluator, Score
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
@@ -73,11 +73,11 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
         weights: Mapping[str, float] = WEIGHTS,
         accuracy: Accuracy = "exact",
         expected: str | Callable[[Scenario], Any] = "answer",
-        answer: Callable[[Trajectory], Any] = facts.answer,
+        answer: Callable[[Trajectory], Any] = run_facts.answer,
         optimal_steps: int | None = None,
         required_actions: Sequence[str] | None = None,
-        errors: Callable[[Trajectory], float] = facts.errors,
-        seconds: Callable[[Trajectory], float] = facts.seconds,
+        errors: Callable[[Trajectory], float] = run_facts.errors,
+        seconds: Callable[[Trajectory], float] = run_facts.seconds,
         error_penalty: float = 0.1,
         latency_penalty: float = 0.2,
         patience: float = 30.0,
@@ -138,13 +138,13 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
         optimal = self._optimal
         if optimal is None:
             optimal = _required(scenario, "optimal_steps", "efficiency", "optimal_steps=")
-        return efficiency(facts.steps(run), int(optimal))
+        return efficiency(run_facts.steps(run), int(optimal))
 
     def _completeness(self, run: Trajectory, scenario: Scenario) -> float:
         required = self._required
         if required is None:
             required = _required(scenario, "required_actions", "completeness", "required_actions=")
-        return completeness(facts.actions(run), cast("Sequence[str]", required))
+        return completeness(run_facts.actions(run), cast("Sequence[str]", required))
 
     def _satisfaction(self, run: Trajectory, scenario: Scenario) -> float:
         return satisfaction(self._errors(run), self._seconds(run), *self._penalties)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from langchain_art.evaluators.base import GroupEvaluator, Score, own_reward
-from langchain_art.judging import Evaluator, scored
+from langchain_art.evaluators.scoring import Evaluator, scored
 from langchain_art.wire import TrajectoryGroup
 
 

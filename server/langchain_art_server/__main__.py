@@ -17,9 +17,9 @@ from rich.logging import RichHandler
 from uvicorn.loops.auto import auto_loop_factory
 
 from langchain_art.errors import ArtError
-from langchain_art_server.app import create_app
 from langchain_art_server.config import Settings, load_settings
-from langchain_art_server.service import Service
+from langchain_art_server.gateway.app import create_app
+from langchain_art_server.gateway.service import Service
 
 console = Console(stderr=True)
 cli = typer.Typer(add_completion=False)
@@ -27,10 +27,10 @@ cli = typer.Typer(add_completion=False)
 
 def build(settings: Settings) -> Service:
     """A service: vLLM or transformers samples, PEFT or Unsloth learns, as the settings say."""
-    from langchain_art_server.backends.peft_learner import PeftLearner
-    from langchain_art_server.backends.transformers_sampler import TransformersSampler
-    from langchain_art_server.backends.unsloth_learner import UnslothLearner
-    from langchain_art_server.backends.vllm_sampler import VllmSampler
+    from langchain_art_server.backends.embedded.sampler import TransformersSampler
+    from langchain_art_server.backends.peft.learner import PeftLearner
+    from langchain_art_server.backends.unsloth.learner import UnslothLearner
+    from langchain_art_server.backends.vllm.sampler import VllmSampler
 
     sampler = TransformersSampler if settings.engine is None else VllmSampler
     learner = UnslothLearner if settings.learner.kind == "unsloth" else PeftLearner

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.learner_cases import save_models
-from tests.conformance.vllm_sampling import vllm_adapters, vllm_model, vllm_sampler
+from tests.support.learner_cases import save_models
+from tests.support.vllm_sampling import vllm_adapters, vllm_model, vllm_sampler
 
 __all__ = ["vllm_adapters", "vllm_model", "vllm_sampler"]  # fixtures
 

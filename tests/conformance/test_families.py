@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.backends.model_loading import load_outline
-from langchain_art_server.backends.peft_engine import PeftEngine
-from langchain_art_server.backends.vllm_adapters import Shelf
+from langchain_art_server.backends.models.loading import load_outline
+from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.vllm.adapter_copies import Shelf
 from langchain_art_server.config import Settings
-from tests.conformance.families import (
+from tests.support.families import (
     FAMILIES,
     LORA,
     LORAS,
@@ -22,7 +22,7 @@ from tests.conformance.families import (
     page,
     save_family,
 )
-from tests.conformance.tiny_models import LocalSampler, save_adapter
+from tests.support.tiny_models import LocalSampler, save_adapter
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,12 @@ from transformers import AutoModelForCausalLM
 
 from langchain_art.errors import ArtError, ConfigError, InvalidRequest
 from langchain_art.wire import LoraConfig, TrainConfig
-from langchain_art_server.algorithms.samples import Row
+from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft_engine import PeftEngine
-from langchain_art_server.backends.peft_learner import PeftLearner
+from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.config import LearnerSettings, Settings
-from tests.conformance.learner_cases import (
+from tests.support.learner_cases import (
     CONFIGS,
     FILES,
     LENIENT,

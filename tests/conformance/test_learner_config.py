@@ -12,14 +12,14 @@ import pytest
 
 from langchain_art.errors import ArtError
 from langchain_art.wire import TrainConfig
-from langchain_art_server.algorithms.candidates import CandidateCall, CandidateRun
-from langchain_art_server.algorithms.plan import plan
-from langchain_art_server.algorithms.samples import Row, SampledCall, rows_of_run
-from langchain_art_server.backends import sync_probe
+from langchain_art_server.algorithms.credit.batch_plan import plan
+from langchain_art_server.algorithms.credit.candidates import CandidateCall, CandidateRun
+from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft_engine import PeftEngine
-from tests.conformance import tiny_models
-from tests.conformance.learner_cases import (
+from langchain_art_server.backends.peft import gap_diagnosis
+from langchain_art_server.backends.peft.engine import PeftEngine
+from tests.support import tiny_models
+from tests.support.learner_cases import (
     FILES,
     branching_rows,
     contents,
@@ -261,7 +261,7 @@ def test_the_rows_that_are_furthest_off_are_looked_at(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sync_probe, "TOKENS", 40)
+    monkeypatch.setattr(gap_diagnosis, "TOKENS", 40)
     rows = [*sampled(sampler), *sampled(sampler, adapter=None)[:5]]
     with pytest.raises(ArtError, match="did not apply the adapter"):
         try_step(folders, rows, tmp_path)

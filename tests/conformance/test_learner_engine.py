@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from langchain_art.errors import ArtError, ConfigError, InvalidRequest
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft_engine import PeftEngine
-from langchain_art_server.backends.rows_file import read_rows, write_rows
-from tests.conformance.learner_cases import (
+from langchain_art_server.backends.ipc.step_codec import read_rows, write_rows
+from langchain_art_server.backends.peft.engine import PeftEngine
+from tests.support.learner_cases import (
     FILES,
     LORA,
     branching_rows,

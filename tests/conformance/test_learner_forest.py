@@ -14,16 +14,17 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from langchain_art.wire import TrainConfig
-from langchain_art_server.algorithms.forest import grow
-from langchain_art_server.algorithms.forest_parts import split
-from langchain_art_server.algorithms.samples import Row
-from langchain_art_server.backends import forest_flex, packer, scoring
-from langchain_art_server.backends.forest_attention import Tiles, plan_tiles
-from langchain_art_server.backends.forest_check import use_forest
-from langchain_art_server.backends.peft_engine import PeftEngine
-from langchain_art_server.backends.peft_forward import load_base
-from langchain_art_server.backends.scoring import Counted, Scorer
-from tests.conformance.learner_cases import (
+from langchain_art_server.algorithms.sequences.forest_parts import split
+from langchain_art_server.algorithms.sequences.prefix_forest import grow
+from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.peft import logprob_scoring, packer
+from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.forest import attention_flex
+from langchain_art_server.backends.peft.forest.attention_tiles import Tiles, plan_tiles
+from langchain_art_server.backends.peft.forest.support_check import use_forest
+from langchain_art_server.backends.peft.logprob_scoring import Counted, Scorer
+from langchain_art_server.backends.peft.padded_rows import load_base
+from tests.support.learner_cases import (
     SHAPE,
     branching_rows,
     contents,
@@ -79,7 +80,7 @@ def test_logits_in_chunks_change_nothing(
 ) -> None:
     rows, gradients = branching_rows(10), []
     for elements in (1 << 24, 64 * 3):
-        monkeypatch.setattr(scoring, "CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr(logprob_scoring, "CHUNK_ELEMENTS", elements)
         engine = PeftEngine(tiny)
         engine._hold(shake(fresh(engine, folder(tmp_path, f"of{elements}"))))
         seen: list[int] = []
@@ -237,7 +238,7 @@ def test_flex_attention_equals_the_tiles(seed: int) -> None:
         layer = (k[0][:, above], v[0][:, above]) if len(above) else None
         plans = (
             plan_tiles(part.tokens_P, part.above_E, forest.exit_N, torch.float32),
-            forest_flex.Blocks(part.tokens_P, part.above_E, forest.exit_N, torch.device("cpu")),
+            attention_flex.Blocks(part.tokens_P, part.above_E, forest.exit_N, torch.device("cpu")),
         )
         with torch.no_grad():
             outs = [p.attend(q[:, :, own], k[:, :, own], v[:, :, own], layer, 0.25) for p in plans]
@@ -248,12 +249,12 @@ def test_flex_attention_equals_the_tiles(seed: int) -> None:
 def test_flex_blocks_hold_all_pairs_and_whole_ones_no_others(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forest_flex, "BLOCK", 16)
+    monkeypatch.setattr(attention_flex, "BLOCK", 16)
     forest = grow(long_rows(seed))
     whole = 0
     for part in split(forest, 500):
         keys = np.concatenate([part.above_E, part.tokens_P])
-        some, every = forest_flex._blocks(part.tokens_P, keys, forest.exit_N[keys])
+        some, every = attention_flex._blocks(part.tokens_P, keys, forest.exit_N[keys])
         q = part.tokens_P[:, None]
         pairs = (keys <= q) & (q < forest.exit_N[keys])
         for i in range(some.shape[0]):

@@ -15,14 +15,14 @@ from transformers import AutoModelForCausalLM
 from transformers.models.qwen3 import modeling_qwen3
 
 from langchain_art.wire import TrainConfig
-from langchain_art_server.algorithms.samples import Row
-from langchain_art_server.backends import forest_attention
-from langchain_art_server.backends.forest_check import has_plain_head
-from langchain_art_server.backends.peft_engine import PeftEngine
-from langchain_art_server.backends.peft_forward import load_base
-from langchain_art_server.backends.scoring import Scorer
-from langchain_art_server.backends.training_batch import TrainingBatch
-from tests.conformance.learner_cases import (
+from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.forest import attention_tiles
+from langchain_art_server.backends.peft.forest.support_check import has_plain_head
+from langchain_art_server.backends.peft.logprob_scoring import Scorer
+from langchain_art_server.backends.peft.padded_rows import load_base
+from langchain_art_server.backends.peft.training_batch import TrainingBatch
+from tests.support.learner_cases import (
     CONFIGS,
     branching_rows,
     fresh,
@@ -214,7 +214,7 @@ def test_any_forest_gives_the_gradient_of_its_rows(
     rows = [row for row in rows if any(row.mask)]
     config = TrainConfig(importance="off", guard=None, dual_clip=None, loss=loss)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forest_attention, "BLOCK", block)
+        patch.setattr(attention_tiles, "BLOCK", block)
         patch.setattr(engine.packer, "token_cost", token_cost)
         batch = second_update(
             engine, rows, config.model_copy(update={"tokens_per_microbatch": budget})

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import TrainConfig
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.ddp_engine import rank_devices
-from langchain_art_server.backends.peft_engine import PeftEngine
-from langchain_art_server.backends.peft_learner import PeftLearner
+from langchain_art_server.backends.peft.distributed.ddp_engine import rank_devices
+from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.config import LearnerSettings, Settings
-from tests.conformance.learner_cases import (
+from tests.support.learner_cases import (
     FILES,
     LENIENT,
     LORA,

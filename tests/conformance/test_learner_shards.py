@@ -17,13 +17,20 @@ import pytest
 
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import LoraConfig, TrainConfig
-from langchain_art_server.algorithms.samples import Row
+from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.ddp_ranks import LOST
-from langchain_art_server.backends.peft_engine import PeftEngine
-from langchain_art_server.backends.sharding import decoder_layers
+from langchain_art_server.backends.peft.distributed.fsdp import decoder_layers
+from langchain_art_server.backends.peft.distributed.process_group import LOST
+from langchain_art_server.backends.peft.engine import PeftEngine
 from langchain_art_server.config import load_settings
-from tests.conformance.learner_cases import (
+from tests.conformance.test_learner_ranks import (
+    check_twenty_steps,
+    distance,
+    ignore,
+    others,
+    ranked,
+)
+from tests.support.learner_cases import (
     FILES,
     LENIENT,
     VOCAB,
@@ -33,13 +40,6 @@ from tests.conformance.learner_cases import (
     quiet,
     shake,
     take,
-)
-from tests.conformance.test_learner_ranks import (
-    check_twenty_steps,
-    distance,
-    ignore,
-    others,
-    ranked,
 )
 
 #: Nothing below the second layer learns: gradients end there.
@@ -141,7 +141,7 @@ def test_a_shard_is_half_of_the_layers_and_its_layers_may_be_computed_twice(
     engine, rows = PeftEngine(tiny), make_rows(12)
     start, expected = shake(fresh(engine, tmp_path)), folder(tmp_path, "expected")
     outs = [folder(tmp_path, f"rank{rank}") for rank in range(2)]
-    argv = [sys.executable, "-m", "tests.conformance.shard_rank"]
+    argv = [sys.executable, "-m", "tests.support.shard_rank"]
     where = [str(tmp_path / "meeting"), tiny, str(start)]
     ranks = [
         subprocess.Popen([*argv, str(rank), *where, str(out)], stdout=subprocess.PIPE)

@@ -10,10 +10,11 @@ from safetensors.torch import load_file
 from langchain_art.errors import ConfigError, InvalidRequest
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft_engine import PeftEngine
-from langchain_art_server.backends.unsloth_learner import UnslothLearner
+from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.unsloth.learner import UnslothLearner
 from langchain_art_server.config import LearnerSettings, Settings, load_settings
-from tests.conformance.learner_cases import (
+from tests.support.environments import environment
+from tests.support.learner_cases import (
     FILES,
     LENIENT,
     LORA,
@@ -24,9 +25,8 @@ from tests.conformance.learner_cases import (
     make_rows,
     quiet,
 )
-from tests.conformance.tiny_models import save_model
-from tests.environments import environment
-from tests.live_server import REPO
+from tests.support.live_server import REPO
+from tests.support.tiny_models import save_model
 
 #: Largest difference of a weight after five steps: other releases of torch's callers, same numbers.
 TOLERANCE = 1e-5

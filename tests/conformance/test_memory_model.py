@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from langchain_art.memory_model import (
+from langchain_art.diagnostics.memory_estimate import (
     CPU_HEAP,
     LOGIT_BYTES,
     Shape,
@@ -22,8 +22,8 @@ from langchain_art.memory_model import (
     sampler_bytes,
     token_bytes,
 )
-from langchain_art_server.algorithms.loss import CHUNK_ELEMENTS
-from tests.live_server import REPO
+from langchain_art_server.algorithms.loss.token_losses import CHUNK_ELEMENTS
+from tests.support.live_server import REPO
 
 #: Measurement over prediction, peak of the process less what it was before the model was loaded.
 NEAR = (0.8, 1.25)
@@ -36,9 +36,9 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from langchain_art.wire import LoraConfig, TrainConfig
-from langchain_art_server.algorithms.samples import Row
+from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft_engine import PeftEngine
+from langchain_art_server.backends.peft.engine import PeftEngine
 
 folder, dtype, length, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 

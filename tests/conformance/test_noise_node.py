@@ -18,11 +18,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from langchain_art.wire import TrainConfig, TrainRequest, Trajectory, Turn
-from langchain_art_server.algorithms.samples import Row
-from langchain_art_server.backends.peft_engine import PeftEngine
-from langchain_art_server.batch import Batch
-from tests.conformance.learner_cases import fresh, quiet, shake
-from tests.unit_tests.call_records import record
+from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.jobs.batch_builder import Batch
+from tests.support.call_records import record
+from tests.support.learner_cases import fresh, quiet, shake
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "credit.md"
 GROUPS, RUNS, TOKENS = 8, 8, 6

@@ -11,7 +11,7 @@ from langchain_art.errors import (
     ArtError,
     UnknownModel,
 )
-from tests.conformance.tiny_models import (
+from tests.support.tiny_models import (
     KINDS,
     LocalSampler,
     ask,
@@ -161,7 +161,7 @@ def test_a_full_prefix_cache_forgets_the_oldest(model: Path) -> None:
 
 
 def test_long_prompts_are_computed_in_pieces(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("langchain_art_server.backends.decoding.PREFILL_TOKENS", 32)
+    monkeypatch.setattr("langchain_art_server.backends.embedded.scheduler.PREFILL_TOKENS", 32)
     sampler = LocalSampler(model)
     first = sampler.send(ask("mail", seed=1, max_tokens=30))
     sampler.turn()

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from langchain_art.errors import ConfigError
-from tests.conformance.tiny_models import LocalSampler, ask, save_adapter, save_model
+from tests.support.tiny_models import LocalSampler, ask, save_adapter, save_model
 
 Q = "base_model.model.model.layers.1.self_attn.q_proj"
 

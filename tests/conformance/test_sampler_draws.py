@@ -15,7 +15,7 @@ from langchain_art.errors import (
     PromptTooLong,
 )
 from langchain_art_server.backends.base import Sampling
-from tests.conformance.tiny_models import (
+from tests.support.tiny_models import (
     WORST,
     LocalSampler,
     ask,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from langchain_art.errors import InvalidRequest
-from tests.conformance.tiny_models import CLOCK, WEATHER, LocalSampler, ask, save_model
+from tests.support.tiny_models import CLOCK, WEATHER, LocalSampler, ask, save_model
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ import pytest
 
 from langchain_art.errors import ConfigError, EngineUnavailable, InvalidRequest, UnknownModel
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest
-from langchain_art_server.backends.transformers_sampler import TransformersSampler
-from langchain_art_server.backends.worker import WorkerDied
+from langchain_art_server.backends.embedded.sampler import TransformersSampler
+from langchain_art_server.backends.ipc.worker import WorkerDied
 from langchain_art_server.config import Settings
-from tests.conformance.tiny_models import (
+from tests.support.tiny_models import (
     ask,
     check_logprobs,
     load_plain,

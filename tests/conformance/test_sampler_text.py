@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from langchain_art_server.backends.base import ChatReply, ChatRequest
-from langchain_art_server.backends.token_choice import Chosen
-from langchain_art_server.backends.worker import Call
-from tests.conformance.tiny_models import CLOCK, WEATHER, LocalSampler, ask, save_model, tokenizer
+from langchain_art_server.backends.embedded.token_sampler import Chosen
+from langchain_art_server.backends.ipc.worker import Call
+from tests.support.tiny_models import CLOCK, WEATHER, LocalSampler, ask, save_model, tokenizer
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
 
@@ -46,7 +46,7 @@ def say(monkeypatch: pytest.MonkeyPatch) -> Say:
                     tokens.append(scripts[draw.sampling.seed or 0][draw.said])
                 return Chosen(tokens, [-1.0] * len(tokens), torch.tensor(tokens))
 
-        monkeypatch.setattr("langchain_art_server.backends.decoding.Chooser", Scripted)
+        monkeypatch.setattr("langchain_art_server.backends.embedded.scheduler.Chooser", Scripted)
 
     return patch
 

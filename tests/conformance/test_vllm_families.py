@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from langchain_art.errors import ArtError
-from langchain_art_server.backends.peft_engine import PeftEngine
-from langchain_art_server.backends.vllm_process import root_causes
-from tests.conformance.families import (
+from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.vllm.process import root_causes
+from tests.support.families import (
     FAMILIES,
     LORA,
     LORAS,

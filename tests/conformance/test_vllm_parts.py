@@ -19,16 +19,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.backends import vllm_adapters, vllm_guard
-from langchain_art_server.backends.chat_format import ChatFormat
-from langchain_art_server.backends.model_loading import load_model, load_outline
-from langchain_art_server.backends.tool_calls import FORMATS
-from langchain_art_server.backends.vllm_adapters import Shelf
-from langchain_art_server.backends.vllm_client import events
-from langchain_art_server.backends.vllm_process import VllmProcess, root_causes
+from langchain_art_server.backends.chat.chat_template import ChatFormat
+from langchain_art_server.backends.chat.tool_parser import FORMATS
+from langchain_art_server.backends.models.loading import load_model, load_outline
+from langchain_art_server.backends.vllm import adapter_copies, process_guard
+from langchain_art_server.backends.vllm.adapter_copies import Shelf
+from langchain_art_server.backends.vllm.client import events
+from langchain_art_server.backends.vllm.process import VllmProcess, root_causes
 from langchain_art_server.config import EngineSettings, Settings, load_settings
-from tests.conformance.tiny_models import KINDS, save_adapter, save_model
-from tests.vllm_engine import gone
+from tests.support.tiny_models import KINDS, save_adapter, save_model
+from tests.support.vllm_engine import gone
 
 #: A program that starts one child in its own group, and one that leaves it; with shared memory.
 FAMILY = """
@@ -95,7 +95,7 @@ def test_the_first_cause_of_an_end_is_told_first() -> None:
 
 def family(folder: Path, seconds: float) -> list[str]:
     (folder / "inner").mkdir()
-    argv = [sys.executable, "-I", str(vllm_guard.__file__), str(folder / "inner")]
+    argv = [sys.executable, "-I", str(process_guard.__file__), str(folder / "inner")]
     return [*argv, sys.executable, "-c", FAMILY.format(seconds=seconds), str(folder / "pids")]
 
 
@@ -224,8 +224,8 @@ def test_copies_go_to_disk_where_shared_memory_has_no_room(
     model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     outline = load_outline(Settings.model_validate({"model": str(model)}))
-    monkeypatch.setattr(vllm_adapters.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(vllm_adapters, "_EXPECTED", 1 << 50)
+    monkeypatch.setattr(adapter_copies.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(adapter_copies, "_EXPECTED", 1 << 50)
     assert Shelf(outline.model, 4, "float32").folder.parent == tmp_path
 
 

@@ -23,9 +23,9 @@ from langchain_art.errors import (
     UnknownModel,
 )
 from langchain_art_server.backends.base import ChatDelta, ChatRequest
-from langchain_art_server.backends.vllm_sampler import VllmSampler
-from langchain_art_server.backends.worker import WorkerDied
-from tests.conformance.tiny_models import (
+from langchain_art_server.backends.ipc.worker import WorkerDied
+from langchain_art_server.backends.vllm.sampler import VllmSampler
+from tests.support.tiny_models import (
     CLOCK,
     WEATHER,
     LocalSampler,
@@ -35,8 +35,8 @@ from tests.conformance.tiny_models import (
     save_adapter,
     with_adapter,
 )
-from tests.conformance.vllm_sampling import chat, pid_of
-from tests.vllm_engine import alive, children, command, gone, guard_of, vllm_of
+from tests.support.vllm_engine import alive, children, command, gone, guard_of, vllm_of
+from tests.support.vllm_sampling import chat, pid_of
 
 pytestmark = [
     pytest.mark.vllm,

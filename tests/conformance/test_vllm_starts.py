@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from langchain_art.errors import ConfigError, EngineUnavailable
-from langchain_art_server.backends.vllm_sampler import VllmSampler
+from langchain_art_server.backends.vllm.sampler import VllmSampler
 from langchain_art_server.config import Settings
-from tests.vllm_engine import empty_shelves, engine
+from tests.support.vllm_engine import empty_shelves, engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

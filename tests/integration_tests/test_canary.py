@@ -10,9 +10,11 @@ from collections.abc import Iterator
 import pytest
 from typer.testing import CliRunner
 
-from langchain_art import ArtClient, canary, cli
-from langchain_art.canary import POLICY, run_canary
-from langchain_art.canary_checks import (
+from langchain_art import ArtClient
+from langchain_art.cli import main
+from langchain_art.diagnostics import canary
+from langchain_art.diagnostics.canary import POLICY, run_canary
+from langchain_art.diagnostics.canary_checks import (
     ADVICE,
     GAP,
     GAP_IN_HALF,
@@ -24,7 +26,7 @@ from langchain_art.canary_checks import (
     surprise,
 )
 from langchain_art.errors import ConfigError, ServerUnreachable
-from tests.live_server import BASE_MODEL, REPO, FaultyServer
+from tests.support.live_server import BASE_MODEL, REPO, FaultyServer
 
 CHECKS = [
     "captured",
@@ -105,12 +107,12 @@ def test_what_is_not_recorded_is_noticed(server: FaultyServer) -> None:
 
 def test_the_command_prints_and_ends_with_its_verdict(server: FaultyServer) -> None:
     command = ["canary", "--base-url", server.base_url, "--steps", "4"]
-    good = CliRunner().invoke(cli.app, [*command, "--json"])
+    good = CliRunner().invoke(main.app, [*command, "--json"])
     report = json.loads(good.stdout)
     assert good.exit_code == (0 if report["passed"] else 1)
     assert {check["name"] for check in report["checks"]} == set(CHECKS)
     server.fault("shifted")
-    bad = CliRunner().invoke(cli.app, command, env={"COLUMNS": "200"})
+    bad = CliRunner().invoke(main.app, command, env={"COLUMNS": "200"})
     assert bad.exit_code == 1
     assert "do not train on this server yet" in bad.stdout
     assert "shifted by one" in " ".join(bad.stdout.split())
@@ -120,14 +122,14 @@ def test_the_command_prints_and_ends_with_its_verdict(server: FaultyServer) -> N
 @pytest.mark.slow
 def test_the_command_starts_a_server_of_its_own_with_the_key_that_is_set() -> None:
     env = {"ART_API_KEY": "a-key-of-this-test-alone"}
-    done = CliRunner().invoke(cli.app, ["canary", "--model", str(BASE_MODEL), "--json"], env=env)
+    done = CliRunner().invoke(main.app, ["canary", "--model", str(BASE_MODEL), "--json"], env=env)
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["passed"] is True
 
 
 def test_senseless_options_are_refused(server: FaultyServer) -> None:
     both = ["canary", "--model", "m", "--base-url", server.base_url]
-    assert isinstance(CliRunner().invoke(cli.app, both).exception, ConfigError)
+    assert isinstance(CliRunner().invoke(main.app, both).exception, ConfigError)
     with pytest.raises(ConfigError, match="steps=1"):
         run_canary(server.base_url, steps=1)
     with (

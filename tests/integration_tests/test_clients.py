@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests.environments import environment, node_modules
-from tests.live_server import REPO, RuleServer
+from tests.support.environments import environment, node_modules
+from tests.support.live_server import REPO, RuleServer
 
-CLIENTS = REPO / "tests" / "clients"
-#: What every client must have got (see tests/clients/README.md).
+CLIENTS = REPO / "tests" / "support" / "clients"
+#: What every client must have got (see tests/support/clients/README.md).
 EXPECTED = {
     "tools": ["add", {"a": 2, "b": 3}, "The sum is 5.", True],
     "schema": {"name": "Bob", "age": 7},

@@ -18,7 +18,7 @@ import pytest
 from examples.email_search.inbox import MailStore, build
 from examples.email_search.train import make_rollout
 from langchain_art import ChatART, TrainConfig, Trainer
-from tests.live_server import LiveServer
+from tests.support.live_server import LiveServer
 
 KILLS = 10
 

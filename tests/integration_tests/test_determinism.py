@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.integration_tests.test_crashes import engines
-from tests.live_server import LiveServer
+from tests.support.live_server import LiveServer
 
 STEPS = 20
 #: Step -> which process is killed with -9 in it. The engines are the server's children, in order.

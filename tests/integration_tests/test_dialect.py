@@ -13,8 +13,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.live_server import LiveServer, RuleServer
-from tests.rule_model.rules import script
+from tests.support.live_server import LiveServer, RuleServer
+from tests.support.rule_model.rules import script
 
 ASK: list[Any] = [{"role": "user", "content": "When is the falcon review?"}]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.live_server import BASE_MODEL, REPO, free_port
+from tests.support.live_server import BASE_MODEL, REPO, free_port
 
 FILES = ["server/Dockerfile", "server/Dockerfile.cpu"]
 KEY = "a-key-of-at-least-sixteen-characters"

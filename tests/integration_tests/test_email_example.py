@@ -11,7 +11,7 @@ from examples.email_search import build_base_model
 from examples.email_search.inbox import MailStore, build, split_pairs
 from examples.email_search.train import BASE_MODEL, make_rollout, shuffled, summary
 from langchain_art import AsyncArtClient, ChatART, TrainConfig, Trainer, gather
-from tests.live_server import LiveServer
+from tests.support.live_server import LiveServer
 
 
 def mails_of(folder: Path, n_train: int, n_test: int) -> MailStore:

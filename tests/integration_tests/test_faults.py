@@ -1,7 +1,7 @@
 """Deliberate faults through the whole server: each stops the step, and says what it is.
 
-`tests.faulty_server` is the real server with engines that can be led astray. Every test makes a
-policy of its own, and sees that no version of it was published.
+`tests.support.faulty_server` is the real server with engines that can be led astray. Every
+test makes a policy of its own, and sees that no version of it was published.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from langchain_art import ArtClient, ChatART, TrainConfig, Trainer
 from langchain_art.errors import InvalidRequest, JobFailed, RolloutFailed
 from langchain_art.wire import Reward, Trajectory, Turn
-from tests.live_server import FaultyServer
+from tests.support.live_server import FaultyServer
 
 #: Few and large steps: after one of them the adapter is far from the base model.
 BOLD = TrainConfig(learning_rate=1e-2, updates=4, max_logprob_gap=0.02)

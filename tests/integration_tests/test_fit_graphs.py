@@ -16,11 +16,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from langchain_art import ArtClient, ChatART, Trainer, Trajectory, TrajectoryGroup, capture
-from langchain_art.capturing import Run
-from langchain_art.cli import app
+from langchain_art.cli.main import app
 from langchain_art.errors import ArtError, ConfigError, JobFailed
+from langchain_art.tracing.handler import Run
 from langchain_art.wire import LoraConfig
-from tests.live_server import LiveServer
+from tests.support.live_server import LiveServer
 
 QUESTIONS = [{"id": f"q-{i}", "input": f"Say {i}"} for i in range(4)]
 
@@ -132,7 +132,7 @@ async def test_another_choice_in_a_resumed_fit_is_said_and_spares_the_pending_st
         async def crash(*_: Any, **__: Any) -> Any:
             raise Crash
 
-        patch.setattr("langchain_art.async_client.AsyncArtClient.wait", crash)
+        patch.setattr("langchain_art.client.async_client.AsyncArtClient.wait", crash)
         with pytest.raises(Crash):
             await trainer_of(art_server, tmp_path, policy, train={"critic": False}).fit(
                 graph, QUESTIONS, steps=1
@@ -184,7 +184,7 @@ async def test_a_crash_between_two_policies_trains_each_once(
     graph = two_nodes(model_of(art_server, writer), model_of(art_server, critic))
     orders: list[str] = []
     with monkeypatch.context() as patch:
-        from langchain_art.async_client import AsyncArtClient
+        from langchain_art.client.async_client import AsyncArtClient
 
         order = AsyncArtClient.train
 
@@ -220,7 +220,7 @@ async def test_a_job_that_fails_costs_the_step_for_all_policies(
     graph = two_nodes(model_of(art_server, writer), model_of(art_server, critic))
     trainer = trainer_of(art_server, tmp_path, writer, critic)
     with monkeypatch.context() as patch:
-        from langchain_art.async_client import AsyncArtClient
+        from langchain_art.client.async_client import AsyncArtClient
 
         wait = AsyncArtClient.wait
 

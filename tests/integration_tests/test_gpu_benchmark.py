@@ -17,8 +17,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu.shapes import SHAPES, random_model, step_flops
-from tests.environments import vllm_python
-from tests.live_server import REPO
+from tests.support.environments import vllm_python
+from tests.support.live_server import REPO
 
 torch.set_num_threads(1)
 

@@ -25,7 +25,7 @@ from examples.email_search.train import main, make_rollout, ruler
 from langchain_art import ChatART, RulerEvaluator, TrainConfig, Trainer, TrajectoryGroup, gather
 from langchain_art.evaluators.calibration import calibrate
 from langchain_art.evaluators.functions import own_rewards
-from tests.live_server import LiveServer
+from tests.support.live_server import LiveServer
 
 QUESTION = ("user", 'When is "Falcon audit"?')
 RIGHT = ("result", "From: Ana\nFalcon audit moves from 2 May to 14 March.")

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from langchain_art.client import ArtClient
+from langchain_art.client.local_server import LocalServer
+from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ServerUnreachable
-from langchain_art.local_server import LocalServer
-from tests.live_server import BASE_MODEL
+from tests.support.live_server import BASE_MODEL
 
 
 def test_a_server_that_dies_is_started_again_and_that_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "langchain_art.local_server")
+    caplog.set_level(logging.WARNING, "langchain_art.client.local_server")
     with LocalServer(BASE_MODEL, policies=["mine"], data_dir=tmp_path / "data") as server:
         first = server.pid
         assert first is not None

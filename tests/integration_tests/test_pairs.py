@@ -33,10 +33,10 @@ from langchain_art.errors import InvalidRequest, NotFound
 from langchain_art.wire import LoraConfig, TrainResult
 from langchain_art_server.backends.base import ChatReply
 from tests.conformance.test_learner_unsloth import WANTED
-from tests.conformance.tiny_models import WEATHER, load_plain, teacher_logprobs, with_adapter
-from tests.environments import environment
-from tests.live_server import LiveServer
-from tests.vllm_engine import children, command, engine, gone, wide_model
+from tests.support.environments import environment
+from tests.support.live_server import LiveServer
+from tests.support.tiny_models import WEATHER, load_plain, teacher_logprobs, with_adapter
+from tests.support.vllm_engine import children, command, engine, gone, wide_model
 
 log = logging.getLogger(__name__)
 

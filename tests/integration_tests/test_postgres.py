@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from langchain_art.client import ArtClient
+from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
-from langchain_art_server.database import Database
+from langchain_art_server.storage.database import Database
 from tests.integration_tests.test_swap import train_once
-from tests.live_server import LiveServer
-from tests.postgres import Postgres
+from tests.support.live_server import LiveServer
+from tests.support.postgres import Postgres
 
 
 def nobody_else_may_have(url: str) -> None:

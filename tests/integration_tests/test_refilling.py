@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 from langchain_art import AsyncArtClient, ChatART, TrainConfig, Trainer, capture
-from langchain_art.report import summary_table
+from langchain_art.training.report import summary_table
 from langchain_art.wire import LoraConfig
-from tests.live_server import LiveServer
+from tests.support.live_server import LiveServer
 
 #: Every third scenario has something to teach; the others' runs are all worth the same.
 SCENARIOS = [{"id": f"q-{i}", "useful": i % 3 == 0} for i in range(60)]

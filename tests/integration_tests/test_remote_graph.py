@@ -23,9 +23,9 @@ from starlette.routing import Route
 
 from langchain_art import ArtClient, ChatART, Trainer, TrajectoryGroup
 from langchain_art.errors import ConfigError
-from langchain_art.transcript import jsonable
+from langchain_art.tracing.message_log import jsonable
 from langchain_art.wire import LoraConfig
-from tests.live_server import LiveServer
+from tests.support.live_server import LiveServer
 
 
 class GraphServer:
@@ -134,7 +134,7 @@ async def test_a_crash_scores_and_trains_a_remote_run_once(
         async def crash(*_: Any, **__: Any) -> Any:
             raise Crash
 
-        patch.setattr("langchain_art.async_client.AsyncArtClient.wait", crash)
+        patch.setattr("langchain_art.client.async_client.AsyncArtClient.wait", crash)
         with pytest.raises(Crash):
             await trainer_of(art_server, policy, tmp_path).fit(remote, ["Say one"], steps=1)
     found = await trainer_of(art_server, policy, tmp_path).fit(remote, ["Say one"], steps=1)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from langchain_art.wire import TrainResult, TrajectoryAudit
-from tests.live_server import LiveServer
+from tests.support.live_server import LiveServer
 
 QUESTION = "When is the falcon review?"
 

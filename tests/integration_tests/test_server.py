@@ -19,7 +19,7 @@ import httpx
 import openai
 import pytest
 
-from tests.live_server import LiveServer
+from tests.support.live_server import LiveServer
 
 SAY = [{"role": "user", "content": "When is the falcon review?"}]
 TOOL = {

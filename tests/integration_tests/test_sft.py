@@ -17,10 +17,10 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from rich.console import Console
 
 from langchain_art import ArtClient, AsyncArtClient, ChatART, TrainConfig, Trainer, capture
-from langchain_art.conversations import read_conversations
+from langchain_art.client.conversations import read_conversations
 from langchain_art.errors import ConfigError, Conflict, InvalidRequest, JobFailed
 from langchain_art.wire import JobEvent, LoraConfig, TrainRequest, TrajectoryGroup
-from tests.live_server import LiveServer
+from tests.support.live_server import LiveServer
 
 SMALL = LoraConfig(rank=4, alpha=8.0)
 FAST = TrainConfig(loss="sft", learning_rate=1e-2)

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import torch
 
-from langchain_art_server.algorithms.samples import Row
-from langchain_art_server.backends.peft_engine import PeftEngine
-from tests.live_server import BASE_MODEL, LiveServer
+from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.peft.engine import PeftEngine
+from tests.support.live_server import BASE_MODEL, LiveServer
 
 STEPS, CALLERS = 3, 16
 

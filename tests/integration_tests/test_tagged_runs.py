@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from tests.live_server import LiveServer
+from tests.support.live_server import LiveServer
 
 ASK: list[Any] = [{"role": "user", "content": "When is the falcon review?"}]
 

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.live_server import BASE_MODEL, LiveServer
-from tests.vllm_engine import engine_toml, wide_model
+from tests.support.live_server import BASE_MODEL, LiveServer
+from tests.support.vllm_engine import engine_toml, wide_model
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from rich.console import Console
 from langchain_art import ArtClient, ChatART, TrainConfig, Trainer, capture
 from langchain_art.errors import ConfigError, InvalidRequest, NotFound
 from langchain_art.wire import LoraConfig, Reward, TrainResult, Trajectory
-from tests.live_server import LiveServer
+from tests.support.live_server import LiveServer
 
 
 @pytest.fixture(scope="module")

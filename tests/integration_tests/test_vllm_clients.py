@@ -1,6 +1,6 @@
 """vLLM behind our server: the clients that are not ours, and LangChain's own suite of tests.
 
-The engine is the real vLLM, led by the rule's model (`tests.rule_model.vllm_engine`).
+The engine is the real vLLM, led by the rule's model (`tests.support.rule_model.vllm_engine`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import pytest
 
 from tests.integration_tests import test_clients, test_standard
 from tests.integration_tests.test_standard import vcr_cassette_dir, vcr_config
-from tests.live_server import LiveServer, RuleServer
-from tests.vllm_engine import engine_toml, wide_model
+from tests.support.live_server import LiveServer, RuleServer
+from tests.support.vllm_engine import engine_toml, wide_model
 
 __all__ = ["vcr_cassette_dir", "vcr_config"]  # fixtures of the suite
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -31,7 +31,7 @@ class VllmRuleServer(RuleServer):
             *("--config", str(engine_toml(folder / "engine.toml"))),
             model=model,
             env={"RULE_JOURNAL": str(self.journal)},
-            module="tests.rule_model.vllm_server",
+            module="tests.support.rule_model.vllm_server",
         )
 
 

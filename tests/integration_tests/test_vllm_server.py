@@ -25,12 +25,12 @@ import torch
 
 from examples.email_search.train import make_rollout
 from langchain_art import ChatART, TrainConfig, Trainer
-from langchain_art_server.backends.peft_engine import PeftEngine
+from langchain_art_server.backends.peft.engine import PeftEngine
 from tests.integration_tests import test_email_example
 from tests.integration_tests.test_email_example import mails_of
 from tests.integration_tests.test_swap import row_of, train_once
-from tests.live_server import LiveServer
-from tests.vllm_engine import (
+from tests.support.live_server import LiveServer
+from tests.support.vllm_engine import (
     command,
     engine_toml,
     gone,

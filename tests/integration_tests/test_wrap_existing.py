@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from langchain_art import ArtClient
-from tests.live_server import REPO, LiveServer
+from tests.support.live_server import REPO, LiveServer
 
 FOLDER = REPO / "examples" / "wrap_existing"
 MOST_LINES = 6

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import environments
+from tests.support import environments
 
 
 def wheel(folder: Path) -> Path:

@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.live_server import REPO
+from tests.support.live_server import REPO
 
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 PIN = re.compile(r"([a-z0-9.-]+)==(\S+) \\\n    --hash=sha256:([0-9a-f]{64})\n")

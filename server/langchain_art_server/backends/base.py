@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from langchain_art.wire import LoraConfig, TrainConfig
-from langchain_art_server.algorithms.samples import Row
+from langchain_art_server.algorithms.sequences.training_rows import Row
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 

@@ -27,7 +27,7 @@ from langchain_art import ChatART
 from tests.conformance.topologies.harness import Expect, Kit, Program, topology
 from tests.conformance.topologies.nodes import Failing
 from tests.conformance.topologies.tools import LOOK, WEIGH, look, weigh
-from tests.rule_model.rules import script
+from tests.support.rule_model.rules import script
 
 
 @topology(

@@ -23,8 +23,8 @@ from langgraph.pregel.remote import RemoteGraph
 from tests.conformance.topologies.cases_nesting import chain
 from tests.conformance.topologies.harness import Expect, Kit, Program, topology
 from tests.conformance.topologies.tools import LOOK
-from tests.environments import environment
-from tests.live_server import REPO, free_port
+from tests.support.environments import environment
+from tests.support.live_server import REPO, free_port
 
 #: Apart from the rest, because LangGraph's server holds back other packages.
 PACKAGES = ["langgraph-cli[inmem]>=0.4,<1", "langchain>=1.2,<2", "langchain-openai>=1.3,<2"]

@@ -8,9 +8,9 @@ from collections import Counter
 from typing import Any
 from uuid import uuid4
 
-from langchain_art.judging import judge
+from langchain_art.evaluators.scoring import judge
 from langchain_art.wire import TrajectoryGroup, Turn
-from langchain_art_server.algorithms.samples import Row, SampledCall, rows_of_run
+from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
 from tests.conformance.topologies.harness import Expect, Performance
 
 

@@ -21,10 +21,10 @@ from langchain_core.runnables import Runnable
 from langgraph.pregel.protocol import PregelProtocol
 
 from langchain_art import CaptureHandler, ChatART, Trajectory, capture
-from langchain_art.capturing import Run
-from langchain_art.client import ArtClient
-from tests.live_server import RuleServer
-from tests.rule_model.rules import script
+from langchain_art.client.sync_client import ArtClient
+from langchain_art.tracing.handler import Run
+from tests.support.live_server import RuleServer
+from tests.support.rule_model.rules import script
 
 Mode = Literal["invoke", "ainvoke", "stream", "astream"]
 MODES: tuple[Mode, ...] = ("invoke", "ainvoke", "stream", "astream")

@@ -22,7 +22,7 @@ from langgraph.types import Send, interrupt
 
 from tests.conformance.topologies.harness import Kit
 from tests.conformance.topologies.nodes import RETRY, Failing, talk
-from tests.rule_model.rules import script
+from tests.support.rule_model.rules import script
 
 Kind = Literal["state", "anew", "on", "fork", "shaky"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tests.conformance.topologies.harness import TOPOLOGIES, Topology
-from tests.live_server import REPO
+from tests.support.live_server import REPO
 
 PAGE = REPO / "docs" / "topologies.md"
 COLUMNS = ("captured", "exact tokens", "each token once", "judged", "trained")

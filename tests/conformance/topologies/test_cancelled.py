@@ -14,15 +14,15 @@ import pytest
 from langgraph.graph import MessagesState
 
 from langchain_art import capture
-from langchain_art.capturing import Run
-from langchain_art.client import ArtClient
+from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import NotFound
+from langchain_art.tracing.handler import Run
 from langchain_art.wire import TrajectoryGroup
 from tests.conformance.topologies import checks
 from tests.conformance.topologies.harness import Kit
 from tests.conformance.topologies.nodes import line
-from tests.live_server import RuleServer
-from tests.rule_model.rules import script
+from tests.support.live_server import RuleServer
+from tests.support.rule_model.rules import script
 
 LONG = "word " * 150
 """A reply that takes long enough to be cut off."""

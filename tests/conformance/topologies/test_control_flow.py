@@ -25,14 +25,14 @@ from langgraph.graph import MessagesState, StateGraph
 from langgraph.types import CachePolicy, Command
 
 from langchain_art import CaptureHandler, Trajectory, capture
-from langchain_art.client import ArtClient
+from langchain_art.client.sync_client import ArtClient
 from langchain_art.wire import TrajectoryGroup
 from tests.conformance.topologies import checks
 from tests.conformance.topologies.cases_interrupts import careful
 from tests.conformance.topologies.harness import Expect, Kit, Performance, Topology
 from tests.conformance.topologies.nodes import Meeting, line
 from tests.conformance.topologies.other_process import durable
-from tests.live_server import REPO, RuleServer
+from tests.support.live_server import REPO, RuleServer
 
 Seen: TypeAlias = "Callable[..., Performance]"
 

@@ -13,12 +13,12 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
 from langchain_art import capture
-from langchain_art.client import ArtClient
+from langchain_art.client.sync_client import ArtClient
 from langchain_art.wire import Trajectory, TrajectoryGroup
-from langchain_art_server.algorithms.samples import SampledCall, rows_of_run
+from langchain_art_server.algorithms.sequences.training_rows import SampledCall, rows_of_run
 from tests.conformance.topologies.harness import MODES, Kit, Mode
 from tests.conformance.topologies.random_graphs import Group, Played, programs
-from tests.live_server import RuleServer
+from tests.support.live_server import RuleServer
 
 EXAMPLES = 30
 

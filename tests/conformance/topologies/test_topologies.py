@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from langchain_art.client import ArtClient
+from langchain_art.client.sync_client import ArtClient
 from tests.conformance.topologies import checks, table
 from tests.conformance.topologies.harness import TOPOLOGIES, Mode, Topology, perform
-from tests.live_server import RuleServer
+from tests.support.live_server import RuleServer
 
 for cases in sorted(Path(__file__).parent.glob("cases_*.py")):
     importlib.import_module(f"{__package__}.{cases.stem}")

@@ -1,0 +1,156 @@
+"""Take an adapter away: its files and a model card, or whole weights with the adapter merged in."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from langchain_art.client.sync_client import ArtClient
+from langchain_art.errors import ArtError, ConfigError
+from langchain_art.wire import Checkpoint
+
+
+def export_adapter(
+    client: ArtClient, policy: str, version: int, directory: Path, base: str | None = None
+) -> Path:
+    """Download ``policy@version`` into the new directory and write its card, ``README.md``.
+
+    Args:
+        client: of the server that has it.
+        policy: its name.
+        version: its version.
+        directory: appears whole or not at all.
+        base: the base model's name for the card. None: what the adapter says, else the server.
+
+    Raises:
+        ConfigError: `directory` exists and is not empty.
+        NotFound: the server does not keep that version.
+    """
+    checkpoint = _checkpoint(client, policy, version)
+    client.download_adapter(policy, version, directory)
+    config: dict[str, Any] = json.loads((directory / "adapter_config.json").read_text())
+    named = base or config.get("base_model_name_or_path") or client.status().model_path
+    (directory / "README.md").write_text(card(checkpoint, config, named))
+    return directory
+
+
+def export_merged(
+    client: ArtClient, policy: str, version: int, directory: Path, base: str | None = None
+) -> Path:
+    """Write the base model with ``policy@version`` merged into its weights, and its tokenizer.
+
+    The merging is done by another process, so that torch is not imported here. It checks that the
+    merged model's logits are the adapter's within 1e-3.
+
+    Raises:
+        ConfigError: `directory` exists and is not empty.
+        ArtError: the merging failed; the message is the process's own.
+    """
+    if directory.exists() and any(directory.iterdir()):
+        raise ConfigError(f"{directory} exists and is not empty; choose another directory")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".merge-") as temporary:
+        adapter = export_adapter(client, policy, version, Path(temporary) / "adapter", base)
+        whole = Path(temporary) / "merged"
+        model = base or client.status().model_path
+        command = [sys.executable, "-m", "langchain_art_server.merge_adapter"]
+        done = subprocess.run(
+            [*command, model, str(adapter), str(whole)],
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise ArtError(
+                f"Merging {policy}@{version} into {model} failed (exit code {done.returncode}): "
+                f"{_last(done.stderr)}. It needs "
+                '`pip install "langchain-art[local]"` and the base model on this machine (--base).'
+            )
+        (whole / "README.md").write_text(
+            (adapter / "README.md").read_text().replace(_LOAD, _LOAD_MERGED)
+        )
+        if directory.exists():
+            directory.rmdir()
+        whole.rename(directory)
+    return directory
+
+
+def _last(text: str) -> str:
+    return "\n".join(text.strip().splitlines()[-3:])
+
+
+def _checkpoint(client: ArtClient, policy: str, version: int) -> Checkpoint:
+    known = {one.version: one for one in client.checkpoints(policy)}
+    if version not in known:
+        raise ConfigError(
+            f"The server keeps no {policy}@{version}; it has versions {sorted(known)}"
+        )
+    return known[version]
+
+
+_LOAD = """\
+Load it with peft:
+
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base!r}), "PATH/TO/THIS")
+tokenizer = AutoTokenizer.from_pretrained({base!r})
+```
+
+or serve it with vLLM:
+
+```bash
+vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules {policy}=PATH/TO/THIS
+```
+"""
+_LOAD_MERGED = """\
+The adapter is merged into these weights: load this directory as any model, with transformers'
+`AutoModelForCausalLM.from_pretrained("PATH/TO/THIS")` or `vllm serve PATH/TO/THIS`.
+"""
+
+
+def card(checkpoint: Checkpoint, config: dict[str, Any], base: str) -> str:
+    """The model card of an adapter."""
+    targets = config.get("target_modules")
+    modules = ", ".join(sorted(targets)) if isinstance(targets, list) else str(targets)
+    metrics = "".join(
+        f"| {name} | {value:.6g} |\n" for name, value in sorted(checkpoint.metrics.items())
+    )
+    load = _LOAD.format(base=base, rank=config.get("r"), policy=checkpoint.policy)
+    return f"""\
+---
+base_model: {base}
+library_name: peft
+tags: [lora, reinforcement-learning, langchain-art]
+---
+
+# {checkpoint.name}
+
+A LoRA adapter of `{base}`, trained by reinforcement learning on an agent's own runs with
+langchain-art. It is version {checkpoint.version} of the policy `{checkpoint.policy}`.
+
+| LoRA | |
+|---|---|
+| rank | {config.get("r")} |
+| alpha | {config.get("lora_alpha")} |
+| modules | {modules} |
+
+## Use
+
+{load}
+## Training metrics of this version
+
+| metric | value |
+|---|---|
+{metrics or "| none | |" + chr(10)}
+## Licence
+
+The adapter is of no use without its base model, and the base model's licence applies to both
+(and to merged weights): see the card of `{base}`.
+"""

@@ -1,0 +1,92 @@
+"""Rollouts and scenarios that are named on the command line."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Iterable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+from langchain_art.errors import ConfigError
+from langchain_art.rollout.graph_rollout import is_graph
+from langchain_art.rollout.runner import Rollout
+
+
+def load(name: str) -> Any:
+    """What ``module:attribute`` names; modules in the current directory are found too.
+
+    Raises:
+        ConfigError: there is no such module or attribute.
+    """
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        raise ConfigError(f"got {name!r}, expected MODULE:NAME, such as my_agent:rollout")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{name!r} cannot be loaded: {error}") from error
+    return found
+
+
+def load_rollout(name: str, policy: str, base_url: str | None) -> Rollout:
+    """The rollout `name`; its parameter ``model``, if it has one, is bound to a ChatART.
+
+    Raises:
+        ConfigError: it cannot be loaded, or is not callable.
+    """
+    rollout = load(name)
+    if is_graph(rollout):
+        raise ConfigError(
+            f"{name!r} is a graph, which brings no reward; name a function that runs it on a "
+            "scenario and returns a number"
+        )
+    if not callable(rollout):
+        raise ConfigError(f"{name!r} is {rollout!r:.100}, expected a function of one scenario")
+    if "model" not in inspect.signature(rollout).parameters:
+        return cast(Rollout, rollout)
+    from langchain_art.chat_models.chat_art import ChatART
+
+    address: dict[str, Any] = {"base_url": base_url} if base_url else {}
+    return cast(Rollout, partial(rollout, model=ChatART(model=policy, **address)))
+
+
+def load_scenarios(name: str) -> list[Any]:
+    """Scenarios of a JSONL file, of a sequence ``module:NAME``, or of a function that makes them.
+
+    Raises:
+        ConfigError: there are none, or a line is not JSON.
+    """
+    if name.endswith((".jsonl", ".json")) or Path(name).is_file():
+        scenarios = _lines(Path(name))
+    else:
+        found = load(name)
+        found = found() if callable(found) else found
+        if not isinstance(found, Iterable) or isinstance(found, str):
+            raise ConfigError(f"{name!r} is {found!r:.100}, expected scenarios")
+        scenarios = list(cast(Iterable[Any], found))
+    if not scenarios:
+        raise ConfigError(f"{name!r} has no scenarios")
+    return scenarios
+
+
+def _lines(path: Path) -> list[Any]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    scenarios: list[Any] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                scenarios.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise ConfigError(f"{path}, line {number} is not JSON: {error}") from error
+    return scenarios

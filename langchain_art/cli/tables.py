@@ -1,0 +1,196 @@
+"""Tables of the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Column, Table
+
+from langchain_art.diagnostics.canary_checks import CanaryReport
+from langchain_art.training.results import tokens
+from langchain_art.wire import (
+    Checkpoint,
+    ServerStatus,
+    Trajectory,
+    TrajectoryAudit,
+    Turn,
+    TurnAudit,
+)
+
+_EXCERPT = 100
+#: What a version learned from: metrics of its job and how they are written.
+_LEARNED = (("reward_mean", ".3f"), ("runs_trained", ".0f"), ("tokens_trained", ".0f"))
+
+
+def status_table(status: ServerStatus) -> Table:
+    """A server at a glance."""
+    table = Table(title=f"langchain-art server {status.version}", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("ready", "yes" if status.ready else "no")
+    table.add_row("base model", escape(f"{status.base_model} ({status.model_path})"))
+    table.add_row("parameters", f"{status.parameters:,} in {status.dtype} on {status.device}")
+    table.add_row("context", f"{status.max_model_len} tokens")
+    table.add_row("engines", f"{status.sampler} samples, {status.learner} learns")
+    table.add_row("restarts", str(status.engine_restarts))
+    for policy in status.policies:
+        shape = f"rank {policy.lora.rank}, {policy.checkpoints} versions kept"
+        table.add_row("policy", f"{policy.name}@{policy.version}  ({shape})")
+    table.add_row("calls", f"{status.calls:,} kept, {status.running_calls} running")
+    table.add_row("runs", f"{status.trajectories:,}")
+    jobs = ", ".join(f"{count} {state}" for state, count in sorted(status.jobs.items()))
+    table.add_row("jobs", jobs or "none")
+    table.add_row("up for", f"{status.uptime:.0f} s")
+    return table
+
+
+def checkpoints_table(checkpoints: Sequence[Checkpoint]) -> Table:
+    """Versions of a policy; all their metrics are in ``--json`` and in the exported card."""
+    name = Column("version", no_wrap=True)
+    made_at = Column("made (UTC)", no_wrap=True)
+    table = Table(name, "parent", made_at, "size", "reward", "runs", "tokens", "state")
+    for one in checkpoints:
+        made = datetime.fromtimestamp(one.created_at, UTC).strftime("%m-%d %H:%M:%S")
+        state = [word for word, on in (("serves", one.serving), ("pinned", one.pinned)) if on]
+        learned = [
+            format(one.metrics[metric], form) if metric in one.metrics else "-"
+            for metric, form in _LEARNED
+        ]
+        parent = "-" if one.parent is None else f"@{one.parent}"
+        size = f"{one.bytes / 1e6:.1f} MB"
+        table.add_row(one.name, parent, made, size, *learned, " ".join(state))
+    return table
+
+
+def runs_table(runs: Sequence[Trajectory]) -> Table:
+    """One line per run."""
+    versions = Column("versions", no_wrap=True)
+    id_ = Column("id", overflow="fold")  # whole, so that it can be copied
+    table = Table(id_, "scenario", "status", "reward", "turns", "tokens", versions)
+    for run in runs:
+        spoken = tokens([run])
+        known = any(turn.usage for turn in run.turns)
+        table.add_row(
+            escape(run.id),
+            escape(run.scenario or "-"),
+            run.status,
+            "-" if run.reward is None else f"{run.reward:.3f}",
+            str(len(run.turns)),
+            f"{spoken['prompt']} + {spoken['completion']}" if known else "-",
+            escape(" ".join(sorted({turn.model for turn in run.turns if turn.model})) or "-"),
+        )
+    return table
+
+
+def run_table(run: Trajectory) -> Table:
+    """One run, a line per turn."""
+    reward = "not scored" if run.reward is None else f"reward {run.reward:.3f}"
+    scores = "".join(f", {name} {value:.3f}" for name, value in run.scores.items())
+    title = escape(f"{run.id}  {run.scenario or ''}  {run.status}, {reward}{scores}")
+    table = Table("#", "after", "node", "model", "tokens", "s", "said", title=title)
+    for index, turn in enumerate(run.turns):
+        usage = turn.usage
+        table.add_row(
+            str(index),
+            "-" if turn.extends is None else str(turn.extends),
+            escape(_place(turn)),
+            escape(turn.model or "-"),
+            f"{usage.prompt_tokens} + {usage.completion_tokens}" if usage else "-",
+            "-" if turn.latency is None else f"{turn.latency:.2f}",
+            escape(_said(turn)),
+        )
+    if run.error:
+        table.caption = escape(run.error)
+    return table
+
+
+def audit_table(audit: TrajectoryAudit) -> Table:
+    """Which of a run's tokens learn: a line per turn, and the totals below."""
+    reward = "not scored" if audit.reward is None else f"reward {audit.reward:.3f}"
+    table = Table(
+        Column("#", justify="right"),
+        Column("node", overflow="fold"),
+        Column("version", overflow="fold"),
+        Column("prompt", justify="right"),
+        Column("sampled", justify="right"),
+        Column("trained", justify="right"),
+        Column("prefix", overflow="fold"),
+        Column("why not", overflow="fold"),
+        title=escape(f"{audit.trajectory}  {audit.status}, {reward}"),
+        caption=escape(_totals(audit)),
+        caption_justify="left",
+    )
+    for index, turn in enumerate(audit.turns):
+        table.add_row(
+            str(index),
+            escape("/".join(turn.path) or turn.node or "-"),
+            escape(turn.model or "-"),
+            str(turn.prompt_tokens),
+            str(turn.sampled_tokens),
+            str(turn.trained_tokens),
+            _prefix(turn),
+            escape(turn.masked or "-"),
+        )
+    return table
+
+
+def canary_table(report: CanaryReport) -> Table:
+    """The checks of a canary, its verdict below them."""
+    where = f"{report.base_model} in {report.dtype} on {report.device}, {report.base_url}"
+    verdict = "the server can be trained on" if report.passed else "do not train on this server yet"
+    caption = f"{verdict} ({report.seconds:.0f} s). Left there: {report.left}."
+    table = Table(
+        "check",
+        "measured",
+        "expected",
+        "",
+        title=escape(f"Canary: {where}"),
+        caption=escape(caption),
+        caption_style="bold green" if report.passed else "bold red",
+    )
+    for check in report.checks:
+        passed = "[green]ok[/]" if check.passed else "[bold red]FAILED[/]"
+        table.add_row(check.name, escape(check.measured), escape(check.bar), passed)
+    return table
+
+
+def _prefix(turn: TurnAudit) -> str:
+    if turn.prefix is None:
+        return "-"
+    if turn.prefix_turn is None:
+        return turn.prefix
+    return f"{turn.prefix} {turn.prefix_turn} after {turn.prefix_tokens}"
+
+
+def _totals(audit: TrajectoryAudit) -> str:
+    total = (
+        f"{audit.trained_tokens} of {audit.sampled_tokens} sampled tokens learn, in {audit.rows} "
+        f"{'row' if audit.rows == 1 else 'rows'}."
+    )
+    done = ", ".join(f"{policy} (job {job})" for policy, job in audit.trained_by.items())
+    return f"{total} {f'Trained by {done}.' if done else 'Not trained yet.'}"
+
+
+def _place(turn: Turn) -> str:
+    path = "/".join(turn.path) or turn.node or "-"
+    attempt = f" attempt {turn.attempt}" if turn.attempt > 1 else ""
+    discarded = f" ({turn.discarded})" if turn.discarded else ""
+    return f"{path}{attempt}{discarded}"
+
+
+def _said(turn: Turn) -> str:
+    reply: dict[str, Any] = turn.reply or {}
+    parts: list[str] = []
+    if content := reply.get("content"):
+        parts.append(content if isinstance(content, str) else json.dumps(content))
+    for call in reply.get("tool_calls") or []:
+        function = call.get("function") or {}
+        parts.append(f"{function.get('name')}({function.get('arguments')})")
+    if turn.error:
+        parts.append(turn.error)
+    text = " ".join(" ".join(parts).split())
+    return text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…"

@@ -1,0 +1,356 @@
+"""The canary: a toy training run against a server, before a real one is paid for.
+
+It goes the whole way that a fit goes: calls are captured in a run, scored, trained on and answered
+by the new version. The reward is a toy (short replies), but any model can learn it within a few
+steps, so a server that does not is broken somewhere; the checks before it say where.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from pydantic import SecretStr
+
+from langchain_art.chat_models.chat_art import ChatART
+from langchain_art.client.sync_client import ArtClient
+from langchain_art.diagnostics.canary_checks import (
+    ADVICE,
+    LEAST_VARIANCE,
+    RISE,
+    SIGMAS,
+    CanaryReport,
+    Check,
+    Token,
+    bar_of,
+    change,
+    rise,
+    surprise,
+    tokens_of,
+)
+from langchain_art.errors import ArtError, ConfigError
+from langchain_art.tracing.handler import capture
+from langchain_art.wire import ServerStatus, TrainConfig, TrainResult, Trajectory, TrajectoryGroup
+
+#: The canary's own policy. It is not the user's, and it is the same one every time.
+POLICY = "langchain-art-canary"
+PROMPTS = ("Say hello.", "Name a city.", "What is in the mail?", "Tell me about the weather.")
+MAX_TOKENS = 16
+#: Most likely tokens that are asked for at each place: what OpenAI's dialect allows.
+TOP = 20
+WORKERS = 32
+#: Steps before which the toy run does not end, however well it goes.
+LEAST_STEPS = 4
+Progress = Callable[[int, int, str], None]
+"""Hears how many of how many parts are done, and what comes next."""
+
+
+def run_canary(
+    server: ArtClient | str | None = None,
+    *,
+    steps: int = 24,
+    group_size: int = 16,
+    learning_rate: float | None = None,
+    on_progress: Progress | None = None,
+) -> CanaryReport:
+    """Train a toy policy on a server, and check what a fit relies on.
+
+    The server is left as it was, but for what its API cannot erase: version 0 of the policy
+    `POLICY`, which equals the base model, and the records of the canary's calls and runs.
+
+    Args:
+        server: a client, or a URL as `ArtClient` takes it. None: ``ART_BASE_URL``.
+        steps: most training steps of the toy run, at least `LEAST_STEPS`; it ends when the reward
+            has risen.
+        group_size: runs of each of the four prompts in a step, at least 2.
+        learning_rate: None: `toy_learning_rate` of the model's size.
+        on_progress: called before each part.
+
+    Returns:
+        All checks. A part that ends in an error is a check that failed, with the server's words;
+        what would have come after it is not in the report.
+
+    Raises:
+        ConfigError: the numbers make no sense.
+        ServerUnreachable: there is no server.
+    """
+    if steps < LEAST_STEPS or group_size < 2:
+        raise ConfigError(f"got {steps=}, {group_size=}, expected at least {LEAST_STEPS} and 2")
+    client = server if isinstance(server, ArtClient) else ArtClient(server)
+    try:
+        status = client.status()
+        rate = learning_rate or toy_learning_rate(status.parameters)
+        config = TrainConfig(learning_rate=rate, updates=2, advantage="standardized")
+        return _Canary(client, status, config, steps, group_size, on_progress).run()
+    finally:
+        if client is not server:
+            client.close()
+
+
+def toy_learning_rate(parameters: int) -> float:
+    """A rate at which a model of that size learns the toy in a few steps, without falling apart.
+
+    It falls with the cube root of the size: 1e-2 at 0.2 million parameters, 3e-4 at 7 billion, and
+    never more than 3e-2. Measured at 0.05 and 0.2 million parameters only.
+    """
+    return min(3e-2, 1e-2 * (2e5 / max(parameters, 1)) ** (1 / 3))
+
+
+class _Run:
+    """One captured call: its run as the server gets it, its reply's tokens, its reward."""
+
+    def __init__(self, trajectory: Trajectory, tokens: list[Token], model: str) -> None:
+        self.trajectory, self.tokens, self.model = trajectory, tokens, model
+        self.reward = trajectory.reward or 0.0
+
+
+class _Canary:
+    def __init__(
+        self,
+        client: ArtClient,
+        status: ServerStatus,
+        config: TrainConfig,
+        steps: int,
+        group_size: int,
+        on_progress: Progress | None,
+    ) -> None:
+        self.client, self.status, self.config = client, status, config
+        self.steps, self.group_size, self.on_progress = steps, group_size, on_progress
+        self.bar = bar_of(status.dtype)
+        self.checks: list[Check] = []
+        self.results: list[TrainResult] = []
+        self.runs: list[list[_Run]] = []
+        self.probes: dict[str, list[Token]] = {}
+        self._done = 0
+
+    def run(self) -> CanaryReport:
+        begun = time.monotonic()
+        part = "prepares a policy"
+        try:
+            self._prepare()
+            part = "samples and records"
+            self._sample_first()
+            part = "trains"
+            self._train()
+            part = "serves what was trained"
+            self._compare()
+        except ArtError as error:
+            self._check(part, False, str(error), "no error", advice=ADVICE["error"])
+        return CanaryReport(
+            base_url=self.client.base_url,
+            base_model=self.status.base_model,
+            dtype=self.status.dtype,
+            device=self.status.device,
+            sampler=self.status.sampler,
+            learner=self.status.learner,
+            policy=POLICY,
+            checks=tuple(self.checks),
+            left=self._leave(),
+            metrics=self.results[-1].metrics if self.results else {},
+            seconds=time.monotonic() - begun,
+        )
+
+    # --- the parts ------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        self._tell("the policy, and what it and the base model say before")
+        self.client.create_policy(POLICY)
+        self.client.rollback(POLICY, 0)
+        self.probes = {name: self._probe(name) for name in (self.status.base_model, f"{POLICY}@0")}
+
+    def _sample_first(self) -> None:
+        self._tell("first replies")
+        self.runs.append(self._rollouts())
+        calls = [run.trajectory.turns[0].call_id for run in self.runs[0]]
+        whole = sum(self._is_recorded(call) for call in calls)
+        count = len(calls)
+        self._check(
+            "captured",
+            whole == count,
+            f"{whole} of {count} calls with token ids and logprobs, trainable",
+            f"{count}",
+            whole,
+        )
+
+    def _is_recorded(self, call_id: str | None) -> bool:
+        if call_id is None:
+            return False
+        record = self.client.call(call_id)
+        ids, logprobs = record["token_ids"], record["logprobs"]
+        numbers = all(isinstance(p, float | int) and math.isfinite(p) for p in logprobs)
+        return 0 < len(ids) == len(logprobs) and numbers and bool(record["trainable"])
+
+    def _risen(self) -> float:
+        return rise(*([run.reward for run in runs] for runs in (self.runs[0], self.runs[-1])))
+
+    def _train(self) -> None:
+        for step in range(1, self.steps + 1):
+            self._tell(f"step {step} of {self.steps}")
+            self.results.append(self._step(self.runs[-1]))
+            if step == 1:
+                self._check_gap("sampler = learner, first step", self.results)
+            self.runs.append(self._rollouts())
+            if step >= LEAST_STEPS and self._risen() >= RISE:
+                break
+        self._check_gap("sampler = learner, later steps", self.results[1:])
+        self._check_draws()
+
+    def _compare(self) -> None:
+        self._tell("what it and the base model say after")
+        base, first, last = self.status.base_model, f"{POLICY}@0", self.results[-1].version
+        after = {name: self._probe(name) for name in (base, first, f"{POLICY}@{last}", POLICY)}
+        moved = change(after[first], after[f"{POLICY}@{last}"])
+        self._check("adapter changes replies", moved > self.bar, _nats(moved), self._over(), moved)
+        still = max(
+            *(change(self.probes[name], after[name]) for name in self.probes),
+            *(change(seen[base], seen[first]) for seen in (self.probes, after)),
+        )
+        self._check("base stays as it was", still <= self.bar, _nats(still), self._under(), still)
+        served = {run.model for run in self.runs[-1]}
+        far = change(after[POLICY], after[f"{POLICY}@{last}"])
+        self._check(
+            "bare name serves the new version",
+            served == {f"{POLICY}@{last}"} and far <= self.bar and last > 0,
+            f"{', '.join(sorted(served))}, {_nats(far)} from {POLICY}@{last}",
+            f"{POLICY}@{last}, {self._under()}",
+            far,
+        )
+        self._check_reward()
+
+    def _leave(self) -> str:
+        """Back to version 0, and away with the others."""
+        try:
+            self.client.rollback(POLICY, 0)
+            for checkpoint in self.client.checkpoints(POLICY):
+                if checkpoint.version:
+                    self.client.delete_checkpoint(POLICY, checkpoint.version)
+        except ArtError as error:
+            return f"the policy {POLICY} with its versions, which could not be erased: {error}"
+        return f"{POLICY}@0, which equals the base model, and the records of the canary's calls"
+
+    # --- their pieces ---------------------------------------------------------------------------
+
+    def _model(self, name: str, seed: int | None = None) -> ChatART:
+        return ChatART(
+            model=name,
+            base_url=self.client.base_url,
+            api_key=SecretStr(self.client.api_key or "EMPTY"),
+            temperature=1.0,
+            max_tokens=MAX_TOKENS,
+            logprobs=True,
+            top_logprobs=TOP,
+            seed=seed,
+        )
+
+    def _probe(self, name: str) -> list[Token]:
+        """The same question with the same seed, whatever answers it."""
+        return tokens_of(self._model(name, seed=0).invoke(PROMPTS[0]).response_metadata)
+
+    def _rollouts(self) -> list[_Run]:
+        """A run of each prompt `group_size` times, all at once; shorter replies are better."""
+        model = self._model(POLICY)
+
+        def one(prompt: str) -> _Run:
+            with capture(scenario=prompt) as run:
+                reply = model.invoke(prompt)
+                run.reward = -float(len(reply.text))
+            about = reply.response_metadata
+            return _Run(run.trajectory(), tokens_of(about), about["model_name"])
+
+        prompts = [prompt for prompt in PROMPTS for _ in range(self.group_size)]
+        with ThreadPoolExecutor(WORKERS) as pool:
+            return list(pool.map(one, prompts))
+
+    def _step(self, runs: Sequence[_Run]) -> TrainResult:
+        groups = [
+            TrajectoryGroup(
+                id=f"canary-{uuid.uuid4().hex}",
+                trajectories=tuple(
+                    run.trajectory for run in runs if run.trajectory.scenario == prompt
+                ),
+            )
+            for prompt in PROMPTS
+        ]
+        return self.client.wait(self.client.train(groups, POLICY, self.config))
+
+    def _tell(self, words: str) -> None:
+        if self.on_progress is not None:
+            self.on_progress(self._done, self.steps + 3, words)
+        self._done += 1
+
+    # --- the checks -----------------------------------------------------------------------------
+
+    def _check(
+        self,
+        name: str,
+        passed: bool,
+        measured: str,
+        bar: str,
+        value: float | None = None,
+        advice: str | None = None,
+    ) -> None:
+        if advice is None:
+            advice = ADVICE[name.partition(",")[0]]
+        finite = value if value is not None and math.isfinite(value) else None
+        self.checks.append(
+            Check(
+                name=name,
+                passed=passed,
+                measured=measured,
+                bar=bar,
+                value=finite,
+                advice="" if passed else advice,
+            )
+        )
+
+    def _check_gap(self, name: str, results: Sequence[TrainResult]) -> None:
+        trained = [r.metrics for r in results if "logprob_gap_mean" in r.metrics]
+        gap = max((metrics["logprob_gap_mean"] for metrics in trained), default=math.inf)
+        ratio = trained[0]["importance_mean"] if trained else math.nan
+        dropped = dict(results[-1].dropped)
+        measured = (
+            f"{_nats(gap)} per token, mean ratio {ratio:.6f}"
+            if trained
+            else f"nothing was trained: {dropped}"
+        )
+        self._check(name, gap <= self.bar, measured, self._under(), gap)
+
+    def _check_draws(self) -> None:
+        sigmas, variance = surprise(t for runs in self.runs for run in runs for t in run.tokens)
+        certain = variance < LEAST_VARIANCE
+        self._check(
+            "drawn as reported",
+            certain or abs(sigmas) <= SIGMAS,
+            "replies too certain to tell" if certain else f"{sigmas:+.1f} standard errors",
+            f"within {SIGMAS:g}",
+            sigmas,
+        )
+
+    def _check_reward(self) -> None:
+        sigmas = self._risen()
+        before, after = (
+            abs(statistics.fmean(run.reward for run in runs))
+            for runs in (self.runs[0], self.runs[-1])
+        )
+        lengths = f"{before:.1f} → {after:.1f} characters in {len(self.results)} steps"
+        self._check(
+            "learns",
+            sigmas >= RISE,
+            f"{lengths}, {sigmas:+.1f} standard errors",
+            f"at least {RISE:g} shorter",
+            sigmas,
+        )
+
+    def _under(self) -> str:
+        return f"at most {self.bar:g} in {self.status.dtype}"
+
+    def _over(self) -> str:
+        return f"more than {self.bar:g}"
+
+
+def _nats(value: float) -> str:
+    return f"{value:.2g} nats" if math.isfinite(value) else "other tokens altogether"

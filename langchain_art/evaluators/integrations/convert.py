@@ -1,0 +1,155 @@
+"""Outputs of other libraries as groups of runs: messages, states of graphs, texts, anything.
+
+Evaluation tools hand over what a program returned, not what was captured of it. Messages become
+turns, so that steps, tools and branches' names are there to be judged; no tokens are, so such runs
+cannot be trained.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
+
+from langchain_art.errors import ConfigError
+from langchain_art.tracing.message_log import jsonable, wire_message
+from langchain_art.wire import Message, Trajectory, TrajectoryGroup, Turn
+
+
+def as_group(
+    runs: Sequence[Any] | TrajectoryGroup,
+    *,
+    inputs: Any = None,
+    reference: Any = None,
+    id: str = "group",
+    run_ids: Sequence[str] | None = None,
+) -> TrajectoryGroup:
+    """A group of runs from what a tool has of them.
+
+    Example::
+
+        as_group(["14 March", "15 March"], inputs="When is the audit?", reference="14 March")
+
+    Args:
+        runs: what `as_trajectory` takes, one for each run; or a group, which stays as it is.
+        inputs: what all runs were given; ``metadata["scenario"]["input"]``.
+        reference: what is right: a mapping goes into ``metadata["scenario"]`` key by key, anything
+            else as its ``answer``.
+        id: the group's.
+        run_ids: of the runs, in order. None: ``run-1``, ``run-2`` …
+
+    Raises:
+        ConfigError: there is no run, or messages that LangChain cannot read.
+    """
+    if isinstance(runs, TrajectoryGroup):
+        return runs
+    if not runs:
+        raise ConfigError("got no outputs, expected at least one run to score")
+    names = run_ids or [f"run-{number}" for number in range(1, len(runs) + 1)]
+    told = [as_trajectory(run, name) for run, name in zip(runs, names, strict=True)]
+    scenario = _scenario(inputs, reference)
+    metadata = {"scenario": scenario} if scenario else {}
+    return TrajectoryGroup(id=id, trajectories=tuple(told), metadata=metadata)
+
+
+def candidates(outputs: Any) -> Sequence[Any] | TrajectoryGroup:
+    """The runs in what a user hands over as `outputs`, for `as_group`.
+
+    A list is one run per item, unless all its items are messages: then it is a single run, as is
+    anything that is no list.
+    """
+    if isinstance(outputs, TrajectoryGroup):
+        return outputs
+    return [outputs] if is_single(outputs) else list(outputs)
+
+
+def is_single(outputs: Any) -> bool:
+    """True for one run: messages, a message, a text, a mapping, a `Trajectory`."""
+    if isinstance(outputs, list | tuple):
+        items = cast("Sequence[Any]", outputs)
+        return bool(items) and all(_is_message(item) for item in items)
+    return not isinstance(outputs, TrajectoryGroup)
+
+
+def as_trajectory(output: Any, id: str) -> Trajectory:
+    """One run: a `Trajectory` or captured `Run` as it is, else what `output` tells.
+
+    ==============================================  ===============================================
+    output                                          run
+    ==============================================  ===============================================
+    a message or several (LangChain's,              a turn for each assistant's message, named by
+    ``{"role": …}``, ``("user", text)``), or a      its ``name``
+    mapping with ``messages``
+    None                                            no turn
+    a text                                          one turn that says it
+    anything else                                   one turn that says it as JSON
+    ==============================================  ===============================================
+    """
+    if isinstance(output, Trajectory):
+        return output
+    if callable(tell := getattr(output, "trajectory", None)):
+        return cast(Trajectory, tell())
+    if output is None:
+        return Trajectory(id=id)
+    messages = _messages(output)
+    if messages is None:
+        plain = jsonable(output)
+        text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+        turns = [Turn(reply={"role": "assistant", "content": text}, ours=False)]
+    else:
+        plain = {"messages": [wire_message(message) for message in messages]}
+        turns = _turns(messages)
+    return Trajectory(id=id, turns=tuple(turns), output=plain)
+
+
+def _messages(output: Any) -> list[BaseMessage] | None:
+    found: Any = output
+    if isinstance(output, BaseMessage) or (isinstance(output, Mapping) and _is_message(output)):
+        found = [output]
+    elif isinstance(output, Mapping):
+        found = cast("Mapping[str, Any]", output).get("messages")
+    if not isinstance(found, list | tuple):
+        return None
+    items = cast("Sequence[Any]", found)
+    if not items or not all(_is_message(item) for item in items):
+        return None
+    try:
+        return convert_to_messages(list(items))
+    except (ValueError, TypeError, KeyError, NotImplementedError) as error:
+        raise ConfigError(
+            f"got messages that LangChain cannot read ({error}): {str(items)[:200]}. Expected "
+            "LangChain's messages, or mappings with role and content as OpenAI writes them."
+        ) from error
+
+
+def _is_message(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return "role" in value and ("content" in value or "tool_calls" in value)
+    if isinstance(value, tuple):
+        pair = cast("tuple[Any, ...]", value)
+        return len(pair) == 2 and pair[0] in ("user", "human", "ai", "assistant", "system")
+    return isinstance(value, BaseMessage)
+
+
+def _turns(messages: Sequence[BaseMessage]) -> list[Turn]:
+    turns: list[Turn] = []
+    new: list[Message] = []
+    for message in messages:
+        wire = wire_message(message)
+        if not isinstance(message, AIMessage):
+            new.append(wire)
+            continue
+        extends = len(turns) - 1 if turns else None
+        turns.append(
+            Turn(node=message.name, extends=extends, messages=tuple(new), reply=wire, ours=False)
+        )
+        new = []
+    return turns or [Turn(messages=tuple(new), ours=False)]
+
+
+def _scenario(inputs: Any, reference: Any) -> dict[str, Any]:
+    right = reference if isinstance(reference, Mapping) else {"answer": reference}
+    found = {**cast("Mapping[str, Any]", right), "input": inputs}
+    return {key: jsonable(value) for key, value in found.items() if value is not None}

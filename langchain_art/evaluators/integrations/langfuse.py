@@ -1,0 +1,139 @@
+"""Evaluators for Langfuse's ``run_experiment`` (its SDK, version 5)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from langchain_art.evaluators.base import GroupEvaluator, Score
+from langchain_art.evaluators.functions import as_evaluator
+from langchain_art.evaluators.integrations.convert import as_group
+from langchain_art.evaluators.scoring import Evaluator
+from langchain_art.tracing.message_log import jsonable
+
+if TYPE_CHECKING:
+    from langfuse import Evaluation, Langfuse
+
+
+def item_evaluator(evaluator: Evaluator) -> Callable[..., Awaitable[list[Evaluation]]]:
+    """An evaluator of single items, for ``run_experiment(evaluators=[...])``.
+
+    Each item's output is scored by itself, so this is for evaluators that need no comparison.
+
+    Example::
+
+        client.run_experiment(name="mails", data=data, task=task,
+                              evaluators=[item_evaluator(WeightedCriteriaEvaluator())])
+
+    Args:
+        evaluator: a `GroupEvaluator`, or a function that a `Trainer` takes.
+
+    Returns:
+        A function that gives the score and its parts (``key/part``); nothing if the output could
+        not be scored.
+    """
+    judge = as_evaluator(evaluator)
+
+    async def evaluate_item(
+        *, input: Any, output: Any, expected_output: Any = None, **_: Any
+    ) -> list[Evaluation]:
+        group = as_group([output], inputs=input, reference=expected_output)
+        (score,) = await judge.ascore(group)
+        return [] if score is None else _evaluations(judge.key, score)
+
+    return evaluate_item
+
+
+def run_evaluator(
+    evaluator: Evaluator, client: Langfuse | None = None
+) -> Callable[..., Awaitable[list[Evaluation]]]:
+    """An evaluator of a whole run, for ``run_experiment(run_evaluators=[...])``.
+
+    Items with the same input are the runs of one group: put each item into `data` as often as it
+    shall be run. Each item's score is added to its evaluations and, with a `client`, to its trace.
+
+    Example::
+
+        client.run_experiment(name="mails", data=data * 4, task=task,
+                              run_evaluators=[run_evaluator(RulerEvaluator(judge), client)])
+
+    Args:
+        evaluator: a `GroupEvaluator`, or a function that a `Trainer` takes.
+        client: writes the scores to the items' traces. None: they stay in the result.
+
+    Returns:
+        A function that gives the mean score and the mean difference between the best and the worst
+        run of a group (``key_mean``, ``key_spread``); a judge that raises fails the evaluation.
+    """
+    judge = as_evaluator(evaluator)
+
+    async def evaluate_run(*, item_results: Sequence[Any], **_: Any) -> list[Evaluation]:
+        groups = _by_input(item_results)
+        found: list[list[float]] = []
+        for results in groups:
+            scores = await _scores(judge, results)
+            for result, score in zip(results, scores, strict=True):
+                if score is not None:
+                    _keep(result, _evaluations(judge.key, score), client)
+            found.append([score.value for score in scores if score is not None])
+        return _summary(judge.key, [values for values in found if values], len(groups))
+
+    return evaluate_run
+
+
+async def _scores(judge: GroupEvaluator, results: Sequence[Any]) -> Sequence[Score | None]:
+    item = results[0].item
+    group = as_group(
+        [result.output for result in results],
+        inputs=_of(item, "input"),
+        reference=_of(item, "expected_output"),
+    )
+    return await judge.ascore(group)
+
+
+def _by_input(item_results: Sequence[Any]) -> list[list[Any]]:
+    groups: dict[str, list[Any]] = {}
+    for result in item_results:
+        asked = json.dumps(jsonable(_of(result.item, "input")), sort_keys=True)
+        groups.setdefault(asked, []).append(result)
+    return list(groups.values())
+
+
+def _of(item: Any, field: str) -> Any:
+    """Of a local item (a mapping) or a data set's (an object)."""
+    if isinstance(item, Mapping):
+        return cast("Mapping[str, Any]", item).get(field)
+    return getattr(item, field, None)
+
+
+def _keep(result: Any, evaluations: Sequence[Evaluation], client: Langfuse | None) -> None:
+    result.evaluations.extend(evaluations)
+    if client is None or not result.trace_id:
+        return
+    for one in evaluations:
+        value, trace = float(cast(float, one.value)), str(result.trace_id)
+        client.create_score(trace_id=trace, name=one.name, value=value, comment=one.comment)
+
+
+def _evaluations(key: str, score: Score) -> list[Evaluation]:
+    from langfuse import Evaluation  # noqa: PLC0415 - whoever gets here has it
+
+    whole = Evaluation(name=key, value=score.value, comment=score.explanation or None)
+    parts = [Evaluation(name=f"{key}/{name}", value=part) for name, part in score.parts.items()]
+    return [whole, *parts]
+
+
+def _summary(key: str, found: Sequence[Sequence[float]], groups: int) -> list[Evaluation]:
+    from langfuse import Evaluation  # noqa: PLC0415
+
+    if not found:
+        return []
+    values = [value for group in found for value in group]
+    spreads = [max(group) - min(group) for group in found]
+    words = f"{len(values)} runs scored, {len(found)} of {groups} groups"
+    mean, spread = sum(values) / len(values), sum(spreads) / len(spreads)
+    return [
+        Evaluation(name=f"{key}_mean", value=mean, comment=words),
+        Evaluation(name=f"{key}_spread", value=spread, comment=words),
+    ]

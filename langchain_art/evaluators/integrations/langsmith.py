@@ -1,0 +1,121 @@
+"""Evaluators for LangSmith's ``evaluate`` and ``evaluate_comparative``.
+
+Formats: `docs.langchain.com/langsmith/code-evaluator` and ``…/evaluate-pairwise``. Nothing of
+LangSmith is imported; its functions take plain ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from langchain_art.evaluators.base import Score
+from langchain_art.evaluators.functions import as_evaluator
+from langchain_art.evaluators.integrations.convert import as_group
+from langchain_art.evaluators.scoring import Evaluator
+
+
+class LangSmithRun(Protocol):
+    """What is read of ``langsmith.schemas.Run``."""
+
+    @property
+    def id(self) -> Any:
+        """Its UUID."""
+        ...
+
+    @property
+    def outputs(self) -> Any:
+        """What the target returned, in a mapping."""
+        ...
+
+
+def row_evaluator(
+    evaluator: Evaluator, *, candidates: str | None = None
+) -> Callable[..., dict[str, Any]]:
+    """An evaluator of single rows, for ``evaluate(target, data, evaluators=[...])``.
+
+    Each run is scored by itself, so this is for evaluators that need no comparison. Or the target
+    returns several answers in one list; then they are compared, and answer k's score is called
+    ``ruler_1``, ``ruler_2`` …
+
+    Example::
+
+        langsmith.evaluate(target, data, evaluators=[row_evaluator(WeightedCriteriaEvaluator())])
+
+    Args:
+        evaluator: a `GroupEvaluator`, or a function that a `Trainer` takes.
+        candidates: the key of the target's outputs with the list of answers. None: one answer.
+
+    Returns:
+        A function that gives ``{"results": [{"key", "score", "comment"}, …]}``: the score, and its
+        parts as ``key/part``. What could not be scored has None as its score.
+    """
+    judge = as_evaluator(evaluator)
+
+    def evaluate_row(
+        inputs: dict[str, Any], outputs: dict[str, Any], reference_outputs: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        shown = _unwrapped(outputs) if candidates is None else list(outputs[candidates])
+        runs = [shown] if candidates is None else shown
+        group = as_group(runs, inputs=_unwrapped(inputs), reference=reference_outputs)
+        scores = judge.score(group)
+        if candidates is None:
+            return {"results": _feedback(judge.key, scores[0])}
+        named = enumerate(scores, start=1)
+        return {"results": [one for n, s in named for one in _feedback(f"{judge.key}_{n}", s)]}
+
+    evaluate_row.__name__ = judge.key
+    return evaluate_row
+
+
+def comparative_evaluator(evaluator: Evaluator) -> Callable[..., dict[str, Any]]:
+    """An evaluator of all runs of an example, for ``evaluate_comparative(experiments, [...])``.
+
+    They come from two experiments or more, or from the repetitions of one, and are a group.
+
+    Example::
+
+        evaluate_comparative(["base", "agent@17"], [comparative_evaluator(RulerEvaluator(judge))])
+
+    Args:
+        evaluator: a `GroupEvaluator`, or a function that a `Trainer` takes.
+
+    Returns:
+        A function that gives ``{"key", "scores": {run id: score}, "comment": {run id: why}}``. Runs
+        that could not be scored are not among them.
+    """
+    judge = as_evaluator(evaluator)
+
+    def compare_runs(runs: Sequence[LangSmithRun], example: Any) -> dict[str, Any]:
+        group = as_group(
+            [_unwrapped(run.outputs) for run in runs],
+            inputs=_unwrapped(example.inputs) if example is not None else None,
+            reference=example.outputs if example is not None else None,
+            run_ids=[str(run.id) for run in runs],
+        )
+        found = zip(runs, judge.score(group), strict=True)
+        scored = {run.id: score for run, score in found if score is not None}
+        return {
+            "key": judge.key,
+            "scores": {id: score.value for id, score in scored.items()},
+            "comment": {str(id): score.explanation for id, score in scored.items()},
+        }
+
+    compare_runs.__name__ = judge.key
+    return compare_runs
+
+
+def _feedback(key: str, score: Score | None) -> list[dict[str, Any]]:
+    if score is None:
+        return [{"key": key, "score": None, "comment": "could not be scored"}]
+    parts = [{"key": f"{key}/{name}", "score": part} for name, part in score.parts.items()]
+    return [{"key": key, "score": score.value, "comment": score.explanation or None}, *parts]
+
+
+def _unwrapped(value: Any) -> Any:
+    """A value that LangSmith put into a mapping of its own: ``{"output": value}``."""
+    if isinstance(value, Mapping):
+        mapping = cast("Mapping[str, Any]", value)
+        if len(mapping) == 1 and (only := next(iter(mapping))) in ("output", "input"):
+            return mapping[only]
+    return value

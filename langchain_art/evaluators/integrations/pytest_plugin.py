@@ -1,0 +1,73 @@
+"""Evaluators in tests: a fixture that scores outputs, and shows the scores of a test that fails.
+
+Switch it on in ``conftest.py``::
+
+    pytest_plugins = ["langchain_art.evaluators.integrations.pytest_plugin"]
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import pytest
+
+from langchain_art.evaluators.base import Score
+from langchain_art.evaluators.functions import as_evaluator
+from langchain_art.evaluators.integrations.convert import as_group, candidates
+from langchain_art.evaluators.scoring import Evaluator
+
+
+class Scored(Protocol):
+    """What the fixture `scored` is."""
+
+    def __call__(
+        self, evaluator: Evaluator, outputs: Any, *, inputs: Any = None, reference: Any = None
+    ) -> list[Score]:
+        """Scores of `outputs`, in order; see `foreign.candidates` for what they can be.
+
+        Raises:
+            pytest.fail.Exception: an output could not be scored.
+        """
+        ...
+
+
+@pytest.fixture
+def scored(request: pytest.FixtureRequest) -> Scored:
+    """Scores outputs beside each other.
+
+    Scores go into the test's properties (``--junit-xml``) and, with their explanations, into the
+    report of a test that fails. In a test that is marked ``langsmith`` they are feedback too.
+
+    Example::
+
+        def test_the_new_prompt_is_better(scored):
+            old, new = scored(ruler, [ask_old(QUESTION), ask_new(QUESTION)], inputs=QUESTION)
+            assert new.value > old.value
+    """
+    node = request.node
+    in_langsmith = node.get_closest_marker("langsmith") is not None
+
+    def score(
+        evaluator: Evaluator, outputs: Any, *, inputs: Any = None, reference: Any = None
+    ) -> list[Score]:
+        judge = as_evaluator(evaluator)
+        group = as_group(candidates(outputs), inputs=inputs, reference=reference)
+        found: list[Score] = []
+        for number, score in enumerate(judge.score(group), start=1):
+            name = f"{judge.key}_{number}"
+            if score is None:
+                pytest.fail(f"{judge.key} could not score output {number}", pytrace=False)
+            node.user_properties.append((name, score.value))
+            node.add_report_section("call", "scores", f"{name} {score.value:g} {score.explanation}")
+            if in_langsmith:
+                _log(name, score)
+            found.append(score)
+        return found
+
+    return score
+
+
+def _log(name: str, score: Score) -> None:
+    from langsmith import testing  # noqa: PLC0415 - only where a test asks for it
+
+    testing.log_feedback(key=name, score=score.value, comment=score.explanation or None)

@@ -1,0 +1,330 @@
+"""RULER: a judge that sees all runs of a scenario at once, and scores them beside each other.
+
+The idea (relative scores of a group, by a language model, without labels) is OpenPipe's RULER,
+https://art.openpipe.ai/fundamentals/ruler. How the judge is asked, and what is made of its reply,
+is in `judge_prompt` and `verdicts`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage
+
+from langchain_art.errors import ArtError, ConfigError, JudgeError
+from langchain_art.evaluators.base import GroupEvaluator, Score
+from langchain_art.evaluators.ruler import prompt
+from langchain_art.evaluators.ruler.cache import VerdictCache
+from langchain_art.evaluators.ruler.judge_model import Judge, Spent, spent_on
+from langchain_art.evaluators.ruler.prompt import DEFAULT_RUBRIC, Case, Names
+from langchain_art.evaluators.ruler.reply_parser import UnusableReply, read
+from langchain_art.evaluators.ruler.truncate import LEAST
+from langchain_art.evaluators.transcript import (
+    Block,
+    compact,
+    has_several_nodes,
+    tool_line,
+    toolsets,
+    transcript,
+)
+from langchain_art.wire import TrajectoryGroup
+
+#: The score of runs that are all the same: the middle, since nothing sets them apart.
+TIE = 0.5
+_PAUSE = 0.5  # seconds after a call that raised; doubled each time
+
+Known = Callable[[TrajectoryGroup], "Sequence[float | None] | None"]
+
+
+def scenario_of(group: TrajectoryGroup) -> Any:
+    """What the group's scenario says, which `gather` and `Trainer` put into its metadata."""
+    return group.metadata.get("scenario")
+
+
+class RulerEvaluator(GroupEvaluator):
+    """Relative scores in [0, 1] with explanations, by a language model.
+
+    The judge sees the scenario, the tools, and every run as a transcript with the names of its
+    nodes; what runs share is shown once, long texts are shortened by the rule of `eliding`. Runs
+    stand in an order that `seed` decides, under ids that are drawn anew, and are matched by id. A
+    reply that is not exactly one score in [0, 1] for each run is asked for again, with what was
+    wrong; after `attempts` of them the group is not judged. Nothing is guessed.
+
+    Runs that are the same get the same score. If all of several are, it is 0.5 and nobody is asked.
+
+    Args:
+        judge: a chat model of LangChain (`ChatART` for a model on our server), or a name as litellm
+            writes it, such as ``"openai/o3"`` (extra ``ruler``).
+        rubric: the standards, in words.
+        key: the score's name.
+        passes: questions per group whose mean is taken: 1, or pairs of them, each an order and its
+            reverse, so that a favour for early or late places cancels. `benchmarks/judge.py`
+            measures what they are worth: 2, the default, more than halve the rank error under a
+            bias, 4 take it to about a third.
+        context: what to tell about the task beside the runs' own prompts; None: nothing. By default
+            the scenario, with all its fields: leave out by this what the judge must not see.
+        known: scores of groups that need no judge, by run; None for a group that does.
+        cache: an SQLite file for verdicts, under all that decides them; None: none are kept. A
+            model whose name stays while its weights change has to be told apart by its owner.
+        seed: of the order.
+        output_tokens: most tokens of one tool output, about; at least 40.
+        budget: most tokens of all that is quoted, about.
+        attempts: questions per verdict, at least 1.
+        structured: use the judge's own structured output where it has one, else its text.
+        litellm_params: see `Judge`.
+
+    Raises:
+        ConfigError: options that make no sense.
+
+    Example::
+
+        evaluator = RulerEvaluator("openai/o3", cache="judge.sqlite")
+        Trainer(model, evaluator=evaluator)
+        group = await evaluator.ainvoke(group)   # group.trajectories[0].reward
+        print(evaluator.spent)
+    """
+
+    def __init__(
+        self,
+        judge: BaseChatModel | str,
+        rubric: str = DEFAULT_RUBRIC,
+        *,
+        key: str = "ruler",
+        passes: int = 2,
+        context: Callable[[TrajectoryGroup], Any] | None = scenario_of,
+        known: Known | None = None,
+        cache: str | Path | None = None,
+        seed: int = 0,
+        output_tokens: int = 400,
+        budget: int = 60_000,
+        attempts: int = 3,
+        structured: bool = True,
+        litellm_params: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(key)
+        if output_tokens < LEAST or budget < 1 or attempts < 1:
+            raise ConfigError(
+                f"got {output_tokens=}, {budget=}, {attempts=}, expected at least {LEAST}, 1 and 1"
+            )
+        if passes != 1 and (passes < 1 or passes % 2):
+            raise ConfigError(
+                f"got {passes=}, expected 1 or an even number: an order, its reverse …"
+            )
+        if not rubric.strip():
+            raise ConfigError("got an empty rubric, expected the standards to judge by, in words")
+        self.judge = Judge(judge, litellm_params=litellm_params, structured=structured)
+        self.rubric, self.passes, self.seed = rubric, passes, seed
+        self._context, self._known = context, known
+        self._cache = VerdictCache(cache) if cache is not None else None
+        self._outputs, self._budget, self._attempts = output_tokens, budget, attempts
+        self._spent, self._lock = Spent(), Lock()
+
+    @property
+    def spent(self) -> Spent:
+        """What all judging of this evaluator took so far."""
+        with self._lock:
+            return self._spent
+
+    async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
+        """One score per run.
+
+        Raises:
+            JudgeError: no usable verdict, or the group does not fit the budget.
+        """
+        try:
+            scores = await self._scores(group)
+        except Exception:
+            self._count(Spent(unjudged=1))
+            raise
+        self._count(Spent(groups=1))
+        return scores
+
+    async def _scores(self, group: TrajectoryGroup) -> list[Score | None]:
+        runs = group.trajectories
+        if not runs:
+            return []
+        if (known := self._decided(group)) is not None:
+            return known
+        labelled = has_several_nodes(runs)
+        told = [transcript(run, labelled=labelled) for run in runs]
+        distinct = sorted(set(told), key=lambda blocks: [(b.kind, b.text) for b in blocks])
+        if len(distinct) < 2 <= len(runs):
+            self._count(Spent(decided=1))
+            return [Score(TIE, f"All {len(runs)} runs are the same.") for _ in runs]
+        case = Case(
+            task=self._task(group),
+            tools=tuple(_tools(group, labelled)),
+            runs=tuple(distinct),
+            answers=tuple(_answer(blocks) for blocks in distinct),
+        )
+        by_transcript = dict(zip(distinct, await self._compared(case, group.id), strict=True))
+        return [by_transcript[blocks] for blocks in told]
+
+    def _decided(self, group: TrajectoryGroup) -> list[Score | None] | None:
+        known = self._known(group) if self._known is not None else None
+        if known is None:
+            return None
+        if len(known) != len(group.trajectories):
+            raise ConfigError(
+                f"`known` gave {len(known)} scores for {len(group.trajectories)} runs, expected "
+                "one each, or None for a group that is to be judged"
+            )
+        self._count(Spent(decided=1))
+        return [
+            None if value is None else Score(value, "Known without a judge.") for value in known
+        ]
+
+    def _task(self, group: TrajectoryGroup) -> str:
+        told = self._context(group) if self._context is not None else None
+        if told is None:
+            return ""
+        return told if isinstance(told, str) else compact(told)
+
+    async def _compared(self, case: Case, group: str) -> list[Score]:
+        """The scores of a case's runs, the mean of all passes."""
+        content = hashlib.sha256(compact(_plain(case)).encode("utf-8", "replace")).hexdigest()
+        orders = self._orders(len(case.runs), f"{self.seed}:{content}")
+        names = prompt.draw_names(case)
+        passes = await asyncio.gather(
+            *(self._verdict(case, names, one, group) for one in orders),
+            return_exceptions=True,
+        )
+        found: list[list[Score]] = []
+        for one in passes:
+            if isinstance(one, BaseException):
+                raise one
+            found.append(one)
+        return [
+            Score(sum(score.value for score in scores) / len(scores), scores[0].explanation)
+            for scores in zip(*found, strict=True)
+        ]
+
+    def _orders(self, count: int, seed: str) -> list[list[int]]:
+        """In which orders to show so many runs, pass by pass. A run by itself has but one place."""
+        orders: list[list[int]] = []
+        for number in range(0, self.passes if count > 1 else 1, 2):
+            order = prompt.presented(count, f"{seed}:{number}")
+            orders += [order, order[::-1]]
+        return orders[: self.passes if count > 1 else 1]
+
+    async def _verdict(self, case: Case, names: Names, order: list[int], group: str) -> list[Score]:
+        """The scores of the runs as they stand in `case`, when shown in `order`."""
+        key = self._key(case, order) if self._cache is not None else ""
+        if self._cache is not None:
+            kept = await asyncio.to_thread(self._cache.get, key)
+            if kept is not None:
+                self._count(Spent(cached=1))
+                return kept
+        question = self._question(case, names, order)
+        scores = await self._asked(question, names.ids, group)
+        if self._cache is not None:
+            await asyncio.to_thread(self._cache.put, key, scores, str(self.judge))
+        return scores
+
+    async def _asked(
+        self, question: list[BaseMessage], ids: Sequence[str], group: str
+    ) -> list[Score]:
+        """Asks until a reply can be used."""
+        again: list[BaseMessage] = []
+        problem: Exception | None = None
+        for attempt in range(self._attempts):
+            self._count(Spent(calls=1))
+            try:
+                reply = await self.judge.ask([*question, *again], self.key)
+                self._count(spent_on(reply))
+                verdict = read(reply, ids)
+                return [verdict[id_] for id_ in ids]
+            except UnusableReply as error:
+                problem, again = error, [prompt.asked_again(str(error))]
+            except ConfigError:
+                raise
+            except Exception as error:  # noqa: BLE001 - of any model; the last one is raised below
+                problem = error
+                if attempt + 1 < self._attempts:
+                    await asyncio.sleep(_PAUSE * 2**attempt)
+            self._count(Spent(unusable=1))
+        raise JudgeError(
+            f"{self.key}: no usable verdict on group {group!r} from {self.judge} in "
+            f"{self._attempts} attempts, expected one score in [0, 1] for each of {len(ids)} runs. "
+            f"The last: {type(problem).__name__}: {problem}. Try a stronger judge, smaller groups, "
+            "or more attempts"
+        ) from problem
+
+    def _question(self, case: Case, names: Names, order: list[int]) -> list[BaseMessage]:
+        return prompt.messages(
+            case, names, order, rubric=self.rubric, outputs=self._outputs, budget=self._budget
+        )
+
+    def _key(self, case: Case, order: list[int]) -> str:
+        """A digest of the judge and of the very question, but for the names drawn for it."""
+        names = Names("mark", tuple(f"run-{n}" for n in range(len(case.runs))))
+        said = [message.text for message in self._question(case, names, order)]
+        decides = "\0".join([self.judge.identity, *said])
+        return hashlib.sha256(decides.encode("utf-8", "replace")).hexdigest()
+
+    def _count(self, spent: Spent) -> None:
+        with self._lock:
+            self._spent += spent
+
+
+async def ruler_score_group(
+    group: TrajectoryGroup,
+    judge_model: BaseChatModel | str = "openai/o3",
+    extra_litellm_params: Mapping[str, Any] | None = None,
+    rubric: str = DEFAULT_RUBRIC,
+    *,
+    swallow_exceptions: bool = False,
+) -> TrajectoryGroup | None:
+    """Scores one group, as the function of that name in ART does.
+
+    Args:
+        group: runs of one scenario.
+        judge_model: see `RulerEvaluator`.
+        extra_litellm_params: see `Judge`.
+        rubric: the standards, in words.
+        swallow_exceptions: give None where the group cannot be judged, instead of raising.
+
+    Raises:
+        JudgeError: the group cannot be judged.
+        ConfigError: the judge or its parameters make no sense; raised in any case.
+
+    Example::
+
+        group = await ruler_score_group(group, "openai/o3")
+    """
+    evaluator = RulerEvaluator(judge_model, rubric, litellm_params=extra_litellm_params)
+    try:
+        return await evaluator.ainvoke(group)
+    except ConfigError:
+        raise
+    except ArtError:
+        if swallow_exceptions:
+            return None
+        raise
+
+
+def _tools(group: TrajectoryGroup, labelled: bool) -> list[str]:
+    sets = toolsets(group)
+    lines = ["\n".join(tool_line(tool) for tool in tools) for _, tools in sets]
+    if labelled and len(sets) > 1:
+        return [
+            f"for {', '.join(nodes)}:\n{text}" for (nodes, _), text in zip(sets, lines, strict=True)
+        ]
+    return lines
+
+
+def _answer(blocks: Sequence[Block]) -> str:
+    """What a run said last."""
+    said = [block.text for block in blocks if block.kind in ("assistant", "output") and block.text]
+    return said[-1] if said else ""
+
+
+def _plain(case: Case) -> list[Any]:
+    runs = [[[block.kind, block.text, block.is_output] for block in run] for run in case.runs]
+    return [case.task, case.tools, runs]

@@ -1,0 +1,187 @@
+"""Who judges: any chat model of LangChain, or one that litellm knows by name; and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import asdict, dataclass
+from threading import Lock
+from typing import Any, cast
+
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.runnables import Runnable, RunnableConfig
+
+from langchain_art.errors import ConfigError
+from langchain_art.evaluators.ruler.reply_parser import Verdict
+from langchain_art.evaluators.transcript import compact
+
+_AT_ONCE = 32  # calls of one judge
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What judging took, summed.
+
+    Attributes:
+        groups: that were scored.
+        unjudged: groups for which no verdict could be had.
+        decided: groups that needed no question.
+        calls: of the judge's model, failed ones included.
+        unusable: calls that raised or whose reply could not be used.
+        cached: questions that the cache answered.
+        input_tokens: as the judge's provider counts them.
+        output_tokens: likewise, thoughts included.
+        cost: US dollars, of the calls whose price litellm knows.
+        unpriced: replies whose price is not known.
+    """
+
+    groups: int = 0
+    unjudged: int = 0
+    decided: int = 0
+    calls: int = 0
+    unusable: int = 0
+    cached: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+    unpriced: int = 0
+
+    def __add__(self, other: Spent) -> Spent:
+        mine, theirs = asdict(self), asdict(other)
+        return Spent(**{name: mine[name] + theirs[name] for name in mine})
+
+    def __str__(self) -> str:
+        cost = f"${self.cost:.4f}" + (f" and {self.unpriced} unpriced" if self.unpriced else "")
+        return (
+            f"{self.groups} groups judged, {self.decided} of them without a question, "
+            f"{self.unjudged} not judged; {self.calls} calls ({self.unusable} unusable), "
+            f"{self.cached} from the cache; {self.input_tokens} tokens read, "
+            f"{self.output_tokens} written, {cost}"
+        )
+
+
+class Judge:
+    """A chat model that is asked for verdicts.
+
+    Args:
+        model: a chat model, or a name that litellm knows (``openai/o3``, ``ollama/qwen3``).
+        litellm_params: fields of `ChatLiteLLM` beside a name (``api_base``, ``temperature`` …).
+        structured: ask in the model's own way for JSON of `Verdict`'s form, where it has one.
+
+    Raises:
+        ConfigError: neither a chat model nor a name; a name without the extra ``ruler``; parameters
+            beside a chat model.
+    """
+
+    def __init__(
+        self,
+        model: BaseChatModel | str,
+        *,
+        litellm_params: Mapping[str, Any] | None = None,
+        structured: bool = True,
+    ) -> None:
+        self.model = _chat_model(model, litellm_params)
+        self._asked: Runnable[LanguageModelInput, Any] = self.model
+        if structured:
+            try:
+                self._asked = self.model.with_structured_output(Verdict, include_raw=True)
+            except NotImplementedError:
+                structured = False  # JSON is read out of its text
+        self.structured = structured
+        self._lock = Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._process = 0
+
+    @property
+    def identity(self) -> str:
+        """A digest of all that the model is: its class and its settings, without secrets."""
+        fields = {
+            name: value
+            for name, value in self.model
+            if isinstance(value, str | int | float | bool | list | dict | tuple)
+        }
+        parts = [_class_name(self.model), self.model._get_llm_string(), compact(fields)]  # pyright: ignore[reportPrivateUsage]
+        return hashlib.sha256("\0".join([*parts, str(self.structured)]).encode()).hexdigest()
+
+    def __str__(self) -> str:
+        """For people who look into the cache."""
+        fields = dict(self.model)
+        name = fields.get("model_name") or fields.get("model")
+        return f"{type(self.model).__name__} {name or ''}".strip()
+
+    async def ask(self, messages: Sequence[BaseMessage], source: str) -> AIMessage:
+        """The model's reply. `source` names the call, as ``lc_source`` does for captures."""
+        config = RunnableConfig(run_name=source, metadata={"lc_source": source})
+        run = copy_context().run
+
+        def ask() -> Any:
+            return run(self._asked.invoke, list(messages), config)
+
+        found = await asyncio.get_running_loop().run_in_executor(self._threads(), ask)
+        return cast("AIMessage", found["raw"] if self.structured else found)
+
+    def _threads(self) -> ThreadPoolExecutor:
+        """Where the model is called, synchronously.
+
+        Chat models keep the connections of their asynchronous clients across event loops; where a
+        program has several, one after the other (``asyncio.run`` twice, `Trainer.fit_sync`), they
+        come upon connections of loops that are closed.
+        """
+        with self._lock:
+            if self._pool is None or self._process != os.getpid():  # threads do not survive a fork
+                self._process = os.getpid()
+                self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="langchain-art-judge")
+            return self._pool
+
+
+def spent_on(reply: AIMessage) -> Spent:
+    """Tokens and price of a reply, as far as it tells."""
+    usage = reply.usage_metadata
+    cost = reply.response_metadata.get("response_cost")
+    return Spent(
+        input_tokens=usage["input_tokens"] if usage else 0,
+        output_tokens=usage["output_tokens"] if usage else 0,
+        cost=float(cost or 0.0),
+        unpriced=int(cost is None),
+    )
+
+
+def _chat_model(model: object, params: Mapping[str, Any] | None) -> BaseChatModel:
+    if isinstance(model, BaseChatModel):
+        if params:
+            raise ConfigError(
+                f"got litellm_params {sorted(params)} beside a chat model, expected them with a "
+                "name only; set them on the model itself"
+            )
+        return model
+    if not isinstance(model, str) or not model:
+        raise ConfigError(
+            f"got {type(model).__name__} as the judge, expected a chat model of LangChain or a "
+            "model's name as litellm writes it, such as 'openai/o3'"
+        )
+    try:
+        # Heavy, and an extra, so imported on use and not there for a type checker.
+        from langchain_litellm import (  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
+            ChatLiteLLM,
+        )
+    except ImportError as error:
+        raise ConfigError(
+            f"got the judge {model!r}, which litellm has to call, and it is not installed. "
+            'pip install "langchain-art[ruler]", or give a chat model instead of a name'
+        ) from error
+    known = {*ChatLiteLLM.model_fields, *(f.alias for f in ChatLiteLLM.model_fields.values())}
+    if unknown := sorted(set(params or {}) - known):
+        raise ConfigError(
+            f"got litellm_params {unknown}, expected fields of ChatLiteLLM; what litellm takes "
+            "beside them goes into litellm_params={'model_kwargs': {…}}"
+        )
+    return ChatLiteLLM(**{"model": model, **(params or {})})
+
+
+def _class_name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -1,0 +1,134 @@
+"""Long texts made short, by one rule, until all of them fit a budget.
+
+The rule: a text over its cap is cut into lines (long lines into pieces of 160 characters, of 40
+where not all are ASCII). Its first piece stays; up to six tenths of the cap go to the pieces that
+share the rarest words with what the runs answered in the end, since these are what a judge has to
+check; the rest to the last piece and to those at the beginning. They stand in their order, and each
+gap says how many characters it leaves out.
+
+The caps: tool outputs have one from the start. Where all texts together are over the budget, the
+cap of tool outputs is halved down to 40 tokens, and then one for all texts likewise, from 800.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from langchain_art.errors import JudgeError
+from langchain_art.evaluators.transcript import Block
+
+_PIECE = 160
+_TAG = 5  # tokens around a text
+LEAST = 40
+"""Tokens that any text may keep: the longest piece."""
+_WORD = re.compile(r"\w{3,}|\d+")
+
+
+@dataclass(frozen=True)
+class Caps:
+    """Most tokens of a tool's output, and of any other text; None: as long as it is."""
+
+    outputs: int
+    texts: int | None = None
+
+
+def tokens(text: str) -> int:
+    """About how many tokens a text has: a quarter of its bytes, whatever the judge's tokenizer."""
+    return (len(text.encode("utf-8", "replace")) + 3) // 4
+
+
+def words(text: str) -> set[str]:
+    """The words of a text that can tell it from others: three letters or more, or digits."""
+    return {word.lower() for word in _WORD.findall(text)}
+
+
+def fitting(blocks: Sequence[Block], outputs: int, budget: int) -> Caps:
+    """The largest caps under which `blocks` have at most `budget` tokens together.
+
+    Args:
+        blocks: all that is to be shown, each once.
+        outputs: the cap of tool outputs to begin with, tokens.
+        budget: tokens.
+
+    Raises:
+        JudgeError: they do not fit, however short.
+    """
+    sizes = [(tokens(block.text), block.is_output) for block in blocks]
+    size = 0
+    for caps in _levels(outputs):
+        size = sum(_TAG + min(n, _cap(caps, is_output) or n) for n, is_output in sizes)
+        if size <= budget:
+            return caps
+    raise JudgeError(
+        f"the group's {len(blocks)} messages come to about {size} tokens with every one cut to "
+        f"{LEAST}, expected at most {budget}; raise `budget`, or judge smaller groups"
+    )
+
+
+def shortened(block: Block, caps: Caps, wanted: set[str]) -> list[str | int]:
+    """A block's text within its cap: what is kept, and between it how many characters are not.
+
+    Args:
+        block: whose text it is.
+        caps: of `fitting`.
+        wanted: the words of the runs' answers.
+    """
+    cap = _cap(caps, block.is_output)
+    if cap is None or tokens(block.text) <= cap:
+        return [block.text]
+    pieces = list(_pieces(block.text))
+    kept = _chosen(pieces, cap, wanted)
+    said: list[str | int] = []
+    for stays, some in groupby(range(len(pieces)), key=lambda number: number in kept):
+        text = "".join(pieces[number] for number in some)
+        said.append(text if stays else len(text))
+    return said
+
+
+def _levels(outputs: int) -> Iterator[Caps]:
+    cap = outputs
+    while cap > LEAST:
+        yield Caps(cap)
+        cap //= 2
+    yield Caps(min(outputs, LEAST))
+    texts = 800
+    while texts >= LEAST:
+        yield Caps(min(outputs, LEAST), texts)
+        texts //= 2
+    yield Caps(min(outputs, LEAST), LEAST)
+
+
+def _cap(caps: Caps, is_output: bool) -> int | None:
+    if not is_output or caps.texts is None:
+        return caps.outputs if is_output else caps.texts
+    return min(caps.outputs, caps.texts)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    width = _PIECE if text.isascii() else _PIECE // 4  # so that a piece is 40 tokens at most
+    for line in text.splitlines(keepends=True):
+        for start in range(0, len(line), width):
+            yield line[start : start + width]
+
+
+def _chosen(pieces: Sequence[str], cap: int, wanted: set[str]) -> set[int]:
+    """Numbers of the pieces to keep, of about `cap` tokens."""
+    found = [words(piece) & wanted for piece in pieces]
+    frequency = Counter(word for one in found for word in one)
+    weights = [sum(1 / frequency[word] for word in one) for one in found]
+    telling = sorted(
+        (n for n, weight in enumerate(weights) if weight > 0), key=lambda n: -weights[n]
+    )
+    kept = {0}
+    spent = tokens(pieces[0])
+    for numbers, limit in ((telling, 0.6 * cap), ([len(pieces) - 1, *range(len(pieces))], cap)):
+        for number in numbers:
+            cost = tokens(pieces[number])
+            if number not in kept and spent + cost <= limit:
+                kept.add(number)
+                spent += cost
+    return kept

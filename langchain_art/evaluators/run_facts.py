@@ -1,0 +1,104 @@
+"""What a run did, read off its turns: steps, actions, errors, seconds, and what it answered.
+
+Turns that the graph threw away (`Turn.discarded`) count for none of these but `seconds`: a retry
+costs time, but it is no step of the run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+from langchain_art.evaluators.transcript import text_of
+from langchain_art.wire import Message, Trajectory, Turn
+
+#: How LangGraph's ``ToolNode`` begins the result of a tool that raised, or that does not exist.
+_TOOL_ERRORS = ("Error: ", "Error invoking tool ", "Error executing tool ")
+
+
+def steps(run: Trajectory) -> int:
+    """Model calls of the run."""
+    return len(_kept(run))
+
+
+def actions(run: Trajectory) -> list[str]:
+    """Names of the tools that the run called, in order, each as often as it was called."""
+    return [name for turn in _kept(run) for name, _ in _calls(turn.reply)]
+
+
+def errors(run: Trajectory) -> int:
+    """What went wrong in the run.
+
+    Model calls that ended in an error, tool calls whose arguments are no JSON object, and tool
+    results that begin as LangGraph's ``ToolNode`` begins an error (``Error: …``, ``Error invoking
+    tool …``, ``Error executing tool …``).
+    """
+    turns = _kept(run)
+    failed = sum(turn.error is not None for turn in turns)
+    malformed = sum(not _is_object(text) for turn in turns for _, text in _calls(turn.reply))
+    refused = sum(
+        message.get("role") == "tool" and text_of(message.get("content")).startswith(_TOOL_ERRORS)
+        for message in _said(run, turns)
+    )
+    return failed + malformed + refused
+
+
+def seconds(run: Trajectory) -> float:
+    """From the start of the first model call to the end of the last one.
+
+    Where calls do not say when they began, the sum of the latencies that are known; 0.0 if none is.
+    """
+    timed = [turn for turn in run.turns if turn.started_at is not None]
+    if timed and len(timed) == len(run.turns):
+        ends = [(turn.started_at or 0.0) + (turn.latency or 0.0) for turn in timed]
+        return max(ends) - min(turn.started_at or 0.0 for turn in timed)
+    return sum(turn.latency or 0.0 for turn in run.turns)
+
+
+def answer(run: Trajectory) -> Any:
+    """What the run came to.
+
+    Of an output with ``messages``, the text of the last message; any other output as it is; without
+    one, the text of the last reply (None if there is none).
+    """
+    output = run.output
+    if isinstance(output, Mapping) and "messages" in output:
+        messages = cast("list[Message]", output["messages"])
+        return text_of(messages[-1].get("content")) if messages else None
+    if output is not None:
+        return output
+    replies = [turn.reply for turn in _kept(run) if turn.reply is not None]
+    return text_of(replies[-1].get("content")) if replies else None
+
+
+def _kept(run: Trajectory) -> list[Turn]:
+    return [turn for turn in run.turns if turn.discarded is None]
+
+
+def _said(run: Trajectory, turns: list[Turn]) -> list[Message]:
+    """Messages between the replies, and what the output holds behind the last of them."""
+    said = [message for turn in turns for message in turn.messages]
+    output = run.output
+    if isinstance(output, Mapping) and "messages" in output:
+        for message in reversed(cast("list[Message]", output["messages"])):
+            if message.get("role") != "tool":
+                break
+            said.append(message)
+    return said
+
+
+def _calls(reply: Message | None) -> list[tuple[str, Any]]:
+    """Name and arguments of each tool call."""
+    calls: list[dict[str, Any]] = (reply or {}).get("tool_calls") or []
+    functions = [cast("dict[str, Any]", call.get("function") or {}) for call in calls]
+    return [(str(function.get("name")), function.get("arguments")) for function in functions]
+
+
+def _is_object(arguments: Any) -> bool:
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return False
+    return isinstance(arguments, dict)

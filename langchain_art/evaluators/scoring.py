@@ -1,0 +1,130 @@
+"""Let an evaluator score groups; one that it cannot score is left out and counted, never zero."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+from langchain_art._callables import is_async
+from langchain_art.errors import ArtError, ConfigError
+from langchain_art.wire import Trajectory, TrajectoryGroup
+
+Scores: TypeAlias = "TrajectoryGroup | Sequence[float]"
+Evaluator: TypeAlias = "Callable[[TrajectoryGroup], Scores | Awaitable[Scores]]"
+"""Takes a group (without its failed runs) and returns it with rewards, or one reward per run.
+
+The scenario is ``group.metadata["scenario"]`` (see `scenarios.portable`); what the graph of a run
+came to is its `output`."""
+
+
+class _WrongScores(ConfigError):
+    pass
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The groups that were scored, in order, and how many were not."""
+
+    groups: list[TrajectoryGroup]
+    unjudged: int
+    first_error: str | None
+
+
+async def judge(
+    groups: Sequence[TrajectoryGroup], evaluator: Evaluator, *, concurrency: int = 16
+) -> Judged:
+    """Score groups, at most `concurrency` at once. A plain ``def`` evaluator runs in threads.
+
+    Failed runs are not shown to the evaluator, and stay in their group as they are.
+
+    Raises:
+        ArtError: the evaluator raised for every group.
+        ConfigError: it returned something that is no score for the group's runs.
+    """
+    slots = asyncio.Semaphore(concurrency)
+
+    async def one(group: TrajectoryGroup) -> TrajectoryGroup | Exception:
+        async with slots:
+            try:
+                return await scored(group, evaluator)
+            except _WrongScores:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever a judge raises, its group is counted
+                return error
+
+    outcomes = await asyncio.gather(*(one(group) for group in groups))
+    errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    first = f"{type(errors[0]).__name__}: {errors[0]}" if errors else None
+    if errors and len(errors) == len(outcomes):
+        raise ArtError(
+            f"The evaluator raised for all {len(errors)} groups, so there is nothing to learn "
+            f"from. The first: {first}"
+        ) from errors[0]
+    judged = [outcome for outcome in outcomes if isinstance(outcome, TrajectoryGroup)]
+    return Judged(judged, len(errors), first)
+
+
+async def scored(group: TrajectoryGroup, evaluator: Evaluator) -> TrajectoryGroup:
+    """One group with its rewards. A plain ``def`` evaluator runs in a thread.
+
+    Failed runs are not shown to the evaluator, and stay as they are.
+
+    Raises:
+        ConfigError: it returned something that is no score for the group's runs.
+        Exception: whatever the evaluator raises.
+    """
+    runs = [t for t in group.trajectories if t.status != "failed"]
+    if not runs:
+        return group
+    shown = group.model_copy(update={"trajectories": tuple(runs)})
+    return _merge(group, runs, await _ask(evaluator, shown))
+
+
+async def _ask(evaluator: Evaluator, group: TrajectoryGroup) -> Scores:
+    if is_async(evaluator):
+        scores = evaluator(group)
+    else:
+        scores = await asyncio.to_thread(evaluator, group)
+    return await scores if inspect.isawaitable(scores) else scores
+
+
+def _merge(group: TrajectoryGroup, runs: list[Trajectory], scores: object) -> TrajectoryGroup:
+    """`group` with its runs as the evaluator scored them, its failed runs as they were."""
+    if isinstance(scores, TrajectoryGroup):
+        scored = {t.id: t for t in scores.trajectories}
+        rewards = [one.reward for t in scores.trajectories for one in (t, *t.turns)]
+        if any(reward is not None and not math.isfinite(reward) for reward in rewards):
+            raise ValueError(f"the evaluator's rewards are not all finite: {rewards}")
+        if set(scored) != {run.id for run in runs}:
+            raise _WrongScores(
+                f"The evaluator returned a group of other runs than it was given ({group.id!r}); "
+                "return the same runs, each with its reward (or None)."
+            )
+    else:
+        scored = {t.id: t for t in _rescored(runs, scores)}
+    merged = tuple(scored.get(t.id, t) for t in group.trajectories)
+    metadata = scores.metadata if isinstance(scores, TrajectoryGroup) else group.metadata
+    return group.model_copy(update={"trajectories": merged, "metadata": metadata})
+
+
+def _rescored(runs: list[Trajectory], scores: object) -> list[Trajectory]:
+    try:
+        rewards = [None if s is None else float(s) for s in cast("Sequence[float | None]", scores)]
+    except (TypeError, ValueError) as error:
+        raise _WrongScores(
+            f"The evaluator returned {scores!r:.200}, expected a TrajectoryGroup or a sequence of "
+            "numbers, one per run"
+        ) from error
+    if len(rewards) != len(runs):
+        raise _WrongScores(
+            f"The evaluator returned {len(rewards)} scores for {len(runs)} runs, expected one each"
+        )
+    if any(reward is not None and not math.isfinite(reward) for reward in rewards):
+        raise ValueError(f"the evaluator's scores are not all finite: {rewards}")
+    return [
+        run.model_copy(update={"reward": reward}) for run, reward in zip(runs, rewards, strict=True)
+    ]

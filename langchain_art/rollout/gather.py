@@ -1,0 +1,105 @@
+"""Run scenarios several times each, and bring home all groups of trajectories at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_art.errors import ConfigError
+from langchain_art.rollout.graph_rollout import check_inputs
+from langchain_art.rollout.group_stream import GroupStream
+from langchain_art.rollout.runner import Rollout
+from langchain_art.rollout.scenarios import group_ids, scenario_id
+from langchain_art.wire import Trajectory, TrajectoryGroup
+
+
+@dataclass(frozen=True)
+class GatherResult:
+    """What `gather` brings home: one group per scenario, in the scenarios' order."""
+
+    groups: list[TrajectoryGroup]
+    seconds: float
+    retried: int
+    """Rollouts that were run anew because the server was away."""
+    first_error: str | None
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """All runs, failed ones included."""
+        return [t for group in self.groups for t in group.trajectories]
+
+    @property
+    def rewards(self) -> list[float]:
+        """The rewards of the runs that have one."""
+        return [t.reward for t in self.trajectories if t.reward is not None]
+
+    @property
+    def failed(self) -> int:
+        """Runs that raised."""
+        return sum(t.status == "failed" for t in self.trajectories)
+
+
+async def gather(
+    rollout: Rollout,
+    scenarios: Sequence[Any],
+    *,
+    group_size: int = 8,
+    concurrency: int = 64,
+    prefix: str | None = None,
+    on_done: Callable[[Trajectory], None] | None = None,
+    retries: int = 5,
+    ready: Callable[[], Awaitable[object]] | None = None,
+    max_failed: float = 0.5,
+) -> GatherResult:
+    """Run every scenario `group_size` times, at most `concurrency` runs at once.
+
+    Args:
+        rollout: see `Rollout`. A plain ``def`` runs in a thread and keeps its context variables.
+        scenarios: anything; its id is ``scenario.id``, ``scenario["id"]`` or a stable hash of it.
+            It goes along as ``group.metadata["scenario"]`` if it makes less than 64 kB of JSON.
+        group_size: runs per scenario; those are one group.
+        concurrency: most runs at once, threads included.
+        prefix: group ids are ``prefix:scenario-id``, so that a group posted twice is one. None: a
+            prefix that is used once.
+        on_done: called after each run, in the event loop.
+        retries: how often one run is made anew because the server was away.
+        ready: awaited before such a run; by default a pause that grows from 0.5 s.
+        max_failed: fraction of the runs that may raise.
+
+    Raises:
+        RolloutFailed: more of them raised; it shows the first error.
+        ServerUnreachable: `ready` gave up.
+        ConfigError: `rollout` is none, or it returned something else than `Rollout` allows, or a
+            scenario is no input for the graph that it is.
+    """
+    if group_size < 1 or concurrency < 1:
+        raise ConfigError(f"got {group_size=} and {concurrency=}, expected both to be at least 1")
+    check_inputs(rollout, scenarios)
+    started = time.monotonic()
+    ids = [scenario_id(scenario) for scenario in scenarios]
+    names = list(group_ids(prefix or uuid.uuid4().hex, ids))
+    stream = GroupStream(
+        rollout,
+        scenarios.__getitem__,
+        lambda n, _: names[n],
+        group_size=group_size,
+        concurrency=concurrency,
+        on_done=on_done,
+        retries=retries,
+        ready=ready,
+        max_failed=max_failed,
+    )
+    async with stream:
+        stream.allow(len(scenarios))
+        ended = {group.id: group for group in await stream.take(len(scenarios))}
+    groups = [ended[name] for name in names]
+    return GatherResult(groups, time.monotonic() - started, stream.retried, stream.first_error)
+
+
+def gather_sync(rollout: Rollout, scenarios: Sequence[Any], **options: Any) -> GatherResult:
+    """`gather` for programs without an event loop."""
+    return asyncio.run(gather(rollout, scenarios, **options))

@@ -1,0 +1,140 @@
+"""Groups in the order in which they end, while others still run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from langchain_art.rollout.runner import Rollout, Runner, group_of
+from langchain_art.rollout.scenarios import scenario_id
+from langchain_art.wire import Trajectory, TrajectoryGroup
+
+
+class GroupStream:
+    """Runs scenarios group after group, as far as it is allowed, and hands out what has ended.
+
+    How far rollouts may run ahead of the training that uses them is the caller's to say
+    (`allow`); that bounds how old a policy version a trained run can be of (the admission rule of
+    AReaL, arXiv 2505.24298, section 5.1).
+
+    Example::
+
+        async with GroupStream(rollout, scenarios.__getitem__, names) as stream:
+            stream.allow(32)
+            first = await stream.take(16)   # sixteen groups, whichever ended first
+
+    Args:
+        rollout: see `rollout.Rollout`.
+        scenario: the scenario of the n-th group, from 0.
+        name: the id of that group, by n and the scenario's id.
+        group_size: runs of each group.
+        concurrency: most runs at once.
+        on_done: called after each run.
+        retries: how often one run is made anew because the server was away.
+        ready: awaited before such a run.
+        max_failed: fraction of the runs of an allowance that may raise.
+    """
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        scenario: Callable[[int], Any],
+        name: Callable[[int, str], str],
+        *,
+        group_size: int,
+        concurrency: int,
+        on_done: Callable[[Trajectory], None] | None = None,
+        retries: int = 5,
+        ready: Callable[[], Awaitable[object]] | None = None,
+        max_failed: float = 0.5,
+    ) -> None:
+        self._runner = Runner(rollout, concurrency, retries, ready, on_done)
+        self._scenario, self._name = scenario, name
+        self._group_size, self._concurrency = group_size, concurrency
+        self._max_failed = max_failed
+        self._places: deque[tuple[int, int]] = deque()
+        self._runs: dict[int, list[Trajectory | None]] = {}
+        self._running: set[asyncio.Task[None]] = set()
+        self._ended: deque[TrajectoryGroup] = deque()
+        self._changed = asyncio.Event()
+        self._error: BaseException | None = None
+        self.allowed = 0
+        """Groups that may have been started until now."""
+
+    async def __aenter__(self) -> GroupStream:
+        self._runner.__enter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._places.clear()
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        self._runner.__exit__()
+
+    @property
+    def retried(self) -> int:
+        """Runs that were made anew because the server was away."""
+        return self._runner.retried
+
+    @property
+    def first_error(self) -> str | None:
+        """What the first failed run of the latest allowance raised."""
+        return self._runner.first_error
+
+    def allow(self, groups: int) -> None:
+        """Let so many more groups be started."""
+        if groups <= 0:
+            return
+        self._runner.failed, self._runner.first_error = 0, None
+        self._runner.allowed_failures = self._max_failed * groups * self._group_size
+        for index in range(self.allowed, self.allowed + groups):
+            self._runs[index] = [None] * self._group_size
+            self._places.extend((index, member) for member in range(self._group_size))
+        self.allowed += groups
+        self._fill()
+
+    async def take(self, groups: int) -> list[TrajectoryGroup]:
+        """The next groups that end. Raises what a run raised that must end the fit.
+
+        Raises:
+            RolloutFailed: more than `max_failed` of an allowance raised.
+            RuntimeError: fewer groups are allowed than are asked for.
+        """
+        if groups > len(self._ended) + len(self._runs):
+            raise RuntimeError(f"asked for {groups} groups, {len(self._runs)} are under way")
+        while len(self._ended) < groups and self._error is None:
+            self._changed.clear()
+            await self._changed.wait()
+        if self._error is not None:
+            raise self._error
+        return [self._ended.popleft() for _ in range(groups)]
+
+    def _fill(self) -> None:
+        while self._places and len(self._running) < self._concurrency:
+            # A task of its own, so that context variables set by one run end with it.
+            task = asyncio.create_task(self._run(*self._places.popleft()))
+            self._running.add(task)
+            task.add_done_callback(self._finished)
+
+    async def _run(self, index: int, member: int) -> None:
+        scenario = self._scenario(index)
+        name = scenario_id(scenario)
+        runs = self._runs[index]
+        runs[member] = await self._runner.run(scenario, name)
+        whole = [run for run in runs if run is not None]
+        if len(whole) == self._group_size:
+            del self._runs[index]
+            self._ended.append(group_of(self._name(index, name), whole, scenario))
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            self._error = self._error or error
+            self._places.clear()
+        self._fill()
+        self._changed.set()

@@ -1,0 +1,71 @@
+"""Runs of a `RemoteGraph`: the server puts them together from calls that bear the run's id.
+
+No callback hears a graph that runs elsewhere. Its `ChatART` tags its calls with what the run's
+config says, so the server has the story; it is fetched for the evaluator, and scored there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from langchain_art.client.async_client import AsyncArtClient
+from langchain_art.errors import ConfigError, NotFound
+from langchain_art.wire import Reward, Trajectory, TrajectoryGroup
+
+_AT_ONCE = 16
+
+
+async def fetch(client: AsyncArtClient, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
+    """The groups with the turns that the server knows.
+
+    Raises:
+        ConfigError: it knows none of any run that ended well.
+    """
+    told = await _put(client, groups)
+    runs = [run for group in groups for run in group.trajectories if run.status != "failed"]
+    if runs and not any(run.id in told for run in runs):
+        raise ConfigError(
+            f"No model call of {len(runs)} runs of the remote graph bears its run's id. Let its "
+            "nodes call a ChatART of this server; a graph that does not hand its config on (a "
+            "thread without a context, say) must be run by a function instead."
+        )
+    return [
+        group.model_copy(
+            update={
+                "trajectories": tuple(
+                    run.model_copy(update={"turns": told[run.id].turns}) if run.id in told else run
+                    for run in group.trajectories
+                )
+            }
+        )
+        for group in groups
+    ]
+
+
+async def score(client: AsyncArtClient, groups: Sequence[TrajectoryGroup]) -> list[list[str]]:
+    """Tell the server the rewards; returns the ids of the runs that it has, group by group."""
+    told = await _put(client, groups)
+    ids = [[run.id for run in group.trajectories if run.id in told] for group in groups]
+    return [group for group in ids if group]
+
+
+async def _put(client: AsyncArtClient, groups: Sequence[TrajectoryGroup]) -> dict[str, Trajectory]:
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def put(run: Trajectory) -> Trajectory | None:
+        known = Reward(
+            reward=run.reward,
+            turns={t.call_id: t.reward for t in run.turns if t.call_id and t.reward is not None},
+            scores=run.scores,
+            scenario=run.scenario,
+            status=run.status,
+        )
+        async with slots:
+            try:
+                return await client.reward(run.id, known)
+            except NotFound:  # it made no call
+                return None
+
+    found = await asyncio.gather(*(put(run) for group in groups for run in group.trajectories))
+    return {run.id: run for run in found if run is not None}

@@ -1,0 +1,218 @@
+"""Run scenarios several times each, concurrently, and bring home groups of trajectories.
+
+A rollout that raises is kept as a failed trajectory: it is counted, and never scored zero. It has
+a reward only if the rollout had set one on its run before. A rollout that raised because the server
+was away is run anew once it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from numbers import Real
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+
+import httpx
+from pydantic import ValidationError
+
+from langchain_art._callables import is_async
+from langchain_art.errors import (
+    ConfigError,
+    EngineUnavailable,
+    Overloaded,
+    RolloutFailed,
+    ServerUnreachable,
+)
+from langchain_art.rollout.graph_rollout import Graph, as_function, is_graph
+from langchain_art.rollout.scenarios import portable
+from langchain_art.wire import Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from langchain_art.tracing.handler import Run
+
+S = TypeVar("S")
+Outcome: TypeAlias = "Run | Trajectory | float"
+Rollout: TypeAlias = "Callable[[Any], Outcome | Awaitable[Outcome]] | Graph"
+"""``async def`` or ``def``; takes a scenario, returns the `Run` of its own ``capture()``, a
+`Trajectory`, or a reward (then `capture()` is opened around it). Or a graph as it is, which is run
+on what `plain_graphs.graph_input` makes of a scenario, in a thread of its own; it brings no
+reward. The model calls of a `RemoteGraph` are not heard here, but tagged with the run's id."""
+
+
+class _WrongOutcome(ConfigError):
+    pass
+
+
+class Runner:
+    """How a single run is made, and what went wrong so far. Its threads end with the context."""
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        concurrency: int,
+        retries: int,
+        ready: Callable[[], Awaitable[object]] | None,
+        on_done: Callable[[Trajectory], None] | None,
+    ) -> None:
+        self._is_graph = is_graph(rollout)
+        self._function = _function(rollout)
+        self._is_async = is_async(self._function)
+        self._retries = retries
+        self._ready = ready
+        self._on_done = on_done
+        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="rollout")
+        self.allowed_failures = 0.0
+        self.failed = 0
+        self.retried = 0
+        self.first_error: str | None = None
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        # Not waited for: a thread that hangs in a model call must not hold up Ctrl-C.
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, scenario: Any, name: str) -> Trajectory:
+        """One run of one scenario, made anew while the server is away."""
+        attempt = 0
+        while True:
+            trajectory, error = await self._once(scenario, name)
+            if error is None:
+                break
+            if attempt == self._retries or not is_server_away(error):
+                self._count(error, name)
+                break
+            self.retried += 1
+            await asyncio.sleep(min(0.5 * 2**attempt, 10.0))
+            attempt += 1
+            if self._ready is not None:
+                await self._ready()
+        if self._on_done is not None:
+            self._on_done(trajectory)
+        return trajectory
+
+    async def _once(self, scenario: Any, name: str) -> tuple[Trajectory, Exception | None]:
+        # langchain-core, on first use
+        from langchain_art.tracing.handler import capture, opened  # noqa: PLC0415
+
+        opened.set(scopes := [])
+        async with capture(scenario=name) as run:
+            try:
+                given = (scenario, name, run.id) if self._is_graph else (scenario,)
+                outcome = await self._call(*given)
+                if self._is_graph:
+                    run.output = outcome if run.output is None else run.output
+                    outcome = run
+                elif isinstance(outcome, Real):
+                    run.reward = float(outcome)
+                return _trajectory(outcome, run, name), None
+            except _WrongOutcome:
+                raise  # the program is wrong; to run it again and again would only hide that
+            except Exception as error:  # noqa: BLE001 - user code may raise anything; it is counted
+                return _failure(error, scopes[-1], name), error
+
+    async def _call(self, *given: Any) -> Any:
+        if self._is_async:
+            return await cast(Awaitable[Any], self._function(*given))
+        context = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        outcome = await loop.run_in_executor(
+            self._threads, lambda: context.run(self._function, *given)
+        )
+        return await outcome if inspect.isawaitable(outcome) else outcome
+
+    def _count(self, error: Exception, name: str) -> None:
+        self.failed += 1
+        self.first_error = self.first_error or f"{_words(error)} (scenario {name!r})"
+        if self.failed > self.allowed_failures:
+            raise RolloutFailed(
+                f"{self.failed} rollouts raised, at most {self.allowed_failures:g} may "
+                f"(max_failed). The first: {self.first_error}. Run the rollout on this one "
+                "scenario to see it whole."
+            ) from error
+
+
+def _function(rollout: Rollout) -> Callable[..., Any]:
+    if is_graph(rollout):
+        return as_function(rollout)
+    if callable(rollout):
+        return rollout
+    compiled = " Compile it first: graph.compile()." if hasattr(rollout, "compile") else ""
+    raise ConfigError(
+        f"got the rollout {rollout!r:.200}, expected a function of one scenario, or a graph with "
+        f"ainvoke or invoke.{compiled}"
+    )
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:2000]
+
+
+def _trajectory(outcome: object, run: Run, name: str) -> Trajectory:
+    if isinstance(outcome, Trajectory):
+        found = outcome
+    elif isinstance(outcome, Real):
+        found = run.trajectory()
+    elif callable(method := getattr(outcome, "trajectory", None)):
+        found = cast(Trajectory, method())
+    else:
+        raise _WrongOutcome(
+            f"The rollout returned {outcome!r:.200}, expected the run that capture() gives, a "
+            "Trajectory, or a number as its reward. End it with `return run`."
+        )
+    return found if found.scenario is not None else found.model_copy(update={"scenario": name})
+
+
+def _failure(error: Exception, run: Run, name: str) -> Trajectory:
+    """What is left of a run that raised: the innermost scope's, so that the server knows its id."""
+    return Trajectory(
+        id=run.id,
+        scenario=run.scenario if run.scenario is not None else name,
+        turns=tuple(run.turns)[:4096],
+        reward=run.reward,
+        status="failed",
+        error=_words(error),
+    )
+
+
+def group_of(name: str, trajectories: list[Trajectory], scenario: Any) -> TrajectoryGroup:
+    """The runs of a scenario as a group. Raises ConfigError if they make none."""
+    try:
+        return TrajectoryGroup(
+            id=name, trajectories=tuple(trajectories), metadata=portable(scenario)
+        )
+    except ValidationError as error:
+        raise ConfigError(f"The runs of group {name!r} make no group: {error}") from error
+
+
+def is_server_away(error: BaseException) -> bool:
+    """True if `error`, or a cause of it, is a server that gave no answer or could not serve."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        current = todo.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        if _is_away(current):
+            return True
+        todo += [current.__cause__, current.__context__]
+        if isinstance(current, BaseExceptionGroup):
+            todo += cast("BaseExceptionGroup[BaseException]", current).exceptions
+    return False
+
+
+def _is_away(error: BaseException) -> bool:
+    away = (httpx.TransportError, ServerUnreachable, EngineUnavailable, Overloaded)
+    if isinstance(error, away):
+        return True
+    # OpenAI's errors by name, so that its SDK (and its import time) is not needed here.
+    kinds = [k.__name__ for k in type(error).__mro__ if k.__module__.split(".")[0] == "openai"]
+    status = getattr(error, "status_code", None)
+    return "APIConnectionError" in kinds or (
+        bool(kinds) and isinstance(status, int) and (status == 429 or status >= 500)
+    )

@@ -1,0 +1,208 @@
+"""`Run`, what `capture()` yields: the story of one graph run, and what it is worth."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from uuid import uuid4
+
+from langchain_core.messages import AIMessage
+from langgraph.errors import GraphInterrupt, GraphRecursionError
+from pydantic import ValidationError
+
+from langchain_art.errors import ConfigError
+from langchain_art.tracing.message_log import jsonable
+from langchain_art.tracing.recorder import Story
+from langchain_art.wire import CallTags, Status, Trajectory, Turn
+
+
+class Run:
+    """The story of one graph run, told while it happens; `capture()` yields it.
+
+    Set `reward`, `scores` and `metadata` as you see fit, and rewards of single calls with
+    `reward_turn` and `reward_node`; `input`, `output`, `status` and `error` are filled in by what
+    is heard, and may be overwritten.
+
+    Args:
+        scenario: which task this is a run of; runs of one scenario are judged as a group.
+        id: of the trajectory, unique; made up if left out.
+        metadata: whatever should stand beside the run in review.
+
+    Raises:
+        ConfigError: `id` or `scenario` cannot go over the wire.
+
+    Example::
+
+        with capture(scenario="q-7") as run:
+            answer = graph.invoke({"messages": [("user", "When did Ann write?")]})
+            run.reward = float("Monday" in answer["messages"][-1].text)
+        run.trajectory().turns[0].node   # "model"
+    """
+
+    def __init__(
+        self,
+        *,
+        scenario: str | None = None,
+        id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> None:
+        try:
+            tags = CallTags(trajectory_id=id or uuid4().hex, scenario=scenario)
+        except ValidationError as error:
+            why = "; ".join(f"`{e['loc'][0]}`: {e['msg']}" for e in error.errors())
+            raise ConfigError(f"a run cannot be named so: {why}") from error
+        self.id: str = tags.trajectory_id or ""
+        self.scenario = scenario
+        self.scores: dict[str, float] = {}
+        self.metadata: dict[str, Any] = dict(metadata or {})
+        self.input: Any = None
+        self.output: Any = None
+        self.status: Status = "completed"
+        self.error: str | None = None
+        self._reward: float | None = None
+        self._turn_rewards: dict[str, float | None] = {}
+        self.story = Story()
+
+    @property
+    def reward(self) -> float | None:
+        """The run's reward; None, which is the default, means not scored and is not zero."""
+        return self._reward
+
+    @reward.setter
+    def reward(self, value: float | None) -> None:
+        self._reward = _checked(value)
+
+    def reward_turn(self, turn: AIMessage | Turn | str, value: float | None) -> None:
+        """Score one model call by itself, beside the run.
+
+        `TrainConfig.credit` says what becomes of it: ``run`` adds it to the run's reward, ``node``
+        compares it with those of the same node in the group's other runs, ``turn`` gives it to this
+        call and to those before it.
+
+        Args:
+            turn: the reply that the model gave, one of `turns`, or the call's id.
+            value: its reward; None takes it back.
+
+        Raises:
+            ConfigError: no such call was heard in this run, or `value` is not finite.
+
+        Example::
+
+            state = graph.invoke({"messages": [("user", question)]})
+            for message in state["messages"]:
+                if isinstance(message, AIMessage):
+                    run.reward_turn(message, 0.0 if message.invalid_tool_calls else 0.1)
+        """
+        if isinstance(turn, AIMessage):
+            told = turn.response_metadata
+            given: Any = told.get("call_id") or told.get("id")  # the latter of a foreign model
+            call_id = None if given is None else str(given)
+        else:
+            call_id = turn.call_id if isinstance(turn, Turn) else turn
+        known = [one.call_id for one in self.story.turns()]
+        if call_id is None or call_id not in known:
+            raise ConfigError(
+                f"got a reward for the call {call_id!r}, expected one of the {len(known)} calls "
+                "that were heard in this run, with an id (`run.turns`)"
+            )
+        self._turn_rewards[call_id] = _checked(value)
+
+    def reward_node(self, node: str, value: float | None) -> None:
+        """Score the latest call of a node that counts; see `reward_turn`.
+
+        Args:
+            node: its name, or its path (``team/writer``).
+            value: its reward; None takes it back.
+
+        Raises:
+            ConfigError: the node made no call that counts, or `value` is not finite.
+
+        Example::
+
+            run.reward_node("writer", 1.0)
+            run.reward_node("critic", 0.0)
+        """
+        turns = [turn for turn in self.story.turns() if turn.call_id and not turn.discarded]
+        own = [turn for turn in turns if node in (turn.node, "/".join(turn.path))]
+        if not own:
+            heard = sorted({"/".join(turn.path) or turn.node or "-" for turn in turns})
+            raise ConfigError(
+                f"got a reward for the node {node!r}, expected one that has called a model in this "
+                f"run: {heard}"
+            )
+        self.reward_turn(own[-1], value)
+
+    @property
+    def turns(self) -> list[Turn]:
+        """The calls heard so far, in the order in which they started."""
+        given = self._turn_rewards
+        return [
+            turn.model_copy(update={"reward": given[turn.call_id]})
+            if turn.call_id in given
+            else turn
+            for turn in self.story.turns()
+        ]
+
+    def trajectory(self) -> Trajectory:
+        """A frozen snapshot of the run as it stands now.
+
+        Where prompts or the output hold replies of our server that no call of this run gave (a
+        cached node, an earlier run of the thread, a raw thread that no handler hears), its
+        metadata names their calls: ``sampled_elsewhere``.
+
+        Raises:
+            ValidationError: a score is not finite, or the run has more than 4096 turns.
+        """
+        metadata = self.metadata
+        if elsewhere := self.story.elsewhere(self.output):
+            metadata = {**metadata, "sampled_elsewhere": elsewhere}
+        return Trajectory(
+            id=self.id,
+            scenario=self.scenario,
+            turns=tuple(self.turns),
+            input=jsonable(self.input),
+            output=jsonable(self.output),
+            reward=self.reward,
+            scores=dict(self.scores),
+            metadata=jsonable(metadata),
+            status=self.status,
+            error=self.error,
+        )
+
+    def __repr__(self) -> str:
+        scored = "not scored" if self.reward is None else f"reward {self.reward:g}"
+        return f"<Run {self.id} of {self.scenario!r}: {self.status}, {scored}>"
+
+    def settled(self) -> None:
+        """Notes that a graph of the run ended well."""
+        outcome = self.story.outcome()
+        if outcome == "error":
+            return  # another one failed beside it
+        if self.status in ("failed", "truncated"):  # and went on after all
+            self.error = None
+        self.status = "interrupted" if outcome == "interrupted" else "completed"
+
+    def ended(self, error: BaseException) -> None:
+        """Notes that the run ended with `error`."""
+        self.status = "failed"
+        if isinstance(error, GraphRecursionError):
+            self.status = "truncated"
+        elif isinstance(error, GraphInterrupt):
+            self.status = "interrupted"
+        self.error = f"{type(error).__name__}: {error}"
+
+
+def _checked(value: float | None) -> float | None:
+    """A reward as a finite number, or None."""
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"got a reward of {value!r}, expected a number or None") from error
+    if not math.isfinite(number):
+        raise ConfigError(
+            f"got a reward of {value!r}, expected a finite number; "
+            "leave it None if there is no score"
+        )
+    return number

@@ -1,0 +1,131 @@
+"""What a person sees of a fit: bars on a terminal, a few plain lines per step everywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from langchain_art.training.report import left_out, node_table, nothing_trained
+from langchain_art.training.results import EvalResult, StepRecord
+
+
+class Display:
+    """Lines, and bars below them while something goes on.
+
+    Args:
+        console: where to; None: standard output.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self._bars = Progress(
+            TextColumn("{task.description:<12}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+
+    def line(self, text: str) -> None:
+        """Print one line, above the bars if there are any."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """Print one line that must not be overlooked."""
+        self.console.print(text, style="bold red", highlight=False, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def bar(
+        self, description: str, total: int, done: int = 0
+    ) -> Generator[Callable[..., None], None, None]:
+        """A bar while the scope lasts; call what it yields to advance by one, with a note."""
+        outermost = not self._bars.task_ids
+        task = self._bars.add_task(description, total=total, completed=done, note="")
+        if outermost:
+            self._bars.start()
+
+        def advance(note: str = "") -> None:
+            self._bars.update(task, advance=1, note=note)
+
+        try:
+            yield advance
+        finally:
+            self._bars.remove_task(task)
+            if outermost:
+                self._bars.stop()
+
+    def step(self, record: StepRecord, steps: int, *, first: bool) -> None:
+        """The lines of a finished step: what it did, and what each node contributed.
+
+        The nodes are a table where the step is the `first` of a fit, else one line. A step that
+        trained on nothing is said in red, with the reasons.
+        """
+        self.line("  ".join(_headline(record, steps)))
+        for figures in _figures(record):
+            self.line(f"  {figures}")
+        if lost := left_out(record):
+            self.line(f"  left out: {lost}")
+        if first and record.nodes:
+            self.console.print(node_table(record.nodes, f"Trained by node, step {record.step}"))
+        elif record.nodes:
+            shown = [
+                f"{name} {report.tokens} tokens, |A| {report.advantage_abs:.2f}"
+                for name, report in record.nodes.items()
+                if report.tokens
+            ]
+            self.line(f"  trained: {'; '.join(shown) or 'nothing'}")
+        for line in nothing_trained(record):
+            self.warn(line)
+
+    def eval(self, result: EvalResult) -> None:
+        """The line of an evaluation."""
+        after = "" if result.step is None else f" after step {result.step}"
+        self.line(f"held out{after}: {result}  {result.version}  {result.seconds:.1f}s")
+
+
+def _headline(record: StepRecord, steps: int) -> list[str]:
+    mean, std = record.reward_mean, record.reward_std
+    reward = "no rewards" if mean is None else f"reward {mean:.3f}"
+    spread = "" if std is None else f" (std {std:.3f})"
+    parts = [f"step {record.step:>{len(str(steps))}}/{steps}", reward + spread]
+    parts += [f"{policy}@{version}" for policy, version in record.versions.items()]
+    refilled = f" ({record.refilled} refilled)" if record.refilled else ""
+    parts.append(f"{record.groups} groups{refilled}")
+    if record.failed:
+        parts.append(f"{record.failed} failed")
+    if "total" in record.seconds:
+        parts.append(f"{record.seconds['total']:.1f}s")
+    return parts
+
+
+def _figures(record: StepRecord) -> list[str]:
+    """The learner's metrics, a line for each policy, and the seconds behind the first."""
+    lines: list[str] = []
+    for policy, result in record.results.items():
+        metrics = result.metrics
+        found = [f"{SHOWN[name]} {metrics[name]:.3g}" for name in SHOWN if name in metrics]
+        if found and len(record.results) > 1:
+            found[0] = f"{policy}: {found[0]}"
+        lines.append("  ".join(found))
+    phases = [(name, value) for name, value in record.seconds.items() if name != "total"]
+    seconds = "  ".join(f"{name} {value:.1f}s" for name, value in phases)
+    lines[0] = f"{lines[0]}  {seconds}".strip()
+    return [line for line in lines if line]
+
+
+#: Metrics of the learner that are shown of a step, where it reports them, and how they are called.
+SHOWN = {"loss": "loss", "grad_norm": "grad", "logprob_gap_mean": "gap"}

@@ -1,0 +1,231 @@
+"""What a step or a fit came to, for people: a figure and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Column, Table
+
+from langchain_art.errors import ConfigError
+from langchain_art.training.results import EvalResult, FitResult, StepRecord
+from langchain_art.wire import NodeReport, TrainResult
+
+_TRAIN = "#8aa4c8"
+_HELD_OUT = "#c2410c"
+
+#: What the reasons in `TrainResult.dropped` mean, where a word alone does not say what to do.
+_MEANING = {
+    "groups.zero_variance": "all runs of a group have the same reward, so none is better",
+    "groups.single": "only one run of a group has a reward, so there is nothing to compare",
+    "groups.empty": "no run of a group has a reward",
+    "groups.stale": "a call of it was sampled by a version older than max_staleness allows",
+    "runs.unscored": "the run has no reward",
+    "runs.truncated": "the graph was cut off at its recursion limit (mask_truncated)",
+    "runs.without_trainable_calls": "the policy sampled no call of it that may be trained",
+    "runs.failed": "the rollout raised",
+    "runs.already_trained": "trained on before",
+    "calls.frozen": "train= does not choose it",
+    "calls.other_policy": "sampled by another model than the one that is trained",
+    "calls.foreign": "sampled by a model that this server does not serve",
+    "calls.lost": "the server has no tokens of it",
+    "calls.greedy": "sampled at temperature 0",
+    "calls.grammar": "a grammar shaped it (a JSON schema, a forced tool call)",
+    "calls.truncated": "cut off at max_tokens (mask_truncated)",
+    "calls.single": "no other run of its group has a call to compare it with",
+    "calls.zero_variance": "the calls that it is compared with fared alike",
+}
+
+
+def reward_plot(
+    history: Sequence[StepRecord],
+    path: str | Path,
+    before: EvalResult | None = None,
+    after: EvalResult | None = None,
+    *,
+    evals: Sequence[EvalResult] = (),
+    title: str = "Reward during training",
+) -> Path:
+    """Draw each step's mean reward, and the held-out evaluations with their 95 % intervals.
+
+    Args:
+        history: steps, as in ``FitResult.history``.
+        path: where the PNG goes; its directory is made if it is missing.
+        before: evaluation before the first step.
+        after: evaluation after the last.
+        evals: all evaluations (``FitResult.evals``), where there are more than those two.
+        title: above the figure.
+
+    Returns:
+        `path`.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    try:
+        figures: Any = import_module("matplotlib.figure")
+    except ImportError as error:
+        raise ConfigError(
+            "The reward plot needs matplotlib: pip install 'langchain-art[examples]'"
+        ) from error
+    figure: Any = figures.Figure(figsize=(7.2, 4.0), dpi=150, facecolor="white")
+    axes = figure.add_subplot()
+    _draw_steps(axes, history)
+    _draw_evals(axes, _placed(history, before, after, evals))
+    axes.set_xlabel("training step")
+    axes.set_ylabel("reward (mean per run)")
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.grid(axis="y", color="#e5e7eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=9, loc="best")
+    figure.tight_layout()
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target)
+    return target
+
+
+def _placed(
+    history: Sequence[StepRecord],
+    before: EvalResult | None,
+    after: EvalResult | None,
+    evals: Sequence[EvalResult],
+) -> dict[int, EvalResult]:
+    """Evaluations by the step that they were taken after."""
+    last = history[-1].step if history else 0
+    points: dict[int, EvalResult] = {}
+    for result, default in [(before, 0), *((e, 0) for e in evals), (after, last)]:
+        if result is not None and result.mean is not None:
+            points[result.step if result.step is not None else default] = result
+    return points
+
+
+def _draw_steps(axes: Any, history: Sequence[StepRecord]) -> None:
+    drawn = [record for record in history if record.reward_mean is not None]
+    axes.plot(
+        [record.step for record in drawn],
+        [record.reward_mean for record in drawn],
+        color=_TRAIN,
+        linewidth=1.6,
+        marker="o",
+        markersize=3,
+        label="training batch, mean" if drawn else None,
+    )
+
+
+def _draw_evals(axes: Any, points: dict[int, EvalResult]) -> None:
+    if not points:
+        return
+    steps = sorted(points)
+    axes.errorbar(
+        steps,
+        [points[step].mean for step in steps],
+        yerr=[points[step].ci95 or 0.0 for step in steps],
+        color=_HELD_OUT,
+        linewidth=1.6,
+        marker="s",
+        markersize=5,
+        capsize=3,
+        label=f"held out, mean ± 95 % CI (n={points[steps[-1]].n})",
+    )
+
+
+def summary_table(result: FitResult) -> Table:
+    """A fit in a few rows."""
+    title = f"{' and '.join(result.versions)}: {len(result.history)} steps"
+    table = Table(title=title, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, found in [
+        ("held out before", result.before),
+        ("held out after", result.after),
+        ("best", result.best),
+    ]:
+        if found is not None:
+            table.add_row(name, f"{found}  {found.version}")
+    rewards = [r.reward_mean for r in result.history if r.reward_mean is not None]
+    if rewards:
+        table.add_row("training reward", f"{rewards[0]:.3f} first step, {rewards[-1]:.3f} last")
+    table.add_row("left out", left_out(result) or "nothing")
+    if refilled := sum(record.refilled for record in result.history):
+        groups = sum(record.groups for record in result.history)
+        table.add_row("refilled", f"{refilled} of {groups} groups, in place of flat ones")
+    seconds = sum(record.seconds.get("total", 0.0) for record in result.history)
+    spoken = sum(record.tokens.get("completion", 0) for record in result.history)
+    learned = sum(report.tokens for report in result.nodes.values())
+    table.add_row("time", f"{seconds:.1f} s in steps")
+    table.add_row("tokens", f"{spoken} sampled, {learned} trained")
+    for adapter in result.adapters:
+        table.add_row("use it as", f'ChatART(model="{adapter}")')
+    return table
+
+
+def node_table(nodes: Mapping[str, NodeReport], title: str) -> Table:
+    """Which node learned from how many tokens, with what advantage, and what it left out."""
+    table = Table(
+        Column("node", overflow="fold"),
+        Column("calls", justify="right"),
+        Column("tokens", justify="right"),
+        Column("mean |A|", justify="right"),
+        Column("mean A", justify="right"),
+        Column("calls left out", overflow="fold"),
+        title=title,
+        title_justify="left",
+    )
+    for name, report in nodes.items():
+        mean = round(report.advantage_mean, 3) + 0.0  # never -0.000
+        advantages = [f"{report.advantage_abs:.3f}", f"{mean:+.3f}"]
+        table.add_row(
+            escape(name),
+            str(report.calls),
+            str(report.tokens),
+            *(advantages if report.tokens else ["-", "-"]),
+            escape(counts(report.dropped)) or "-",
+        )
+    return table
+
+
+def counts(found: Mapping[str, int]) -> str:
+    """``reason 3, other 1``, the most frequent first."""
+    ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{reason} {count}" for reason, count in ordered)
+
+
+def left_out(found: StepRecord | FitResult) -> str:
+    """What was not trained, by reason. What another of the policies trained is not left out."""
+    strange = any("other_policy" in report.dropped for report in found.nodes.values())
+    hidden = () if strange else ("/calls.other_policy",)
+    return counts({k: n for k, n in found.dropped.items() if not k.endswith(hidden)})
+
+
+def nothing_trained(record: StepRecord) -> list[str]:
+    """For each policy that a step trained on nothing: that it did, and why. Empty if all is well.
+
+    Example::
+
+        step 1 trained email-agent on NOTHING; it stays at email-agent@0. Why:
+          16 groups.zero_variance: all runs of a group have the same reward, so none is better
+    """
+    lines: list[str] = []
+    for policy, result in record.results.items():
+        if not _is_idle(result):
+            continue
+        name = f"{policy}@{result.version}"
+        lines.append(f"step {record.step} trained {policy} on NOTHING; it stays at {name}. Why:")
+        ordered = sorted(result.dropped.items(), key=lambda item: (-item[1], item[0]))
+        for reason, count in ordered:
+            meaning = f": {_MEANING[reason]}" if reason in _MEANING else ""
+            lines.append(f"  {count} {reason}{meaning}")
+        if record.unjudged:
+            lines.append(f"  {record.unjudged} groups.unjudged: the evaluator raised")
+    return lines
+
+
+def _is_idle(result: TrainResult) -> bool:
+    return not any(report.tokens for report in result.nodes.values())

@@ -1,0 +1,192 @@
+"""The batch of a step: rolled out, judged, made up where it teaches nothing, written down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from langchain_art.client.async_client import AsyncArtClient
+from langchain_art.errors import ArtError, ConfigError, RolloutFailed, ServerUnreachable
+from langchain_art.evaluators.scoring import judge
+from langchain_art.rollout import remote_graph
+from langchain_art.rollout.graph_rollout import check_inputs, is_remote
+from langchain_art.rollout.group_stream import GroupStream
+from langchain_art.rollout.runner import Rollout
+from langchain_art.rollout.scenarios import draw, group_ids
+from langchain_art.training.fit_settings import Plan
+from langchain_art.training.fit_state import History, PendingStep
+from langchain_art.training.node_filter import frozen_nothing
+from langchain_art.training.progress import Display
+from langchain_art.training.zero_variance import is_flat, is_rewarded
+from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
+
+
+class Collector:
+    """Makes the batches of a fit, one after the other; rollouts may run ahead of the training.
+
+    Args:
+        steps: of the whole fit: nothing is rolled out for later ones.
+        done: steps that are done.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        client: AsyncArtClient,
+        history: History,
+        display: Display,
+        rollout: Rollout,
+        scenarios: Sequence[Any],
+        *,
+        steps: int,
+        done: int,
+    ) -> None:
+        self._plan, self._client = plan, client
+        self._history, self._display = history, display
+        self._rollout, self._steps, self._done = rollout, steps, done
+        check_inputs(rollout, scenarios)
+        self._first = True
+        self._refills = 0
+        self._retried = 0
+        self._taken = self._begun = history.drawn(plan.groups_per_step)
+        self._advance: Callable[[str], None] | None = None
+        self._stream = GroupStream(
+            rollout,
+            lambda n: draw(scenarios, self._begun + n, plan.seed),
+            self._name,
+            group_size=plan.group_size,
+            concurrency=plan.concurrency,
+            on_done=self._on_done,
+            ready=client.ready,
+            max_failed=plan.max_failed,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._stream.__aexit__(kind, error, trace)
+
+    def _name(self, n: int, scenario: str) -> str:
+        prefix = f"{self._history.state.fit_id}:{self._begun + n}"
+        return next(group_ids(prefix, [scenario]))
+
+    def _on_done(self, run: Trajectory) -> None:
+        if self._advance is not None:
+            self._advance(note(run))
+
+    async def collect(self, step: int) -> PendingStep:
+        """The batch of step `step`, written down before any of it is sent.
+
+        Raises:
+            RolloutFailed: more than `max_failed` of the rollouts raised.
+            ConfigError: no run has a reward, or `train` names what no call of the batch is.
+            ArtError: the evaluator raised for every group.
+        """
+        plan = self._plan
+        self._allow(step)
+        groups, seconds, unjudged = await self._judged(plan.groups_per_step)
+        _require_rewards(groups, plan.config)
+        refilled = 0
+        for _ in range(plan.refill):
+            useful = sum(not is_flat(group, plan.config, plan.train) for group in groups)
+            missing = plan.groups_per_step - useful
+            if missing <= 0:
+                break
+            refilled += missing
+            self._refills += missing
+            self._allow(step)
+            try:
+                more, took, lost = await self._judged(missing)
+            except ArtError as error:
+                if isinstance(error, ConfigError | RolloutFailed | ServerUnreachable):
+                    raise  # no word of the evaluator's
+                self._display.warn(f"{missing} groups that were to make up for others: {error}")
+                unjudged += missing
+                break
+            groups, unjudged = [*groups, *more], unjudged + lost
+            seconds = {name: seconds[name] + took[name] for name in seconds}
+        self._check_first(groups)
+        pending = PendingStep(
+            step=step,
+            groups=tuple(groups),
+            config=plan.config,
+            train=plan.train,
+            remote=is_remote(self._rollout),
+            unjudged=unjudged,
+            retried=self._stream.retried - self._retried,
+            refilled=refilled,
+            drawn=self._taken,
+            seconds=seconds,
+        )
+        self._retried = self._stream.retried
+        self._history.begin(pending)
+        return pending
+
+    def _allow(self, step: int) -> None:
+        """Let rollouts run as far ahead of this step as they may."""
+        ready = min(step + self._plan.ahead, self._steps) - self._done
+        self._stream.allow(
+            ready * self._plan.groups_per_step + self._refills - self._stream.allowed
+        )
+
+    async def _judged(self, count: int) -> tuple[list[TrajectoryGroup], dict[str, float], int]:
+        """The next groups, scored; the seconds that were waited for each; how many were not."""
+        plan, started = self._plan, time.monotonic()
+        groups: list[TrajectoryGroup] = []
+        with self._display.bar("rollouts", count * plan.group_size) as advance:
+            self._advance = None if plan.ahead else advance
+            for _ in range(count):
+                groups += await self._stream.take(1)
+                if plan.ahead:
+                    for run in groups[-1].trajectories:
+                        advance(note(run))
+            self._advance = None
+        self._taken += count
+        seconds = {"rollout": time.monotonic() - started}
+        if is_remote(self._rollout):
+            groups = await remote_graph.fetch(self._client, groups)
+        failed = sum(run.status == "failed" for group in groups for run in group.trajectories)
+        if failed and (error := self._stream.first_error):
+            self._display.line(f"{failed} rollouts failed; the first: {error}")
+        if plan.evaluator is None:
+            return groups, seconds, 0
+        started = time.monotonic()
+        judged = await judge(groups, plan.evaluator)
+        if judged.first_error:
+            self._display.line(f"{judged.unjudged} groups were not judged: {judged.first_error}")
+        seconds["judge"] = time.monotonic() - started
+        return judged.groups, seconds, judged.unjudged
+
+    def _check_first(self, groups: Sequence[TrajectoryGroup]) -> None:
+        if self._first:
+            runs = [run for group in groups for run in group.trajectories]
+            for name in frozen_nothing(self._plan.train, runs):
+                self._display.warn(
+                    f"train: {name!r} is False and names no model call of the first batch; it "
+                    "freezes nothing."
+                )
+        self._first = False
+
+
+def note(run: Trajectory) -> str:
+    """A run, as it stands beside a progress bar."""
+    return run.status if run.reward is None else f"reward {run.reward:.3g}"
+
+
+def _require_rewards(groups: Sequence[TrajectoryGroup], config: TrainConfig) -> None:
+    runs = [t for group in groups for t in group.trajectories]
+    ended = sum(run.status != "failed" for run in runs)
+    if ended and not any(is_rewarded(run, config) for run in runs):
+        raise ConfigError(
+            f"None of {ended} runs has a reward. Set run.reward in the rollout, let it return "
+            "a number, or pass evaluator= to the Trainer."
+        )

@@ -1,0 +1,343 @@
+"""`Trainer`: gather, judge, train, evaluate, report; and go on after a crash where it stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from rich.console import Console
+
+from langchain_art.client.async_client import AsyncArtClient
+from langchain_art.client.conversations import Conversations
+from langchain_art.client.endpoints import sft_config
+from langchain_art.client.requests import split_base_url
+from langchain_art.client.sync_client import ArtClient
+from langchain_art.errors import ConfigError
+from langchain_art.evaluators.scoring import Evaluator
+from langchain_art.rollout.graph_rollout import is_graph
+from langchain_art.rollout.runner import Rollout
+from langchain_art.training.evaluate import evaluate
+from langchain_art.training.fit_loop import Fit, Schedule, serving_version
+from langchain_art.training.fit_settings import Plan
+from langchain_art.training.fit_state import History
+from langchain_art.training.node_filter import checked
+from langchain_art.training.progress import Display
+from langchain_art.training.report import node_table, summary_table
+from langchain_art.training.results import EvalResult, FitResult
+from langchain_art.training.warm_start import (
+    Demonstrations,
+    WarmStart,
+    WarmStartFile,
+    begun,
+    warm_start,
+)
+from langchain_art.wire import LoraConfig, TrainConfig
+
+if TYPE_CHECKING:
+    from langchain_art.chat_models.chat_art import ChatART
+
+T = TypeVar("T")
+Model: TypeAlias = "ChatART | str"
+
+#: Seconds that a fit waits for a server that restarts, before it stops (and can be resumed).
+PATIENCE = 300.0
+
+
+class Trainer:
+    """Improves a policy, or several of one graph, by reinforcement learning on runs' rewards.
+
+    Example::
+
+        trainer = Trainer(ChatART(model="email-agent"), group_size=8)
+        result = await trainer.fit(rollout, train_scenarios, steps=50, eval_scenarios=held_out)
+        print(result.before, result.after, result.adapter)
+
+    Args:
+        model: the `ChatART` that the graph uses: its name is the policy's, its server the
+            trainer's. Or a policy's name; then the server is `client`'s or ART_BASE_URL's. Or
+            several of these, of one server: then each step trains every policy on the same
+            groups, each on the calls that it sampled.
+        train: which calls learn, by the name of a node (or its path), a tag or a model:
+            ``{"writer": True}`` for those alone, ``{"critic": False}`` for all others. None: all
+            that the policies sampled. See `wire.Turn.learns`.
+        evaluator: scores each group (see `judging.Evaluator`). None: rollouts bring their rewards.
+            A group for which it raises is left out and counted as ``groups.unjudged``. In an
+            evaluation, runs that bring a reward keep it and only the others are judged.
+        group_size: runs per scenario and step, at least 2: advantages compare runs of a group.
+        groups_per_step: scenarios per step, drawn in shuffled epochs.
+        concurrency: most rollouts at once.
+        config: of the optimizer step. None: the defaults of `TrainConfig`.
+        out_dir: holds ``history.jsonl`` and what a resumed fit needs.
+        client: whose server and key to use, instead of the model's.
+        seed: of the order of the scenarios.
+        lora: shape of the policy's adapter if it is made now. None: an existing policy as it is,
+            or the defaults of `LoraConfig`.
+        max_failed: fraction of a batch's rollouts that may raise before the fit ends.
+        ahead: steps that rollouts may run ahead of the training. 0: a step's rollouts begin when
+            the step before is trained, and the slowest is waited for. More: rollouts go on while
+            the server trains, and a step takes the groups that end first; their calls may be a few
+            versions old, which each turn says and the learner corrects for
+            (`TrainConfig.importance`, ``max_staleness``).
+        refill: how often, at most, a step rolls out further scenarios in place of groups that teach
+            nothing: whose runs are all worth the same, or that were not judged (dynamic sampling,
+            DAPO, arXiv 2503.14476, section 3.2).
+        console: where progress goes. None: standard output.
+
+    Raises:
+        ConfigError: the numbers make no sense, `train` is no such mapping, or `model` says nothing
+            about a policy, names one twice, or is spread over several servers.
+    """
+
+    def __init__(
+        self,
+        model: Model | Sequence[Model],
+        *,
+        train: Mapping[str, bool] | None = None,
+        evaluator: Evaluator | None = None,
+        group_size: int = 8,
+        groups_per_step: int = 16,
+        concurrency: int = 64,
+        config: TrainConfig | None = None,
+        out_dir: str | Path = "out/train",
+        client: ArtClient | AsyncArtClient | None = None,
+        seed: int = 0,
+        lora: LoraConfig | None = None,
+        max_failed: float = 0.5,
+        ahead: int = 0,
+        refill: int = 0,
+        console: Console | None = None,
+    ) -> None:
+        if group_size < 2 or groups_per_step < 1 or concurrency < 1:
+            raise ConfigError(
+                f"got {group_size=}, {groups_per_step=}, {concurrency=}, expected at least 2, 1, 1"
+            )
+        if ahead < 0 or refill < 0:
+            raise ConfigError(f"got {ahead=}, {refill=}, expected counts")
+        if config is not None and config.loss == "sft":
+            raise ConfigError(
+                "got a config with loss='sft', which reads no rewards, expected another loss for "
+                "`fit`; give this config to `warm_start`"
+            )
+        self.policies, self._base_url, self._api_key = _address(model, client)
+        self.out_dir = Path(out_dir)
+        self._plan = Plan(
+            policies=self.policies,
+            train=checked(train),
+            evaluator=evaluator,
+            group_size=group_size,
+            groups_per_step=groups_per_step,
+            concurrency=concurrency,
+            config=config or TrainConfig(),
+            seed=seed,
+            lora=lora,
+            max_failed=max_failed,
+            ahead=ahead,
+            refill=refill,
+        )
+        self._display = Display(console)
+
+    async def fit(
+        self,
+        rollout: Rollout,
+        train_scenarios: Sequence[Any],
+        *,
+        steps: int,
+        eval_scenarios: Sequence[Any] | None = None,
+        eval_every: int | None = None,
+        eval_samples: int = 1,
+        resume: bool = True,
+    ) -> FitResult:
+        """Train for `steps` steps in all, those of a resumed fit included.
+
+        All scored groups are sent, those without variance too: what is left out of training is the
+        server's to say, in ``dropped``. Stop it with Ctrl-C or let it crash: the same call goes on.
+
+        Args:
+            rollout: a function of a scenario (see `rollout.Rollout`), or a graph as it is; that
+                brings no reward, so it needs an `evaluator`.
+            train_scenarios: what to learn from.
+            steps: one optimizer step (or ``config.updates``) and one version of the adapter each.
+            eval_scenarios: held out; evaluated before, after, and every `eval_every` steps. The
+                versions with the best mean are pinned on the server.
+            eval_every: steps. None: only before and after.
+            eval_samples: runs per held-out scenario.
+            resume: go on with the fit in `out_dir`. False: put its files aside and begin anew.
+
+        Raises:
+            RolloutFailed: more than `max_failed` of a batch raised.
+            JobFailed: the server could not train; the adapter is unchanged. Of several policies,
+                those whose turn was before keep what they learned; resumed, the step is made anew.
+            ServerUnreachable: it stayed away for five minutes.
+            ConfigError: `out_dir` holds another fit, no run has a reward, a name in `train` that
+                is to learn is no call's, or a scenario is no input for the graph.
+        """
+        self._require_policies()
+        self._require_reward(rollout)
+        if steps < 0 or (eval_every is not None and eval_every < 1) or eval_samples < 1:
+            raise ConfigError(f"got {steps=}, {eval_every=}, {eval_samples=}, expected counts")
+        history = History(self.out_dir, self.policies, self._plan.seed, resume=resume)
+        schedule = Schedule(steps, eval_scenarios or (), eval_every, eval_samples)
+        async with self._client() as client:
+            fit = Fit(self._plan, client, history, self._display, rollout)
+            try:
+                result = await fit.run(train_scenarios, schedule)
+            except (asyncio.CancelledError, KeyboardInterrupt):
+                self._display.line(
+                    f"Stopped after step {history.done} of {steps}. Run the same again to go on "
+                    f"from there ({self.out_dir})."
+                )
+                raise
+        self._display.console.print(summary_table(result))
+        if result.nodes:
+            self._display.console.print(node_table(result.nodes, "Trained by node, all steps"))
+        return result
+
+    def fit_sync(
+        self, rollout: Rollout, train_scenarios: Sequence[Any], **options: Any
+    ) -> FitResult:
+        """`fit` for programs without an event loop; takes the same options."""
+        return _run_sync(self.fit(rollout, train_scenarios, **options), "fit")
+
+    async def warm_start(
+        self,
+        conversations: Conversations,
+        *,
+        epochs: int = 1,
+        batch_size: int = 16,
+        config: TrainConfig | None = None,
+        resume: bool = True,
+    ) -> WarmStart:
+        """Teach the policy by example before `fit`: supervised steps on conversations.
+
+        Each step is a job and makes a version, as in `fit`; its learning rate's schedule and the
+        optimizer's state go on from one to the next, and into `fit`. Stop it with Ctrl-C or let it
+        crash: the same call goes on. Asked again for what is done, it does nothing.
+
+        Args:
+            conversations: runs, ids of runs that the server has, conversations in OpenAI's or
+                LangChain's messages, or the Path of a JSONL file (`conversations.Conversation`).
+            epochs: how often each is learned.
+            batch_size: conversations of one step.
+            config: with ``loss="sft"``. None: ``TrainConfig(loss="sft")``.
+            resume: go on with the warm start in `out_dir`. False: put it aside and begin anew.
+
+        Raises:
+            ConfigError: a conversation is malformed, `config` has another loss, `out_dir` holds
+                another warm start, or the trainer has several policies.
+            JobFailed: the server could not train: a conversation cannot be shown to its model, say.
+            ServerUnreachable: it stayed away for five minutes.
+        """
+        self._require_policies()
+        shown = Demonstrations(conversations, epochs, batch_size, self._plan.seed)
+        config = sft_config(config)
+        file = WarmStartFile(self.out_dir, begun(self.policy, shown, config), resume=resume)
+        async with self._client() as client:
+            await client.ready(PATIENCE)
+            await serving_version(client, self.policy, self._plan.lora)
+            return await warm_start(client, shown, config, file, self._display)
+
+    def warm_start_sync(self, conversations: Conversations, **options: Any) -> WarmStart:
+        """`warm_start` for programs without an event loop; takes the same options."""
+        return _run_sync(self.warm_start(conversations, **options), "warm_start")
+
+    async def evaluate(
+        self, rollout: Rollout, scenarios: Sequence[Any], *, samples: int = 1
+    ) -> EvalResult:
+        """Mean reward of `scenarios`, with its 95 % interval, on one version of each model.
+
+        Raises:
+            ArtError: a policy's version changed meanwhile; something else trains it.
+            ConfigError: `rollout` is a graph as it is, and there is no `evaluator`.
+            RolloutFailed: more than `max_failed` of the rollouts raised.
+        """
+        self._require_reward(rollout)
+        async with self._client() as client:
+            await client.ready(PATIENCE)
+            with self._display.bar("evaluating", len(scenarios) * samples) as advance:
+                return await evaluate(
+                    client,
+                    self.policies,
+                    rollout,
+                    scenarios,
+                    samples=samples,
+                    concurrency=self._plan.concurrency,
+                    evaluator=self._plan.evaluator,
+                    max_failed=self._plan.max_failed,
+                    on_done=lambda _: advance(),
+                )
+
+    def evaluate_sync(
+        self, rollout: Rollout, scenarios: Sequence[Any], *, samples: int = 1
+    ) -> EvalResult:
+        """`evaluate` for programs without an event loop."""
+        return _run_sync(self.evaluate(rollout, scenarios, samples=samples), "evaluate")
+
+    @property
+    def policy(self) -> str:
+        """The single policy's name. Raises ConfigError if there are several: see `policies`."""
+        if len(self.policies) != 1:
+            raise ConfigError(f"This trainer has several policies: {', '.join(self.policies)}")
+        return self.policies[0]
+
+    def _require_policies(self) -> None:
+        for policy in self.policies:
+            if "@" in policy:
+                raise ConfigError(
+                    f"got model {policy!r}, which is one version and never changes; train the "
+                    f"policy {policy.partition('@')[0]!r}"
+                )
+
+    def _require_reward(self, rollout: Rollout) -> None:
+        if is_graph(rollout) and self._plan.evaluator is None:
+            raise ConfigError(
+                f"got the graph {type(rollout).__name__} as it is, which brings no reward. Pass "
+                "evaluator= to the Trainer, or a function that runs the graph and returns a "
+                "number instead."
+            )
+
+    def _client(self) -> AsyncArtClient:
+        # A new one for each event loop: connections cannot move between loops.
+        return AsyncArtClient(self._base_url, self._api_key, patience=PATIENCE)
+
+
+def _run_sync(work: Coroutine[Any, Any, T], name: str) -> T:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    work.close()
+    raise ConfigError(f"An event loop runs here already; write `await trainer.{name}(...)`")
+
+
+def _address(
+    model: Model | Sequence[Model], client: ArtClient | AsyncArtClient | None
+) -> tuple[tuple[str, ...], str | None, str | None]:
+    """Policies, base URL and key. A client's server goes before the models'."""
+    models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
+    names = tuple(_policy_name(one) for one in models)
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"got models {list(names)}, expected at least one, and each only once")
+    if client is not None:
+        return names, client.base_url, client.api_key
+    chat_models = [one for one in models if not isinstance(one, str)]
+    bases = [getattr(one, "openai_api_base", None) for one in chat_models]
+    urls = {split_base_url(base)[0] for base in bases if base}
+    if len(urls) > 1:
+        raise ConfigError(
+            f"got models of several servers: {', '.join(sorted(urls))}. Train the policies of one "
+            "server together, and those of another with a Trainer of their own."
+        )
+    for one in chat_models:
+        key: Any = getattr(one, "openai_api_key", None)
+        if reveal := getattr(key, "get_secret_value", None):
+            return names, next(iter(urls), None), reveal()
+    return names, next(iter(urls), None), None
+
+
+def _policy_name(model: Any) -> str:
+    name: Any = model if isinstance(model, str) else getattr(model, "model_name", None)
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"got model {model!r:.200}, expected a ChatART or the name of a policy")
+    return name

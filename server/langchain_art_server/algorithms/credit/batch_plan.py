@@ -1,0 +1,185 @@
+"""Groups of runs to a verdict on every call: what is trained, and with how much. No torch.
+
+The one place where filters, advantages and weights meet, in this order: runs without a reward, runs
+in which the policy had no part, groups that are too old; the penalty for length; advantages; calls
+whose tokens cannot be trained; weights. A supervised step has no rewards: every call counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from langchain_art.wire import TrainConfig
+from langchain_art_server.algorithms.credit.candidates import CandidateRun, Verdict
+from langchain_art_server.algorithms.credit.credit_assignment import (
+    Credit,
+    equal_credit,
+    group_credit,
+    score_credits,
+)
+from langchain_art_server.algorithms.credit.filters import (
+    overlong_penalty,
+    stale,
+    unscored,
+    untrained,
+)
+from langchain_art_server.algorithms.credit.loss_weights import call_weights
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a batch comes down to.
+
+    Attributes:
+        verdicts: for each group, run and call, in the order given.
+        dropped: how often each reason occurred, in the unit that it names. What goes with its group
+            or its run is not counted again by call.
+        metrics: ``runs_trained``, ``calls_trained``; ``reward_mean`` of the runs in a baseline that
+            have one; of the trained calls ``staleness_mean`` and ``staleness_max``, in versions.
+    """
+
+    verdicts: list[list[list[Verdict]]]
+    dropped: Counter[str]
+    metrics: dict[str, float]
+
+
+@dataclass
+class _Group:
+    """One group on its way.
+
+    Attributes:
+        runs: all of them.
+        unscored: per run, why it has nothing to be judged by.
+        counted: indices of the runs in the baseline.
+        fate: why the whole group is left out.
+    """
+
+    runs: Sequence[CandidateRun]
+    unscored: list[str | None]
+    counted: list[int] = field(default_factory=list[int])
+    fate: str | None = None
+
+
+def plan(groups: Sequence[Sequence[CandidateRun]], config: TrainConfig) -> Plan:
+    """Decide on every call of a batch.
+
+    Args:
+        groups: runs of one scenario each.
+        config: reads all that is not the optimizer's or the loss's.
+
+    Raises:
+        InvalidRequest: rewards that no advantage can be made of.
+    """
+    found = [_group(runs, config) for runs in groups]
+    baselines = [
+        [] if group.fate else [_penalized(group.runs[i], config) for i in group.counted]
+        for group in found
+    ]
+    if config.loss == "sft":
+        credits_ = [equal_credit(runs) for runs in baselines]
+    elif config.scores:
+        credits_ = score_credits(baselines, config)
+    else:
+        credits_ = [group_credit(runs, config) for runs in baselines]
+    dropped: Counter[str] = Counter()
+    verdicts = [
+        _verdicts(group, credit, config, dropped)
+        for group, credit in zip(found, credits_, strict=True)
+    ]
+    _weigh(groups, verdicts, config)
+    metrics = _metrics(found, verdicts)
+    if config.loss == "sft":
+        del metrics["reward_mean"]  # no reward had a say
+    return Plan(verdicts, dropped, metrics)
+
+
+def _group(runs: Sequence[CandidateRun], config: TrainConfig) -> _Group:
+    shown = config.loss == "sft"
+    group = _Group(runs, [None if shown else unscored(run, config.scores) for run in runs])
+    group.counted = [i for i, run in enumerate(runs) if group.unscored[i] is None and run.learns]
+    counted = [runs[i] for i in group.counted]
+    group.fate = stale(counted, config.max_staleness) if counted else "groups.empty"
+    return group
+
+
+def _penalized(run: CandidateRun, config: TrainConfig) -> CandidateRun:
+    if config.overlong_tokens is None or config.overlong_buffer is None:
+        return run
+    tokens = sum(call.tokens for call in run.calls if call.steps)
+    penalty = overlong_penalty(tokens, config.overlong_tokens, config.overlong_buffer)
+    return replace(run, reward=(run.reward or 0.0) + penalty)
+
+
+def _verdicts(
+    group: _Group, credit: Credit, config: TrainConfig, dropped: Counter[str]
+) -> list[list[Verdict]]:
+    """Verdicts of one group; counts what they leave out."""
+    fate = group.fate or credit.whole
+    if fate:
+        dropped[fate] += 1
+    places = {i: position for position, i in enumerate(group.counted)}
+    found: list[list[Verdict]] = []
+    for i, run in enumerate(group.runs):
+        whole = group.unscored[i] or (fate if i in places else None)
+        decided: list[Verdict] = []
+        for k, call in enumerate(run.calls):
+            place = (places.get(i, -1), k)
+            why = whole or untrained(run, call, config.mask_truncated) or credit.reasons.get(place)
+            decided.append(Verdict(why) if why else Verdict(None, credit.advantages[place]))
+        if group.unscored[i]:
+            dropped[group.unscored[i] or ""] += 1
+        elif not whole:
+            dropped.update(_reasons(decided))
+        found.append(decided)
+    return found
+
+
+def _reasons(verdicts: Sequence[Verdict]) -> Counter[str]:
+    """Why calls of one run are left out, each reason in its own unit."""
+    found = Counter(verdict.reason for verdict in verdicts if verdict.reason)
+    counted = Counter({why: 1 if why.startswith("runs.") else n for why, n in found.items()})
+    if all(verdict.reason for verdict in verdicts) and "runs.truncated" not in counted:
+        counted["runs.without_trainable_calls"] = 1
+    return counted
+
+
+def _weigh(
+    groups: Sequence[Sequence[CandidateRun]],
+    verdicts: list[list[list[Verdict]]],
+    config: TrainConfig,
+) -> None:
+    """Fill in the weights of what is trained."""
+    places = [
+        (g, i, k)
+        for g, runs in enumerate(verdicts)
+        for i, calls in enumerate(runs)
+        for k, verdict in enumerate(calls)
+        if verdict.reason is None
+    ]
+    calls = [((g, i), groups[g][i].calls[k].tokens) for g, i, k in places]
+    weights = call_weights(calls, config.aggregation, config.aggregation_constant)
+    for (g, i, k), weight in zip(places, weights, strict=True):
+        verdicts[g][i][k] = replace(verdicts[g][i][k], weight=weight)
+
+
+def _metrics(
+    groups: Sequence[_Group], verdicts: Sequence[Sequence[Sequence[Verdict]]]
+) -> dict[str, float]:
+    trained = [
+        [call for call, verdict in zip(run.calls, decided, strict=True) if verdict.reason is None]
+        for group, of_runs in zip(groups, verdicts, strict=True)
+        for run, decided in zip(group.runs, of_runs, strict=True)
+    ]
+    lags = [call.lag for calls in trained for call in calls]
+    counted = [group.runs[i] for group in groups for i in group.counted]
+    rewards = [run.total for run in counted if run.rewarded]
+    return {
+        "runs_trained": float(sum(map(bool, trained))),
+        "calls_trained": float(len(lags)),
+        "reward_mean": statistics.fmean(rewards) if rewards else 0.0,
+        "staleness_mean": statistics.fmean(lags) if lags else 0.0,
+        "staleness_max": float(max(lags, default=0)),
+    }

@@ -1,0 +1,232 @@
+"""Rewards of runs to an advantage for every call that learns. No torch.
+
+`TrainConfig.credit` says what is compared with what. Runs that have no reward, and runs in which
+the policy had no part, are left out by the caller: they are in no baseline. Calls that are no steps
+of the policy (`CandidateCall.steps`) never are; a reward on one counts for the steps before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from langchain_art.errors import InvalidRequest
+from langchain_art.wire import TrainConfig
+from langchain_art_server.algorithms.credit.advantages import is_flat, pool_advantages
+from langchain_art_server.algorithms.credit.candidates import CandidateRun
+
+#: A call: the index of its run in the group, its own index in the run.
+Place = tuple[int, int]
+#: What is compared: for each unit of the statistics, values and the calls that each is given to.
+Pool = dict[Hashable, list[tuple[float, list[Place]]]]
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What one group's calls get.
+
+    Attributes:
+        advantages: of the calls that have something to learn from.
+        reasons: of the policy's other steps: why they have nothing (``calls.…``).
+        whole: why no call of the group has anything (``groups.…``); None if one has.
+    """
+
+    advantages: dict[Place, float]
+    reasons: dict[Place, str]
+    whole: str | None
+
+
+def group_credit(runs: Sequence[CandidateRun], config: TrainConfig) -> Credit:
+    """The advantage of every call of one group, as `config.credit` says.
+
+    - ``run``: a run's reward, its calls' included, against the other runs'; all calls get the same.
+    - ``node``: for each node, the run's own reward and those of the node's calls in it, against the
+      other runs with that node; the node's calls get the same. Dr. MAS (arXiv 2602.08847), which
+      has no rewards of calls.
+    - ``turn``: a call's return (`returns`) against the mean of the runs' mean returns. MT-GRPO
+      (arXiv 2505.11821) and GTPO (2511.14846) have such returns; here a long run weighs no more.
+    - ``anchor``: ``A_run + anchor_weight * A_state``, the latter a call's return against those of
+      all calls of the group that were asked in the same state. GiGPO (arXiv 2505.10978).
+
+    A pool of one, and one whose values are equal, gives its calls nothing.
+
+    Args:
+        runs: those with a reward in which the policy had a part.
+        config: reads `credit`, `advantage`, `flat_tolerance`, `discount`, `anchor_weight`.
+
+    Raises:
+        InvalidRequest: as `pool_advantages`.
+    """
+    if config.credit == "node":
+        compared = _compare(_node_pools(runs), config)
+    elif config.credit == "turn":
+        compared = _compare([_turn_pool(runs, config.discount)], config)
+    else:
+        compared = _compare([_run_pool(runs)], config)
+    if config.credit == "anchor" and len(runs) > 1:
+        states = _compare(_state_pools(runs, config.discount), config)
+        compared.live |= states.live
+        for place, advantage in states.advantages.items():
+            earlier = compared.advantages.get(place, 0.0)
+            compared.advantages[place] = earlier + config.anchor_weight * advantage
+    return _credit(runs, compared)
+
+
+def score_credits(groups: Sequence[Sequence[CandidateRun]], config: TrainConfig) -> list[Credit]:
+    """Advantages of a whole batch whose runs have several rewards: GDPO (arXiv 2601.05242).
+
+    Each score is standardised within its group, so that none drowns the others by its scale; the
+    weighted sum of them is standardised over all runs of the batch that have something to learn.
+    A score that is equal in all runs of a group adds nothing there.
+
+    Args:
+        groups: of each, the runs with every score in which the policy had a part.
+        config: reads `scores` (name -> weight) and `flat_tolerance`.
+
+    Raises:
+        InvalidRequest: a call has a reward of its own, which no score takes up; or as
+            `pool_advantages`.
+    """
+    sums = [_weighted_scores(runs, config) for runs in groups]
+    batch = iter(
+        pool_advantages(
+            [[total] for total_G in sums if not is_flat(total_G) for total in total_G],
+            "standardized",
+        )
+        or ()
+    )
+    credits_: list[Credit] = []
+    for runs, total_G in zip(groups, sums, strict=True):
+        compared = _Compared({}, set(), not is_flat(total_G))
+        if compared.live:
+            for i in range(len(runs)):
+                compared.advantages |= dict.fromkeys(_steps(runs, i), next(batch)[0])
+        credits_.append(_credit(runs, compared))
+    return credits_
+
+
+def equal_credit(runs: Sequence[CandidateRun]) -> Credit:
+    """An advantage of 1 for every step: what is shown to a policy is to be said (`sft`)."""
+    places = [place for i in range(len(runs)) for place in _steps(runs, i)]
+    return Credit(dict.fromkeys(places, 1.0), {}, None)
+
+
+def returns(run: CandidateRun, discount: float) -> dict[int, float]:
+    """For each step of the policy, what it and all that came after it were worth.
+
+    ``R_t = Σ_{k ≥ t} discount^(k - t) r_k`` over the steps, the run's own reward being that of the
+    last one. A reward on another call belongs to the last step before it, or to the first step, if
+    there is none. Example: steps with the rewards ``[1, None, 2]``, the run's own 4, discount 0.5:
+    ``{0: 2.5, 1: 3.0, 2: 6.0}``.
+
+    Args:
+        run: any.
+        discount: 0 … 1.
+
+    Returns:
+        Index of the call -> its return, in the reward's unit.
+    """
+    found: dict[int, float] = {}
+    value = run.reward or 0.0
+    for index in reversed(range(len(run.calls))):
+        call = run.calls[index]
+        value += call.reward or 0.0
+        if call.steps:
+            found[index] = value
+            value *= discount
+    if found:
+        first = min(found)
+        found[first] += math.fsum(call.reward or 0.0 for call in run.calls[:first])
+    return found
+
+
+@dataclass
+class _Compared:
+    """Advantages by call, the calls that stood alone in their pool, whether any pool had any."""
+
+    advantages: dict[Place, float]
+    alone: set[Place]
+    live: bool
+
+
+def _compare(pools: Sequence[Pool], config: TrainConfig) -> _Compared:
+    compared = _Compared({}, set(), False)
+    for pool in pools:
+        values_GU = [[value for value, _ in unit] for unit in pool.values()]
+        advantages_GU = pool_advantages(values_GU, config.advantage, config.flat_tolerance)
+        given_GU = [[places for _, places in unit] for unit in pool.values()]
+        if advantages_GU is not None:
+            compared.live = True
+            for given_U, row_U in zip(given_GU, advantages_GU, strict=True):
+                for places, advantage in zip(given_U, row_U, strict=True):
+                    compared.advantages |= dict.fromkeys(places, advantage)
+        elif len(pool) == 1:
+            compared.alone.update(place for places in given_GU[0] for place in places)
+    return compared
+
+
+def _run_pool(runs: Sequence[CandidateRun]) -> Pool:
+    return {i: [(run.total, _steps(runs, i))] for i, run in enumerate(runs)}
+
+
+def _node_pools(runs: Sequence[CandidateRun]) -> list[Pool]:
+    pools: defaultdict[str, Pool] = defaultdict(dict)
+    for i, run in enumerate(runs):
+        places: defaultdict[str, list[Place]] = defaultdict(list)
+        for place in _steps(runs, i):
+            places[run.calls[place[1]].node].append(place)
+        for node, own in places.items():
+            rewards = (run.calls[k].reward or 0.0 for _, k in own)
+            pools[node][i] = [(math.fsum([run.reward or 0.0, *rewards]), own)]
+    return list(pools.values())
+
+
+def _turn_pool(runs: Sequence[CandidateRun], discount: float) -> Pool:
+    units = {i: returns(run, discount) for i, run in enumerate(runs)}
+    return {i: [(v, [(i, k)]) for k, v in unit.items()] for i, unit in units.items() if unit}
+
+
+def _state_pools(runs: Sequence[CandidateRun], discount: float) -> list[Pool]:
+    pools: defaultdict[Hashable, Pool] = defaultdict(dict)
+    for i, run in enumerate(runs):
+        for k, value in returns(run, discount).items():
+            if (anchor := run.calls[k].anchor) is not None:
+                pools[anchor][i, k] = [(value, [(i, k)])]  # here the unit is the call
+    return list(pools.values())
+
+
+def _weighted_scores(runs: Sequence[CandidateRun], config: TrainConfig) -> list[float]:
+    """Per run, the weighted sum of its scores, each standardised within the group."""
+    if any(call.reward is not None for run in runs for call in run.calls):
+        raise InvalidRequest(
+            f"got rewards of single calls together with scores={dict(config.scores)!r}, expected "
+            "one or the other; add them to a score",
+            param="scores",
+        )
+    total_G = [0.0] * len(runs)
+    for name, weight in config.scores.items():
+        values_GU = [[run.scores[name]] for run in runs]
+        for i, row_U in enumerate(
+            pool_advantages(values_GU, "standardized", config.flat_tolerance) or ()
+        ):
+            total_G[i] += weight * row_U[0]
+    return total_G
+
+
+def _steps(runs: Sequence[CandidateRun], i: int) -> list[Place]:
+    return [(i, k) for k, call in enumerate(runs[i].calls) if call.steps]
+
+
+def _credit(runs: Sequence[CandidateRun], compared: _Compared) -> Credit:
+    steps = [place for i in range(len(runs)) for place in _steps(runs, i)]
+    if not compared.live:
+        single = len(runs) < 2 or len(compared.alone) == len(steps) > 0
+        return Credit({}, {}, "groups.single" if single else "groups.zero_variance")
+    silent = [place for place in steps if place not in compared.advantages]
+    reasons = {
+        place: "calls.single" if place in compared.alone else "calls.zero_variance"
+        for place in silent
+    }
+    return Credit(compared.advantages, reasons, None)

@@ -1,0 +1,138 @@
+"""What a step did, in sums that add up over micro-batches. Torch and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from langchain_art_server.algorithms.loss.importance_sampling import Importance
+from langchain_art_server.algorithms.loss.token_losses import TokenLoss
+
+#: Log-ratios are cut here before they are exponentiated for a metric, so that it stays a number.
+LOG_RATIO_BOUND = 20.0
+
+
+@dataclass(frozen=True)
+class LossStats:
+    """Sums and maxima over trained tokens, so that those of micro-batches can be added.
+
+    μ is the sampler, π_old the learner before the first update, π the learner now.
+
+    Attributes:
+        tokens: trained tokens.
+        ratio: Σ π/π_old.
+        ratio_max: max |π/π_old - 1|.
+        clipped_low: tokens where the loss's lower bound acted.
+        clipped_high: tokens where its upper bound acted.
+        gap: Σ |log π_old - log μ|, in nats.
+        gap_max: the largest of them.
+        kl: Σ k3 of KL(μ ‖ π_old).
+        importance: Σ π_old/μ.
+        weight: Σ of the weights that were used.
+        weight_squares: Σ of their squares.
+        limited: tokens whose weight a bound changed.
+        guarded: tokens of calls that the guard took out.
+        kl_base: Σ k3 of KL(π ‖ base); 0 without a base.
+        entropy: Σ -log π_old.
+    """
+
+    tokens: float = 0.0
+    ratio: float = 0.0
+    ratio_max: float = 0.0
+    clipped_low: float = 0.0
+    clipped_high: float = 0.0
+    gap: float = 0.0
+    gap_max: float = 0.0
+    kl: float = 0.0
+    importance: float = 0.0
+    weight: float = 0.0
+    weight_squares: float = 0.0
+    limited: float = 0.0
+    guarded: float = 0.0
+    kl_base: float = 0.0
+    entropy: float = 0.0
+
+    def __add__(self, other: LossStats) -> LossStats:
+        """The stats of both sets of tokens together."""
+        return LossStats(
+            **{
+                field.name: (max if field.name.endswith("_max") else float.__add__)(
+                    getattr(self, field.name), getattr(other, field.name)
+                )
+                for field in fields(self)
+            }
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Means per token and maxima, by the names under which a job reports them.
+
+        ``importance_ess`` is the effective share of the tokens, ``(Σw)² / (n Σw²)``: 1 if all weigh
+        the same. ``entropy``, in nats, is what the surprise at tokens that the policy itself drew
+        comes to in the mean (a Monte Carlo estimate); with ``loss="sft"`` nobody drew them, and it
+        is the cross-entropy.
+        """
+        n = max(1.0, self.tokens)
+        return {
+            "ratio_mean": self.ratio / n,
+            "ratio_max_dev": self.ratio_max,
+            "clip_low_fraction": self.clipped_low / n,
+            "clip_high_fraction": self.clipped_high / n,
+            "logprob_gap_mean": self.gap / n,
+            "logprob_gap_max": self.gap_max,
+            "kl": self.kl / n,
+            "importance_mean": self.importance / n,
+            "importance_ess": self.weight**2 / (n * self.weight_squares or 1.0),
+            "importance_limited_fraction": self.limited / n,
+            "guarded_fraction": self.guarded / n,
+            "kl_base": self.kl_base / n,
+            "entropy": self.entropy / n,
+        }
+
+
+@torch.no_grad()
+def loss_stats(
+    logprobs_T: Tensor,
+    old_logprobs_T: Tensor,
+    sampler_logprobs_T: Tensor,
+    base_logprobs_T: Tensor | None,
+    token_loss: TokenLoss,
+    weighed: Importance,
+) -> LossStats:
+    """What the bounds did, and how far learner and sampler are apart.
+
+    Divergences are Schulman's k3 (joschu.net/blog/kl-approx.html): over tokens that p drew, the
+    mean of ``q/p - 1 - log(q/p)`` is KL(p ‖ q), and it is never negative.
+    """
+    if logprobs_T.numel() == 0:
+        return LossStats()
+    moved_T = _cut(logprobs_T - old_logprobs_T)
+    gap_T = old_logprobs_T - sampler_logprobs_T
+    near_T = _cut(gap_T)
+    zero = torch.zeros((), dtype=torch.float64, device=logprobs_T.device)
+    away_T = None if base_logprobs_T is None else _cut(base_logprobs_T - logprobs_T)
+    weights_T = weighed.weights_T.double()
+    numbers = torch.stack(
+        [
+            moved_T.exp().sum(),
+            moved_T.expm1().abs().max(),
+            token_loss.low_T.sum(),
+            token_loss.high_T.sum(),
+            gap_T.abs().sum(),
+            gap_T.abs().max(),
+            (near_T.expm1() - near_T).sum(),
+            near_T.exp().sum(),
+            weights_T.sum(),
+            weights_T.square().sum(),
+            weighed.limited_T.sum(),
+            weighed.guarded_T.sum(),
+            zero if away_T is None else (away_T.expm1() - away_T).sum(),
+            -old_logprobs_T.double().sum(),
+        ]
+    )
+    return LossStats(float(logprobs_T.numel()), *numbers.tolist())
+
+
+def _cut(log_ratio_T: Tensor) -> Tensor:
+    return log_ratio_T.double().clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)

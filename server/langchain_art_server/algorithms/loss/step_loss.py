@@ -1,0 +1,93 @@
+"""The loss of one step, visit by visit, over as many updates as it takes. Torch only.
+
+Index suffixes: N all trained tokens of the step, T those of one visit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from langchain_art.wire import TrainConfig
+from langchain_art_server.algorithms.loss.loss_stats import LossStats
+from langchain_art_server.algorithms.loss.objective import LossTerms, objective
+
+
+@dataclass(frozen=True)
+class StepTokens:
+    """What is known of all trained tokens of a step before the model has seen them.
+
+    Attributes:
+        sampler_logprobs_N: recorded when the tokens were drawn, in nats.
+        advantages_N: without a unit.
+        weights_N: of the token in the loss.
+        calls_N: integers, equal for the tokens of one call.
+    """
+
+    sampler_logprobs_N: Tensor
+    advantages_N: Tensor
+    weights_N: Tensor
+    calls_N: Tensor
+
+
+class StepLoss:
+    """Losses of a step's tokens as a model gives their logprobs, and what adds up of them.
+
+    Every update visits each token once, in any order and split, all tokens of a call together. The
+    logprobs of the first update are π_old; nothing is computed twice for them.
+
+    Args:
+        tokens: of the whole step.
+        config: see `objective`.
+
+    Attributes:
+        loss: of the current update so far.
+        stats: of the current update so far.
+        old_logprobs_N: the learner's before the first update, as far as they were visited.
+        base_logprobs_N: the base model's; to be set before the first visit for `TrainConfig.kl`.
+    """
+
+    def __init__(self, tokens: StepTokens, config: TrainConfig) -> None:
+        self._tokens, self._config = tokens, config
+        self._updates = 0
+        self.loss, self.stats = 0.0, LossStats()
+        self.old_logprobs_N = torch.full_like(tokens.sampler_logprobs_N, float("nan"))
+        self.base_logprobs_N: Tensor | None = None
+
+    @property
+    def tokens(self) -> StepTokens:
+        """What the step was made of."""
+        return self._tokens
+
+    def begin_update(self) -> None:
+        """Before each pass over the tokens."""
+        self._updates += 1
+        self.loss, self.stats = 0.0, LossStats()
+
+    def visit(self, logprobs_T: Tensor, places_T: Tensor) -> Tensor:
+        """The part of the loss that falls to some tokens.
+
+        Args:
+            logprobs_T: the learner's, in nats; carries the gradient.
+            places_T: which of the step's tokens they are.
+        """
+        if self._updates == 1:
+            self.old_logprobs_N[places_T] = logprobs_T.detach()
+        base_N, tokens = self.base_logprobs_N, self._tokens
+        loss, stats = objective(
+            LossTerms(
+                logprobs_T=logprobs_T,
+                old_logprobs_T=self.old_logprobs_N[places_T],
+                sampler_logprobs_T=tokens.sampler_logprobs_N[places_T],
+                advantages_T=tokens.advantages_N[places_T],
+                weights_T=tokens.weights_N[places_T],
+                calls_T=tokens.calls_N[places_T],
+                base_logprobs_T=None if base_N is None else base_N[places_T],
+            ),
+            self._config,
+        )
+        self.loss += loss.item()
+        self.stats += stats
+        return loss

@@ -1,0 +1,205 @@
+"""Replies that must have a form (JSON schemas, forced tool calls), as masks over the vocabulary."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import llguidance.hf
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLTokenizer
+from torch import Tensor
+
+from langchain_art.errors import InvalidRequest
+from langchain_art_server.backends.base import ChatRequest
+from langchain_art_server.backends.chat.tool_parser import HERMES, LLAMA, MISTRAL, ToolFormat
+
+#: As `json.dumps` writes by default and templates re-render: no free white space to get lost in.
+_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class Constraint:
+    """Where one reply stands in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, vocab: int) -> None:
+        self._matcher, self._vocab = matcher, vocab
+        self._bits = np.zeros((vocab + 31) // 32, dtype=np.int32)
+
+    def mask(self, logits: Tensor) -> None:
+        """Set the logits ``[vocab]`` of tokens that the grammar forbids to -inf, in place."""
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: self._vocab]
+        logits.masked_fill_(torch.from_numpy(allowed == 0).to(logits.device), float("-inf"))
+
+    def consume(self, token: int) -> None:
+        """Go on by a sampled token."""
+        self._matcher.consume_token(token)
+
+    @property
+    def error(self) -> str:
+        """Why there is no way on; empty while there is one."""
+        return self._matcher.get_error() if self._matcher.is_error() else ""
+
+
+class Grammars:
+    """Makes constraints for one tokenizer.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers.
+        vocab: size of the logits.
+        eos: tokens that may end a reply.
+    """
+
+    def __init__(self, tokenizer: Any, vocab: int, eos: list[int]) -> None:
+        self._tokenizer, self._vocab, self._eos = tokenizer, vocab, eos
+        self._table: LLTokenizer | None = None
+
+    def constraint(self, request: ChatRequest, form: ToolFormat | None) -> Constraint | None:
+        """What `request` asks for; None if its reply is free.
+
+        Raises:
+            InvalidRequest: the schema can not be followed, or there is no tool to call.
+        """
+        source = self.source(request, form)
+        if source is None:
+            return None
+        matcher = LLMatcher(self._tokens(), source)
+        if matcher.is_error():
+            reason = matcher.get_error().splitlines()[0]
+            forced = source.startswith("start: calls\n")
+            raise InvalidRequest(
+                f"No grammar can be made of this request: {reason}. Simplify the schema.",
+                param="tool_choice" if forced else "response_format",
+            )
+        return Constraint(matcher, self._vocab)
+
+    def source(self, request: ChatRequest, form: ToolFormat | None) -> str | None:
+        """The grammar of the reply, in llguidance's dialect of Lark; None if the reply is free.
+
+        Raises:
+            InvalidRequest: there is no tool to call, or no way to write a call.
+        """
+        options: list[str] = []
+        rules: list[str] = []
+        choice = request.tool_choice
+        forced = choice == "required" or isinstance(choice, dict)
+        wanted = (request.response_format or {}).get("type", "text")
+        if forced or (wanted != "text" and request.tools and choice == "auto" and form):
+            options.append("calls")
+            rules += self._call_rules(request, form)
+        if wanted != "text" and not forced:
+            options.append("answer")
+            rules.append(f"answer: %json {_schema_json(_response_schema(request))}")
+        if not options:
+            return None
+        return "\n".join([f"start: {' | '.join(options)}", *rules])
+
+    def _tokens(self) -> LLTokenizer:
+        if self._table is None:
+            try:
+                self._table = llguidance.hf.from_tokenizer(
+                    self._tokenizer, n_vocab=self._vocab, eos_token=self._eos
+                )
+            except ValueError as error:
+                raise InvalidRequest(
+                    f"Constrained replies need a fast tokenizer, and this model has none: {error}"
+                ) from error
+        return self._table
+
+    def _call_rules(self, request: ChatRequest, form: ToolFormat | None) -> list[str]:
+        if form is None:
+            raise InvalidRequest(
+                "This model's chat template has no tool-call format that is known here; "
+                "use tool_choice 'auto' or 'none'.",
+                param="tool_choice",
+            )
+        functions = _allowed_functions(request)
+        once = isinstance(request.tool_choice, dict) or not request.parallel_tool_calls
+        body = " | ".join(f"call_{index}" for index in range(len(functions)))
+        rules = [f"body: {body}"]
+        for index, function in enumerate(functions):
+            head = f'{{"name": {json.dumps(function["name"])}, "{form.arguments}": '
+            schema = function.get("parameters") or _NO_ARGUMENTS
+            rules.append(f'call_{index}: {json.dumps(head)} args_{index} "}}"')
+            rules.append(f"args_{index}: %json {_schema_json(schema)}")
+        if form is HERMES:
+            opener, closer = self._literal(form.opener), self._literal(form.closer)
+            rules.append(f'call: {opener} "\\n" body "\\n" {closer}')
+            rules.append("calls: call" + ("" if once else ' ("\\n" call)*'))
+        elif form is MISTRAL:
+            opener = self._literal(form.opener)
+            more = "" if once else '(", " body)*'
+            rules.append(f'calls: {opener} "[" body {more} "]"')
+        else:
+            assert form is LLAMA
+            rules.append("calls: body")
+        return rules
+
+    def _literal(self, text: str) -> str:
+        """Lark's notation for `text`, which may be a token of its own."""
+        token = self._tokenizer.get_vocab().get(text)
+        if token is not None and self._tokens().is_special_token(token):
+            return f"<[{token}]>"
+        return json.dumps(text)
+
+
+def _schema_json(schema: Any) -> str:
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"got a schema of {type(schema).__name__}, expected a JSON object.")
+    return json.dumps({**_closed(schema), "x-guidance": _JSON})
+
+
+def _closed(schema: Any) -> Any:
+    """The schema, with no properties but those it names, where it names some and does not say.
+
+    JSON Schema lets every object have more; a schema for a reply, as OpenAI and others read it,
+    does not mean that.
+    """
+    if isinstance(schema, list):
+        return [_closed(part) for part in cast(list[Any], schema)]
+    if not isinstance(schema, dict):
+        return schema
+    found = cast(dict[str, Any], schema)
+    # Under these keys stand data, or schemas that only together name all properties.
+    closed = {
+        key: value if key in ("const", "enum", "default", "examples", "allOf") else _closed(value)
+        for key, value in found.items()
+    }
+    if isinstance(found.get("properties"), dict) and not (
+        found.keys() & {"additionalProperties", "unevaluatedProperties", "patternProperties"}
+    ):
+        closed["additionalProperties"] = False
+    return closed
+
+
+def _response_schema(request: ChatRequest) -> Any:
+    wanted = request.response_format or {}
+    kind = wanted.get("type")
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind == "json_schema" and isinstance(wanted.get("json_schema"), dict):
+        return wanted["json_schema"].get("schema", {"type": "object"})
+    raise InvalidRequest(
+        f"got response_format {kind!r}, expected 'text', 'json_object' or 'json_schema' with a "
+        "field 'json_schema'.",
+        param="response_format",
+    )
+
+
+def _allowed_functions(request: ChatRequest) -> list[dict[str, Any]]:
+    functions: list[dict[str, Any]] = [tool["function"] for tool in request.tools]
+    if isinstance(request.tool_choice, dict):
+        name = request.tool_choice.get("function", {}).get("name")
+        functions = [function for function in functions if function["name"] == name]
+        if not functions:
+            raise InvalidRequest(
+                f"tool_choice names {name!r}, which is not among the request's tools.",
+                param="tool_choice",
+            )
+    if not functions:
+        raise InvalidRequest(
+            "tool_choice asks for a tool call, and the request has no tools.", param="tool_choice"
+        )
+    return functions

@@ -1,0 +1,253 @@
+"""Forward passes over slots, or over one sequence at a time where a model's cache has no slots.
+
+`make_runner` decides by what the model's config says and by a trial: if a padded batch over slots
+does not give the logits that the plain model gives, the slow road is taken, and the log says so.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from langchain_art.errors import ConfigError
+from langchain_art_server.backends.embedded.kv_cache import Layout, SlotCache
+
+log = logging.getLogger(__name__)
+_SLOTTED = {"full_attention", "sliding_attention"}
+#: Rotary embeddings that depend on the longest sequence of the batch.
+_BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+
+
+class Unslottable(Exception):
+    """The model's state of a sequence is not keys and values at positions."""
+
+
+class Runner(Protocol):
+    """Computes logits of next tokens. Sequences are told apart by their slot."""
+
+    cache: SlotCache | None
+
+    def prefill(self, first: int, starts: list[int], tokens: list[list[int]]) -> Tensor:
+        """Feed row i (slot ``first + i``) `tokens[i]`, from position `starts[i]` on.
+
+        Returns:
+            float32 ``[rows, vocab]``: logits after each row's last token.
+        """
+        ...
+
+    def decode(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
+        """Feed slots 0 … n-1 one token each: `tokens` ``[n]`` at `positions` ``[n]``."""
+        ...
+
+
+class SlotRunner:
+    """All rows in one padded forward pass, each at its own position."""
+
+    def __init__(
+        self, model: Any, layout: Layout, *, max_slots: int, max_len: int, budget: int
+    ) -> None:
+        self.model = model
+        config = model.config.get_text_config()
+        self.device: torch.device = model.device
+        self.cache: SlotCache = SlotCache(
+            layout,
+            max_slots=max_slots,
+            max_len=max_len,
+            budget=budget,
+            device=self.device,
+            dtype=model.dtype,
+        )
+        kinds: set[str] = set(getattr(config, "layer_types", None) or ())
+        self._mixed = len(kinds) > 1
+        sliding = not kinds or "sliding_attention" in kinds
+        #: Columns that sliding layers look back on, the query's own included; 0: none slide.
+        self.window: int = (getattr(config, "sliding_window", None) or 0) if sliding else 0
+        self._additive = config._attn_implementation != "sdpa"
+        self._last_only = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def prefill(self, first: int, starts: list[int], tokens: list[list[int]]) -> Tensor:
+        """See `Runner`. Rows are padded on the left, so that every row's last token is last."""
+        width = max(map(len, tokens))
+        pad = [width - len(row) for row in tokens]
+        ids = torch.tensor([[0] * p + row for p, row in zip(pad, tokens, strict=True)])
+        column = torch.arange(width)
+        pads, start = torch.tensor(pad).unsqueeze(1), torch.tensor(starts).unsqueeze(1)
+        positions = start + column - pads
+        is_pad = column < pads
+        # A padding token sees the first column (so that no row of the softmax is empty) and is
+        # written to the spare column behind the longest sequence, which nothing reads.
+        seen = positions.masked_fill(is_pad, 0)
+        written = positions.masked_fill(is_pad, self.cache.capacity - 1)
+        longest = max(s + len(row) for s, row in zip(starts, tokens, strict=True))
+        to = self.device
+        return self._forward(first, ids.to(to), seen.to(to), written.to(to), longest)
+
+    def decode(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
+        """See `Runner`."""
+        positions = positions.unsqueeze(1)
+        return self._forward(0, tokens.unsqueeze(1), positions, positions, longest + 1)
+
+    def _forward(
+        self, first: int, ids: Tensor, positions: Tensor, written: Tensor, length: int
+    ) -> Tensor:
+        self.cache.aim(first, written, length)
+        extra: dict[str, Any] = {"logits_to_keep": 1} if self._last_only else {}
+        output = self.model(
+            input_ids=ids,
+            attention_mask=self._masks(positions, length),
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            **extra,
+        )
+        return output.logits[:, -1].float()
+
+    def _masks(self, positions: Tensor, length: int) -> Tensor | dict[str, Tensor]:
+        columns = torch.arange(length, device=self.device)
+        query = positions[:, None, :, None]
+        full = columns <= query
+        if not self.window:
+            return self._mask(full)
+        sliding = full & (query - columns < self.window)
+        if not self._mixed:
+            return self._mask(sliding)
+        return {"full_attention": self._mask(full), "sliding_attention": self._mask(sliding)}
+
+    def _mask(self, visible: Tensor) -> Tensor:
+        if not self._additive:
+            return visible
+        dtype = self.cache.dtype
+        mask = torch.zeros(visible.shape, dtype=dtype, device=self.device)
+        return mask.masked_fill_(~visible, torch.finfo(dtype).min)
+
+
+class SerialRunner:
+    """One sequence at a time with the model's own cache: slow, and right for any architecture."""
+
+    cache = None
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.device: torch.device = model.device
+        self._state: dict[str, Any] = {}
+        self._seen: list[int] = []
+        self._takes = set(inspect.signature(model.forward).parameters)
+
+    def prefill(self, first: int, starts: list[int], tokens: list[list[int]]) -> Tensor:
+        """See `Runner`."""
+        if starts[0] == 0:
+            self._state, self._seen = {}, []
+        return self._feed(tokens[0])
+
+    def decode(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
+        """See `Runner`."""
+        return self._feed(tokens.tolist())
+
+    def _feed(self, tokens: list[int]) -> Tensor:
+        self._seen += tokens
+        fed = tokens if self._state else self._seen
+        ids = torch.tensor([fed], device=self.device)
+        extra: dict[str, Any] = dict(self._state)
+        start = len(self._seen) - len(fed)
+        if "position_ids" in self._takes:
+            extra["position_ids"] = torch.arange(start, len(self._seen), device=self.device)[None]
+        output = self.model(input_ids=ids, use_cache=True, **extra)
+        # A model that hands no state back is fed the whole sequence each time.
+        self._state = {
+            name: output[name]
+            for name in ("past_key_values", "cache_params")
+            if name in self._takes and output.get(name) is not None
+        }
+        return output.logits[:, -1].float()
+
+
+def make_runner(
+    model: Any, *, max_slots: int, max_len: int, exact: bool, budget: int
+) -> SlotRunner | SerialRunner:
+    """The fastest runner that computes this model correctly.
+
+    Args:
+        model: in evaluation mode, on its device.
+        max_slots: sequences that run at once.
+        max_len: tokens of the longest sequence.
+        exact: False lets `max_len` shrink to what `budget` holds.
+        budget: bytes for keys and values.
+
+    Raises:
+        ConfigError: `budget` holds no sequence of `max_len` tokens.
+    """
+    try:
+        layout = _layout(model)
+        room = budget // layout.bytes_per_token(model.dtype) - 1
+        if room < (max_len if exact else 16):
+            raise ConfigError(
+                f"sampler.kv_cache_bytes={budget} holds {max(room, 0)} tokens, and one call may "
+                f"need {max_len} (max_model_len); raise the former or lower the latter."
+            )
+        max_len = min(max_len, room)
+        runner = SlotRunner(model, layout, max_slots=max_slots, max_len=max_len, budget=budget)
+        _try(runner)
+        return runner
+    except Unslottable as reason:
+        log.warning(
+            "%s is decoded one sequence at a time, without a prefix cache: %s.",
+            type(model).__name__,
+            reason,
+        )
+        return SerialRunner(model)
+
+
+def _layout(model: Any) -> Layout:
+    config = model.config.get_text_config()
+    kinds: set[str] = set(getattr(config, "layer_types", None) or ())
+    if kinds := kinds - _SLOTTED:
+        raise Unslottable(f"it has layers of kind {', '.join(sorted(kinds))}")
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    kind = rope.get("rope_type")
+    if kind in _BATCH_DEPENDENT_ROPE:
+        raise Unslottable(f"its rotary embedding ({kind}) depends on the longest of a batch")
+    ids = torch.ones(1, 3, dtype=torch.long, device=model.device)
+    cache = model(input_ids=ids, use_cache=True).get("past_key_values")
+    layers: dict[int, tuple[Tensor, Tensor]] = {}
+    for index, layer in enumerate(getattr(cache, "layers", ())):
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if hasattr(layer, "conv_states") or hasattr(layer, "recurrent_states"):
+            raise Unslottable(f"layer {index} keeps a recurrent state")
+        if keys is None or values is None or keys.dim() != 4 or keys.shape[2] != 3:
+            raise Unslottable(f"layer {index} keeps no keys and values")
+        layers[index] = (keys, values)
+    if not layers:
+        raise Unslottable("it has no cache of keys and values")
+    return Layout.of(layers)
+
+
+def _try(runner: SlotRunner) -> None:
+    """Compare a ragged batch over slots with the plain model, prompt and one decoded token."""
+    window = runner.window
+    length = min(runner.cache.max_len - 1, window + 6 if 0 < window <= 64 else 13)
+    generator = torch.Generator().manual_seed(0)
+    vocab = runner.model.config.get_text_config().vocab_size
+    rows = torch.randint(0, vocab, (2, length + 1), generator=generator).tolist()
+    rows[1] = rows[1][: max(2, length // 2)]
+    try:
+        runner.cache.reserve(2, length + 1)
+        prompts = [row[:-1] for row in rows]
+        first = runner.prefill(0, [0, 0], prompts)
+        last = torch.tensor([row[-1] for row in rows], device=runner.device)
+        at = torch.tensor([len(row) - 1 for row in rows], device=runner.device)
+        second = runner.decode(last, at, max(map(len, prompts)))
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        raise Unslottable(f"a trial over slots failed ({error})") from error
+    finally:
+        runner.cache.release()
+    scale = 1e-3 if runner.model.dtype == torch.float32 else 0.1
+    for index, row in enumerate(rows):
+        ids = torch.tensor([row], device=runner.device)
+        plain = runner.model(input_ids=ids, use_cache=False).logits[0, -2:].float()
+        got = torch.stack([first[index], second[index]])
+        if not torch.allclose(got, plain, atol=scale * float(plain.std()) + 1e-5, rtol=scale):
+            raise Unslottable("a trial over slots gave other logits than the plain model")

@@ -1,0 +1,147 @@
+"""Keys and values of sequences seen before, found by their longest common beginning.
+
+A sequence is kept as blocks of 16 tokens in a tree: a block's key is its parent block and its exact
+token ids, so two sequences share what they have in common and nothing is found by a hash alone.
+Each tree has a root of its own per loaded adapter; a root's number is never used again, so a block
+can not serve another adapter or another version. The least recently used blocks go first; a block
+is always more recently used than its children, so what goes is a leaf.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from langchain_art_server.backends.embedded.kv_cache import Layout
+
+BLOCK = 16
+_Key = tuple[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    id: int
+    index: int
+    root: int
+
+
+class PrefixCache:
+    """Blocks of keys and values in one pool of `budget` bytes, allocated at first use."""
+
+    def __init__(
+        self, layout: Layout, *, budget: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._layout, self._device, self._dtype = layout, device, dtype
+        self.blocks = budget // (BLOCK * layout.bytes_per_token(dtype))
+        self._pools: list[Tensor] = []
+        self._free: list[int] = []
+        self._fresh = 0
+        self._known: OrderedDict[_Key, _Block] = OrderedDict()
+        self._ids = itertools.count(1)
+        self.hit_tokens = 0
+
+    def new_root(self) -> int:
+        """A root for a newly loaded adapter."""
+        return next(self._ids)
+
+    @property
+    def held(self) -> int:
+        """Blocks in use."""
+        return len(self._known)
+
+    def match(self, root: int, tokens: Sequence[int], limit: int) -> tuple[list[int], _Key | None]:
+        """Find the longest known beginning of `tokens`, of at most `limit` tokens.
+
+        Returns:
+            The pool indices of its blocks, and the key of the first block that is not known (None
+            if `tokens` has no further whole block).
+        """
+        path, missing = self._walk(root, tokens, limit)
+        return [self._known[key].index for key in path], missing
+
+    def gather(self, indices: list[int]) -> list[Tensor]:
+        """Per buffer, the blocks' keys and values as ``[entries, H, 16 x blocks, D]``."""
+        index = torch.tensor(indices, device=self._device)
+        states: list[Tensor] = []
+        for pool in self._pools:
+            blocks = pool[index].permute(1, 2, 0, 3, 4)
+            states.append(blocks.reshape(*blocks.shape[:2], -1, blocks.shape[-1]))
+        self.hit_tokens += len(indices) * BLOCK
+        return states
+
+    def insert(self, root: int, tokens: Sequence[int], states: Sequence[Tensor]) -> None:
+        """Keep the whole blocks of `tokens`, whose keys and values are `states`."""
+        if not self.blocks:
+            return
+        path, missing = self._walk(root, tokens, len(tokens))
+        if missing is None:
+            return
+        pinned, parent = set(path), self._known[path[-1]].id if path else root
+        new: list[tuple[int, int]] = []
+        for start in range(len(path) * BLOCK, len(tokens) - len(tokens) % BLOCK, BLOCK):
+            index = self._allocate(pinned)
+            if index is None:
+                break
+            key = (parent, tuple(tokens[start : start + BLOCK]))
+            block = self._known[key] = _Block(next(self._ids), index, root)
+            new.append((start // BLOCK, index))
+            path.append(key)
+            pinned.add(key)
+            parent = block.id
+        for key in reversed(path):
+            self._known.move_to_end(key)
+        self._store(new, states)
+
+    def forget(self, root: int) -> None:
+        """Drop every block of an adapter."""
+        for key, block in list(self._known.items()):
+            if block.root == root:
+                del self._known[key]
+                self._free.append(block.index)
+
+    def _walk(self, root: int, tokens: Sequence[int], limit: int) -> tuple[list[_Key], _Key | None]:
+        path: list[_Key] = []
+        parent, missing = root, None
+        for start in range(0, limit - limit % BLOCK, BLOCK):
+            key = (parent, tuple(tokens[start : start + BLOCK]))
+            block = self._known.get(key)
+            if block is None:
+                missing = key
+                break
+            path.append(key)
+            parent = block.id
+        for key in reversed(path):
+            self._known.move_to_end(key)
+        return path, missing
+
+    def _allocate(self, pinned: set[_Key]) -> int | None:
+        if self._free:
+            return self._free.pop()
+        if self._fresh < self.blocks:
+            self._fresh += 1
+            return self._fresh - 1
+        oldest = next(iter(self._known))
+        # Never the beginning of what is being added: its blocks would hang on nothing.
+        return None if oldest in pinned else self._known.pop(oldest).index
+
+    def _store(self, new: list[tuple[int, int]], states: Sequence[Tensor]) -> None:
+        if not new:
+            return
+        if not self._pools:
+            # Untouched pages of an empty tensor cost no memory on CPU, so the pool needs no growth.
+            self._pools = [
+                torch.empty(self.blocks, n, h, BLOCK, d, dtype=self._dtype, device=self._device)
+                for n, (h, d) in zip(self._layout.entries, self._layout.shapes, strict=True)
+            ]
+        ordinals = [ordinal for ordinal, _ in new]
+        first, last = ordinals[0], ordinals[-1] + 1  # a path's new blocks are its last ones
+        index = torch.tensor([index for _, index in new], device=self._device)
+        for pool, state in zip(self._pools, states, strict=True):
+            cut = state[:, :, first * BLOCK : last * BLOCK]
+            blocks = cut.reshape(*cut.shape[:2], last - first, BLOCK, cut.shape[-1])
+            pool[index] = blocks.permute(2, 0, 1, 3, 4)

@@ -1,0 +1,88 @@
+"""Steps on their way to a learner's process: words, and rows in one ``.npz`` file of flat arrays.
+
+A file and not a frame: ten thousand rows of 350 tokens are some 90 MB, which a frame would encode
+on the gateway's event loop and keep in memory for a resend. A file is written in a thread (half a
+second), is named by its path in the call, outlives either process, and needs no pickle to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from langchain_art.errors import InvalidRequest
+from langchain_art.wire import TrainConfig
+from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.base import LearnerStep
+
+#: Fields of `Row` with one number per token (or none at all, where the row lets them out).
+_DTYPES = {
+    "token_ids": "<i8",
+    "mask": "u1",
+    "logprobs": "<f8",
+    "advantages": "<f8",
+    "weights": "<f8",
+    "calls": "<i8",
+}
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Write rows to `path`, exactly: ids as int64, numbers as float64."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, dtype in _DTYPES.items():
+        columns: list[list[float]] = [getattr(row, name) for row in rows]
+        arrays[name] = np.fromiter(chain.from_iterable(columns), dtype=dtype)
+        arrays[f"{name}_lengths"] = np.array([len(column) for column in columns], dtype="<i8")
+    arrays["temperatures"] = np.array([row.temperature for row in rows], dtype="<f8")
+    with path.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read what `write_rows` wrote.
+
+    Raises:
+        InvalidRequest: the file is missing or is not one of ours.
+    """
+    columns: dict[str, list[list[float]]] = {}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            temperatures = file["temperatures"].tolist()
+            for name in _DTYPES:
+                ends = np.cumsum(file[f"{name}_lengths"]).tolist()
+                flat = file[name].tolist()
+                columns[name] = [flat[start:end] for start, end in pairwise([0, *ends])]
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidRequest(f"the rows in {path.name} cannot be read: {error}") from error
+    return [
+        Row(**{name: column[index] for name, column in columns.items()}, temperature=temperature)  # pyright: ignore[reportArgumentType]
+        for index, temperature in enumerate(temperatures)
+    ]
+
+
+def step_words(step: LearnerStep, rows: Path) -> dict[str, Any]:
+    """A step as JSON; its rows are in the file `rows`, which `write_rows` writes."""
+    return {
+        "parent": str(step.parent),
+        "out": str(step.out),
+        "step": step.step,
+        "rows": str(rows),
+        "config": step.config.model_dump(mode="json"),
+        "staleness": step.staleness,
+    }
+
+
+def read_step(words: dict[str, Any]) -> LearnerStep:
+    """The step that `step_words` tells of, with its rows. Raises as `read_rows`."""
+    return LearnerStep(
+        parent=Path(words["parent"]),
+        out=Path(words["out"]),
+        step=words["step"],
+        rows=read_rows(Path(words["rows"])),
+        config=TrainConfig(**words["config"]),
+        staleness=words["staleness"],
+    )

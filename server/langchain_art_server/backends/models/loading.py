@@ -1,0 +1,147 @@
+"""A model and its tokenizer from the hub or a directory, with everything checked that can be."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jinja2 import TemplateError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from langchain_art.errors import ConfigError
+from langchain_art_server.backends.base import ModelInfo
+from langchain_art_server.backends.models.device import torch_device
+from langchain_art_server.config import Settings
+
+_MAX_MODEL_LEN = 32768
+_PROBE = "zq"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What the sampler works with.
+
+    Attributes:
+        model: a causal language model of transformers, in evaluation mode, on its device.
+        tokenizer: its tokenizer.
+        eos: every token id that ends a reply.
+        info: the model in words. Its `max_model_len` is an upper bound: a small cache may lower it.
+    """
+
+    model: Any
+    tokenizer: Any
+    eos: set[int]
+    info: ModelInfo
+
+
+def load_model(settings: Settings) -> Loaded:
+    """Load `settings.model`.
+
+    Weights are read from safetensors only, and code that comes with a model is never run.
+
+    Raises:
+        ConfigError: the model, its tokenizer, device, dtype or context do not fit; says which.
+    """
+    device = torch_device(settings.device)
+    dtype = _dtype(settings.dtype, device)
+    local = Path(settings.model).is_dir()
+    try:
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(
+            settings.model, trust_remote_code=False
+        )
+        model = cast(Any, AutoModelForCausalLM).from_pretrained(
+            settings.model, dtype=dtype, use_safetensors=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        where = "this directory" if local else "the Hugging Face hub (or its cache)"
+        raise ConfigError(
+            f"The model {settings.model!r} can not be loaded from {where}: {error}"
+        ) from error
+    model = model.to(device).eval().requires_grad_(False)
+    info = _info(settings, model, str(device), dtype)
+    return Loaded(model, tokenizer, eos_ids(model, tokenizer), info)
+
+
+def load_outline(settings: Settings) -> Loaded:
+    """What `load_model` gives, with the weights left out: the model is on torch's ``meta`` device.
+
+    For an engine that holds the weights elsewhere. Takes no memory, and starts no CUDA here.
+
+    Raises:
+        ConfigError: the model's files, its tokenizer, dtype or context do not fit; says which.
+    """
+    device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = _dtype(settings.dtype, torch.device(device))
+    try:
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(
+            settings.model, trust_remote_code=False
+        )
+        config = cast(Any, AutoConfig).from_pretrained(settings.model, trust_remote_code=False)
+        with torch.device("meta"):
+            model = cast(Any, AutoModelForCausalLM).from_config(config)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ConfigError(f"The model {settings.model!r} can not be read: {error}") from error
+    with contextlib.suppress(OSError):  # most models have one
+        model.generation_config = GenerationConfig.from_pretrained(settings.model)
+    info = _info(settings, model, device, dtype)
+    return Loaded(model, tokenizer, eos_ids(model, tokenizer), info)
+
+
+def _info(settings: Settings, model: Any, device: str, dtype: torch.dtype) -> ModelInfo:
+    return ModelInfo(
+        name=settings.base_name,
+        path=settings.model,
+        parameters=sum(p.numel() for p in model.parameters()),
+        device=device,
+        dtype=str(dtype).removeprefix("torch."),
+        max_model_len=_max_len(settings, model.config.get_text_config()),
+        vocab_size=_vocab_size(model),
+    )
+
+
+def _dtype(name: str | None, device: torch.device) -> torch.dtype:
+    if name is None:
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ConfigError(f"got dtype={name!r}, expected 'float32', 'bfloat16' or 'float16'.")
+    return dtype
+
+
+def _max_len(settings: Settings, config: Any) -> int:
+    trained: int | None = getattr(config, "max_position_embeddings", None)
+    asked = settings.max_model_len
+    if asked is None:
+        return min(trained or _MAX_MODEL_LEN, _MAX_MODEL_LEN)
+    if trained is not None and asked > trained:
+        raise ConfigError(
+            f"got max_model_len={asked}, and {settings.model} has a context of {trained} tokens; "
+            "lower max_model_len or leave it out."
+        )
+    return asked
+
+
+def _vocab_size(model: Any) -> int:
+    head = model.get_output_embeddings()
+    size = getattr(head, "out_features", None) or model.config.get_text_config().vocab_size
+    return int(size)
+
+
+def eos_ids(model: Any, tokenizer: Any) -> set[int]:
+    """Every id that a config calls end of sequence, and what the chat template ends a turn with."""
+    found: set[int] = set()
+    for source in (model.generation_config, model.config, tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        found |= set(ids) if isinstance(ids, list) else {ids} if isinstance(ids, int) else set()
+    dialog = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _PROBE}]
+    try:
+        text: str = tokenizer.apply_chat_template(dialog, tokenize=False)
+    except (TemplateError, ValueError, TypeError, AttributeError):
+        return found  # no template, or one that wants another dialog: the configs must do
+    rest = text.rpartition(_PROBE)[2].lstrip()
+    specials = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+    found |= {i for content, i in specials.items() if content and rest.startswith(content)}
+    return found

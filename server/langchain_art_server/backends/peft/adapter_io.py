@@ -1,0 +1,213 @@
+"""An adapter and its optimizer on disk, and the LoRA layers that PEFT makes of it.
+
+A directory holds ``adapter_config.json`` and ``adapter_model.safetensors``, as PEFT writes them,
+and ``optimizer.safetensors``: Adam's state under ``<parameter>.exp_avg``, ``.exp_avg_sq`` and
+``.step``. A version that no step has made has no optimizer file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from langchain_art.errors import ConfigError
+from langchain_art.wire import LoraConfig
+from langchain_art_server.backends.models.adapter_files import (
+    CONFIG_FILE,
+    OPTIMIZER_FILE,
+    WEIGHTS_FILE,
+)
+
+#: Entries of ``torch.optim.AdamW``'s state per parameter.
+OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "step")
+#: Names that PEFT takes for stacked experts, and moves LoRA to them from whatever linear layer is
+#: called so (its `utils/transformers_weight_conversion.py`). No sampler here takes LoRA on experts.
+STACKED = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+#: A layer of latent attention that vLLM multiplies into its neighbours: LoRA on it has no effect.
+ABSORBED = frozenset({"kv_b_proj"})
+
+
+def linear_names(model: PreTrainedModel) -> list[str]:
+    """Leaf names of the linear layers that LoRA can be put on, but for the output head.
+
+    `ABSORBED` are none of them; in a mixture whose experts are stacked into one tensor, nor are
+    `STACKED`.
+
+    Example: ``["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]``.
+    """
+    head = model.get_output_embeddings()
+    stacked = any(".experts." in name and p.dim() == 3 for name, p in model.named_parameters())
+    return sorted(
+        {
+            name.rpartition(".")[2]
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear | Conv1D) and module is not head
+        }
+        - ABSORBED
+        - (STACKED if stacked else frozenset())
+    )
+
+
+def peft_config(lora: LoraConfig, linears: list[str]) -> peft.LoraConfig:
+    """PEFT's form of a policy's LoRA shape, with ``all-linear`` spelled out.
+
+    Args:
+        lora: rank, alpha and targets are read; the seed is `initialise`'s.
+        linears: what `linear_names` says of the model.
+
+    Raises:
+        ConfigError: a target is none of `linears`. PEFT itself would ignore it beside a known one.
+    """
+    targets = linears if lora.targets == "all-linear" else list(lora.targets)
+    if unknown := sorted({name for name in targets if name.rpartition(".")[2] not in linears}):
+        raise ConfigError(
+            f"got the LoRA targets {unknown}, which are no linear layers of the model; expected "
+            f'"all-linear" or names from {linears}'
+        )
+    if not targets:
+        raise ConfigError(f"got no LoRA targets, expected at least one of {linears}")
+    return peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,  # pyright: ignore[reportArgumentType]
+        target_modules=targets,
+        lora_dropout=0.0,
+        bias="none",
+        task_type=peft.TaskType.CAUSAL_LM,
+    )
+
+
+def config_bytes(config: peft.LoraConfig) -> bytes:
+    """``adapter_config.json``: what PEFT writes, in an order that does not vary (it keeps sets)."""
+    fields: dict[str, Any] = {
+        key: sorted(value) if isinstance(value, set) else value
+        for key, value in config.to_dict().items()
+        if key != "runtime_config"
+    }
+    fields["inference_mode"] = True
+    return (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode()
+
+
+def initialise(parameters: Mapping[str, nn.Parameter], seed: int) -> None:
+    """Fill LoRA's A with Kaiming-uniform numbers as PEFT does (a = √5), and B with zeros.
+
+    Drawn on the CPU in float32 and in the order of the names, so a seed means the same numbers on
+    every device. With B = 0 the adapter equals the base (LoRA, arXiv 2106.09685, section 4.1).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name in sorted(parameters):
+            parameter = parameters[name]
+            if ".lora_A." not in name and ".lora_embedding_A" not in name:
+                parameter.zero_()
+                continue
+            values = torch.empty(parameter.shape, dtype=torch.float32)
+            nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=generator)
+            parameter.copy_(values)
+
+
+def read_config(folder: Path) -> bytes:
+    """The bytes of ``adapter_config.json``. Raises ConfigError if there are none."""
+    try:
+        return (folder / CONFIG_FILE).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"the adapter {folder.name!r} cannot be read: {error}") from error
+
+
+def load_weights(folder: Path, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Copy an adapter's weights into LoRA's parameters.
+
+    Raises:
+        ConfigError: the file is missing or broken, or its names and shapes are not the model's.
+    """
+    tensors = _load(folder / WEIGHTS_FILE)
+    expected = {name: tuple(p.shape) for name, p in parameters.items()}
+    got = {name: tuple(t.shape) for name, t in tensors.items()}
+    if got != expected:
+        odd = sorted(k for k in {*got, *expected} if got.get(k) != expected.get(k))
+        raise ConfigError(
+            f"the adapter {folder.name!r} does not fit the model: {len(odd)} tensors are missing, "
+            f"unknown or of another shape, first {odd[0]!r}: got {got.get(odd[0])}, "
+            f"expected {expected.get(odd[0])}"
+        )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
+
+
+def load_optimizer(
+    folder: Path, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.AdamW
+) -> None:
+    """Put an adapter's Adam state into a fresh optimizer; nothing if the adapter has none.
+
+    Raises:
+        ConfigError: the file is broken or not of these parameters.
+    """
+    path = folder / OPTIMIZER_FILE
+    if not path.exists():
+        return
+    tensors = _load(path)
+    for name, parameter in parameters.items():
+        state = {key: tensors.pop(f"{name}.{key}", None) for key in OPTIMIZER_STATE}
+        if all(value is None for value in state.values()):
+            continue
+        moments = [state["exp_avg"], state["exp_avg_sq"]]
+        if state["step"] is None or any(m is None or m.shape != parameter.shape for m in moments):
+            raise ConfigError(f"{path.name} of {folder.name!r} does not fit the parameter {name!r}")
+        optimizer.state[parameter] = {
+            # Adam keeps its step on the CPU whatever the device of the parameter.
+            key: value if key == "step" or value is None else value.to(parameter.device)
+            for key, value in state.items()
+        }
+    if tensors:
+        raise ConfigError(
+            f"{path.name} of {folder.name!r} has unknown tensors: {sorted(tensors)[:3]}"
+        )
+
+
+def write_adapter(
+    folder: Path,
+    config: bytes,
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.AdamW | None = None,
+) -> None:
+    """Write an adapter's files; what is there is overwritten.
+
+    Args:
+        folder: exists.
+        config: bytes of ``adapter_config.json``.
+        parameters: LoRA's, by their names on disk.
+        optimizer: its state is written too; None for a version that no step has made.
+    """
+    (folder / CONFIG_FILE).write_bytes(config)
+    _save(folder / WEIGHTS_FILE, {name: p.detach() for name, p in parameters.items()})
+    if optimizer is not None:
+        state = {
+            f"{name}.{key}": optimizer.state[parameter][key]
+            for name, parameter in parameters.items()
+            if parameter in optimizer.state
+            for key in OPTIMIZER_STATE
+        }
+        _save(folder / OPTIMIZER_FILE, state)
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path.name} of {path.parent.name!r} cannot be read: {error}") from error
+
+
+def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    on_cpu = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+    save_file(on_cpu, path, metadata={"format": "pt"})

@@ -1,0 +1,341 @@
+"""The embedded learner's engine: one base model, one adapter on it at a time. Child side only.
+
+Index suffixes as in `peft_forward`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import torch
+import transformers
+from torch import Tensor, nn
+
+from langchain_art.errors import ArtError, ConfigError
+from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art_server.algorithms.loss.logprob_gap import Suspect, check_sync
+from langchain_art_server.algorithms.loss.loss_stats import LossStats
+from langchain_art_server.algorithms.loss.lr_schedule import learning_rate
+from langchain_art_server.algorithms.loss.step_loss import StepLoss
+from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.base import LearnerStep
+from langchain_art_server.backends.models.adapter_files import Identity, identity
+from langchain_art_server.backends.models.device import set_threads, torch_device
+from langchain_art_server.backends.peft import adapter_io
+from langchain_art_server.backends.peft.gap_diagnosis import probe
+from langchain_art_server.backends.peft.logprob_scoring import Counted, Scorer
+from langchain_art_server.backends.peft.packer import Packer
+from langchain_art_server.backends.peft.padded_rows import load_base
+from langchain_art_server.backends.peft.training_batch import (
+    TrainingBatch,
+    row_logprobs,
+    step_tokens,
+    sweep_logprobs,
+)
+
+log = logging.getLogger(__name__)
+#: AdamW as is usual for LoRA in RL; β2 below the default 0.999, since runs have few steps.
+ADAM_BETAS = (0.9, 0.99)
+ADAM_EPS = 1e-8
+#: Tokens at once where every position's logits are wanted, not just the trained ones'.
+LOGPROB_TOKENS = 4096
+#: float16 is left out: without loss scaling, small gradients would silently become zero.
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+Progress = Callable[[float, str], None]
+
+
+class PeftEngine:
+    """Loads a base model and makes, trains and reads LoRA adapters on it.
+
+    The adapter's weights and the optimizer's state are float32 (float64 on a float64 base)
+    whatever the base's dtype. After a step, they stay in memory: if the next step begins from
+    exactly those files, nothing is read again, and the numbers are the same to the bit.
+
+    Args:
+        model: hub name or local path.
+        device: torch device; None: cuda, mps or cpu.
+        dtype: float32, bfloat16 or float64; None: float32 on CPU, bfloat16 elsewhere.
+
+    Raises:
+        ConfigError: the model cannot be loaded, or device or dtype cannot be used.
+    """
+
+    def __init__(self, model: str, device: str | None = None, dtype: str | None = None) -> None:
+        self.name = model
+        self.device = torch_device(device)
+        default = "float32" if self.device.type == "cpu" else "bfloat16"
+        if (dtype or default) not in DTYPES:
+            raise ConfigError(f"got dtype={dtype!r}, expected one of {sorted(DTYPES)} to learn in")
+        self.dtype = DTYPES[dtype or default]
+        self.base = self._load()
+        ends = (self.base.get_input_embeddings(), self.base.get_output_embeddings())
+        self._vocab_size = min(len(next(end.parameters())) for end in ends if end is not None)
+        self._linears = adapter_io.linear_names(self.base)
+        self._number = torch.float64 if self.dtype == torch.float64 else torch.float32
+        self._scorer, self.packer = self._forward()
+        if self.packer.padded_because is not None:
+            log.warning(
+                "%s learns from padded rows, common beginnings again and again: %s.",
+                model,
+                self.packer.padded_because,
+            )
+        self._peft: peft.PeftModel | None = None
+        self._config = b""
+        self._held: Identity | None = None
+        #: LoRA's parameters by their names on disk.
+        self.parameters: dict[str, nn.Parameter] = {}
+        self._optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the parent wants to know of the base model."""
+        return {
+            "vocab_size": self._vocab_size,
+            "parameters": sum(p.numel() for p in self.base.parameters() if not p.requires_grad),
+            "device": str(self.device),
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+    def init_adapter(self, out: Path, lora: LoraConfig) -> None:
+        """Write a fresh adapter, equal to the base, into the folder `out`.
+
+        Raises:
+            ConfigError: a target is not the name of a linear layer.
+        """
+        config = adapter_io.peft_config(lora, self._linears)
+        config.base_model_name_or_path = self.name
+        self._put_on(adapter_io.config_bytes(config))
+        adapter_io.initialise(self.parameters, lora.seed)
+        adapter_io.write_adapter(out, self._config, self.parameters)
+
+    def step(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
+        """Take `request.config.updates` optimizer steps from one adapter to another.
+
+        Means and maxima are over the trained tokens of all updates; `loss` and `grad_norm` (before
+        clipping) are means over updates, token counts are sums over them; the ``logprob_gap``,
+        learner against sampler, is that before the first update. If every advantage is 0, the
+        adapter and its optimizer stay as they are: momentum of earlier steps must not move a
+        policy that learned nothing.
+
+        Raises:
+            ArtError: learner and sampler are further apart than `max_logprob_gap`; the loss, the
+                gradient or the result is not finite; or memory ran out. Nothing was written, and
+                the next step reads its parent from disk.
+            ConfigError: the parent cannot be read.
+        """
+        wall, cpu = time.perf_counter(), time.process_time()
+        self._hold(request.parent)
+        self._held = None  # until the new version is on disk, memory is no version at all
+        try:
+            metrics = self._learn(request, progress)
+            for name, parameter in self.parameters.items():
+                if not bool(parameter.isfinite().all()):
+                    raise ArtError(
+                        f"The step made {name!r} not finite; lower learning_rate "
+                        f"(now {metrics['learning_rate']:g}). Nothing was published."
+                    )
+            self._write(request.out)
+        except torch.OutOfMemoryError as error:
+            raise ArtError(
+                "The learner ran out of device memory; lower tokens_per_microbatch "
+                f"(now {request.config.tokens_per_microbatch}). Nothing was published."
+            ) from error
+        finally:
+            self._optimizer.zero_grad(set_to_none=True)
+        self._held = identity(request.out)
+        return metrics | {
+            "seconds": time.perf_counter() - wall,
+            "cpu_seconds": time.process_time() - cpu,
+        }
+
+    def logprobs(self, adapter: Path | None, rows: Sequence[Row]) -> list[np.ndarray]:
+        """Per row, the logprob of each token given those before it (0.0 at index 0), in nats.
+
+        Args:
+            adapter: folder of an adapter; None is the base model.
+            rows: only their tokens and temperature are read.
+        """
+        if adapter is not None:
+            self._hold(adapter)
+        counted = Counted.of(rows, every_token=True)
+        found_N = torch.zeros(len(counted.row_T), dtype=self._number, device=self.device)
+        if len(found_N):
+            packing = self.packer.pack(rows, counted, LOGPROB_TOKENS)
+            with self._base_only() if adapter is None else contextlib.nullcontext():
+                found_N = sweep_logprobs(packing, self._scorer, found_N)
+        return row_logprobs(rows, counted, found_N)
+
+    def batch(self, rows: Sequence[Row], config: TrainConfig) -> TrainingBatch:
+        """Rows, of which each has a trained token, made ready for the updates of a step."""
+        counted = Counted.of(rows)
+        packing = self.packer.pack_to_learn(rows, counted, config.tokens_per_microbatch)
+        loss = StepLoss(step_tokens(rows, counted, self._number, self.device), config)
+        if config.kl is not None:
+            with self._base_only():
+                loss.base_logprobs_N = sweep_logprobs(packing, self._scorer, loss.old_logprobs_N)
+        return TrainingBatch(rows, packing, loss)
+
+    def accumulate(self, batch: TrainingBatch, progress: Progress) -> tuple[float, LossStats]:
+        """Add the gradient of one update's loss to the parameters, part by part.
+
+        Returns:
+            The loss, and what it says of the step.
+        """
+        batch.loss.begin_update()
+        batch.packing.sweep(self._scorer, batch.loss.visit, progress)
+        return batch.loss.loss, batch.loss.stats
+
+    def _load(self) -> transformers.PreTrainedModel:
+        """The base model, frozen."""
+        return load_base(self.name, self.dtype, self.device)
+
+    def _forward(self) -> tuple[Scorer, Packer]:
+        """How rows go through the base model."""
+        scorer = Scorer(self.base)
+        return scorer, Packer(scorer)
+
+    def _with_lora(self, shape: peft.LoraConfig) -> peft.PeftModel:
+        """The base with LoRA layers of that shape on it."""
+        return peft.get_peft_model(self.base, shape)  # pyright: ignore[reportReturnType]
+
+    def _write(self, out: Path) -> None:
+        """Put the adapter and its optimizer on disk."""
+        adapter_io.write_adapter(out, self._config, self.parameters, self._optimizer)
+
+    def _suspects(self, batch: TrainingBatch) -> list[Suspect]:
+        """What may have set learner and sampler apart, after the first update."""
+        return probe(batch.rows, batch.loss, self._trained_logprobs)
+
+    def _trained_logprobs(self, rows: Sequence[Row], base: bool) -> Tensor:
+        """The logprobs of the trained tokens of rows, row by row, in nats."""
+        counted = Counted.of(rows)
+        like_N = torch.zeros(len(counted.row_T), dtype=self._number, device=self.device)
+        with self._base_only() if base else contextlib.nullcontext():
+            packing = self.packer.pack(rows, counted, LOGPROB_TOKENS)
+            return sweep_logprobs(packing, self._scorer, like_N)
+
+    def _learn(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
+        config = request.config
+        rows = [row for row in request.rows if any(row.mask)]
+        batch = self.batch(rows, config)
+        rate = learning_rate(config, request.step)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        losses: list[float] = []
+        norms: list[float] = []
+        stats, first = LossStats(), LossStats()
+        for update in range(config.updates):
+
+            def report(fraction: float, message: str, done: int = update) -> None:
+                progress((done + fraction) / config.updates, f"update {done + 1}, {message}")
+
+            loss, found = self.accumulate(batch, report)
+            if update == 0:
+                check_sync(
+                    found.metrics(),
+                    config,
+                    request.staleness,
+                    lambda: self._suspects(batch),
+                )
+            norm = nn.utils.clip_grad_norm_(
+                list(self.parameters.values()), config.max_grad_norm, foreach=False
+            ).item()
+            _guard(loss, norm, found)
+            if norm > 0:
+                self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+            losses.append(loss)
+            norms.append(norm)
+            stats = stats + found
+            first = first if update else found
+        gaps = {k: v for k, v in first.metrics().items() if k.startswith("logprob_gap")}
+        return {
+            "loss": math.fsum(losses) / len(losses),
+            "grad_norm": math.fsum(norms) / len(norms),
+            "learning_rate": rate,
+            **(stats.metrics() | gaps),
+            "tokens_trained": stats.tokens,
+            "tokens_processed": float(config.updates * batch.packing.tokens),
+            "forest": float(self.packer.padded_because is None),
+            "checkpointed": float(self.packer.checkpoints),
+            "rows": float(len(batch.rows)),
+        }
+
+    def _hold(self, folder: Path) -> None:
+        """Make an adapter and its optimizer the ones in memory, unless they are."""
+        found = identity(folder)
+        if found == self._held:
+            return
+        self._put_on(adapter_io.read_config(folder))
+        adapter_io.load_weights(folder, self.parameters)
+        adapter_io.load_optimizer(folder, self.parameters, self._optimizer)
+        self._held = found
+
+    def _put_on(self, config: bytes) -> None:
+        """Put LoRA layers of that shape on the base (if others are), with a fresh optimizer."""
+        self._held = None
+        if self._peft is None or config != self._config:
+            try:
+                shape = peft.LoraConfig(**json.loads(config) | {"inference_mode": False})
+                if self._peft is not None:
+                    self._scorer.model = self.base = self._peft.unload()
+                    self._peft = None
+                self._scorer.model = self._peft = self._with_lora(shape).eval()
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"PEFT refuses the adapter's config: {error}") from error
+            self._config = config
+            self.parameters = {
+                name.replace(".default", ""): parameter
+                for name, parameter in self._peft.named_parameters()
+                if parameter.requires_grad
+            }
+        self._optimizer = torch.optim.AdamW(
+            list(self.parameters.values()),
+            betas=ADAM_BETAS,
+            eps=ADAM_EPS,
+            weight_decay=0.0,
+            foreach=False,
+        )
+
+    def _base_only(self) -> contextlib.AbstractContextManager[Any]:
+        """Within it, the model is the base model."""
+        return contextlib.nullcontext() if self._peft is None else self._peft.disable_adapter()
+
+
+def serving_engine(
+    model: str, device: str | None, dtype: str | None, threads: int | None
+) -> PeftEngine:
+    """An engine for a process that does nothing else: sets torch's threads and determinism.
+
+    Args:
+        model: hub name or local path.
+        device: as for `PeftEngine`.
+        dtype: as for `PeftEngine`.
+        threads: torch threads; None: half of the cores, at least one.
+    """
+    set_threads(threads)
+    transformers.utils.logging.disable_progress_bar()
+    engine = PeftEngine(model, device, dtype)
+    # On CPU the same step must give the same bytes; on GPUs some kernels have no such variant.
+    torch.use_deterministic_algorithms(engine.device.type == "cpu")
+    return engine
+
+
+def _guard(loss: float, norm: float, stats: LossStats) -> None:
+    if math.isfinite(loss) and math.isfinite(norm):
+        return
+    raise ArtError(
+        f"The step was refused: got loss={loss} and gradient norm={norm}, expected finite numbers. "
+        f"Learner and sampler are up to {stats.gap_max:.4g} nats apart on one token: if that is "
+        "large, they do not run the same model or adapter. Nothing was published."
+    )

@@ -1,0 +1,118 @@
+"""A part of a token forest on its way through a transformers model. Child side only.
+
+The attention function that transformers calls in each layer; it hands over to
+`forest_attention` on a CPU and to `forest_flex` on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from langchain_art_server.algorithms.sequences.prefix_forest import Ints
+from langchain_art_server.backends.peft.forest.attention_flex import Blocks
+from langchain_art_server.backends.peft.forest.attention_tiles import Layer, plan_tiles
+
+#: The name under which transformers finds `forest_attention`.
+FOREST_ATTENTION = "langchain_art_forest"
+#: What an architecture may ask of attention beyond plain causality, by the names of transformers.
+ODD_OPTIONS = ("sliding_window", "softcap", "s_aux", "position_bias")
+
+
+class Attention(Protocol):
+    """Which tokens of a part attend to which."""
+
+    def attend(
+        self, q_1HPD: Tensor, k_1KPD: Tensor, v_1KPD: Tensor, above: Layer | None, scale: float
+    ) -> Tensor:
+        """See `forest_attention.Tiles.attend`."""
+        ...
+
+
+class ForestPass:
+    """What attention reads, and what it leaves behind.
+
+    No dataclass: into those, FSDP looks for tensors, and gives the layers copies of them.
+
+    Args:
+        attention: which tokens attend to which.
+        keep: parts hang below this one.
+
+    Attributes:
+        attention: as above.
+        above: for each layer, keys and values of the tokens above; empty if there are none.
+        kept: for each layer, those of the part itself, if parts hang below it; else None.
+    """
+
+    def __init__(self, attention: Attention, *, keep: bool) -> None:
+        self.attention = attention
+        self.above: dict[int, Layer] = {}
+        self.kept: dict[int, Layer] | None = {} if keep else None
+
+
+class OddAttentionError(Exception):
+    """The architecture's attention is not plain causal attention; says why."""
+
+
+def plan_attention(
+    tokens_P: Ints, above_E: Ints, exit_N: Ints, dtype: torch.dtype, device: torch.device
+) -> Attention:
+    """What suits the device.
+
+    Args:
+        tokens_P: positions of the part's tokens in the forest, ascending.
+        above_E: positions of their ancestors outside of the part.
+        exit_N: the forest's exits.
+        dtype: of the model.
+        device: of the model.
+    """
+    if device.type == "cpu":
+        return plan_tiles(tokens_P, above_E, exit_N, dtype)
+    return Blocks(tokens_P, above_E, exit_N, device)
+
+
+def forest_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    forest: ForestPass | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The attention function that transformers calls.
+
+    Args:
+        module: the layer's attention; its `layer_idx` is read.
+        query: (1, H, P, D), positions encoded.
+        key: (1, K, P, D).
+        value: (1, K, P, D).
+        attention_mask: None; the forest says who attends to whom.
+        scaling: of the scores; None: 1 / sqrt(D).
+        forest: the part, as given to the model's forward.
+        options: whatever else the architecture passes on.
+
+    Returns:
+        (1, P, H, D), and no attention weights.
+
+    Raises:
+        OddAttentionError: the architecture wants something that this does not do.
+    """
+    layer = getattr(module, "layer_idx", None)
+    if odd := ", ".join(name for name in ODD_OPTIONS if options.get(name) is not None):
+        raise OddAttentionError(f"its attention has {odd}")
+    if options.get("dropout") or attention_mask is not None or not isinstance(layer, int):
+        raise OddAttentionError("its attention has a mask, dropout or no layer index")
+    if forest is None:
+        raise OddAttentionError("it does not pass options on to its attention")
+    if forest.kept is not None:  # checkpointing computes a layer twice: the first time counts
+        forest.kept.setdefault(layer, (key[0], value[0]))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return forest.attention.attend(query, key, value, forest.above.get(layer), scale), None
+
+
+AttentionInterface.register(FOREST_ATTENTION, forest_attention)

@@ -1,0 +1,254 @@
+"""Attention over a part of a token forest on a CPU, without a mask of all tokens. Child side only.
+
+The pairs (token, ancestor) of a forest fall into rectangles: all tokens below a segment attend to
+all of it, and within a segment attention is causal. In preorder both are plain slices, so each is
+one call of torch's fused kernel on views, whatever the tree; the partial results are merged by
+their log-sum-exps (the online softmax of FlashAttention, arXiv 2205.14135, section 3.1). Bushy
+spots, where that would be many tiny calls, take one call with a small mask.
+
+Index suffixes: H heads, K key heads, G heads per key head, P tokens of the part, E tokens above
+them, D numbers per head.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from langchain_art_server.algorithms.sequences.prefix_forest import Ints
+
+#: Whole subtrees up to this many tokens take one call with a mask.
+BLOCK = 128
+
+Layer = tuple[Tensor, Tensor]
+"""Keys and values of one layer, (K, tokens, D) each, with positions already encoded."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Tokens `start` to `end` attend to the keys `low` to `high`."""
+
+    start: int
+    end: int
+    low: int
+    high: int
+    causal: bool = False
+    mask: Tensor | None = None
+    """Added to the scores; with it or `causal`, the tile is the first one of its tokens."""
+
+    @property
+    def first(self) -> bool:
+        """Its tokens have attended to nothing before; every token has exactly one such tile."""
+        return self.causal or self.mask is not None
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """All pairs of a part, each once: keys of its own tokens, and keys of those above."""
+
+    own: list[Tile]
+    above: list[Tile]
+
+    def attend(
+        self, q_1HPD: Tensor, k_1KPD: Tensor, v_1KPD: Tensor, above: Layer | None, scale: float
+    ) -> Tensor:
+        """What the tokens attend to (1, P, H, D).
+
+        Args:
+            q_1HPD: queries, positions encoded.
+            k_1KPD: keys of the part, likewise.
+            v_1KPD: values of the part.
+            above: those of the tokens above, if there are any.
+            scale: of the scores.
+        """
+        q_KGPD = q_1HPD[0].unflatten(0, (k_1KPD.shape[1], -1))
+        k_KED, v_KED = above or (None, None)
+        return _Attention.apply(q_KGPD, k_1KPD[0], v_1KPD[0], k_KED, v_KED, self, scale).unsqueeze(
+            0
+        )
+
+
+def plan_tiles(tokens_P: Ints, above_E: Ints, exit_N: Ints, dtype: torch.dtype) -> Tiles:
+    """Cover the pairs of a part with rectangles.
+
+    Args:
+        tokens_P: positions of the part's tokens in the forest, ascending.
+        above_E: positions of their ancestors outside of the part, ascending.
+        exit_N: the forest's exits.
+        dtype: of the masks.
+    """
+    exit_P = np.searchsorted(tokens_P, exit_N[tokens_P])
+    return Tiles(_own_tiles(exit_P, dtype), _above_tiles(tokens_P, above_E, exit_N))
+
+
+def _above_tiles(tokens_P: Ints, above_E: Ints, exit_N: Ints) -> list[Tile]:
+    if not len(above_E):
+        return []
+    starts = np.searchsorted(tokens_P, above_E)
+    ends = np.searchsorted(tokens_P, exit_N[above_E])
+    cuts = np.flatnonzero((np.diff(starts) != 0) | (np.diff(ends) != 0)) + 1
+    edges = [0, *cuts.tolist(), len(above_E)]
+    return [
+        Tile(int(starts[low]), int(ends[low]), low, high) for low, high in itertools.pairwise(edges)
+    ]
+
+
+def _own_tiles(exit_P: Ints, dtype: torch.dtype) -> list[Tile]:
+    """Causal attention within each segment, rectangles below it, and masks for small subtrees."""
+    cuts = np.append(np.flatnonzero(np.diff(exit_P)) + 1, len(exit_P))
+    first: list[Tile] = []
+    rectangles: list[Tile] = []
+    stack = [(0, len(exit_P))]  # stretches of whole sibling subtrees
+    while stack:
+        start, end = stack.pop()
+        small = start  # from here to `start`, subtrees that fit into one block
+        while start < end:
+            leave = int(exit_P[start])
+            if leave - small > BLOCK and small < start:
+                first.append(_block(exit_P, small, start, dtype))
+                small = start
+            if leave - small > BLOCK:
+                stem = min(int(cuts[np.searchsorted(cuts, start, side="right")]), leave)
+                _triangle(start, stem, first, rectangles)
+                if stem < leave:
+                    rectangles.append(Tile(stem, leave, start, stem))
+                    stack.append((stem, leave))
+                small = leave
+            start = leave
+        if small < end:
+            first.append(_block(exit_P, small, end, dtype))
+    return first + rectangles
+
+
+def _triangle(start: int, end: int, first: list[Tile], rectangles: list[Tile]) -> None:
+    """Causal attention of a segment, by halves.
+
+    The kernel computes most of a causal square up to 512 tokens and throws it away (measured: as
+    long as all of it); a block on the diagonal wastes little, and rectangles waste nothing.
+    """
+    if end - start <= BLOCK:
+        first.append(Tile(start, end, start, end, causal=True))
+        return
+    blocks = -(-(end - start) // BLOCK)
+    middle = start + blocks // 2 * BLOCK
+    _triangle(start, middle, first, rectangles)
+    rectangles.append(Tile(middle, end, start, middle))
+    _triangle(middle, end, first, rectangles)
+
+
+def _block(exit_P: Ints, start: int, end: int, dtype: torch.dtype) -> Tile:
+    exits = exit_P[start:end] - start
+    if (exits == end - start).all():
+        return Tile(start, end, start, end, causal=True)
+    at = np.arange(end - start)
+    seen = (at[None, :] <= at[:, None]) & (at[:, None] < exits[None, :])
+    mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~torch.from_numpy(seen), -torch.inf)
+    return Tile(start, end, start, end, mask=mask)
+
+
+class _Attention(torch.autograd.Function):
+    """Queries (K, G, P, D) and keys and values (K, tokens, D) to what was attended, (P, H, D)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_KGPD: Tensor,
+        k_KPD: Tensor,
+        v_KPD: Tensor,
+        k_KED: Tensor | None,
+        v_KED: Tensor | None,
+        tiles: Tiles,
+        scale: float,
+    ) -> Tensor:
+        kheads, groups, tokens, width = q_KGPD.shape
+        out_PHD = q_KGPD.new_empty(tokens, kheads * groups, width)
+        out_KGPD = _by_head(out_PHD, kheads)
+        exact = torch.float64 if q_KGPD.dtype == torch.float64 else torch.float32
+        lse_KGP = torch.empty(kheads, groups, tokens, dtype=exact, device=q_KGPD.device)
+        for tile, k, v in _keys_of(tiles, groups, k_KPD, v_KPD, k_KED, v_KED):
+            rows = slice(tile.start, tile.end)
+            out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                q_KGPD[:, :, rows], k, v, 0.0, tile.causal, attn_mask=tile.mask, scale=scale
+            )
+            if tile.first:
+                out_KGPD[:, :, rows], lse_KGP[:, :, rows] = out, lse
+            else:
+                both = torch.logaddexp(lse_KGP[:, :, rows], lse)
+                weight = (lse - both).exp_().to(out.dtype).unsqueeze(-1)
+                out_KGPD[:, :, rows].lerp_(out, weight)
+                lse_KGP[:, :, rows] = both
+        ctx.save_for_backward(q_KGPD, k_KPD, v_KPD, k_KED, v_KED, out_PHD, lse_KGP)
+        ctx.tiles, ctx.scale = tiles, scale
+        return out_PHD
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator's doing
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        # With the log-sum-exp of all keys, each tile's own backward pass gives its exact share:
+        # dS = P (dP - rowsum(dO O)) needs of the other tiles no more than that and O.
+        q_KGPD, k_KPD, v_KPD, k_KED, v_KED, out_PHD, lse_KGP = ctx.saved_tensors
+        kheads, groups = q_KGPD.shape[:2]
+        out_KGPD, grad_KGPD = (_by_head(x, kheads) for x in (out_PHD, grads[0].contiguous()))
+        gq_KGPD = torch.empty_like(q_KGPD)
+        gk, gv, gk_above, gv_above = (
+            None if x is None else torch.zeros_like(x, memory_format=torch.contiguous_format)
+            for x in (k_KPD, v_KPD, k_KED, v_KED)
+        )
+        above = {id(tile) for tile in ctx.tiles.above}
+        for tile, k, v in _keys_of(ctx.tiles, groups, k_KPD, v_KPD, k_KED, v_KED):
+            rows, keys = slice(tile.start, tile.end), slice(tile.low, tile.high)
+            part_q, part_k, part_v = (
+                torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                    grad_KGPD[:, :, rows],
+                    q_KGPD[:, :, rows],
+                    k,
+                    v,
+                    out_KGPD[:, :, rows],
+                    lse_KGP[:, :, rows],
+                    0.0,
+                    tile.causal,
+                    attn_mask=tile.mask,
+                    scale=ctx.scale,
+                )
+            )
+            if tile.first:
+                gq_KGPD[:, :, rows] = part_q
+            else:
+                gq_KGPD[:, :, rows] += part_q
+            into_k, into_v = (gk_above, gv_above) if id(tile) in above else (gk, gv)
+            assert into_k is not None and into_v is not None
+            into_k[:, keys] += part_k.sum(1)
+            into_v[:, keys] += part_v.sum(1)
+        return gq_KGPD, gk, gv, gk_above, gv_above, None, None
+
+
+def _by_head(x_PHD: Tensor, kheads: int) -> Tensor:
+    return x_PHD.unflatten(1, (kheads, -1)).permute(1, 2, 0, 3)
+
+
+def _keys_of(
+    tiles: Tiles,
+    groups: int,
+    k_KPD: Tensor,
+    v_KPD: Tensor,
+    k_KED: Tensor | None,
+    v_KED: Tensor | None,
+) -> Iterator[tuple[Tile, Tensor, Tensor]]:
+    """Each tile with its keys and values, repeated for the heads that share them (as views)."""
+    for chosen, keys, values in ((tiles.own, k_KPD, v_KPD), (tiles.above, k_KED, v_KED)):
+        if keys is None or values is None:
+            continue
+        for tile in chosen:
+            yield (
+                tile,
+                keys[:, None, tile.low : tile.high].expand(-1, groups, -1, -1),
+                values[:, None, tile.low : tile.high].expand(-1, groups, -1, -1),
+            )

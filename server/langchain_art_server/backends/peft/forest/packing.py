@@ -1,0 +1,263 @@
+"""Rows through a model as a token forest: each distinct token once. Child side only.
+
+Index suffixes as in `forest_parts`, `forest_attention` and `scoring`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from langchain_art_server.algorithms.sequences.forest_parts import Part, most_alive, split
+from langchain_art_server.algorithms.sequences.prefix_forest import Forest, Ints, grow
+from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.peft.forest.attention_interface import (
+    Attention,
+    ForestPass,
+    plan_attention,
+)
+from langchain_art_server.backends.peft.forest.attention_tiles import Layer
+from langchain_art_server.backends.peft.logprob_scoring import (
+    Counted,
+    Edges,
+    Progress,
+    Scored,
+    Scorer,
+    Share,
+    Visit,
+    visit_terms,
+)
+
+#: See `token_cost`; measured on CPU.
+PIECE = 50
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A part in tensors.
+
+    Attributes:
+        parent: index of the part below which it hangs, -1 for none.
+        last: no part hangs below it.
+        ids_P: its tokens.
+        depth_P: their positions.
+        attention: who attends to whom.
+        above: for each part that it attends to, which tokens of that.
+        edges: tokens that follow tokens of the part.
+        terms_T: the terms of all calls that end in the part.
+        shares: for each part with edges of these terms (itself, or one above), which.
+    """
+
+    parent: int
+    last: bool
+    ids_P: Tensor
+    depth_P: Tensor
+    attention: Attention
+    above: dict[int, Tensor]
+    edges: Edges
+    terms_T: Tensor
+    shares: dict[int, Share]
+
+
+class ForestRows:
+    """Rows as a forest, in parts.
+
+    A row is needed up to the token before its last counted one; the rest predicts nothing.
+
+    Args:
+        rows: at least one term among them.
+        counted: their tokens that count.
+        budget: most tokens alive at a time; see `forest_parts.split`.
+        token_cost: see `forest.grow`.
+        number: dtype of temperatures.
+        model: whose dtype and device count.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        counted: Counted,
+        budget: int,
+        token_cost: float,
+        number: torch.dtype,
+        model: PreTrainedModel,
+    ) -> None:
+        lengths = np.zeros(len(rows), dtype=np.int64)
+        np.maximum.at(lengths, counted.row_T, counted.at_T)
+        kept = np.flatnonzero(lengths)
+        forest = grow([rows[i].token_ids[: lengths[i]] for i in kept.tolist()], token_cost)
+        parts = split(forest, budget)
+        self.tokens, self.alive = len(forest.token_ids_N), most_alive(parts)
+        self._dtype, self._device = model.dtype, model.device
+        first = np.cumsum(lengths) - lengths
+        previous_T = np.concatenate(forest.rows)[first[counted.row_T] + counted.at_T - 1]
+        targets_T = counted.column([row.token_ids for row in rows]).astype(np.int64)
+        temperature_T = np.array([row.temperature for row in rows])[counted.row_T]
+        part_N, local_N = _places(parts, self.tokens)
+        part_T, edge_T = part_N[previous_T], np.empty(len(previous_T), dtype=np.int64)
+        edges: list[Edges] = []
+        for at_T in _grouped(part_T, len(parts)):
+            found, edge_T[at_T] = Edges.merged(
+                local_N[previous_T[at_T]],
+                targets_T[at_T],
+                temperature_T[at_T],
+                number,
+                model.device,
+            )
+            edges.append(found)
+        # A call's terms are visited together, in the part of its last one: its other terms are in
+        # that part or in parts above it, which are still alive then.
+        last_T = np.append(np.flatnonzero(np.diff(counted.call_T)), len(part_T) - 1)[counted.call_T]
+        visits = _grouped(part_T[last_T], len(parts))
+        self._batches = [
+            self._batch(forest, parts, i, (part_N, local_N), edges[i], visits[i], part_T, edge_T)
+            for i in range(len(parts))
+        ]
+
+    def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:
+        """See `scoring.Packing`."""
+        alive: list[_Alive] = []
+        count = len(self._batches)
+        for index, batch in enumerate(self._batches):
+            while alive and alive[-1].index != batch.parent:
+                alive.pop().leave()
+            alive.append(_Alive(index, batch, scorer, alive))
+            scored = {one.index: one.scored for one in alive}
+            shares = [(scored[part], share) for part, share in batch.shares.items()]
+            visit_terms(visit, batch.terms_T, shares)
+            if progress is not None:
+                progress((index + 1) / count, f"micro-batch {index + 1} of {count}")
+        while alive:
+            alive.pop().leave()
+
+    def _batch(
+        self,
+        forest: Forest,
+        parts: list[Part],
+        index: int,
+        places: tuple[Ints, Ints],
+        edges: Edges,
+        visit_T: Ints,
+        part_T: Ints,
+        edge_T: Ints,
+    ) -> _Batch:
+        part = parts[index]
+        part_N, local_N = places
+        owners = part_N[part.above_E]
+        # Part by part, as their keys are put together.
+        above_E = part.above_E[np.argsort(owners, kind="stable")]
+        return _Batch(
+            parent=part.parent,
+            last=index + 1 == len(parts) or parts[index + 1].parent != index,
+            ids_P=self._tensor(forest.token_ids_N[part.tokens_P]),
+            depth_P=self._tensor(forest.depth_N[part.tokens_P]),
+            attention=plan_attention(
+                part.tokens_P, above_E, forest.exit_N, self._dtype, self._device
+            ),
+            above={
+                owner: self._tensor(local_N[above_E[part_N[above_E] == owner]])
+                for owner in np.unique(owners).tolist()
+            },
+            edges=edges,
+            terms_T=self._tensor(visit_T),
+            shares={
+                owner: Share(
+                    self._tensor(np.flatnonzero(part_T[visit_T] == owner)),
+                    self._tensor(edge_T[visit_T[part_T[visit_T] == owner]]),
+                )
+                for owner in np.unique(part_T[visit_T]).tolist()
+            },
+        )
+
+    def _tensor(self, array: Ints) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+class _Alive:
+    """A part that has gone through the model, and whose gradients are still to come."""
+
+    def __init__(self, index: int, batch: _Batch, scorer: Scorer, alive: list[_Alive]) -> None:
+        self.index = index
+        self._sources = [(a, batch.above[a.index]) for a in alive if a.index in batch.above]
+        self._pass = ForestPass(batch.attention, keep=not batch.last)
+        for layer in self._sources[0][0].layers if self._sources else ():
+            self._pass.above[layer] = _gather(layer, self._sources)
+        inputs = {
+            "input_ids": batch.ids_P[None],
+            "position_ids": batch.depth_P[None],
+            "forest": self._pass,
+        }
+        outputs_MX = scorer.outputs(inputs, batch.edges.select_M)
+        self.scored = Scored(scorer, outputs_MX, batch.edges, soon=batch.last)
+        self._grads: dict[int, Layer] = {}
+
+    @property
+    def layers(self) -> dict[int, Layer]:
+        """Keys and values of the part, by layer."""
+        return self._pass.kept or {}
+
+    def leave(self) -> None:
+        """Take the gradients of the part's own edges, and those from the parts below it, down."""
+        inner: list[tuple[Tensor, Tensor]] = []
+        for layer, grads in self._grads.items():
+            inner.extend(zip(self.layers[layer], grads, strict=True))
+        if not self.scored.descend(inner):
+            return
+        for layer, (key, value) in self._pass.above.items():
+            start = 0
+            for source, tokens in self._sources:
+                stretch = slice(start, start + len(tokens))
+                if key.grad is not None and value.grad is not None:
+                    source._receive(layer, tokens, key.grad[:, stretch], value.grad[:, stretch])
+                start += len(tokens)
+
+    def _receive(self, layer: int, tokens: Tensor, gk_KED: Tensor, gv_KED: Tensor) -> None:
+        if layer not in self._grads:
+            key, value = self.layers[layer]
+            self._grads[layer] = torch.zeros_like(key), torch.zeros_like(value)
+        for into, grad in zip(self._grads[layer], (gk_KED, gv_KED), strict=True):
+            into.index_add_(1, tokens, grad)
+
+
+def _gather(layer: int, sources: list[tuple[_Alive, Tensor]]) -> Layer:
+    """Keys and values above a part, as leaves that collect their own gradients."""
+    keys, values = (
+        torch.cat([source.layers[layer][i].detach().index_select(1, t) for source, t in sources], 1)
+        for i in (0, 1)
+    )
+    wanted = any(source.layers[layer][0].requires_grad for source, _ in sources)
+    return keys.requires_grad_(wanted), values.requires_grad_(wanted)
+
+
+def token_cost(base: PreTrainedModel) -> float:
+    """What `forest.grow` wants to know of a model: a token's work in a layer over a piece's.
+
+    Work in a layer goes with its parameters. To attend to one more piece, whatever its length, is
+    reading and writing the token's output a few times: `PIECE` parameters' worth per number of it.
+    """
+    config = base.config.get_text_config()
+    heads: int = config.num_attention_heads
+    width: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+    embedding = base.get_input_embeddings().weight
+    weights = sum(p.numel() for p in base.parameters() if p.shape != embedding.shape)
+    return weights / config.num_hidden_layers / (PIECE * heads * width)
+
+
+def _places(parts: list[Part], tokens: int) -> tuple[Ints, Ints]:
+    """For each token of a forest its part, and its place in that part."""
+    part_N, local_N = np.empty(tokens, dtype=np.int64), np.empty(tokens, dtype=np.int64)
+    for index, part in enumerate(parts):
+        part_N[part.tokens_P] = index
+        local_N[part.tokens_P] = np.arange(len(part.tokens_P))
+    return part_N, local_N
+
+
+def _grouped(part_T: Ints, parts: int) -> list[Ints]:
+    """The terms of each part, ascending."""
+    order = np.argsort(part_T, kind="stable")
+    return np.split(order, np.searchsorted(part_T[order], np.arange(1, parts)))

@@ -1,0 +1,95 @@
+"""Whether a model's attention is what a token forest needs. Child side only."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.peft.forest.attention_interface import (
+    FOREST_ATTENTION,
+    OddAttentionError,
+)
+from langchain_art_server.backends.peft.forest.packing import ForestRows
+from langchain_art_server.backends.peft.logprob_scoring import Counted, Scorer
+from langchain_art_server.backends.peft.padded_rows import PaddedRows
+from langchain_art_server.backends.peft.training_batch import sweep_logprobs
+
+log = logging.getLogger(__name__)
+#: Mean distance of logprobs, forest against rows, that rounding explains.
+ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.1}
+#: RoPE that encodes a token differently in a longer batch.
+GROWING_ROPE = ("dynamic", "longrope")
+#: Rows that share beginnings, as offsets from an arbitrary token.
+_ROWS = ([1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8], [1, 2, 3, 7, 9, 4, 4], [1, 3, 2, 5, 8], [6, 2, 1, 9])
+
+
+def has_plain_head(base: PreTrainedModel) -> bool:
+    """Whether the logits are what the output head makes of the hidden states, and no more."""
+    scorer = Scorer(base)
+    ids = torch.arange(1, 5, device=base.device)
+    seen: list[torch.Tensor] = []
+    hook = scorer.head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with torch.no_grad():
+        try:
+            logits = base(input_ids=ids[None], use_cache=False).logits
+        finally:
+            hook.remove()
+        return len(seen) == 1 and torch.allclose(scorer.head(seen[0]).float(), logits.float())
+
+
+def use_forest(scorer: Scorer) -> str | None:
+    """Set the model up for forests, if its attention allows it.
+
+    Returns:
+        None if rows can go through it as a forest; else why not, and it is as it was.
+    """
+    base = scorer.base
+    before: Any = getattr(base.config, "_attn_implementation")  # noqa: B009 - its only name
+    why = _by_config(base)
+    if why is None:
+        rows = [_row(offsets, base.config.get_text_config().vocab_size) for offsets in _ROWS]
+        counted = Counted.of(rows)
+        number = torch.float64 if base.dtype == torch.float64 else torch.float32
+        zeros = torch.zeros(len(counted.row_T), dtype=number, device=base.device)
+        padded = PaddedRows(rows, counted, 10_000, number, base.device)
+        expected = sweep_logprobs(padded, scorer, zeros)
+        try:
+            base.set_attn_implementation(FOREST_ATTENTION)
+            forest = ForestRows(rows, counted, 8, float("inf"), number, base)
+            gap = (sweep_logprobs(forest, scorer, zeros) - expected).abs().mean().item()
+            if not gap <= ROUNDING.get(base.dtype, 0.0):
+                why = f"its logprobs differ by {gap:.3g} nats on average"
+        except torch.OutOfMemoryError:
+            raise  # says nothing of the model
+        except (OddAttentionError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+            log.debug("The forest does not fit the model.", exc_info=True)
+            why = str(error) or type(error).__name__
+    if why is not None:
+        base.set_attn_implementation(before)
+    return why
+
+
+def _by_config(base: PreTrainedModel) -> str | None:
+    """What the config says against it. A short trial would not notice these."""
+    config = base.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        return f"it has layers of the kinds {sorted(kinds)}"
+    if getattr(config, "attention_chunk_size", None) is not None:
+        return "its attention is chunked"
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in GROWING_ROPE:
+        return f"its rotary positions are {rope['rope_type']}"
+    if base.device.type not in ("cpu", "cuda"):
+        return f"there is no forest attention for {base.device.type}"
+    return None
+
+
+def _row(offsets: list[int], vocab_size: int) -> Row:
+    ids = [(7919 * offset) % vocab_size for offset in offsets]
+    zeros = [0.0] * len(ids)
+    return Row(ids, [0] + [1] * (len(ids) - 1), zeros, zeros)

@@ -1,0 +1,134 @@
+"""Unsloth's model under our loss: the one file that knows it. Child side only.
+
+Only its public interface is used: `FastLanguageModel.from_pretrained` and `get_peft_model`, which
+give a transformers model and PEFT layers with kernels of their own. Loss, rows, optimizer and files
+are ours, so an adapter is the same whichever learner made it, up to rounding.
+"""
+
+# ruff: noqa: I001 - Unsloth patches transformers and PEFT, so it is imported before them
+from __future__ import annotations
+
+from typing import Any, cast
+
+from unsloth import FastLanguageModel  # pyright: ignore[reportMissingImports]
+
+import peft
+import torch
+import transformers
+from torch import nn
+
+from langchain_art.errors import ConfigError
+from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.models.device import set_threads
+
+#: Context of a model whose config does not say.
+MAX_MODEL_LEN = 32768
+
+
+class UnslothEngine(PeftEngine):
+    """`PeftEngine` on a model that Unsloth loaded.
+
+    On a GPU, where Unsloth's own attention cannot be told of a forest, rows are padded; the reason
+    is logged, and `metrics["forest"]` is 0. On a CPU its model is plain transformers.
+
+    Args:
+        model: hub name or local path.
+        device: as for `PeftEngine`.
+        dtype: as for `PeftEngine`.
+        max_model_len: tokens of the longest row; None: what the model's config allows.
+        load_in_4bit: quantise the base's weights (bitsandbytes, NF4); LoRA stays in float32.
+
+    Raises:
+        ConfigError: the model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        device: str | None = None,
+        dtype: str | None = None,
+        max_model_len: int | None = None,
+        *,
+        load_in_4bit: bool = False,
+    ) -> None:
+        self._longest, self._in_4bit = max_model_len, load_in_4bit
+        super().__init__(model, device, dtype)
+
+    def _load(self) -> transformers.PreTrainedModel:
+        if self._in_4bit and self.device.type != "cuda":
+            raise ConfigError(
+                f"got learner.load_in_4bit on {self.device}, expected a CUDA device: bitsandbytes "
+                "has no kernels for others; leave it out"
+            )
+        try:
+            config: Any = transformers.AutoConfig.from_pretrained(self.name)
+            allowed = getattr(config.get_text_config(), "max_position_embeddings", MAX_MODEL_LEN)
+            where: dict[str, Any] = {"device_map": {"": self.device}}
+            loaded, _ = FastLanguageModel.from_pretrained(
+                self.name,
+                max_seq_length=self._longest or min(allowed, MAX_MODEL_LEN),
+                dtype=self.dtype,
+                load_in_4bit=self._in_4bit,
+                use_gradient_checkpointing=False,  # the packer decides when it is needed
+                trust_remote_code=False,
+                **(where if self.device.type == "cuda" else {}),
+            )
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
+            raise ConfigError(f"Unsloth cannot load the model {self.name!r}: {error}") from error
+        found = cast(transformers.PreTrainedModel, loaded)
+        nn.Module.eval(found)
+        if found.get_output_embeddings() is None:
+            raise ConfigError(f"the model {self.name!r} has no output head, expected a causal one")
+        return found.requires_grad_(False)
+
+    def _with_lora(self, shape: peft.LoraConfig) -> peft.PeftModel:
+        if shape.lora_dropout or shape.bias != "none":
+            raise ValueError(
+                f"got lora_dropout={shape.lora_dropout} and bias={shape.bias!r}, expected none"
+            )
+        targets = shape.target_modules or []
+        try:
+            dressed: Any = FastLanguageModel.get_peft_model(
+                self.base,
+                r=shape.r,
+                lora_alpha=shape.lora_alpha,
+                target_modules=[targets] if isinstance(targets, str) else sorted(targets),
+                lora_dropout=0.0,
+                bias="none",
+                use_gradient_checkpointing=False,
+                use_rslora=shape.use_rslora,
+            )
+        except (AssertionError, RuntimeError, NotImplementedError) as error:
+            raise ConfigError(
+                f"Unsloth refuses LoRA on {sorted(targets)}: {error}; name other targets, or learn "
+                "with kind = 'peft'"
+            ) from error
+        for parameter in dressed.parameters():
+            if parameter.requires_grad:  # the optimizer's numbers, whatever the base's
+                parameter.data = parameter.data.to(self._number)
+        return dressed
+
+
+def serving_engine(
+    model: str,
+    device: str | None,
+    dtype: str | None,
+    threads: int | None,
+    max_model_len: int | None,
+    load_in_4bit: bool,
+) -> UnslothEngine:
+    """An engine for a process that does nothing else.
+
+    Args:
+        model: as for `UnslothEngine`.
+        device: as for `UnslothEngine`.
+        dtype: as for `UnslothEngine`.
+        threads: torch threads; None: half of the cores, at least one.
+        max_model_len: as for `UnslothEngine`.
+        load_in_4bit: as for `UnslothEngine`.
+    """
+    set_threads(threads)
+    transformers.utils.logging.disable_progress_bar()
+    engine = UnslothEngine(model, device, dtype, max_model_len, load_in_4bit=load_in_4bit)
+    torch.use_deterministic_algorithms(engine.device.type == "cpu")
+    return engine

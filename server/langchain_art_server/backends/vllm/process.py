@@ -1,0 +1,231 @@
+"""vLLM's processes: started under a guard, watched, ended as a group.
+
+The socket lies in a folder that only this user can enter; there is no port. The guard
+(`process_guard`) ends the group when this process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from langchain_art.errors import ConfigError
+from langchain_art_server.backends.base import ModelInfo
+from langchain_art_server.backends.vllm import process_guard
+from langchain_art_server.backends.vllm.client import BASE, VllmClient
+from langchain_art_server.config import Settings
+
+log = logging.getLogger(__name__)
+_GUARD = Path(process_guard.__file__)
+_CPU_KV_CACHE_BYTES = 1 << 30
+_POLL = 0.1
+#: So much of vLLM's output is read at its end, in bytes; so many exceptions of it are told, and so
+#: many lines of each. What ends a start is some 40,000 bytes of tracebacks.
+_LAST_BYTES, _CAUSES, _CAUSE_LINES = 1 << 17, 6, 6
+#: Before a line of vLLM's output: the process, and what its logger adds.
+_PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )?([A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ?)?")
+#: /health is asked this often, must answer within this, and may fail so often in a row; seconds.
+_HEALTH_EVERY, _HEALTH_WITHIN, _HEALTH_FAILURES = 5.0, 30.0, 3
+
+
+class VllmProcess:
+    """One run of vLLM.
+
+    Args:
+        settings: with `engine`.
+        info: the model.
+        folder: for the socket; removed with the process.
+        targets: names of the layers that adapters may have.
+        max_rank: of adapters; one of vLLM's.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        info: ModelInfo,
+        folder: Path,
+        targets: list[str],
+        max_rank: int,
+    ) -> None:
+        assert settings.engine is not None
+        self._settings, self._engine, self._info = settings, settings.engine, info
+        self._folder, self._socket = folder, folder / "vllm.sock"
+        self._targets, self._max_rank = targets, max_rank
+        self._on_cpu = info.device == "cpu"
+        self.log = settings.data_dir / "vllm.log"
+        self.client = VllmClient(self._socket)
+        self._guard: asyncio.subprocess.Process | None = None
+        self.pid = 0
+        self.ended: asyncio.Task[int] | None = None
+
+    def command(self) -> list[str]:
+        """What starts it. Raises ConfigError if `[engine] args` has what is set here."""
+        engine = self._engine
+        options = {
+            "--model": self._settings.model,
+            "--served-model-name": BASE,
+            "--uds": str(self._socket),
+            "--dtype": self._info.dtype,
+            "--max-model-len": str(self._info.max_model_len),
+            "--max-num-seqs": str(engine.max_batch),
+            # Of a model's own generation_config, top_k and the like would apply unasked.
+            "--generation-config": "vllm",
+            "--logprobs-mode": "processed_logprobs",
+            "--structured-outputs-config": '{"backend": "guidance"}',
+            "--max-loras": str(engine.max_loras),
+            # One that is pushed out is read from its folder again, there while it is loaded.
+            "--max-cpu-loras": str(max(32, engine.max_loras)),
+            "--max-lora-rank": str(self._max_rank),
+        }
+        flags = ["--enable-lora", "--disable-uvicorn-access-log"]
+        kv_cache = engine.kv_cache_bytes
+        if self._on_cpu:
+            kv_cache = kv_cache or _CPU_KV_CACHE_BYTES
+            # There, a seeded call whose prompt is computed in pieces ends the engine (vLLM 0.32).
+            flags += ["--no-enable-chunked-prefill", "--enforce-eager"]
+            options["--max-num-batched-tokens"] = str(max(16384, self._info.max_model_len))
+        else:
+            options["--gpu-memory-utilization"] = str(engine.gpu_memory)
+            if self._settings.take_turns:
+                flags.append("--enable-sleep-mode")
+        if kv_cache:
+            options["--kv-cache-memory-bytes"] = str(kv_cache)
+        ours = {*options, *flags, "--lora-target-modules", "--host", "--port", "--api-key"}
+        ours |= {"--tokenizer", "--chat-template", "--trust-remote-code", "--max-logprobs"}
+        if taken := sorted({arg.partition("=")[0] for arg in engine.args} & ours):
+            raise ConfigError(
+                f"[engine] args: got {taken}, which this server sets itself, so that what is "
+                "recorded is what was sampled; leave them out, or use the settings of [engine]."
+            )
+        argv = [str(engine.python), "-m", "vllm.entrypoints.openai.api_server"]
+        argv += [part for pair in options.items() for part in pair] + flags
+        return [*argv, "--lora-target-modules", *self._targets, *engine.args]
+
+    async def start(self) -> None:
+        """Start it. Raises ConfigError, see `command`."""
+        argv = self.command()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        if self.log.exists():
+            self.log.replace(self.log.with_suffix(".log.1"))
+        with self.log.open("wb") as log:
+            guard = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", str(_GUARD), str(self._folder), *argv),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=self._environment(),
+            )
+        self._guard = guard
+        assert guard.stdout is not None
+        self.pid = int(await guard.stdout.readline() or 0)
+        self.ended = asyncio.create_task(self._wait(guard))
+
+    async def ready(self) -> None:
+        """Wait until it answers. Raises ConfigError with its last words if it does not."""
+        assert self.ended is not None
+        deadline = time.monotonic() + self._engine.start_seconds
+        while not self.ended.done() and time.monotonic() < deadline:
+            if await self.client.healthy(_HEALTH_WITHIN):
+                return
+            await asyncio.sleep(_POLL)
+        why = (
+            f"ended with status {self.ended.result()}"
+            if self.ended.done()
+            else f"did not answer within {self._engine.start_seconds:g} s"
+        )
+        raise ConfigError(
+            f"vLLM ({self._engine.python}) {why}. Its output is in {self.log}; it said:\n"
+            f"{self.last_words()}"
+        )
+
+    async def watch(self, busy: Callable[[], bool]) -> None:
+        """Return when it has ended, or is ended here because it answers no more.
+
+        Args:
+            busy: whether calls run, so that its count of tokens has to grow.
+        """
+        assert self.ended is not None
+        failures, tokens, since = 0, -1.0, time.monotonic()
+        while failures < _HEALTH_FAILURES:
+            await asyncio.wait([self.ended], timeout=_HEALTH_EVERY)
+            if self.ended.done():
+                return
+            failures = 0 if await self.client.healthy(_HEALTH_WITHIN) else failures + 1
+            before, tokens = tokens, await self.client.tokens(_HEALTH_WITHIN)
+            if tokens != before or not busy():
+                since = time.monotonic()
+            elif time.monotonic() - since > self._engine.hang_seconds:
+                break
+        log.error("vLLM hangs and is ended.")
+        self.kill()
+        await self.ended
+
+    def kill(self) -> None:
+        """End the whole group at once."""
+        if self.pid:
+            process_guard.end(self.pid)
+
+    def last_words(self) -> str:
+        """What it died of, as its output tells: the exceptions, or its last lines."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_BYTES))
+                log = file.read().decode(errors="replace")
+        except OSError:
+            return "(nothing)"
+        return "\n".join(root_causes(log)[:_CAUSES] or log.splitlines()[-8:])
+
+    async def _wait(self, guard: asyncio.subprocess.Process) -> int:
+        status = await guard.wait()
+        if status < 0:  # the guard itself was killed
+            self.kill()
+        return status
+
+    def _environment(self) -> dict[str, str]:
+        """Ours, without what would lead another Python to our packages."""
+        env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+        env |= {
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",  # longer than our client keeps a connection
+        }
+        if self._settings.take_turns:  # its routes for sleeping are there in this mode alone
+            env["VLLM_SERVER_DEV_MODE"] = "1"
+        if Path(self._settings.model).is_dir():
+            env["HF_HUB_OFFLINE"] = "1"
+        if self._on_cpu:
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+            env["OMP_NUM_THREADS"] = str(self._engine.threads or max(1, cores // 2))
+            env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # a core may be another engine's as well
+        return env
+
+
+def root_causes(log: str) -> list[str]:
+    """The exceptions that vLLM's output tells of, each once, the first one first.
+
+    The end of one process is told by each process above it, in a traceback of its own; the last
+    of them says "See root cause above".
+    """
+    found: list[list[str]] = []
+    inside, record, told = False, "", 0
+    for line in log.splitlines():
+        prefix = match[0] if (match := _PREFIX.match(line)) else ""
+        text = line[len(prefix) :]
+        if text.startswith("Traceback (most recent call last)"):
+            inside, told = True, 0
+        elif inside and text[:1].strip():
+            inside, record, told = False, prefix, _CAUSE_LINES - 1
+            found.append([text])
+        elif told and prefix == record and text[:1] == " ":  # a message of several lines
+            found[-1].append(text)
+            told -= 1
+        else:
+            told = 0
+    return list(dict.fromkeys("\n".join(lines) for lines in found))

@@ -1,0 +1,339 @@
+"""create_app(): the routes, and nothing else. Every error leaves in OpenAI's shape."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Generic, TypeVar
+
+from fastapi import FastAPI, Header, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field, ValidationError
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from langchain_art._version import __version__
+from langchain_art.errors import ArtError, InvalidRequest, UnknownModel
+from langchain_art.wire import (
+    ID,
+    Checkpoint,
+    JobEvent,
+    PolicySpec,
+    PolicyStatus,
+    Reward,
+    ServerStatus,
+    TrainJob,
+    TrainRequest,
+    Trajectory,
+    TrajectoryAudit,
+    TrajectoryGroup,
+)
+from langchain_art_server.gateway.auth import Guard, answer
+from langchain_art_server.gateway.chat_completions import ChatCompletions
+from langchain_art_server.gateway.chat_request import ChatBody, read_json, refuse
+from langchain_art_server.gateway.service import Service
+from langchain_art_server.jobs.audit import chosen_calls
+
+CHAT = "/v1/chat/completions"
+_CHAT_DOCS: dict[str, Any] = {
+    "summary": "Chat",
+    "description": "Sample a completion from a policy, one of its versions, or the base model.",
+    "operationId": "chat",
+    "responses": {"200": {"description": "The completion, whole or as server-sent events."}},
+}
+MAX_WAIT = 30.0
+MAX_NUMBER = 2**31 - 1  # what every database can hold
+Number = Annotated[int, Path(ge=0, le=MAX_NUMBER)]
+_REF = "#/components/schemas/{model}"
+_DEFINITIONS: dict[str, Any] = {}
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+
+
+class Version(BaseModel):
+    """Body of a rollback."""
+
+    version: int = Field(ge=0, le=MAX_NUMBER)
+
+
+class Page(BaseModel, Generic[T]):
+    """A list, as OpenAI writes one."""
+
+    object: str = "list"
+    data: list[T]
+
+
+def create_app(service: Service) -> ASGIApp:
+    """The server's web application over a started `Service`."""
+    app = FastAPI(title="langchain-art", version=__version__, docs_url=None, redoc_url=None)
+
+    async def refused(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, ArtError)
+        return answer(error)
+
+    async def invalid(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return answer(refuse_fastapi(error))
+
+    app.add_exception_handler(ArtError, refused)
+    app.add_exception_handler(RequestValidationError, invalid)
+    _openai_routes(app, service)
+    _policy_routes(app, service)
+    _trajectory_routes(app, service)
+    _job_routes(app, service)
+    _status_routes(app, service)
+    app.openapi = lambda: _document(app)
+    return Guard(_Front(app, ChatCompletions(service)), service.settings)
+
+
+class _Front:
+    """Sends chat completions straight to their endpoint, past FastAPI's layers.
+
+    They need none of these, and would pay 40 µs for them, a tenth of what a call costs the server.
+    """
+
+    def __init__(self, api: FastAPI, chat: ChatCompletions) -> None:
+        self._api, self._chat = api, chat
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == CHAT and scope["method"] == "POST":
+            await self._chat(scope, receive, send)
+        else:
+            await self._api(scope, receive, send)
+
+
+def refuse_fastapi(error: RequestValidationError) -> InvalidRequest:
+    """FastAPI's findings in the same words as the chat route's."""
+    found = [e | {"loc": e["loc"][1:] if len(e["loc"]) > 1 else e["loc"]} for e in error.errors()]
+    lines = [
+        f"{'.'.join(map(str, e['loc']))}: {str(e['msg']).removeprefix('Value error, ')}"
+        for e in found[:8]
+    ]
+    return InvalidRequest("; ".join(lines), param=str(found[0]["loc"][0]) if found else None)
+
+
+async def _model(request: Request, kind: type[M]) -> M:
+    """The body as a wire model; read here, since FastAPI's own reading would take NaN."""
+    try:
+        return kind.model_validate(await read_json(request.receive))
+    except ValidationError as error:
+        raise refuse(error) from error
+
+
+def _docs(kind: type[BaseModel]) -> dict[str, Any]:
+    """What the OpenAPI document says of a body that `_model` reads."""
+    schema = kind.model_json_schema(ref_template=_REF)
+    _DEFINITIONS.update(schema.pop("$defs", {}))
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, with the values inside of bodies defined where they are referred to."""
+    if not app.openapi_schema:
+        schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        schema["paths"][CHAT] = {"post": _CHAT_DOCS | _docs(ChatBody)}
+        schema.setdefault("components", {}).setdefault("schemas", {}).update(_DEFINITIONS)
+        app.openapi_schema = schema
+    return app.openapi_schema
+
+
+def _openai_routes(app: FastAPI, service: Service) -> None:
+    # What `_Front` does not take is another method, and is refused with a word.
+    app.router.routes.append(Route(CHAT, ChatCompletions(service), methods=["POST"]))
+
+    def card(name: str, parent: str | None) -> dict[str, Any]:
+        known = {"id": name, "object": "model", "created": int(time.time()), "parent": parent}
+        return known | {"owned_by": "langchain-art"}
+
+    async def names() -> list[dict[str, Any]]:
+        base = service.router.base_name
+        cards = [card(base, None)]
+        for policy in service.router.serving:
+            cards.append(card(policy, base))
+            cards += [card(c.name, policy) for c in await service.store.checkpoints(policy)]
+        return cards
+
+    @app.get("/v1/models")
+    async def models() -> Page[dict[str, Any]]:
+        """The base model, the policies, and every version that is kept."""
+        return Page(data=await names())
+
+    @app.get("/v1/models/{name}")
+    async def model(name: str) -> dict[str, Any]:
+        """One of them."""
+        for one in await names():
+            if one["id"] == name:
+                return one
+        raise UnknownModel(f"got model {name!r}; GET /v1/models lists what there is", param="model")
+
+    @app.get("/v1/calls/{call_id}")
+    async def call(call_id: str) -> dict[str, Any]:
+        """A call's record: what was asked, the token ids, their logprobs, whether it may learn."""
+        return (await service.store.call(call_id)).public()
+
+
+def _policy_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/policies", openapi_extra=_docs(PolicySpec))
+    async def create(request: Request) -> PolicyStatus:
+        """Make a policy. Its version 0 equals the base model. Idempotent."""
+        return await service.create_policy(await _model(request, PolicySpec))
+
+    @app.get("/v1/policies")
+    async def policies() -> Page[PolicyStatus]:
+        """All policies."""
+        return Page(data=await service.policies())
+
+    @app.get("/v1/policies/{name}")
+    async def policy(name: str) -> PolicyStatus:
+        """One policy, and the version that its name is routed to."""
+        return await service.policy(name)
+
+    @app.get("/v1/policies/{name}/checkpoints")
+    async def checkpoints(name: str) -> Page[Checkpoint]:
+        """The versions that are kept, oldest first."""
+        await service.policy(name)
+        return Page(data=await service.store.checkpoints(name))
+
+    @app.put("/v1/policies/{name}/checkpoints/{version}/pin")
+    async def pin(name: str, version: Number) -> Checkpoint:
+        """Keep a version whatever comes."""
+        await service.checkpoint(name, version)
+        await service.store.set_pinned(name, version, True)
+        return await service.checkpoint(name, version)
+
+    @app.delete("/v1/policies/{name}/checkpoints/{version}/pin")
+    async def unpin(name: str, version: Number) -> Checkpoint:
+        """Leave a version to retention."""
+        await service.checkpoint(name, version)
+        await service.store.set_pinned(name, version, False)
+        return await service.checkpoint(name, version)
+
+    @app.delete("/v1/policies/{name}/checkpoints/{version}")
+    async def delete(name: str, version: Number) -> dict[str, str]:
+        """Delete a version that neither serves nor is pinned."""
+        await service.delete_checkpoint(name, version)
+        return {"deleted": f"{name}@{version}"}
+
+    @app.post("/v1/policies/{name}/rollback", openapi_extra=_docs(Version))
+    async def rollback(name: str, request: Request) -> PolicyStatus:
+        """Serve a former version again; the next step starts from it."""
+        return await service.rollback(name, (await _model(request, Version)).version)
+
+    @app.get("/v1/policies/{name}/checkpoints/{version}/adapter")
+    async def adapter(name: str, version: Number) -> Response:
+        """The adapter in PEFT's format, as a tar archive."""
+        data = await service.adapter_tar(name, version)
+        return Response(data, media_type="application/x-tar")
+
+
+def _trajectory_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/trajectories", openapi_extra=_docs(Trajectory))
+    async def add(request: Request) -> dict[str, Any]:
+        """Store a trajectory. Idempotent by id; when it is answered, it is on disk."""
+        trajectory = await _model(request, Trajectory)
+        stored = await service.store.add_trajectories([trajectory])
+        return {"id": trajectory.id, "stored": bool(stored)}
+
+    @app.post("/v1/groups", openapi_extra=_docs(TrajectoryGroup))
+    async def add_group(request: Request) -> dict[str, Any]:
+        """Store a group's trajectories, all or none. Idempotent by id."""
+        group = await _model(request, TrajectoryGroup)
+        stored = await service.store.add_trajectories(group.trajectories, group.id)
+        return {"id": group.id, "stored": stored}
+
+    @app.get("/v1/trajectories")
+    async def recent(
+        limit: Annotated[int, Query(ge=1, le=1000)] = 50, scenario: str | None = None
+    ) -> Page[Trajectory]:
+        """The newest trajectories."""
+        return Page(data=await service.store.recent_trajectories(limit, scenario))
+
+    @app.get("/v1/trajectories/{trajectory_id}")
+    async def trajectory(trajectory_id: str) -> Trajectory:
+        """One trajectory."""
+        return (await service.store.trajectory(trajectory_id)).trajectory
+
+    @app.get("/v1/trajectories/{trajectory_id}/audit")
+    async def audit(
+        trajectory_id: str,
+        policy: str | None = None,
+        train: Annotated[list[str] | None, Query(max_length=256)] = None,
+        sft: bool = False,
+    ) -> TrajectoryAudit:
+        """Which of its tokens learn for a policy, and why not the rest.
+
+        Without a policy each call is judged for the one that sampled it. ``train=NAME:true`` and
+        ``train=NAME:false``, any number of them, choose calls as `train` does in a request to
+        train. With ``sft`` the audit is that of a supervised step (``loss: sft``).
+        """
+        return await service.audit(trajectory_id, policy, chosen_calls(train or []), sft=sft)
+
+    @app.put("/v1/trajectories/{trajectory_id}/reward", openapi_extra=_docs(Reward))
+    async def reward(trajectory_id: str, request: Request) -> Trajectory:
+        """Score a trajectory, or one that exists only as calls tagged with its id."""
+        return await service.reward(trajectory_id, await _model(request, Reward))
+
+
+def _job_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/train", status_code=202, openapi_extra=_docs(TrainRequest))
+    async def train(
+        request: Request, idempotency_key: Annotated[str | None, Header()] = None
+    ) -> TrainJob:
+        """Queue a training job, once per Idempotency-Key."""
+        if not idempotency_key or not ID.fullmatch(idempotency_key):
+            raise InvalidRequest(
+                f"got Idempotency-Key {idempotency_key!r}, expected 1-128 characters from "
+                "A-Z a-z 0-9 . _ : @ / + = -; the same key never trains twice",
+                param="Idempotency-Key",
+            )
+        return await service.train(await _model(request, TrainRequest), idempotency_key)
+
+    @app.get("/v1/jobs")
+    async def jobs(policy: str | None = None) -> Page[TrainJob]:
+        """All jobs, in the order they were asked for."""
+        return Page(data=await service.store.jobs.all(policy=policy))
+
+    @app.get("/v1/jobs/{job_id}")
+    async def job(job_id: str, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0) -> TrainJob:
+        """A job; with `wait`, when it has ended or after that many seconds."""
+        deadline = time.monotonic() + wait
+        while True:
+            found = await service.store.jobs.get(job_id)
+            left = deadline - time.monotonic()
+            if found.state in ("succeeded", "failed") or left <= 0:
+                return found
+            await service.jobs.wait(min(left, 1.0))
+
+    @app.get("/v1/jobs/{job_id}/events")
+    async def events(
+        job_id: str,
+        after: Annotated[int, Query(ge=0, le=MAX_NUMBER)] = 0,
+        wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0,
+    ) -> Page[JobEvent]:
+        """A job's story after event `after`; with `wait`, as soon as there is some."""
+        deadline = time.monotonic() + wait
+        while True:
+            job = await service.store.jobs.get(job_id)
+            found = await service.store.jobs.events(job_id, after)
+            left = deadline - time.monotonic()
+            if found or left <= 0 or job.state in ("succeeded", "failed"):
+                return Page(data=found)
+            await service.jobs.wait(min(left, 1.0))
+
+
+def _status_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/status")
+    async def status() -> ServerStatus:
+        """Everything at a glance."""
+        return await service.status()
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, bool]:
+        """The process lives."""
+        return {"ok": True}
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        """200 when calls will be answered, 503 before and after."""
+        return JSONResponse({"ready": service.ready}, status_code=200 if service.ready else 503)

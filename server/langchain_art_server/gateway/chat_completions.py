@@ -1,0 +1,265 @@
+"""/v1/chat/completions: a request is sampled, recorded and answered.
+
+A choice's last byte leaves after its `CallRecord` is on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from pydantic_core import to_json
+from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from langchain_art.errors import ArtError, EngineUnavailable, Overloaded, RequestRefused
+from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest
+from langchain_art_server.gateway import chat_response
+from langchain_art_server.gateway.chat_request import ChatCall, read_json
+from langchain_art_server.gateway.chat_response import Chunks
+from langchain_art_server.gateway.service import Service
+from langchain_art_server.policies.adapter_store import Target
+from langchain_art_server.storage.tables import CallRecord
+
+_LISTEN_AFTER = 0.5  # seconds
+#: A choice's index, and a piece of it.
+Piece = tuple[int, ChatDelta | ChatReply]
+
+
+class ChatCompletions:
+    """The route, as an ASGI endpoint: every call comes this way, so it takes the straight one."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Raises RequestRefused before anything is sent."""
+        service = self._service
+        call = ChatCall(await read_json(receive), scope["headers"])
+        limit = service.settings.max_running_calls
+        if service.running_calls + call.count > limit:
+            raise Overloaded(
+                f"{service.running_calls} calls are running, and {limit} may. Retry, or lower the "
+                "client's concurrency.",
+                retry_after=1,
+            )
+        service.running_calls += call.count
+        try:
+            async with (
+                _WhileThere(receive) as client,
+                service.jobs.gate.through(call.count),
+                service.router.use(call.body.model) as target,
+            ):
+                completion = _Completion(service, call, target)
+                if call.body.stream:
+                    return await completion.stream(scope, client, send)
+                answer = await completion.whole()
+        finally:
+            service.running_calls -= call.count
+        await _send_json(send, answer)
+
+
+class _WhileThere:
+    """A context that is cancelled when its client leaves: nobody samples for nobody.
+
+    Listening costs a task, so only calls that take long are listened for.
+
+    Raises:
+        ClientDisconnect: out of the context, in place of the cancellation.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._limit = asyncio.timeout(None)
+        self._listener: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> _WhileThere:
+        await self._limit.__aenter__()
+        self._timer = asyncio.get_running_loop().call_later(_LISTEN_AFTER, self._begin)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+        try:
+            await self._limit.__aexit__(kind, error, trace)
+        except TimeoutError as expired:
+            raise ClientDisconnect from expired
+
+    def hand_over(self) -> Receive:
+        """What it listens to, for somebody else who listens from now on."""
+        self._end()
+        return self._receive
+
+    def _begin(self) -> None:
+        self._listener = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._limit.reschedule(asyncio.get_running_loop().time())
+
+    def _end(self) -> None:
+        self._timer.cancel()
+        if self._listener is not None:
+            self._listener.cancel()
+
+
+async def _send_json(send: Send, answer: dict[str, Any]) -> None:
+    body = to_json(answer)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+class _Completion:
+    """One request on its way: sample, record, answer."""
+
+    def __init__(self, service: Service, call: ChatCall, target: Target) -> None:
+        self._service, self._call, self._target = service, call, target
+        self._begun = time.time()
+        # Ids that grow with time are neighbours in the table's index, so that a batch of them
+        # writes few pages.
+        self._id = f"chatcmpl-{int(self._begun * 1e6):014x}{random.getrandbits(72):018x}"
+        self._frame = {"id": self._id, "created": int(self._begun), "model": target.model}
+
+    def _call_id(self, index: int) -> str:
+        return self._id if index == 0 else f"{self._id}:{index}"
+
+    def _request(self, index: int) -> ChatRequest:
+        call, body, sampling = self._call, self._call.body, self._call.sampling
+        if sampling.seed is not None and index:
+            sampling = replace(sampling, seed=sampling.seed + index)
+        return ChatRequest(
+            id=self._call_id(index),
+            messages=body.messages,
+            tools=call.tools,
+            tool_choice=call.tool_choice,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            response_format=body.response_format,
+            adapter=self._target.adapter,
+            sampling=sampling,
+            stream=bool(body.stream),
+        )
+
+    def _record(self, index: int, reply: ChatReply) -> CallRecord:
+        now = time.time()
+        return CallRecord(
+            id=self._call_id(index),
+            created_at=now,
+            policy=self._target.policy,
+            version=self._target.version,
+            model=self._target.model,
+            tags=self._call.body.art,
+            request=self._call.asked,
+            reply=chat_response.message(reply),
+            prompt_token_ids=reply.prompt_token_ids,
+            token_ids=reply.token_ids,
+            logprobs=reply.logprobs,
+            temperature=self._call.sampling.temperature or 1.0,
+            finish_reason=reply.finish_reason,
+            untrainable=reply.untrainable,
+            latency=now - self._begun,
+            retry=self._call.retry,
+        )
+
+    # --- whole ----------------------------------------------------------------------------------
+
+    async def whole(self) -> dict[str, Any]:
+        """Sample, record, and the answer as one object."""
+        count = self._call.count
+        if count == 1:
+            replies = [await self._one(0)]
+        else:
+            replies = list(await asyncio.gather(*map(self._one, range(count))))
+        records = [self._record(index, reply) for index, reply in enumerate(replies)]
+        await self._service.store.add_calls(records)
+        return chat_response.completion(self._frame, replies, bool(self._call.body.logprobs))
+
+    async def _one(self, index: int) -> ChatReply:
+        reply = None
+        async for piece in self._service.sampler.chat(self._request(index)):
+            if isinstance(piece, ChatReply):
+                reply = piece  # and to the end: a generator left half-way costs a task to close
+        if reply is None:
+            raise EngineUnavailable("The sampler gave no reply.", retry_after=1)
+        return reply
+
+    # --- streamed -------------------------------------------------------------------------------
+
+    async def stream(self, scope: Scope, client: _WhileThere, send: Send) -> None:
+        """Server-sent events. What can be refused is refused before the first byte."""
+        async with aclosing(self._pieces()) as pieces:
+            first = await anext(pieces)
+            events = self._events(first, pieces)
+            response = StreamingResponse(events, media_type="text/event-stream")
+            await response(scope, client.hand_over(), send)
+
+    async def _pieces(self) -> AsyncGenerator[Piece, None]:
+        """The pieces of all choices as they come, each with its choice's index."""
+        heard: asyncio.Queue[tuple[int, ChatDelta | ChatReply | Exception]] = asyncio.Queue()
+
+        async def follow(index: int) -> None:
+            try:
+                async with aclosing(self._service.sampler.chat(self._request(index))) as pieces:
+                    async for piece in pieces:
+                        heard.put_nowait((index, piece))
+            except Exception as error:  # noqa: BLE001 - raised below, where the request is answered
+                heard.put_nowait((index, error))
+
+        tasks = [asyncio.create_task(follow(index)) for index in range(self._call.count)]
+        try:
+            unfinished = len(tasks)
+            while unfinished:
+                index, piece = await heard.get()
+                if isinstance(piece, Exception):
+                    raise piece
+                unfinished -= isinstance(piece, ChatReply)
+                yield index, piece
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _events(
+        self, first: Piece, pieces: AsyncGenerator[Piece, None]
+    ) -> AsyncGenerator[bytes, None]:
+        body = self._call.body
+        with_usage = body.stream_options is not None and body.stream_options.include_usage
+        frame = self._frame | ({"usage": None} if with_usage else {})
+        choices = [Chunks(frame, index) for index in range(self._call.count)]
+        for chunks in choices:
+            yield chunks.begin()
+        replies: list[ChatReply] = []
+        try:
+            async for index, piece in _chain(first, pieces):
+                if isinstance(piece, ChatDelta):
+                    yield choices[index].delta(piece)
+                    continue
+                await self._service.store.add_calls([self._record(index, piece)])
+                replies.append(piece)
+                yield choices[index].end(piece, bool(body.logprobs))
+        except ArtError as error:
+            refusal = error if isinstance(error, RequestRefused) else EngineUnavailable(str(error))
+            yield chat_response.sse(refusal.body())
+            return
+        if with_usage:
+            yield chat_response.usage_chunk(frame, replies)
+        yield chat_response.DONE
+
+
+async def _chain(first: Piece, rest: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
+    yield first
+    async for one in rest:
+        yield one

@@ -1,0 +1,263 @@
+"""A chat request's body: checked once, here, before anything else sees it.
+
+An option that this server does not honour is refused by name, unless its value asks for nothing.
+Format: OpenAI's API reference, "Create chat completion", with one field more, ``art``
+(`wire.CallTags`), that headers (``x-art-trajectory-id``, ``x-art-node`` …) can carry as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from langchain_art.errors import InvalidRequest
+from langchain_art.wire import CallTags
+from langchain_art_server.backends.base import Sampling
+from langchain_art_server.gateway.chat_tools import check_calls, shown_tools
+
+ROLES = {"system", "developer", "user", "assistant", "tool"}
+#: Options of OpenAI's that are accepted only with values that ask for nothing, and those values.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (None, 0),
+    "presence_penalty": (None, 0),
+    "logit_bias": (None, {}),
+    "modalities": (None, ["text"]),
+    "service_tier": (None, "auto", "default"),
+    "store": (None, False),
+    "reasoning_effort": (None,),
+    "verbosity": (None,),
+    "audio": (None,),
+    "functions": (None,),
+    "function_call": (None,),
+    "moderation": (None,),
+    "web_search_options": (None,),
+}
+#: Options that tell the server about the caller, or how to be quick, and change no reply.
+NOTES = (
+    "user",
+    "metadata",
+    "safety_identifier",
+    "prediction",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+)
+_NOT_RECORDED = {"art", "model", "stream", "stream_options"}
+
+
+class _StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class ChatBody(BaseModel):
+    """The body of a request, without the options of `NEUTRAL` and `NOTES`."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: str
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=4096)
+    tools: list[dict[str, Any]] | None = Field(default=None, max_length=256)
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=5, allow_inf_nan=False)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    n: int | None = Field(default=None, ge=1, le=16)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    art: CallTags = CallTags()
+
+    def sampling(self) -> Sampling:
+        """How each completion is drawn."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return Sampling(
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=self.top_p or 1.0,
+            top_k=max(0, self.top_k or 0),
+            seed=self.seed,
+            stop=tuple(s for s in stop if s),
+            top_logprobs=(self.top_logprobs or 0) if self.logprobs else 0,
+        )
+
+
+class ChatCall:
+    """A request as it was asked, checked.
+
+    Args:
+        raw: the parsed JSON of its body. It is used up.
+        headers: as ASGI has them, names in lower case.
+
+    Attributes:
+        body: the body, with the headers' tags in its `art`.
+        sampling: how each of its `count` choices is drawn.
+        asked: what the records keep of it: the body without what is kept elsewhere.
+        tools: those that the model is shown; of `allowed_tools`, only these.
+        tool_choice: `ChatRequest.tool_choice`.
+        retry: how often the client had sent it before, as the OpenAI SDKs say with each retry.
+
+    Raises:
+        InvalidRequest: the field, what was got, what is expected.
+    """
+
+    def __init__(self, raw: Any, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        told = {n: v for n, v in headers if n.startswith((b"x-art-", b"x-stainless-retry-count"))}
+        retry = told.pop(b"x-stainless-retry-count", b"")
+        self.body = body = _body(raw, _header_tags(told))
+        self.retry = int(retry) if re.fullmatch(rb"[0-9]{1,6}", retry) else 0
+        self.count = body.n or 1
+        self.sampling = body.sampling()
+        self.tools, self.tool_choice = shown_tools(body.tools or [], body.tool_choice or "auto")
+        self.asked = {
+            name: value
+            for name, value in vars(body).items()
+            if value is not None and name not in _NOT_RECORDED
+        }
+
+
+async def read_json(receive: Receive) -> Any:
+    """A request's body.
+
+    Raises:
+        InvalidRequest: it is no JSON (which knows no NaN and no infinity).
+        ClientDisconnect: there is nobody left to be answered.
+    """
+    parts: list[bytes] = []
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    body = b"".join(parts)
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequest(f"The body is not JSON: {error}{_not_finite(body)}") from error
+
+
+def _not_finite(body: bytes) -> str:
+    """What to say more of a body that JavaScript or Python would take: it has a NaN in it."""
+    try:
+        from_json(body, allow_inf_nan=True)
+    except ValueError:
+        return ""
+    return ". NaN and infinity are no JSON: expected finite numbers, and null for no score"
+
+
+def _body(raw: Any, header_tags: dict[str, Any]) -> ChatBody:
+    if not isinstance(raw, dict):
+        raise InvalidRequest(f"got a {type(raw).__name__} as body, expected a JSON object")
+    for name, neutral in NEUTRAL.items():
+        if name in raw and (value := raw.pop(name)) not in neutral:
+            raise InvalidRequest(
+                f"got {name}={value!r}, which this server does not support; leave it out "
+                f"(or send one of {list(neutral)})",
+                param=name,
+            )
+    for name in NOTES:
+        raw.pop(name, None)
+    tags = raw.pop("art", None)
+    if tags is None or isinstance(tags, dict):
+        raw["art"] = header_tags | (tags or {})
+    else:
+        raw["art"] = tags  # no object: refused below, by name
+    try:
+        body = ChatBody.model_validate(raw)
+    except ValidationError as error:
+        raise refuse(error) from error
+    for index, message in enumerate(body.messages):
+        _check_message(index, message)
+    _check_pairs(body)
+    return body
+
+
+def _check_pairs(body: ChatBody) -> None:
+    """Options that mean nothing without another one, or not together."""
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest(
+            f"got top_logprobs={body.top_logprobs} without logprobs=true; add it, or leave both "
+            "out",
+            param="top_logprobs",
+        )
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest(
+            "got stream_options without stream=true; add it, or leave them out",
+            param="stream_options",
+        )
+    if None not in (body.max_tokens, body.max_completion_tokens) and (
+        body.max_tokens != body.max_completion_tokens
+    ):
+        raise InvalidRequest(
+            f"got max_tokens={body.max_tokens} and max_completion_tokens="
+            f"{body.max_completion_tokens}, which mean the same; send one of them",
+            param="max_tokens",
+        )
+
+
+def refuse(error: ValidationError) -> InvalidRequest:
+    """Pydantic's findings as one refusal: field, problem, what was got."""
+    lines: list[str] = []
+    for found in error.errors()[:8]:
+        where = ".".join(str(part) for part in found["loc"]) or "body"
+        if found["type"] == "extra_forbidden":
+            lines.append(f"{where}: this option is not known here; leave it out")
+        else:
+            got = repr(found["input"])
+            lines.append(
+                f"{where}: {found['msg'].removeprefix('Value error, ')} "
+                f"(got {got if len(got) < 200 else got[:200] + '…'})"
+            )
+    first = error.errors()[0]["loc"]
+    return InvalidRequest("; ".join(lines), param=str(first[0]) if first else None)
+
+
+def _header_tags(headers: dict[bytes, bytes]) -> dict[str, Any]:
+    tags: dict[str, Any] = {
+        name.removeprefix(b"x-art-").decode("latin-1").replace("-", "_"): _text(value)
+        for name, value in headers.items()
+    }
+    for name, separator in (("path", "/"), ("tags", ",")):
+        if name in tags:
+            parts = (part.strip() for part in tags[name].split(separator))
+            tags[name] = tuple(part for part in parts if part)
+    return tags
+
+
+def _text(value: bytes) -> str:
+    """A header's text: most clients write UTF-8, HTTP's old encoding is the other one."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def _check_message(index: int, message: dict[str, Any]) -> None:
+    if message.get("role") not in ROLES:
+        raise InvalidRequest(
+            f"messages.{index}.role: got {message.get('role')!r}, expected one of {sorted(ROLES)}",
+            param="messages",
+        )
+    for name in ("audio", "function_call"):
+        if message.get(name):
+            raise InvalidRequest(
+                f"messages.{index}.{name}: got {message[name]!r}, which this server does not "
+                "support; the model would not be shown it. Write tool calls as tool_calls.",
+                param="messages",
+            )
+    check_calls(index, message.get("tool_calls"))

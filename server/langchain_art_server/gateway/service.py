@@ -1,0 +1,303 @@
+"""What the routes share: store, adapters, sampler, learner, trainer; how they start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import io
+import logging
+import tarfile
+import time
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+from langchain_art._version import __version__
+from langchain_art.errors import ArtError, ConfigError, Conflict, InvalidRequest, NotFound
+from langchain_art.wire import (
+    Checkpoint,
+    PolicySpec,
+    PolicyStatus,
+    Reward,
+    ServerStatus,
+    TrainJob,
+    TrainRequest,
+    Trajectory,
+    TrajectoryAudit,
+)
+from langchain_art_server.backends.base import Learner, Sampler
+from langchain_art_server.config import Settings
+from langchain_art_server.jobs.audit import audit
+from langchain_art_server.jobs.job_runner import JobRunner
+from langchain_art_server.jobs.sft_records import demonstrations
+from langchain_art_server.jobs.trajectory_assembly import assemble
+from langchain_art_server.policies.adapter_store import ADAPTER_FILES, AdapterStore, Router
+from langchain_art_server.storage.store import Store
+
+log = logging.getLogger(__name__)
+
+
+class Service:
+    """One server's parts. `start` before serving, `close` after."""
+
+    def __init__(self, settings: Settings, sampler: Sampler, learner: Learner) -> None:
+        self.settings, self.sampler, self.learner = settings, sampler, learner
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        self._lock = _own(settings.data_dir)
+        self.store = Store(settings.url)
+        self.adapters = AdapterStore(settings.data_dir / "adapters")
+        self.router = Router(settings.base_name, self.adapters, sampler)
+        self.jobs = JobRunner(settings, self.store, self.adapters, self.router, sampler, learner)
+        self.running_calls = 0
+        self.ready = False
+        self._started = time.monotonic()
+        self._policy_lock = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Load the engines, put back what served before, go on with unfinished jobs.
+
+        Raises:
+            ConfigError: the model cannot be loaded, or a policy has no usable version left.
+        """
+        await asyncio.gather(self.sampler.start(), self.learner.start())
+        for name, (_, serving) in (await self.store.policies()).items():
+            await self.router.serve(name, await self._usable(name, serving))
+        for name in self.settings.policies:
+            await self.create_policy(PolicySpec(name=name, lora=self.settings.lora))
+        await self.jobs.start()
+        self.ready = True
+
+    async def close(self) -> None:
+        """Stop taking work, let the store write what waits, end the engines."""
+        self.ready = False
+        await self.jobs.close()
+        await asyncio.gather(self.sampler.close(), self.learner.close())
+        await asyncio.to_thread(self.store.close)
+        self._lock.close()
+
+    async def _usable(self, policy: str, serving: int) -> int:
+        """`serving` if it is whole, else the newest version that is; says so loudly."""
+        for version in [serving, *reversed(self.adapters.versions(policy))]:
+            if self.adapters.manifest(policy, version) is not None:
+                if version != serving:
+                    log.error("%s@%d cannot be used; serving @%d", policy, serving, version)
+                    await self.store.set_serving(policy, version)
+                return version
+        raise ConfigError(
+            f"No version of policy {policy!r} under {self.settings.data_dir} is whole. Put back "
+            "its directory from a backup, or start with another --data-dir."
+        )
+
+    # --- policies -------------------------------------------------------------------------------
+
+    async def create_policy(self, spec: PolicySpec) -> PolicyStatus:
+        """Make a policy whose version 0 equals the base model. Idempotent.
+
+        Raises:
+            Conflict: it exists with another LoRA shape, or the name is the base model's.
+        """
+        if spec.name == self.router.base_name:
+            raise Conflict(f"{spec.name!r} is the base model's name; name the policy otherwise.")
+        async with self._policy_lock:
+            known = await self.store.policies()
+            if spec.name in known and known[spec.name][0] != spec.lora:
+                raise Conflict(
+                    f"Policy {spec.name!r} exists with {known[spec.name][0]!r}, got {spec.lora!r}. "
+                    "A policy's shape is fixed; make another policy.",
+                    param="lora",
+                )
+            if spec.name not in known:
+                await self._first_version(spec)
+        return await self.policy(spec.name)
+
+    async def _first_version(self, spec: PolicySpec) -> None:
+        # One that is there already is of an attempt that failed or died, perhaps of another shape.
+        await self.jobs.drop_version(spec.name, 0)
+        staged = self.adapters.stage()
+        try:
+            await self.learner.init_adapter(staged, spec.lora)
+        except ArtError:
+            self.adapters.discard(staged)
+            raise
+        about = {"policy": spec.name, "version": 0, "parent": None, "job": None}
+        about |= {"base_model": self.settings.model, "metrics": {}, "created_at": time.time()}
+        await asyncio.to_thread(self.adapters.publish, staged, spec.name, 0, about)
+        await self.store.add_checkpoint(
+            Checkpoint(
+                policy=spec.name,
+                version=0,
+                name=f"{spec.name}@0",
+                parent=None,
+                created_at=time.time(),
+                bytes=self.adapters.size(spec.name, 0),
+            )
+        )
+        await self.router.serve(spec.name, 0)
+        await self.store.add_policy(spec.name, spec.lora)
+
+    async def policy(self, name: str) -> PolicyStatus:
+        """Raises NotFound."""
+        for status in await self.policies():
+            if status.name == name:
+                return status
+        raise NotFound(f"No policy {name!r}; there are {sorted(self.router.serving)}.")
+
+    async def policies(self) -> list[PolicyStatus]:
+        """All of them, by name."""
+        return [
+            PolicyStatus(
+                name=name,
+                version=self.router.serving[name],
+                lora=lora,
+                checkpoints=len(self.adapters.versions(name)),
+            )
+            for name, (lora, _) in (await self.store.policies()).items()
+        ]
+
+    async def checkpoint(self, policy: str, version: int) -> Checkpoint:
+        """Raises NotFound."""
+        await self.policy(policy)
+        kept = await self.store.checkpoints(policy)
+        for checkpoint in kept:
+            if checkpoint.version == version:
+                return checkpoint
+        raise NotFound(f"{policy}@{version} is not kept; kept are {[c.version for c in kept]}.")
+
+    async def rollback(self, policy: str, version: int) -> PolicyStatus:
+        """Route the bare name to a kept version; the next step starts from it."""
+        await self.checkpoint(policy, version)
+        async with self.jobs.between_steps(policy):
+            await self.router.serve(policy, version)
+            await self.router.trim()
+            await self.store.set_serving(policy, version)
+        return await self.policy(policy)
+
+    async def delete_checkpoint(self, policy: str, version: int) -> None:
+        """Raises InvalidRequest if the version serves, is pinned, or is in use."""
+        checkpoint = await self.checkpoint(policy, version)
+        if checkpoint.serving or checkpoint.pinned:
+            why = "serves now; roll back first" if checkpoint.serving else "is pinned; unpin first"
+            raise InvalidRequest(f"{checkpoint.name} {why}.")
+        await self.jobs.drop_version(policy, version)
+
+    async def adapter_tar(self, policy: str, version: int) -> bytes:
+        """The adapter's files, for another machine, as a tar archive."""
+        await self.checkpoint(policy, version)
+        path = self.adapters.path(policy, version)
+
+        def pack() -> bytes:
+            buffer = io.BytesIO()
+            with tarfile.open(fileobj=buffer, mode="w") as tar:
+                for name in ADAPTER_FILES:
+                    tar.add(path / name, arcname=name)
+            return buffer.getvalue()
+
+        return await asyncio.to_thread(pack)
+
+    # --- trajectories and jobs ------------------------------------------------------------------
+
+    async def reward(self, trajectory_id: str, reward: Reward) -> Trajectory:
+        """Score a trajectory; where only its tagged calls are known, put it together from them.
+
+        Calls that were tagged since then join it, until a job has it.
+
+        Raises:
+            NotFound: neither the trajectory nor a call tagged with its id is known.
+            InvalidRequest: a reward is for a call that it does not have.
+            Conflict: a job has it, and a reward of it or its calls would change.
+        """
+        stored = (await self.store.trajectories([trajectory_id])).get(trajectory_id)
+        if stored is not None and not stored.assembled:
+            return await self.store.set_reward(trajectory_id, reward)
+        calls = await self.store.tagged_calls(trajectory_id)
+        if not calls:
+            raise NotFound(
+                f"No trajectory {trajectory_id!r} is stored, and no call was tagged with it "
+                '(extra_body={"art": {"trajectory_id": …}}, or header x-art-trajectory-id).'
+            )
+        assembled = await asyncio.to_thread(assemble, trajectory_id, calls)
+        return await self.store.set_reward(trajectory_id, reward, assembled)
+
+    async def audit(
+        self, trajectory_id: str, policy: str | None, train: dict[str, bool], *, sft: bool = False
+    ) -> TrajectoryAudit:
+        """What training on a trajectory would make, or made, of it.
+
+        Raises:
+            NotFound: the trajectory or the policy is not here.
+            InvalidRequest: `sft`, and a turn of it cannot be shown to the model.
+        """
+        if policy is not None:
+            await self.policy(policy)
+        stored = await self.store.trajectory(trajectory_id)
+        records = await self.store.calls(t.call_id for t in stored.trajectory.turns if t.call_id)
+        if sft:
+            longest = self.sampler.info.max_model_len
+            [run], records = await demonstrations(
+                [stored.trajectory], records, self.learner, longest
+            )
+            stored = replace(stored, trajectory=run)
+        return await asyncio.to_thread(audit, stored, records, policy, train, imitates=sft)
+
+    async def train(self, request: TrainRequest, key: str) -> TrainJob:
+        """Queue a job, once per key.
+
+        Raises:
+            NotFound: a policy or a trajectory is not here.
+            Conflict: the key was used for another request.
+        """
+        await self.policy(request.policy)
+        ids = [one for group in request.groups for one in group]
+        if len(set(ids)) != len(ids):
+            twice = sorted({one for one in ids if ids.count(one) > 1})[:5]
+            raise InvalidRequest(
+                f"got {twice} more than once, expected distinct ids", param="groups"
+            )
+        known = await self.store.trajectories(ids)
+        if missing := [one for one in ids if one not in known]:
+            raise NotFound(
+                f"{len(missing)} of {len(ids)} trajectories are not stored here: {missing[:5]} … "
+                "Send them with POST /v1/groups first.",
+                param="groups",
+            )
+        runs = [known[one].trajectory for one in ids]
+        job = await self.store.jobs.add(f"job-{uuid.uuid4().hex}", key, request, runs)
+        self.jobs.wake()
+        return job
+
+    async def status(self) -> ServerStatus:
+        """Everything at a glance."""
+        info = self.sampler.info
+        calls, trajectories, jobs = await self.store.counts()
+        return ServerStatus(
+            version=__version__,
+            ready=self.ready,
+            base_model=info.name,
+            model_path=info.path,
+            device=info.device,
+            dtype=info.dtype,
+            max_model_len=info.max_model_len,
+            parameters=info.parameters,
+            sampler=type(self.sampler).__name__,
+            learner=type(self.learner).__name__,
+            policies=tuple(await self.policies()),
+            calls=calls,
+            trajectories=trajectories,
+            jobs=jobs,
+            running_calls=self.running_calls,
+            engine_restarts=self.sampler.restarts + self.learner.restarts,
+            uptime=time.monotonic() - self._started,
+        )
+
+
+def _own(data_dir: Path) -> io.TextIOWrapper:
+    """Hold the data directory: two servers on one would train past each other."""
+    handle = (data_dir / "lock").open("w")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        handle.close()
+        raise ConfigError(
+            f"Another server uses {data_dir}. Stop it, or give this one another --data-dir."
+        ) from error
+    return handle

@@ -1,0 +1,106 @@
+"""The trainability audit of one run: which of its tokens learn, and why the others do not.
+
+It says what a training job would do, by the very functions that the job uses (`batch.judge`,
+`batch.rows_of`), so that a step that would train on nothing is seen before it is made.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from langchain_art.errors import InvalidRequest
+from langchain_art.wire import TrajectoryAudit, TurnAudit
+from langchain_art_server.algorithms.sequences.prefix_tree import PrefixTree
+from langchain_art_server.jobs.batch_builder import Judged, judge, rows_of
+from langchain_art_server.storage.tables import CallRecord, StoredRun
+
+
+def chosen_calls(pairs: Sequence[str]) -> dict[str, bool]:
+    """`TrainRequest.train` from a query: ``["writer:true", "critic:false"]``.
+
+    Raises:
+        InvalidRequest: a pair is malformed, or a name is chosen and not chosen.
+    """
+    train: dict[str, bool] = {}
+    for pair in pairs:
+        name, _, choice = pair.rpartition(":")
+        if not name or choice not in ("true", "false"):
+            raise InvalidRequest(
+                f"got train={pair!r}, expected NAME:true or NAME:false, once per name",
+                param="train",
+            )
+        if train.setdefault(name, choice == "true") != (choice == "true"):
+            raise InvalidRequest(
+                f"got train={name}:true and train={name}:false, expected one of them", param="train"
+            )
+    return train
+
+
+def audit(
+    stored: StoredRun,
+    records: Mapping[str, CallRecord],
+    policy: str | None,
+    train: Mapping[str, bool],
+    *,
+    imitates: bool = False,
+) -> TrajectoryAudit:
+    """Audit a run.
+
+    Args:
+        stored: the run.
+        records: by call id, those of its calls that are here.
+        policy: that would learn; None: each turn is judged for the policy that sampled it.
+        train: `TrainRequest.train`.
+        imitates: audit a supervised step (``loss="sft"``), given what `imitation` makes of the run.
+
+    Raises:
+        InvalidRequest: a record makes no sense; training would refuse it with the same words.
+    """
+    run = stored.trajectory
+    judged = judge(run, records, policy, train, imitates=imitates)
+    learners: defaultdict[str | None, list[Judged]] = defaultdict(list)
+    for one in judged:
+        learners[policy if imitates else one.policy].append(one)
+    tree = PrefixTree()
+    return TrajectoryAudit(
+        trajectory=run.id,
+        status=run.status,
+        reward=run.reward,
+        turns=tuple(_turn(index, one, tree) for index, one in enumerate(judged)),
+        rows=sum(len(rows_of(turns)) for turns in learners.values()),
+        trained_by=stored.trained_by,
+    )
+
+
+def _turn(index: int, judged: Judged, tree: PrefixTree) -> TurnAudit:
+    """The audit of turn `index`; `tree` holds those before it."""
+    turn, record = judged.turn, judged.record
+    known: dict[str, Any] = {"prefix": None, "prefix_turn": None, "prefix_tokens": 0}
+    if record is not None:
+        prompt, said = len(record.prompt_token_ids), len(record.token_ids)
+        known = _prefix(tree, record)
+        tree.add(index, [*record.prompt_token_ids, *record.token_ids])
+    else:
+        usage = turn.usage
+        prompt, said = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, 0)
+    return TurnAudit(
+        call_id=turn.call_id,
+        node=turn.node,
+        path=turn.path,
+        model=record.model if record else turn.model,
+        prompt_tokens=prompt,
+        sampled_tokens=said,
+        trained_tokens=said if judged.masked is None else 0,
+        masked=judged.masked,
+        **known,
+    )
+
+
+def _prefix(tree: PrefixTree, record: CallRecord) -> dict[str, Any]:
+    meeting = tree.meet(record.prompt_token_ids)
+    if not meeting.shared:
+        return {"prefix": "starts", "prefix_turn": None, "prefix_tokens": 0}
+    prefix, turn = ("extends", meeting.ends[-1]) if meeting.ends else ("forks", meeting.passes)
+    return {"prefix": prefix, "prefix_turn": turn, "prefix_tokens": meeting.shared}

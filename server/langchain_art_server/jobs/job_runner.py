@@ -1,0 +1,324 @@
+"""One job: groups in, adapter version out. Durable, and done exactly once.
+
+A job is written down before it begins, with the version it starts from and the version it makes.
+The learner builds that version in a staging directory, one rename publishes it, and one transaction
+ends the job and routes the policy. Whatever dies in between, a restart finds either no such version
+(the step is computed again from the same parent, rewards and calls: the same result) or the version
+with this job's id in its manifest (the job is only ended): no batch is trained twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, nullcontext, suppress
+from typing import Any
+
+from langchain_art.errors import ArtError, InvalidRequest
+from langchain_art.wire import Checkpoint, TrainJob, TrainRequest, TrainResult
+from langchain_art_server.backends.base import Learner, LearnerStep, Sampler
+from langchain_art_server.config import Settings
+from langchain_art_server.jobs.admission_gate import Gate
+from langchain_art_server.jobs.batch_builder import Batch
+from langchain_art_server.jobs.sft_records import demonstrations
+from langchain_art_server.jobs.swap_check import Version, ask, check_effect
+from langchain_art_server.policies.adapter_store import AdapterStore, Router
+from langchain_art_server.storage.reward_snapshot import Scored
+from langchain_art_server.storage.store import Store
+
+log = logging.getLogger(__name__)
+#: After which jobs are taken up again when the store failed.
+RETRY_SECONDS = 5.0
+
+
+class JobRunner:
+    """Runs jobs one after the other, in the order they were asked for."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        adapters: AdapterStore,
+        router: Router,
+        sampler: Sampler,
+        learner: Learner,
+    ) -> None:
+        self._settings, self._store, self._adapters = settings, store, adapters
+        self._router, self._sampler, self._learner = router, sampler, learner
+        self._news = asyncio.Event()
+        self._changed: asyncio.Condition = asyncio.Condition()
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._task: asyncio.Task[None] | None = None
+        self.gate = Gate(settings.max_waiting_calls)
+
+    async def start(self) -> None:
+        """Go on with what a former process left."""
+        self._task = asyncio.create_task(self._loop())
+        self._news.set()
+
+    async def close(self) -> None:
+        """Stop; an unfinished job is taken up again at the next start."""
+        if self._task:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    def wake(self) -> None:
+        """There is a new job."""
+        self._news.set()
+
+    @asynccontextmanager
+    async def between_steps(self, policy: str) -> AsyncGenerator[None]:
+        """Hold off the policy's next step."""
+        async with self._locks[policy]:
+            yield
+
+    async def wait(self, seconds: float) -> None:
+        """Return when some job's state or story has changed, or after `seconds`."""
+        async with self._changed:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), seconds)
+
+    async def _tell(self, job: TrainJob, message: str, progress: float | None = None) -> None:
+        await self._store.jobs.add_event(job.id, message, progress)
+        await self._notify()
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _loop(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            try:
+                for job in await self._store.jobs.all(states=("running", "queued")):
+                    async with self._locks[job.policy]:
+                        await self._run_safely(job)
+                    await self._notify()
+            except Exception:  # the job's end could not be written: a full disk, a lost database
+                log.exception("The store failed; jobs go on in %g s", RETRY_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
+                self._news.set()
+
+    async def _run_safely(self, job: TrainJob) -> None:
+        try:
+            await self._run(job)
+        except ArtError as error:
+            log.error("Job %s failed: %s", job.id, error)
+            await self._failed(job, f"{type(error).__name__}: {error}")
+        except Exception as error:
+            log.exception("Job %s failed", job.id)
+            await self._failed(job, f"internal error: {error!r}")
+
+    async def _failed(self, job: TrainJob, why: str) -> None:
+        """End a job without a version: one that it had published already is withdrawn.
+
+        A job that has succeeded stays so: its version is routed to, and what failed came after.
+        """
+        if (await self._store.jobs.get(job.id)).state == "succeeded":
+            return
+        try:
+            for version in self._adapters.versions(job.policy)[-1:]:
+                manifest = self._adapters.manifest(job.policy, version)
+                if manifest is not None and manifest["job"] == job.id:
+                    await self.drop_version(job.policy, version)
+        except ArtError as error:  # it stays on disk, and its number is not used again
+            log.error("%s's last version was not deleted: %s", job.policy, error)
+        finally:  # who hears of the failure finds the version gone
+            await self._store.jobs.finish(job.id, None, why)
+
+    async def _run(self, job: TrainJob) -> None:
+        request, scored, target = await self._store.jobs.payload(job.id)
+        policy = request.policy
+        if job.base_version is None or target is None:
+            base = self._router.serving[policy]
+            target = self._adapters.unused(policy)
+            await self._store.jobs.begin(job.id, base, target)
+        else:
+            base = job.base_version
+        if manifest := self._adapters.manifest(policy, target):
+            if manifest["job"] == job.id:
+                await self._tell(job, f"{policy}@{target} was published before a restart", 1.0)
+                await self._finish(job, request, manifest, time.monotonic())
+                return
+            raise InvalidRequest(f"{policy}@{target} was made by another job; send this one again.")
+        batch = await self._batch(job, request, scored, base)
+        if not batch.rows:
+            await self._tell(job, f"nothing to train on: {dict(batch.dropped)}", 1.0)
+            result = TrainResult(
+                policy=policy,
+                version=self._router.serving[policy],
+                metrics=batch.metrics,
+                dropped=dict(batch.dropped),
+                nodes=batch.nodes(),
+            )
+            await self._store.jobs.finish(job.id, result, None)
+            return
+        await self._tell(job, f"training {policy}@{base} on {len(batch.rows)} rows", 0.0)
+        async with self.gate.shut() if self._settings.take_turns else nullcontext():
+            await self._learn(job, request, batch, base, target)
+
+    async def _learn(
+        self, job: TrainJob, request: TrainRequest, batch: Batch, base: int, target: int
+    ) -> None:
+        """Make the version, see that it has an effect, publish it, and finish the job."""
+        staged = self._adapters.stage()
+        step = LearnerStep(
+            parent=self._adapters.path(request.policy, base),
+            out=staged,
+            step=target,
+            rows=batch.rows,
+            config=request.config,
+            staleness=batch.metrics["staleness_mean"],
+        )
+
+        async def on_progress(fraction: float, message: str) -> None:
+            await self._tell(job, message, fraction)
+
+        parent = Version(f"{job.policy}@{base}", step.parent)
+        child = Version(f"{job.policy}@{target}", staged)
+        call = batch.calls[0]
+        await self._router.resolve(parent.name)  # loads it if need be
+        before = await ask(self._sampler, call, parent)
+        try:
+            async with self._device():
+                metrics = await self._learner.step(step, on_progress)
+            begun = time.monotonic()
+            sealing = asyncio.create_task(asyncio.to_thread(self._adapters.seal, staged))
+            try:
+                # Under its own name already: callers cannot use that before it is published.
+                await self._sampler.load_adapter(child.name, staged, probe=False)
+                metrics["probe_change"] = await check_effect(
+                    self._sampler, self._learner, call, parent, before, child, metrics["grad_norm"]
+                )
+            finally:
+                files = await sealing
+            if metrics["probe_change"] == 0.0:
+                await self._tell(job, "WARNING: the new version answers exactly as its parent did")
+            manifest = self._manifest(job, request, batch, base, target, metrics)
+            publish = self._adapters.publish
+            await asyncio.to_thread(publish, staged, request.policy, target, manifest, files)
+        except Exception:
+            await asyncio.to_thread(self._adapters.discard, staged)
+            await self._sampler.unload_adapter(child.name)  # the next attempt has the same name
+            raise
+        await self._finish(job, request, manifest, begun)
+
+    @asynccontextmanager
+    async def _device(self) -> AsyncGenerator[None]:
+        """The time in which the learner has the device to itself, where the two take turns."""
+        if not self._settings.take_turns:
+            yield
+            return
+        await self._sampler.sleep()
+        try:
+            yield
+        finally:
+            await self._sampler.wake()
+
+    def _manifest(
+        self,
+        job: TrainJob,
+        request: TrainRequest,
+        batch: Batch,
+        base: int,
+        target: int,
+        metrics: dict[str, float],
+    ) -> dict[str, Any]:
+        return {
+            "policy": request.policy,
+            "version": target,
+            "parent": base,
+            "job": job.id,
+            "base_model": self._settings.model,
+            "metrics": metrics | batch.metrics,
+            "dropped": dict(batch.dropped),
+            "nodes": {name: node.model_dump() for name, node in batch.nodes().items()},
+            # What was imitated may be again, and may be learned from by its reward besides.
+            "imitated" if request.config.loss == "sft" else "trained": batch.trained,
+            "created_at": time.time(),
+        }
+
+    async def _finish(
+        self, job: TrainJob, request: TrainRequest, manifest: dict[str, Any], begun: float
+    ) -> None:
+        """The version is on disk: load it, end the job, route to it. `begun` is when it was made.
+
+        The sampler has loaded it, and only hears where its files are now; or the server was
+        restarted since.
+        """
+        policy, version, parent = request.policy, manifest["version"], manifest["parent"]
+        metrics: dict[str, float] = dict(manifest["metrics"])
+        await self._router.resolve(f"{policy}@{version}")
+        metrics["swap_seconds"] = time.monotonic() - begun
+        result = TrainResult(
+            policy=policy,
+            version=version,
+            metrics=metrics,
+            dropped=manifest["dropped"],
+            nodes=manifest["nodes"],
+        )
+        checkpoint = Checkpoint(
+            policy=policy,
+            version=version,
+            name=f"{policy}@{version}",
+            parent=parent,
+            created_at=manifest["created_at"],
+            bytes=self._adapters.size(policy, version),
+            metrics=metrics,
+        )
+        trained, served = manifest.get("trained", ()), f"{checkpoint.name} serves"
+        await self._store.jobs.finish(job.id, result, None, checkpoint, trained, served)
+        await self._router.serve(policy, version)
+        await self._notify()
+        await self._router.trim()
+        await self._retain(policy)
+
+    async def _retain(self, policy: str) -> None:
+        """Delete the oldest versions beyond what is to be kept."""
+        kept = await self._store.checkpoints(policy)
+        free = [c for c in kept if not (c.pinned or c.serving or c.version == 0)]
+        for checkpoint in free[: max(0, len(free) - self._settings.keep_checkpoints)]:
+            try:
+                await self.drop_version(policy, checkpoint.version)
+            except InvalidRequest as busy:  # in use: the next step tries again
+                log.info("%s", busy)
+
+    async def drop_version(self, policy: str, version: int) -> None:
+        """Unload, forget and delete a version, in that order."""
+        await self._router.forget(policy, version)
+        await self._store.forget_checkpoint(policy, version)
+        await asyncio.to_thread(self._adapters.delete, policy, version)
+
+    # --- from groups to rows --------------------------------------------------------------------
+
+    async def _batch(
+        self, job: TrainJob, request: TrainRequest, scored: dict[str, Scored], base: int
+    ) -> Batch:
+        batch, imitates = Batch(request, base), request.config.loss == "sft"
+        for ids in request.groups:
+            known = await self._store.trajectories(ids)
+            if not imitates:
+                fresh = [
+                    i for i in ids if known[i].trained_by.get(request.policy, job.id) == job.id
+                ]
+                if trained_before := len(ids) - len(fresh):
+                    batch.dropped["runs.already_trained"] += trained_before
+                ids = fresh
+            runs = [scored[one].on(known[one].trajectory) for one in ids]
+            wanted = [t.call_id for run in runs for t in run.turns if t.call_id]
+            records = await self._store.calls(wanted)
+            if imitates:
+                longest = self._sampler.info.max_model_len
+                runs, records = await demonstrations(runs, records, self._learner, longest)
+            batch.add_group(runs, records)
+        batch.settle()
+        if unknown := sorted(set(request.train) - batch.names):
+            await self._tell(
+                job, f"no call of this batch has a name of these that `train` gives: {unknown}"
+            )
+        return batch

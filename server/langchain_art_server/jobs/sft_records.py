@@ -1,0 +1,89 @@
+"""What a supervised step learns from: calls that were sampled here, and replies that were not.
+
+A call that is recorded here counts with its own tokens, whichever policy sampled it and however
+(greedy, truncated, under a grammar): what is learned is that it was said. A turn without a record,
+of another model or of an imported conversation, is put into tokens by the model's chat template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from langchain_art.errors import InvalidRequest
+from langchain_art.wire import CallTags, Trajectory, Turn
+from langchain_art_server.backends.base import Demonstration, Learner, TokenTurn
+from langchain_art_server.storage.tables import CallRecord
+
+
+async def demonstrations(
+    runs: Sequence[Trajectory],
+    records: Mapping[str, CallRecord],
+    learner: Learner,
+    max_len: int,
+) -> tuple[list[Trajectory], dict[str, CallRecord]]:
+    """The runs with a record for every turn that has a reply.
+
+    Args:
+        runs: in any state.
+        records: by call id, those of their calls that are here.
+        learner: puts the other turns into tokens.
+        max_len: longest prompt and reply that the model takes, in tokens; what is longer is not
+            trainable (``too_long``).
+
+    Returns:
+        The runs, in which each turn with a record has a call id; and the records by these ids. All
+        are those of a distribution at temperature 1, which is what a likelihood is taken of.
+
+    Raises:
+        InvalidRequest: a turn cannot be shown to the model; names the run and the turn.
+    """
+    told: list[Trajectory] = []
+    known: dict[str, CallRecord] = {}
+    missing: list[tuple[Trajectory, int]] = []
+    for run in runs:
+        turns = list(run.turns)
+        for index, turn in enumerate(turns):
+            record = records.get(turn.call_id or "")
+            if record is not None:
+                known[record.id] = replace(record, temperature=1.0, untrainable=None)
+            elif turn.reply is not None and turn.discarded is None:
+                turns[index] = turn.model_copy(update={"call_id": f"{run.id}#{index}"})
+                missing.append((run, index))
+        told.append(run.model_copy(update={"turns": tuple(turns)}))
+    shown = [_demonstration(run, index) for run, index in missing]
+    found = await learner.tokenize(shown) if shown else []
+    for (run, index), turn, tokens in zip(missing, shown, found, strict=True):
+        if isinstance(tokens, str):
+            raise InvalidRequest(f"run {run.id!r}, turn {index}: {tokens}", param="groups")
+        record = _record(f"{run.id}#{index}", run.turns[index], turn, tokens, max_len)
+        known[record.id] = record
+    return told, known
+
+
+def _demonstration(run: Trajectory, index: int) -> Demonstration:
+    turn = run.turns[index]
+    return Demonstration(run.prompt(index), list(turn.tools), turn.reply or {})
+
+
+def _record(
+    name: str, turn: Turn, shown: Demonstration, tokens: TokenTurn, max_len: int
+) -> CallRecord:
+    length = len(tokens.prompt_token_ids) + len(tokens.token_ids)
+    return CallRecord(
+        id=name,
+        created_at=turn.started_at or 0.0,
+        policy=None,
+        version=None,
+        model=turn.model or "",
+        tags=CallTags(),
+        request={"messages": shown.messages, "tools": shown.tools},
+        reply=shown.reply,
+        prompt_token_ids=tokens.prompt_token_ids,
+        token_ids=tokens.token_ids,
+        logprobs=[0.0] * len(tokens.token_ids),
+        temperature=1.0,
+        finish_reason="stop",
+        untrainable=f"too_long: {length} tokens > {max_len}" if length > max_len else None,
+        latency=turn.latency or 0.0,
+    )

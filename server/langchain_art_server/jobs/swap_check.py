@@ -1,0 +1,166 @@
+"""Did a step take effect? The new version is asked before it is published.
+
+A sampler that ignores adapters, or goes on with an old one, and a learner that saves what it did
+not train, look healthy from step to step: there are tokens, rewards and a loss, and nothing is
+ever learned. Both are told here by the answers to one prompt that the step was trained on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from langchain_art.errors import ArtError
+from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.base import ChatReply, ChatRequest, Learner, Sampler, Sampling
+from langchain_art_server.backends.models.adapter_files import WEIGHTS_FILE
+from langchain_art_server.storage.tables import CallRecord
+
+#: Tokens of the answer that are compared if the first shows nothing, and logprobs at each.
+TOKENS, TOP = 8, 8
+#: What rounding makes of a logprob when an engine is asked twice, in nats, by its dtype: with other
+#: calls in the batch, sums are taken in another order.
+HIDDEN = {"float64": 1e-4, "float32": 1e-4}
+HIDDEN_IN_HALF = 0.05
+#: Norm of a gradient below which an optimizer may leave every weight as it is (Adam's eps is 1e-8).
+LEAST_NORM = 1e-6
+
+
+@dataclass(frozen=True)
+class Version:
+    """An adapter as both engines know it."""
+
+    name: str
+    """The sampler's name for it."""
+    path: Path
+    """Its directory."""
+
+
+async def check_effect(
+    sampler: Sampler,
+    learner: Learner,
+    call: CallRecord,
+    parent: Version,
+    before: ChatReply,
+    child: Version,
+    grad_norm: float,
+) -> float:
+    """How far the new version answers differently from its parent.
+
+    One token shows it as a rule, and callers wait for the new version, so that more are asked for
+    only when the first says nothing. Where the sampler shows no more than rounding, the learner is
+    asked what it would have had to show, against the parent and against the base model: small steps
+    hide in the rounding of half precision, but they add up.
+
+    Args:
+        sampler: has loaded both versions.
+        learner: has written `child`.
+        call: one that the step learned from.
+        parent: what the step began from.
+        before: what `ask` had of it before the step.
+        child: what it made.
+        grad_norm: of the step.
+
+    Returns:
+        Largest change of a logprob at the first tokens of an answer to the call's prompt, in nats;
+        0.0 if the weights are the parent's because the gradient was as good as zero.
+
+    Raises:
+        ArtError: the answer's logprobs are not finite, the weights are the parent's though there
+            was a gradient, or the sampler answers as without them.
+    """
+    hidden = HIDDEN.get(sampler.info.dtype, HIDDEN_IN_HALF)
+    old, new = before, await ask(sampler, call, child, len(before.token_ids))
+    _check_finite(new)
+    change, _ = _compare(old, new)
+    if change > hidden:
+        return change
+    if await asyncio.to_thread(_same_weights, parent, child):
+        if grad_norm > LEAST_NORM:
+            raise ArtError(
+                "The learner's step left the adapter as it was: its weights equal the parent's "
+                f"byte for byte, though the gradient's norm was {grad_norm:.3g}. Either the "
+                "learner does not save what it trains, or learning_rate is too small for the "
+                "precision of the weights. Nothing was published."
+            )
+        return 0.0
+    old, new = [await ask(sampler, call, version, TOKENS) for version in (parent, child)]
+    _check_finite(new)
+    change, _ = _compare(old, new)
+    if change > hidden:
+        return change
+    for name, other, said in (
+        (f"its parent {parent.name}", parent, old),
+        ("the base model", None, await ask(sampler, call, None, TOKENS)),
+    ):
+        seen, tokens = _compare(said, new)
+        if seen > hidden:
+            continue
+        moved = await _moved(learner, other, child, new, tokens)
+        if moved > seen + 2 * hidden:  # one rounding for each of the two engines
+            raise ArtError(
+                f"The sampler does not apply the new adapter: it answers as {name} does (at most "
+                f"{seen:.2g} nats from it on any token), while the learner's logprobs of that "
+                f"answer moved by {moved:.3g} nats on average. See that the sampler loads LoRA "
+                "adapters for this model and is asked for them by name. Nothing was published."
+            )
+    return change
+
+
+async def ask(
+    sampler: Sampler, call: CallRecord, version: Version | None, tokens: int = 1
+) -> ChatReply:
+    """The first tokens that a version (None: the base model) says to a call's prompt."""
+    request = ChatRequest(
+        id="probe",
+        messages=call.request["messages"],
+        tools=call.request.get("tools") or [],
+        adapter=version.name if version else None,
+        sampling=Sampling(max_tokens=tokens, seed=0, top_logprobs=TOP),
+    )
+    async for reply in sampler.chat(request):
+        if isinstance(reply, ChatReply):
+            return reply
+    raise ArtError("The sampler ended a call without a reply.")
+
+
+def _check_finite(reply: ChatReply) -> None:
+    if not all(map(math.isfinite, reply.logprobs)):
+        raise ArtError(
+            f"The new version gives logprobs that are not finite: {list(reply.logprobs)[:4]} …. "
+            "Lower learning_rate or max_grad_norm. Nothing was published."
+        )
+
+
+def _compare(old: ChatReply, new: ChatReply) -> tuple[float, int]:
+    """Largest distance of two replies' logprobs, and how many tokens were drawn after the same."""
+    worst, tokens = 0.0, 0
+    for i in range(min(len(old.token_ids), len(new.token_ids))):
+        before, after = ({t: p for t, p, _ in one.top_logprobs[i]} for one in (old, new))
+        gaps = [abs(after[token] - before[token]) for token in before if token in after]
+        worst, tokens = max([worst, *gaps] if gaps else [worst, 1.0]), tokens + 1
+        if old.token_ids[i] != new.token_ids[i]:
+            break
+    return worst, tokens
+
+
+def _same_weights(parent: Version, child: Version) -> bool:
+    one, other = parent.path / WEIGHTS_FILE, child.path / WEIGHTS_FILE
+    return one.read_bytes() == other.read_bytes()
+
+
+async def _moved(
+    learner: Learner, old: Version | None, new: Version, reply: ChatReply, tokens: int
+) -> float:
+    """Mean change of the learner's logprobs of a reply's first tokens, in nats."""
+    ids = [*reply.prompt_token_ids, *reply.token_ids]
+    start, empty = len(reply.prompt_token_ids), [0.0] * len(ids)
+    row = Row(ids, [0] * start + [1] * len(reply.token_ids), empty, empty)
+    # The new version first: the learner has it in memory.
+    [after] = await learner.logprobs(new.path, [row])
+    [before] = await learner.logprobs(old.path if old else None, [row])
+    places = range(start, start + tokens)
+    return statistics.fmean(abs(after[i] - before[i]) for i in places)

@@ -1,0 +1,171 @@
+"""Jobs and their stories: written down before they begin, ended in one transaction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import sqlalchemy as sa
+from pydantic_core import to_json
+
+from langchain_art.errors import Conflict, NotFound
+from langchain_art.wire import (
+    Checkpoint,
+    JobEvent,
+    JobState,
+    TrainJob,
+    TrainRequest,
+    TrainResult,
+    Trajectory,
+)
+from langchain_art_server.storage.database import Database
+from langchain_art_server.storage.reward_snapshot import Scored
+from langchain_art_server.storage.tables import (
+    EVENTS,
+    JOBS,
+    POLICIES,
+    TRAINED,
+    digest,
+    insert_checkpoint,
+    job_of,
+    pack,
+    unpack,
+)
+
+
+class JobStore:
+    """What is known of jobs; `Store.jobs` is one."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(
+        self, job_id: str, key: str, request: TrainRequest, runs: Iterable[Trajectory]
+    ) -> TrainJob:
+        """Queue a job; the same key and body give the job that is there. Other body: Conflict.
+
+        What `runs`, those of its groups, are scored with is kept with the job as it is now, so that
+        a run of it after a crash is the same.
+        """
+        scored = {run.id: asdict(Scored.of(run)) for run in runs}
+        body = to_json(request)
+        row = {
+            "id": job_id,
+            "key": key,
+            "policy": request.policy,
+            "digest": digest(body),
+            "payload": pack({"request": request.model_dump(mode="json"), "scored": scored}),
+            "state": "queued",
+            "created_at": time.time(),
+        }
+
+        def write(connection: sa.Connection) -> TrainJob:
+            old = connection.execute(sa.select(JOBS).where(JOBS.c.key == key)).first()
+            if old is None:
+                connection.execute(sa.insert(JOBS), [row])
+                old = connection.execute(sa.select(JOBS).where(JOBS.c.id == job_id)).one()
+            elif old.digest != row["digest"]:
+                raise Conflict(
+                    f"Idempotency-Key {key!r} was used for another request (job {old.id}). "
+                    "A key names one request; use a new one.",
+                    param="Idempotency-Key",
+                )
+            return job_of(old)
+
+        return await self._database.write(write)
+
+    async def get(self, job_id: str) -> TrainJob:
+        """Raises NotFound."""
+        query = sa.select(JOBS).where(JOBS.c.id == job_id)
+        row = await self._database.read(lambda c: c.execute(query).first())
+        if row is None:
+            raise NotFound(f"No job {job_id!r} is known here.")
+        return job_of(row)
+
+    async def all(
+        self, states: Sequence[JobState] | None = None, policy: str | None = None
+    ) -> list[TrainJob]:
+        """In the order they were asked for."""
+        query = sa.select(JOBS).order_by(JOBS.c.number)
+        if states is not None:
+            query = query.where(JOBS.c.state.in_(states))
+        if policy is not None:
+            query = query.where(JOBS.c.policy == policy)
+        return await self._database.read(lambda c: [job_of(row) for row in c.execute(query)])
+
+    async def payload(self, job_id: str) -> tuple[TrainRequest, dict[str, Scored], int | None]:
+        """The request, its runs' scores then, and the version it is to make (if begun before)."""
+        query = sa.select(JOBS.c.payload, JOBS.c.target_version).where(JOBS.c.id == job_id)
+        row = await self._database.read(lambda c: c.execute(query).one())
+        payload = unpack(row.payload)
+        request = TrainRequest.model_validate_json(to_json(payload["request"]))
+        scored = {run: Scored(**known) for run, known in payload["scored"].items()}
+        return request, scored, row.target_version
+
+    async def begin(self, job_id: str, base: int, target: int) -> None:
+        """Write down from which version to which, before anything is made."""
+        values = {"state": "running", "base_version": base, "target_version": target}
+        query = sa.update(JOBS).where(JOBS.c.id == job_id).values(values)
+        await self._database.write(lambda c: c.execute(query))
+
+    async def finish(
+        self,
+        job_id: str,
+        result: TrainResult | None,
+        error: str | None,
+        checkpoint: Checkpoint | None = None,
+        trained: Sequence[str] = (),
+        message: str | None = None,
+    ) -> None:
+        """End a job, route the policy to its version, mark its trajectories: one transaction.
+
+        `message` ends its story.
+        """
+        values: dict[str, Any] = {
+            "state": "succeeded" if error is None else "failed",
+            "result": result.model_dump_json() if result else None,
+            "error": error,
+            "finished_at": time.time(),
+        }
+
+        def write(connection: sa.Connection) -> None:
+            mine = JOBS.c.id == job_id
+            connection.execute(sa.update(JOBS).where(mine).values(values))
+            if checkpoint is not None:
+                insert_checkpoint(connection, checkpoint)
+                routed = sa.update(POLICIES).where(POLICIES.c.name == checkpoint.policy)
+                connection.execute(routed.values(version=checkpoint.version))
+            if trained:
+                policy = connection.scalars(sa.select(JOBS.c.policy).where(mine)).one()
+                rows = [{"trajectory_id": t, "policy": policy, "job_id": job_id} for t in trained]
+                connection.execute(sa.insert(TRAINED), rows)
+            if message is not None:
+                _tell(connection, job_id, message, 1.0)
+
+        await self._database.write(write)
+
+    async def add_event(self, job_id: str, message: str, progress: float | None = None) -> None:
+        """Append a line to a job's story."""
+        await self._database.write(lambda connection: _tell(connection, job_id, message, progress))
+
+    async def events(self, job_id: str, after: int) -> list[JobEvent]:
+        """Events with `seq` above `after`."""
+        query = (
+            sa.select(EVENTS)
+            .where((EVENTS.c.job_id == job_id) & (EVENTS.c.seq > after))
+            .order_by(EVENTS.c.seq)
+        )
+        return await self._database.read(
+            lambda c: [
+                JobEvent(seq=r.seq, at=r.at, message=r.message, progress=r.progress)
+                for r in c.execute(query)
+            ]
+        )
+
+
+def _tell(connection: sa.Connection, job_id: str, message: str, progress: float | None) -> None:
+    last = connection.scalar(sa.select(sa.func.max(EVENTS.c.seq)).where(EVENTS.c.job_id == job_id))
+    row = {"job_id": job_id, "seq": (last or 0) + 1, "at": time.time()}
+    connection.execute(sa.insert(EVENTS), [row | {"message": message, "progress": progress}])

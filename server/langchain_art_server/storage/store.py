@@ -1,0 +1,289 @@
+"""What must not be lost: calls, trajectories, policies, checkpoints; and, in `Store.jobs`, jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import sqlalchemy as sa
+
+from langchain_art.errors import Conflict, NotFound
+from langchain_art.wire import Checkpoint, LoraConfig, Reward, Trajectory
+from langchain_art_server.storage.database import Database, parts
+from langchain_art_server.storage.job_store import JobStore
+from langchain_art_server.storage.reward_snapshot import changed, rewards_in_words
+from langchain_art_server.storage.tables import (
+    CALLS,
+    CHECKPOINTS,
+    JOBS,
+    POLICIES,
+    TRAINED,
+    TRAJECTORIES,
+    CallRecord,
+    StoredRun,
+    checkpoint_of,
+    insert_checkpoint,
+    trajectory_of,
+    trajectory_row,
+    unpack,
+)
+
+
+class Store:
+    """The database by its contents. Coroutines return when what they write is on disk.
+
+    Args:
+        url: SQLAlchemy's; tables that are missing are made.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._database = Database(url)
+        self.jobs = JobStore(self._database)
+
+    def close(self) -> None:
+        """Write what waits, then close."""
+        self._database.close()
+
+    # --- calls ----------------------------------------------------------------------------------
+
+    async def add_calls(self, records: Sequence[CallRecord]) -> None:
+        """Returns when the records are on disk."""
+        await self._database.add_calls(records)
+
+    async def call(self, call_id: str) -> CallRecord:
+        """Raises NotFound."""
+        found = await self.calls([call_id])
+        if not found:
+            raise NotFound(f"No call {call_id!r} is recorded here.")
+        return found[call_id]
+
+    async def calls(self, call_ids: Iterable[str]) -> dict[str, CallRecord]:
+        """The recorded ones among `call_ids`, by id."""
+        wanted = list(dict.fromkeys(call_ids))
+
+        def read(connection: sa.Connection) -> dict[str, CallRecord]:
+            found: dict[str, CallRecord] = {}
+            for part in parts(wanted):
+                for row in connection.execute(sa.select(CALLS).where(CALLS.c.id.in_(part))):
+                    found[row.id] = CallRecord.of(row)
+            return found
+
+        return await self._database.read(read)
+
+    async def tagged_calls(self, trajectory_id: str) -> list[CallRecord]:
+        """The calls that were tagged with this trajectory, in the order they ended."""
+        query = (
+            sa.select(CALLS)
+            .where(CALLS.c.trajectory_id == trajectory_id)
+            .order_by(CALLS.c.created_at)
+        )
+        return await self._database.read(lambda c: [CallRecord.of(row) for row in c.execute(query)])
+
+    # --- trajectories ---------------------------------------------------------------------------
+
+    async def add_trajectories(
+        self, trajectories: Sequence[Trajectory], group_id: str | None = None
+    ) -> int:
+        """Store those that are new; returns how many were. Same id, other body: Conflict.
+
+        All or none: a conflict stores nothing.
+        """
+        rows = [trajectory_row(t, group_id) for t in trajectories]
+
+        def write(connection: sa.Connection) -> int:
+            known: dict[str, str] = {}
+            for part in parts([row["id"] for row in rows]):
+                query = sa.select(TRAJECTORIES.c.id, TRAJECTORIES.c.digest)
+                for row in connection.execute(query.where(TRAJECTORIES.c.id.in_(part))):
+                    known[row.id] = row.digest
+            for row in rows:
+                if known.get(row["id"], row["digest"]) != row["digest"]:
+                    raise Conflict(
+                        f"Trajectory {row['id']!r} is stored with another content. Ids are used "
+                        "once; give a changed trajectory a new id, or set its reward with "
+                        "PUT /v1/trajectories/{id}/reward.",
+                        param="id",
+                    )
+            new = [row for row in rows if row["id"] not in known]
+            if new:
+                connection.execute(sa.insert(TRAJECTORIES), new)
+            return len(new)
+
+        return await self._database.write(write)
+
+    async def trajectory(self, trajectory_id: str) -> StoredRun:
+        """Raises NotFound."""
+        found = await self.trajectories([trajectory_id])
+        if trajectory_id not in found:
+            raise NotFound(f"No trajectory {trajectory_id!r} is stored here.")
+        return found[trajectory_id]
+
+    async def trajectories(self, ids: Iterable[str]) -> dict[str, StoredRun]:
+        """The stored ones among `ids`, by id."""
+        wanted = list(dict.fromkeys(ids))
+
+        def read(connection: sa.Connection) -> dict[str, StoredRun]:
+            found: dict[str, StoredRun] = {}
+            for part in parts(wanted):
+                query = sa.select(TRAJECTORIES).where(TRAJECTORIES.c.id.in_(part))
+                for row in connection.execute(query):
+                    found[row.id] = StoredRun(trajectory_of(row), row.assembled, {})
+                marks = sa.select(TRAINED).where(TRAINED.c.trajectory_id.in_(part))
+                for mark in connection.execute(marks.order_by(TRAINED.c.policy)):
+                    found[mark.trajectory_id].trained_by[mark.policy] = mark.job_id
+            return found
+
+        return await self._database.read(read)
+
+    async def recent_trajectories(self, limit: int, scenario: str | None) -> list[Trajectory]:
+        """The newest first."""
+        query = sa.select(TRAJECTORIES).order_by(TRAJECTORIES.c.created_at.desc()).limit(limit)
+        if scenario is not None:
+            query = query.where(TRAJECTORIES.c.scenario == scenario)
+        return await self._database.read(lambda c: [trajectory_of(row) for row in c.execute(query)])
+
+    async def set_reward(
+        self, trajectory_id: str, reward: Reward, assembled: Trajectory | None = None
+    ) -> Trajectory:
+        """Set the reward and those of single calls, and add scores and metadata.
+
+        Args:
+            trajectory_id: which.
+            reward: its `reward`, `status` and `scenario` are set only where they were given.
+            assembled: what the calls tagged with this id come to now. It is stored where there is
+                no such trajectory, and replaces one that was assembled of fewer calls.
+
+        Raises:
+            NotFound: no such trajectory, and `assembled` is None.
+            InvalidRequest: it has no such call as one that a reward is for.
+            Conflict: a job trained on it, and a reward of it or its calls would change.
+        """
+
+        def write(connection: sa.Connection) -> Trajectory:
+            mine = TRAJECTORIES.c.id == trajectory_id
+            row = connection.execute(sa.select(TRAJECTORIES).where(mine)).first()
+            if row is None and assembled is None:
+                raise NotFound(f"No trajectory {trajectory_id!r} is stored here.")
+            if row is None and assembled is not None:
+                new = changed(assembled, reward)
+                connection.execute(
+                    sa.insert(TRAJECTORIES), [trajectory_row(new, None, assembled=True)]
+                )
+                return new
+            assert row is not None
+            old = trajectory_of(row)
+            turns = None
+            if row.assembled and assembled is not None and len(assembled.turns) > len(old.turns):
+                _refuse_late_calls(connection, old, len(assembled.turns))
+                turns = assembled.turns
+            new = changed(old, reward, turns)
+            before, after = rewards_in_words(old), rewards_in_words(new)
+            if before != after and (jobs := _trained_by(connection, trajectory_id)):
+                raise Conflict(
+                    f"Trajectory {trajectory_id!r} was trained on by {jobs} with reward {before}; "
+                    f"it cannot change to {after} any more."
+                )
+            kept = trajectory_row(new, row.group_id)
+            values = {name: kept[name] for name in ("body", "reward", "scenario")}
+            connection.execute(sa.update(TRAJECTORIES).where(mine).values(values))
+            return new
+
+        return await self._database.write(write)
+
+    # --- policies and checkpoints ---------------------------------------------------------------
+
+    async def add_policy(self, name: str, lora: LoraConfig) -> None:
+        """Record a policy whose version 0 was published. Idempotent."""
+
+        def write(connection: sa.Connection) -> None:
+            if connection.execute(sa.select(POLICIES).where(POLICIES.c.name == name)).first():
+                return
+            row = {"name": name, "lora": lora.model_dump_json(), "version": 0}
+            connection.execute(sa.insert(POLICIES), [row | {"created_at": time.time()}])
+
+        await self._database.write(write)
+
+    async def policies(self) -> dict[str, tuple[LoraConfig, int]]:
+        """Name -> (shape, version that serves)."""
+
+        def read(connection: sa.Connection) -> dict[str, tuple[LoraConfig, int]]:
+            rows = connection.execute(sa.select(POLICIES).order_by(POLICIES.c.name))
+            return {r.name: (LoraConfig.model_validate_json(r.lora), r.version) for r in rows}
+
+        return await self._database.read(read)
+
+    async def set_serving(self, name: str, version: int) -> None:
+        """Route the bare name to `version`."""
+        query = sa.update(POLICIES).where(POLICIES.c.name == name).values(version=version)
+        await self._database.write(lambda c: c.execute(query))
+
+    async def checkpoints(self, policy: str) -> list[Checkpoint]:
+        """All versions that are kept, oldest first."""
+
+        def read(connection: sa.Connection) -> list[Checkpoint]:
+            serving = connection.scalar(
+                sa.select(POLICIES.c.version).where(POLICIES.c.name == policy)
+            )
+            query = sa.select(CHECKPOINTS).where(CHECKPOINTS.c.policy == policy)
+            rows = connection.execute(query.order_by(CHECKPOINTS.c.version))
+            return [checkpoint_of(row, serving) for row in rows]
+
+        return await self._database.read(read)
+
+    async def add_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Record a published version. Idempotent."""
+        await self._database.write(lambda c: insert_checkpoint(c, checkpoint))
+
+    async def set_pinned(self, policy: str, version: int, pinned: bool) -> None:
+        """Protect a version from retention, or stop protecting it."""
+        mine = (CHECKPOINTS.c.policy == policy) & (CHECKPOINTS.c.version == version)
+        await self._database.write(
+            lambda c: c.execute(sa.update(CHECKPOINTS).where(mine).values(pinned=pinned))
+        )
+
+    async def forget_checkpoint(self, policy: str, version: int) -> None:
+        """Remove a version's record."""
+        mine = (CHECKPOINTS.c.policy == policy) & (CHECKPOINTS.c.version == version)
+        await self._database.write(lambda c: c.execute(sa.delete(CHECKPOINTS).where(mine)))
+
+    async def counts(self) -> tuple[int, int, dict[str, int]]:
+        """Calls, trajectories, jobs by state."""
+
+        def read(connection: sa.Connection) -> tuple[int, int, dict[str, int]]:
+            def count(table: sa.Table) -> int:
+                return connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0
+
+            query = sa.select(JOBS.c.state, sa.func.count()).group_by(JOBS.c.state)
+            jobs = {row[0]: row[1] for row in connection.execute(query)}
+            return count(CALLS), count(TRAJECTORIES), jobs
+
+        return await self._database.read(read)
+
+
+def _trained_by(connection: sa.Connection, trajectory_id: str) -> str:
+    """The jobs that trained on it, as words; empty if none did."""
+    query = sa.select(TRAINED).where(TRAINED.c.trajectory_id == trajectory_id)
+    rows = connection.execute(query.order_by(TRAINED.c.policy))
+    return " and ".join(f"job {row.job_id} of policy {row.policy!r}" for row in rows)
+
+
+def _refuse_late_calls(connection: sa.Connection, known: Trajectory, calls: int) -> None:
+    """Calls may join a trajectory until a job has it.
+
+    What the job trains must be what it was asked to train, and again after a crash.
+    """
+    late = calls - len(known.turns)
+    jobs = _trained_by(connection, known.id)
+    if not jobs:
+        open_jobs = sa.select(JOBS.c.id, JOBS.c.payload).where(
+            JOBS.c.state.in_(("queued", "running"))
+        )
+        for row in connection.execute(open_jobs):
+            if any(known.id in group for group in unpack(row.payload)["request"]["groups"]):
+                jobs = f"job {row.id}, which has not ended"
+    if jobs:
+        raise Conflict(
+            f"{late} calls were tagged with trajectory {known.id!r} after its "
+            f"{len(known.turns)} calls were given to training, by {jobs}. They cannot join it any "
+            "more; tag the calls of another run with an id of their own."
+        )

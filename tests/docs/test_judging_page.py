@@ -1,0 +1,81 @@
+"""The blocks of docs/judging.md run as they stand, and print what their comments say."""
+
+from __future__ import annotations
+
+import ast
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.judges.hosted import Hosted
+from tests.support.judges.ranking_judge import RankingJudge
+from tests.support.live_server import LiveServer
+
+pytest_plugins = ["pytester"]
+PAGE = (Path(__file__).parents[2] / "docs" / "judging.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def promised(block: str) -> list[str]:
+    """What the comments say that a block prints: behind a print, and on lines of their own."""
+    said: list[str] = []
+    for line in block.splitlines():
+        found = re.fullmatch(r"print\(.*\)\s+# (.*)|# (.*)", line)
+        if found is not None:
+            said.append(found[1] or found[2])
+    return said
+
+
+@pytest.fixture
+def services(
+    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
+    old, new = str(uuid.uuid4()), str(uuid.uuid4())
+    runs = {old: [{"output": "15 May"}], new: [{"output": "14 March"}]}
+    with Hosted(runs, names={"agent-0": old, "agent-17": new}) as hosted:
+        for name, value in {
+            "LANGSMITH_ENDPOINT": hosted.url,
+            "LANGSMITH_API_KEY": "none",
+            "LANGSMITH_TRACING": "false",
+            "LANGFUSE_BASE_URL": hosted.url,
+            "LANGFUSE_PUBLIC_KEY": f"pk-{old}",
+            "LANGFUSE_SECRET_KEY": "none",
+        }.items():
+            monkeypatch.setenv(name, value)
+        yield
+
+
+def test_every_block_runs_and_prints_what_it_says(
+    services: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names: dict[str, Any] = {"judge": RankingJudge()}
+    assert len(BLOCKS) == 11
+    for block in BLOCKS:
+        code = ast.parse(block)  # where it fails, the traceback has the block's lines
+        capsys.readouterr()
+        exec(compile(code, block, "exec"), names)
+        out = capsys.readouterr().out
+        for line in promised(block):
+            assert line in out.splitlines(), (block, out)
+    assert names["compared"].comparative_experiment.name
+    names["langfuse"].shutdown()
+    for composite in ("gated", "careful", "jury"):
+        rewards = [run.reward for run in names[composite].invoke(names["group"]).trajectories]
+        assert rewards == pytest.approx([1.0, 0.4, 0.0]), composite
+
+
+def test_the_pytest_block_is_a_test(pytester: pytest.Pytester) -> None:
+    block = next(block for block in BLOCKS if block.startswith("def test_"))
+    pytester.makeconftest(
+        'pytest_plugins = ["langchain_art.evaluators.integrations.pytest_plugin"]\n'
+    )
+    given = "from langchain_art import RulerEvaluator\n"
+    given += "from tests.support.judges.ranking_judge import RankingJudge\n"
+    pytester.makepyfile(f"{given}judge = RankingJudge()\n\n{block}")
+    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)

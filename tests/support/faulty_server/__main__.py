@@ -1,0 +1,85 @@
+"""``python -m tests.support.faulty_server MODEL``: the server with engines that can fail."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from langchain_art.errors import ConfigError
+from langchain_art_server import __main__ as door
+from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, LearnerStep
+from langchain_art_server.backends.embedded.sampler import TransformersSampler
+from langchain_art_server.backends.models.adapter_files import WEIGHTS_FILE
+from langchain_art_server.backends.peft.learner import PeftLearner
+from langchain_art_server.config import Settings
+from langchain_art_server.gateway.service import Service
+
+
+def fault() -> str:
+    return Path(os.environ["FAULT_FILE"]).read_text()
+
+
+class FaultySampler(TransformersSampler):
+    """Draws from the wrong distribution, or says the wrong thing about it."""
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta | ChatReply, None]:
+        now, sampling = fault(), request.sampling
+        if now == "base model":
+            request = replace(request, adapter=None)
+        elif now == "temperature ignored":
+            request = replace(request, sampling=replace(sampling, temperature=1.0))
+        elif now == "base drifts" and request.adapter is None:
+            request = replace(request, adapter=list(self._adapters)[-1])
+        elif now == "hot":
+            request = replace(request, sampling=replace(sampling, temperature=1.3))
+        elif now == "truncated":
+            request = replace(request, sampling=replace(sampling, top_k=2))
+        async for reply in super().chat(request):
+            yield _spoilt(reply, now) if isinstance(reply, ChatReply) else reply
+
+    async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:
+        published = re.fullmatch(r"[1-9]\d*", path.name) is not None
+        if fault() == "published version refused" and published:
+            raise ConfigError(f"{name} is not to be loaded")
+        if fault() == "stale adapter":
+            known = self._adapters.items()
+            path = [p for n, (p, _) in known if n.partition("@")[0] == name.partition("@")[0]][-1]
+        await super().load_adapter(name, path, probe=probe)
+
+
+def _spoilt(reply: ChatReply, now: str) -> ChatReply:
+    logprobs = list(reply.logprobs)
+    if now == "shifted":
+        return replace(reply, logprobs=[*logprobs[1:], logprobs[0]])
+    if now == "nan logprob":
+        return replace(reply, logprobs=[float("nan"), *logprobs[1:]])
+    if now == "truncated":  # as vLLM does with a model's generation_config
+        return replace(reply, untrainable=None)
+    return reply
+
+
+class FaultyLearner(PeftLearner):
+    """Learns, and saves something else."""
+
+    async def step(self, request: LearnerStep, on_progress: Any) -> dict[str, float]:
+        if fault() == "learner unlearns":
+            rows = [replace(row, advantages=[-a for a in row.advantages]) for row in request.rows]
+            request = replace(request, rows=rows)
+        metrics = await super().step(request, on_progress)
+        if fault() == "learner saves its parent":
+            shutil.copyfile(request.parent / WEIGHTS_FILE, request.out / WEIGHTS_FILE)
+        return metrics
+
+
+def build(settings: Settings) -> Service:
+    return Service(settings, FaultySampler(settings), FaultyLearner(settings))
+
+
+if __name__ == "__main__":
+    door.build = build
+    door.cli()

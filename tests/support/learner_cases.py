@@ -1,0 +1,169 @@
+"""Tiny random models, rows and steps for the learner's tests."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.base import LearnerStep
+from langchain_art_server.backends.peft.engine import PeftEngine
+
+torch.set_num_threads(1)
+
+VOCAB = 64
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+}
+CONFIGS = {
+    "qwen3": lambda: transformers.Qwen3Config(**SHAPE, tie_word_embeddings=True),
+    "llama": lambda: transformers.LlamaConfig(**SHAPE),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **SHAPE, sliding_window=8, final_logit_softcapping=3.0, query_pre_attn_scalar=8
+    ),
+    "granite": lambda: transformers.GraniteConfig(
+        **{k: v for k, v in SHAPE.items() if k != "head_dim"}, logits_scaling=4.0
+    ),
+}
+LORA = LoraConfig(rank=4, alpha=8.0)
+#: Rows of `make_rows` are far off the policy: nothing may be left out for that.
+LENIENT: dict[str, Any] = {"importance": "off", "guard": None, "max_logprob_gap": None}
+FILES = ("adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors")
+
+
+def save_models(folder: Path) -> dict[str, Path]:
+    """One tiny random model per architecture, the same every time."""
+    for name, config in CONFIGS.items():
+        torch.manual_seed(7)
+        AutoModelForCausalLM.from_config(config()).save_pretrained(folder / name)
+    return {name: folder / name for name in CONFIGS}
+
+
+def make_rows(count: int, seed: int = 0, *, temperature: float = 1.0, low: int = 3) -> list[Row]:
+    rng = random.Random(seed)
+    rows: list[Row] = []
+    for _ in range(count):
+        length, sign = rng.randrange(low, 24), rng.choice([-1.0, 0.5, 1.0])
+        mask = [0] + [int(rng.random() < 0.6) for _ in range(length - 2)] + [1]
+        rows.append(
+            Row(
+                token_ids=[rng.randrange(VOCAB) for _ in range(length)],
+                mask=mask,
+                logprobs=[-rng.uniform(3.0, 5.0) * m for m in mask],
+                advantages=[sign * m for m in mask],
+                temperature=temperature,
+            )
+        )
+    return rows
+
+
+def branching_rows(count: int, seed: int = 0, *, temperature: float = 1.0) -> list[Row]:
+    """Rows of several calls, of which many begin as an earlier one does."""
+    rng = random.Random(seed)
+    rows: list[Row] = []
+    for _ in range(count):
+        parent = rng.choice(rows).token_ids if rows and rng.random() < 0.8 else []
+        ids = parent[: rng.randrange(len(parent) // 2, len(parent))] if parent else []
+        ids = ids + [rng.randrange(VOCAB) for _ in range(rng.randrange(3, 12))]
+        mask = [0] + [int(rng.random() < 0.6) for _ in range(len(ids) - 2)] + [1]
+        calls, call = [], 0
+        for trained in mask:
+            calls.append(call if trained else -1)
+            call += rng.random() < 0.2
+        rows.append(
+            Row(
+                token_ids=ids,
+                mask=mask,
+                logprobs=[-rng.uniform(3.0, 5.0) * m for m in mask],
+                advantages=[rng.choice([-1.0, 0.5, 1.0]) * m for m in mask],
+                temperature=temperature,
+                calls=calls,
+            )
+        )
+    return rows
+
+
+def on_policy(engine: PeftEngine, adapter: Path | None, rows: list[Row]) -> list[Row]:
+    """The same rows, as if the learner itself had sampled them."""
+    found = engine.logprobs(adapter, rows)
+    return [
+        replace(row, logprobs=[float(p) * m for p, m in zip(own, row.mask, strict=True)])
+        for row, own in zip(rows, found, strict=True)
+    ]
+
+
+def jittered(rows: list[Row], spread: float) -> list[Row]:
+    """The same rows, as if sampled a little off the policy: some tokens are clipped, some not."""
+    rng = random.Random(4)
+    return [
+        replace(
+            row,
+            logprobs=[
+                (p + rng.gauss(0, spread)) * m for p, m in zip(row.logprobs, row.mask, strict=True)
+            ],
+        )
+        for row in rows
+    ]
+
+
+def quiet(_fraction: float, _message: str) -> None: ...
+
+
+def folder(parent: Path, name: str) -> Path:
+    (parent / name).mkdir()
+    return parent / name
+
+
+def fresh(engine: PeftEngine, where: Path, lora: LoraConfig = LORA) -> Path:
+    out = folder(where, f"v0-{len(list(where.iterdir()))}")
+    engine.init_adapter(out, lora)
+    return out
+
+
+def shake(adapter: Path, scale: float = 0.3) -> Path:
+    """Give an adapter a B that is not zero, so that every parameter has a gradient."""
+    tensors = load_file(adapter / FILES[1])
+    generator = torch.Generator().manual_seed(3)
+    for name in sorted(tensors):
+        if "lora_B" in name:
+            tensors[name] = torch.randn(tensors[name].shape, generator=generator) * scale
+    save_file(tensors, adapter / FILES[1], metadata={"format": "pt"})
+    return adapter
+
+
+def take(
+    engine: PeftEngine, parent: Path, out: Path, rows: list[Row], step: int = 1, **config: Any
+) -> dict[str, float]:
+    settings = TrainConfig(**({"learning_rate": 1e-2} | LENIENT | config))
+    return engine.step(LearnerStep(parent, out, step, rows, settings), quiet)
+
+
+def contents(adapter: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(adapter.iterdir())}
+
+
+def trained_logprob(engine: PeftEngine, adapter: Path, rows: list[Row]) -> float:
+    found = engine.logprobs(adapter, rows)
+    return math.fsum(
+        p * m
+        for own, row in zip(found, rows, strict=True)
+        for p, m in zip(own, row.mask, strict=True)
+    )

@@ -1,0 +1,128 @@
+"""A real server as a child process: the very command that a user runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+REPO = Path(__file__).parents[2]
+BASE_MODEL = REPO / "examples" / "email_search" / "base_model"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class LiveServer:
+    """``langchain-art serve`` on a free port, restartable on the same one."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *args: str,
+        model: Path = BASE_MODEL,
+        env: dict[str, str] | None = None,
+        module: str = "langchain_art_server",
+    ) -> None:
+        self.port = free_port()
+        self.data_dir = data_dir
+        self.api_key = (env or {}).get("ART_API_KEY", "")
+        self.root = f"http://127.0.0.1:{self.port}"
+        self.base_url = f"{self.root}/v1"
+        self.policy = "tiny"
+        self.base_name = "base_model"
+        self.log = data_dir.parent / f"{data_dir.name}.log"
+        self._argv = [sys.executable, "-m", module, str(model)]
+        self._argv += ["--port", str(self.port), "--data-dir", str(data_dir)]
+        self._argv += ["--policy", self.policy, "--served-model-name", self.base_name, *args]
+        self._env = {k: v for k, v in os.environ.items() if k != "ART_API_KEY"}
+        self._env |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | (env or {})
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, timeout: float = 120) -> LiveServer:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._argv, env=self._env, stdout=log, stderr=log, cwd=REPO
+            )
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                break
+            try:
+                if httpx.get(f"{self.root}/readyz").status_code == 200:
+                    return self
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        else:
+            self.kill()
+        raise AssertionError(f"the server did not start:\n{self.log.read_text()[-4000:]}")
+
+    def refusal(self, timeout: float = 120) -> str:
+        """What it says where it must not start: words, no traceback, and exit status 1."""
+        env = self._env | {"COLUMNS": "1000"}
+        done = subprocess.run(self._argv, env=env, capture_output=True, cwd=REPO, timeout=timeout)
+        said = done.stderr.decode()
+        assert done.returncode == 1 and "Traceback" not in said, said[-4000:]
+        return said
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(timeout=30)
+
+    def http(self) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return httpx.Client(base_url=self.root, headers=headers, timeout=60)
+
+
+class FaultyServer(LiveServer):
+    """The same server with engines that go wrong as told (`tests.support.faulty_server`)."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.switch = data_dir.parent / f"{data_dir.name}-fault"
+        self.fault("")
+        env = {"FAULT_FILE": str(self.switch)}
+        super().__init__(data_dir, env=env, module="tests.support.faulty_server")
+
+    def fault(self, name: str) -> None:
+        """From now on; "" is none."""
+        self.switch.write_text(name)
+
+
+class RuleServer(LiveServer):
+    """The same server with the rule-following model (`tests.support.rule_model`), long context."""
+
+    def __init__(self, data_dir: Path, *args: str) -> None:
+        model = data_dir.parent / f"{data_dir.name}-model"
+        shutil.copytree(BASE_MODEL, model)
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16384}))
+        self.journal = data_dir.parent / f"{data_dir.name}.jsonl"
+        env = {"RULE_JOURNAL": str(self.journal)}
+        super().__init__(
+            data_dir, *args, model=model, env=env, module="tests.support.rule_model.server"
+        )
+
+    def witnessed(self) -> list[dict[str, Any]]:
+        """What the engine says it was asked and drew, call by call, in the order they ended."""
+        if not self.journal.exists():
+            return []
+        return [json.loads(line) for line in self.journal.read_text().splitlines()]

@@ -1,0 +1,24 @@
+"""``python -m tests.support.rule_model.server MODEL``: the server with the rule's engine."""
+
+from __future__ import annotations
+
+from langchain_art_server import __main__ as door
+from langchain_art_server.backends.embedded.sampler import TransformersSampler
+from langchain_art_server.backends.peft.learner import PeftLearner
+from langchain_art_server.config import Settings
+from langchain_art_server.gateway.service import Service
+
+
+class RuleSampler(TransformersSampler):
+    """The embedded sampler, over the rule's process."""
+
+    target = "tests.support.rule_model.engine:serve"
+
+
+def build(settings: Settings) -> Service:
+    return Service(settings, RuleSampler(settings), PeftLearner(settings))
+
+
+if __name__ == "__main__":
+    door.build = build
+    door.cli()

@@ -1,0 +1,63 @@
+"""The process that holds vLLM, with a rule in the place of chance, and a record of its own.
+
+The logprobs are the model's own: vLLM reports those from before its logits processors, which for a
+call at temperature 1 are the ones that would have been sampled from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from langchain_art_server.backends.base import ChatRequest
+from langchain_art_server.backends.chat.output_processor import Speech
+from langchain_art_server.backends.ipc.channel import Call, Channel
+from langchain_art_server.backends.vllm import host
+from langchain_art_server.backends.vllm.client import Drawn
+from langchain_art_server.backends.vllm.process import VllmProcess
+from tests.support.rule_model.rules import reply_to
+
+
+class LedVllm(VllmProcess):
+    """vLLM with the processor that leads."""
+
+    def command(self) -> list[str]:
+        led = ["--logits-processors", "tests.support.rule_model.vllm_led:Led"]
+        return [*super().command(), *led, "--logprobs-mode", "raw_logprobs"]
+
+    def _environment(self) -> dict[str, str]:
+        return super()._environment() | {"PYTHONPATH": str(Path(__file__).parents[3])}
+
+
+class RuleHost(host.VllmHost):
+    """Leads every call by `rules.reply_to`."""
+
+    process_type = LedVllm
+    journal = Path(os.environ.get("RULE_JOURNAL", os.devnull))
+
+    async def _draw(
+        self, call: Call, request: ChatRequest, body: dict[str, Any], speech: Speech
+    ) -> Drawn:
+        said = [*self._format._encode(reply_to(request)), min(self._eos)]
+        drawn = await super()._draw(call, request, body | {"vllm_xargs": {"led": said}}, speech)
+        assert drawn.token_ids == said[: len(drawn.token_ids)]
+        line: dict[str, Any] = {
+            "id": request.id,
+            "adapter": request.adapter,
+            "messages": request.messages,
+            "prompt_token_ids": drawn.prompt_ids,
+            "token_ids": drawn.token_ids,
+            "logprobs": drawn.logprobs,
+            "finish": drawn.finish,
+            "text": self._format.text(drawn.token_ids),
+        }
+        with self.journal.open("a") as journal:
+            journal.write(json.dumps(line) + "\n")
+        return drawn
+
+
+def serve(channel: Channel, config: dict[str, Any]) -> None:
+    """Entry point of the child, in the place of `vllm_host.serve`."""
+    host.serve(channel, config, RuleHost)

@@ -1,0 +1,454 @@
+"""What goes over the wire when a ChatART is asked, and what a bad wire does to it.
+
+Whole replies are first asked for past the OpenAI SDK; so each case runs on the synchronous and on
+the asynchronous path, and what the SDK would have done is the expectation wherever there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+from langchain_core.messages import AIMessage
+
+from langchain_art import ChatART
+from langchain_art.chat_models import http_pools
+from langchain_art.chat_models.http_pools import httpx
+from langchain_art.rollout.runner import is_server_away
+from tests.support.raw_server import COMPLETION, RawServer, answer, refusal
+
+Ask = Callable[[ChatART], AIMessage]
+
+
+@pytest.fixture
+def server() -> Iterator[RawServer]:
+    with RawServer() as server:
+        yield server
+
+
+@pytest.fixture(params=["invoke", "ainvoke"])
+def ask(request: pytest.FixtureRequest) -> Ask:
+    if request.param == "invoke":
+        return lambda model: model.invoke("hi")
+    return lambda model: asyncio.run(model.ainvoke("hi"))
+
+
+def model_of(server: RawServer, **kwargs: Any) -> ChatART:
+    return ChatART(**{"model": "m", "base_url": server.base_url, "api_key": "key", **kwargs})
+
+
+def through_the_sdk(server: RawServer, **kwargs: Any) -> ChatART:
+    """A model whose calls all go through the SDK, because its HTTP clients are the user's."""
+    clients = {"http_client": httpx.Client(), "http_async_client": httpx.AsyncClient()}
+    return model_of(server, **clients, **kwargs)
+
+
+def retries(server: RawServer) -> list[str]:
+    return [seen.headers["x-stainless-retry-count"] for seen in server.seen]
+
+
+# ---- what is sent
+
+
+def test_the_request_is_the_sdks(server: RawServer, ask: Ask) -> None:
+    options: dict[str, Any] = {
+        "default_headers": {"x-mine": "1", "user-agent": "me"},
+        "default_query": {"a": "1", "b": "x y"},
+        "organization": "org",
+        "timeout": 7.5,
+        "temperature": 0.5,
+        "stop": ["\n"],
+        "extra_body": {"top_k": 3},
+    }
+    assert ask(model_of(server, **options)).text == "yes"
+    assert ask(through_the_sdk(server, **options)).text == "yes"
+    ours, theirs = server.seen
+    assert (ours.target, ours.body) == (theirs.target, theirs.body)
+    assert ours.body["top_k"] == 3
+    lengths = [int(headers.pop("content-length")) for headers in (ours.headers, theirs.headers)]
+    assert lengths[0] == lengths[1]
+    assert ours.headers == theirs.headers
+    assert ours.headers["authorization"] == "Bearer key"
+
+
+def test_text_is_sent_as_it_is(server: RawServer) -> None:
+    text = 'é😀 \u2028 "quoted" \\ \x7f\n'
+    model_of(server).invoke(text)
+    assert server.seen[0].body["messages"] == [{"role": "user", "content": text}]
+
+
+def test_a_new_key_is_used(server: RawServer, ask: Ask) -> None:
+    model = model_of(server)
+    ask(model)
+    model.root_client.api_key = model.root_async_client.api_key = "new"
+    ask(model)
+    sent = [seen.headers["authorization"] for seen in server.seen]
+    assert sent == ["Bearer key", "Bearer new"]
+
+
+def test_a_key_that_is_a_function_is_asked_each_time(server: RawServer, ask: Ask) -> None:
+    keys = iter(["one", "two"])
+    model = model_of(server, api_key=lambda: next(keys))
+    ask(model)
+    ask(model)
+    sent = [seen.headers["authorization"] for seen in server.seen]
+    assert sent == ["Bearer one", "Bearer two"]
+
+
+def test_bound_headers_query_and_time_limit(server: RawServer) -> None:
+    bound = model_of(server).bind(
+        extra_headers={"x-mine": "1"}, extra_query={"q": "2"}, timeout=4.0, extra_body={"top_k": 3}
+    )
+    assert bound.invoke("hi").text == "yes"
+    assert asyncio.run(bound.ainvoke("hi")).text == "yes"
+    for seen in server.seen:
+        assert seen.target == "/v1/chat/completions?q=2"
+        assert seen.headers["x-mine"] == "1"
+        assert seen.headers["x-stainless-read-timeout"] == "4.0"
+        assert seen.body["top_k"] == 3
+        assert not {"extra_headers", "extra_query", "timeout"} & seen.body.keys()
+
+
+def test_response_headers_are_given_where_asked_for(server: RawServer, ask: Ask) -> None:
+    server.answers = [answer(x_mine="1")]
+    reply = ask(model_of(server, include_response_headers=True))
+    assert reply.response_metadata["headers"]["x-mine"] == "1"
+
+
+def test_the_users_http_client_is_used(server: RawServer) -> None:
+    sent: list[str] = []
+
+    def note(request: httpx.Request) -> httpx.Response:
+        sent.append(str(request.url))
+        return httpx.Response(200, json=COMPLETION)
+
+    transport = httpx.MockTransport(note)
+    http_client = httpx.Client(transport=transport)
+    http_async_client = httpx.AsyncClient(transport=transport)
+    one = model_of(server, http_client=http_client)
+    assert one.invoke("hi").text == "yes"
+    assert asyncio.run(one.ainvoke("hi")).text == "yes"  # not by the user's, which is synchronous
+    other = model_of(server, http_async_client=http_async_client)
+    assert asyncio.run(other.ainvoke("hi")).text == "yes"
+    assert sent == [f"{server.base_url}/chat/completions"] * 2
+    assert len(server.seen) == 1
+
+
+def test_socket_options_are_not_lost() -> None:
+    model = ChatART(model="m", http_socket_options=[])
+    assert model.root_client._client is not http_pools.client
+    assert model.root_async_client._client is not http_pools.async_client
+
+
+@pytest.fixture
+def proxied(server: RawServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[RawServer]:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("HTTP_PROXY", server.root)
+    http_pools.proxy.cache_clear()
+    yield server
+    http_pools.proxy.cache_clear()
+
+
+def test_the_environments_proxy(proxied: RawServer, ask: Ask) -> None:
+    assert ask(model_of(proxied, base_url="http://model.invalid/v1")).text == "yes"
+    assert proxied.seen[0].target == "http://model.invalid/v1/chat/completions"
+    assert proxied.seen[0].headers["host"] == "model.invalid"
+
+
+def test_the_environments_exceptions(
+    proxied: RawServer, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    assert ask(model_of(proxied)).text == "yes"
+    assert proxied.seen[0].target == "/v1/chat/completions"
+
+
+# ---- failures, and what is tried again
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
+def test_refusals_that_pass_are_tried_again(server: RawServer, ask: Ask, status: int) -> None:
+    server.answers = [refusal(status, retry_after_ms="1"), answer()]
+    assert ask(model_of(server)).text == "yes"
+    assert retries(server) == ["0", "1"]
+    assert server.seen[0].body == server.seen[1].body
+
+
+def test_lost_connections_are_tried_again(server: RawServer, ask: Ask) -> None:
+    server.answers = [None, answer()]
+    assert ask(model_of(server)).text == "yes"
+    assert retries(server) == ["0", "1"]
+
+
+def test_a_reply_that_is_cut_off_is_asked_for_again(server: RawServer, ask: Ask) -> None:
+    def half(send: Callable[[bytes], None]) -> bool:
+        send(answer()[:-10])
+        return False
+
+    server.answers = [half, answer()]
+    assert ask(model_of(server)).text == "yes"
+    assert retries(server) == ["0", "1"]
+
+
+@pytest.mark.parametrize("max_retries", [0, 2])
+def test_as_often_as_was_said(server: RawServer, ask: Ask, max_retries: int) -> None:
+    server.answers = [refusal(429, retry_after_ms="1")] * 9
+    with pytest.raises(openai.RateLimitError) as caught:
+        ask(model_of(server, max_retries=max_retries))
+    assert retries(server) == [str(i) for i in range(max_retries + 1)]
+    assert is_server_away(caught.value)
+
+
+def test_retry_after_is_kept_to(server: RawServer, ask: Ask) -> None:
+    server.answers = [refusal(503, retry_after="1.2"), answer()]
+    begun = time.monotonic()
+    ask(model_of(server))
+    assert time.monotonic() - begun >= 1.2  # the SDK's own pause would be half a second at most
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422, 429, 500, 503])
+def test_errors_are_the_sdks(server: RawServer, ask: Ask, status: int) -> None:
+    caught: list[openai.APIStatusError] = []
+    for build in (model_of, through_the_sdk):
+        server.answers = [refusal(status, x_request_id="r-1")]
+        with pytest.raises(openai.APIStatusError) as error:
+            ask(build(server, max_retries=0))
+        caught.append(error.value)
+    ours, theirs = caught
+    assert len(server.seen) == 2
+    assert type(ours) is type(theirs)
+    assert str(ours) == str(theirs)
+    assert (ours.code, ours.param, ours.body) == (theirs.code, theirs.param, theirs.body)
+    assert (ours.status_code, ours.request_id) == (status, "r-1")
+    assert ours.response.json()["error"]["code"] == f"c{status}"
+    assert ours.request.url == f"{server.base_url}/chat/completions"
+
+
+def test_a_silent_server_runs_into_the_time_limit(server: RawServer, ask: Ask) -> None:
+    done = threading.Event()
+
+    def never(send: Callable[[bytes], None]) -> bool:
+        done.wait(20)
+        return False
+
+    server.answers = [never, never]
+    begun = time.monotonic()
+    with pytest.raises(openai.APITimeoutError) as caught:
+        ask(model_of(server, timeout=0.2, max_retries=1))
+    assert time.monotonic() - begun < 10
+    done.set()
+    assert retries(server) == ["0", "1"]
+    assert is_server_away(caught.value)
+
+
+def test_no_server_at_all(ask: Ask) -> None:
+    with pytest.raises(openai.APIConnectionError) as caught:
+        ask(ChatART(model="m", base_url="http://127.0.0.1:9/v1", max_retries=0))
+    assert is_server_away(caught.value)
+    assert caught.value.request.url == "http://127.0.0.1:9/v1/chat/completions"
+
+
+def test_an_answer_that_is_no_json(server: RawServer, ask: Ask) -> None:
+    for build in (model_of, through_the_sdk):
+        server.answers = [answer(b"<html>a page</html>", content_type="text/html")]
+        with pytest.raises(openai.APIResponseValidationError, match=r"text/html.*base_url"):
+            ask(build(server))
+    assert len(server.seen) == 2
+
+
+def test_a_redirect_is_followed(server: RawServer, ask: Ask) -> None:
+    server.answers = [answer(b"", 307, location=f"{server.root}/there"), answer()]
+    assert ask(model_of(server)).text == "yes"
+    assert [seen.target for seen in server.seen] == ["/v1/chat/completions", "/there"]
+
+
+def test_what_was_told_of_one_call_is_not_told_of_the_next(server: RawServer) -> None:
+    with http_pools.told(httpx.Response(500)):
+        pass
+    with http_pools.told(httpx.Response(500, headers={"retry-after-ms": "1"})):
+        assert http_pools.client.get(server.root).status_code == 500
+        assert http_pools.client.get(server.root).status_code == 200
+    assert http_pools.client.get(server.root).status_code == 200
+    assert len(server.seen) == 2
+
+
+# ---- connections
+
+
+def test_connections_are_used_again(server: RawServer) -> None:
+    model = model_of(server)
+    for _ in range(20):
+        model.invoke("hi")
+
+    async def twenty() -> None:
+        for _ in range(20):
+            await model.ainvoke("hi")
+
+    asyncio.run(twenty())
+    assert len({seen.connection for seen in server.seen}) == 2
+
+
+def test_a_connection_that_the_server_closed_is_not_used_again(server: RawServer, ask: Ask) -> None:
+    def last(send: Callable[[bytes], None]) -> bool:
+        send(answer())
+        return False
+
+    server.answers = [last for _ in range(20)]
+    model = model_of(server, max_retries=0)
+    for _ in range(20):
+        assert ask(model).text == "yes"
+        time.sleep(0.01)
+    assert retries(server) == ["0"] * 20
+
+
+def test_many_threads(server: RawServer) -> None:
+    model = model_of(server)
+    with ThreadPoolExecutor(16) as threads:
+        replies = list(threads.map(lambda i: model.invoke(str(i)).text, range(100)))
+    assert replies == ["yes"] * 100
+    asked = sorted(int(seen.body["messages"][0]["content"]) for seen in server.seen)
+    assert asked == list(range(100))
+
+
+async def test_a_cancelled_call_ends_at_once_and_is_not_sent_again(server: RawServer) -> None:
+    arrived, done = threading.Event(), threading.Event()
+
+    def hold(send: Callable[[bytes], None]) -> bool:
+        arrived.set()
+        done.wait(20)
+        return False
+
+    server.answers = [hold]
+    model = model_of(server)
+    task = asyncio.create_task(model.ainvoke("hi"))
+    await asyncio.to_thread(arrived.wait, 20)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(server.seen) == 1
+    assert (await model.ainvoke("hi")).text == "yes"
+    done.set()
+
+
+def test_compressed_answers(server: RawServer, ask: Ask) -> None:
+    packed = gzip.compress(json.dumps(COMPLETION).encode())
+    refused = gzip.compress(json.dumps({"error": {"message": "no", "code": "c"}}).encode())
+    server.answers = [answer(packed, content_encoding="gzip")]
+    assert ask(model_of(server)).text == "yes"
+    server.answers = [answer(refused, 404, content_encoding="gzip")]
+    with pytest.raises(openai.NotFoundError) as caught:
+        ask(model_of(server))
+    assert caught.value.code == "c"
+
+
+def chunked(kind: str, *pieces: bytes) -> Callable[[Callable[[bytes], None]], bool]:
+    """A body that comes in these pieces."""
+
+    def play(send: Callable[[bytes], None]) -> bool:
+        send(f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\n".encode())
+        send(b"transfer-encoding: chunked\r\n\r\n")
+        for piece in pieces:
+            send(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+        send(b"0\r\n\r\n")
+        return True
+
+    return play
+
+
+def split_inside_of(content: bytes, character: str) -> tuple[bytes, bytes]:
+    middle = content.index(character.encode()) + 1
+    return content[:middle], content[middle:]
+
+
+def test_a_reply_in_pieces(server: RawServer, ask: Ask) -> None:
+    said = json.loads(json.dumps(COMPLETION).replace("yes", "é😀"))
+    content = json.dumps(said, ensure_ascii=False).encode()
+    server.answers = [chunked("application/json", *split_inside_of(content, "😀"))]
+    assert ask(model_of(server)).text == "é😀"
+
+
+# ---- streams
+
+
+def event(delta: dict[str, Any], finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+    chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m@1"}
+    return b"data: " + json.dumps(chunk | {"choices": [choice]}, ensure_ascii=False).encode()
+
+
+HELLO = [
+    event({"role": "assistant", "content": ""}),
+    event({"content": "é😀"}),
+    event({"content": "!"}),
+    event({}, "stop"),
+    b"data: [DONE]",
+]
+SSE = b"".join(one + b"\n\n" for one in HELLO)
+
+
+def stream(model: ChatART, how: str) -> list[Any]:
+    async def chunks() -> list[Any]:
+        return [chunk async for chunk in model.astream("hi")]
+
+    return list(model.stream("hi")) if how == "stream" else asyncio.run(chunks())
+
+
+@pytest.mark.parametrize("how", ["stream", "astream"])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_stream_in_pieces(server: RawServer, how: str, size: int) -> None:
+    pieces = [SSE[i : i + size] for i in range(0, len(SSE), size)]
+    server.answers = [chunked("text/event-stream", *pieces)]
+    chunks = stream(model_of(server), how)
+    assert "".join(chunk.text for chunk in chunks) == "é😀!"
+    assert chunks[0].response_metadata["call_id"] == "chatcmpl-1"
+    assert server.seen[0].body["stream"] is True
+
+
+@pytest.mark.parametrize("how", ["stream", "astream"])
+def test_a_stream_that_is_cut_off_says_so(server: RawServer, how: str) -> None:
+    def cut(send: Callable[[bytes], None]) -> bool:
+        send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
+        send(b"transfer-encoding: chunked\r\n\r\n")
+        first = HELLO[0] + b"\n\n" + HELLO[1] + b"\n\n"
+        send(f"{len(first):x}\r\n".encode() + first + b"\r\n")
+        return False
+
+    server.answers = [cut]
+    with pytest.raises((openai.APIConnectionError, httpx.TransportError)) as caught:
+        stream(model_of(server), how)
+    assert is_server_away(caught.value)
+    assert len(server.seen) == 1  # half of a sample is no reason to draw another
+
+
+@pytest.mark.parametrize("how", ["stream", "astream"])
+def test_an_error_inside_of_a_stream(server: RawServer, how: str) -> None:
+    error = b'data: {"error": {"message": "the engine is gone", "code": "engine_unavailable"}}\n\n'
+    server.answers = [chunked("text/event-stream", HELLO[0] + b"\n\n", error)]
+    with pytest.raises(openai.APIError, match="the engine is gone") as caught:
+        stream(model_of(server), how)
+    assert caught.value.code == "engine_unavailable"
+
+
+@pytest.mark.parametrize("how", ["stream", "astream"])
+def test_a_stream_that_is_refused_is_asked_for_again(server: RawServer, how: str) -> None:
+    server.answers = [refusal(503, retry_after_ms="1"), chunked("text/event-stream", SSE)]
+    assert "".join(chunk.text for chunk in stream(model_of(server), how)) == "é😀!"
+    assert retries(server) == ["0", "1"]
+
+
+def test_a_stream_with_headers(server: RawServer) -> None:
+    server.answers = [chunked("text/event-stream", SSE)] * 2
+    model = model_of(server, include_response_headers=True)
+    for how in ("stream", "astream"):
+        chunks = stream(model, how)
+        assert chunks[0].response_metadata["headers"]["content-type"] == "text/event-stream"

@@ -1,0 +1,309 @@
+"""One request and one answer at a time over a connection: nobody may hear another's answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from langchain_art.chat_models import kept_connections
+from langchain_art.chat_models.http_pools import httpx
+from langchain_art.chat_models.kept_connections import AsyncKeptConnections, Head, KeptConnections
+from tests.support.raw_server import RawServer, answer
+
+Send = Callable[[bytes], None]
+
+
+class Client:
+    """Either kind, told apart by nothing but its name."""
+
+    def __init__(self, kind: str) -> None:
+        self._runner = asyncio.Runner()
+        self._sync, self._async = KeptConnections(), AsyncKeptConnections()
+        self._is_sync = kind == "sync"
+
+    def post(self, url: str, said: Any = "hi", **limits: float) -> Any:
+        head = Head(httpx.URL(url), [(b"host", b"localhost")], **limits)
+        body = json.dumps(said).encode()
+        if self._is_sync:
+            return self._sync.post(head, body).json()
+        return self._runner.run(self._async.post(head, body)).json()
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+        if not self._is_sync:  # a loop that does not run hears nothing
+            self._runner.run(asyncio.sleep(seconds))
+
+    def idle(self) -> int:
+        return sum(map(len, (self._sync if self._is_sync else self._async)._idle.values()))
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+@pytest.fixture(params=["sync", "async"])
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    client = Client(request.param)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def server() -> Iterator[RawServer]:
+    with RawServer() as server:
+        yield server
+
+
+def connections(server: RawServer) -> list[int]:
+    return [seen.connection for seen in server.seen]
+
+
+def test_a_second_answer_is_not_the_next_requests(server: RawServer, client: Client) -> None:
+    server.answers = [answer("mine") + answer("nobody's"), answer("next")]
+    assert [client.post(server.root), client.post(server.root)] == ["mine", "next"]
+    assert connections(server) == [0, 1]
+
+
+def test_a_late_word_is_not_the_next_requests(server: RawServer, client: Client) -> None:
+    def late(send: Send) -> bool:
+        send(answer("mine"))
+        time.sleep(0.05)
+        send(answer("nobody's"))
+        return True
+
+    server.answers = [late, answer("next")]
+    assert client.post(server.root) == "mine"
+    client.wait(0.2)
+    assert client.post(server.root) == "next"
+    assert connections(server) == [0, 1]
+
+
+async def test_a_cancelled_requests_answer_is_not_the_next_ones(server: RawServer) -> None:
+    asked, cancelled = threading.Event(), threading.Event()
+
+    def held(send: Send) -> bool:
+        asked.set()
+        cancelled.wait(20)
+        send(answer("the cancelled one's"))
+        return True
+
+    server.answers = [held, answer("next")]
+    kept, head = AsyncKeptConnections(), Head(httpx.URL(server.root), [(b"host", b"localhost")])
+    task = asyncio.create_task(kept.post(head, b"1"))
+    await asyncio.to_thread(asked.wait, 20)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    cancelled.set()
+    assert (await kept.post(head, b"2")).json() == "next"
+
+
+async def test_many_at_once(server: RawServer) -> None:
+    def echo(send: Send) -> bool:
+        send(answer(server.seen[-1].body))
+        return True
+
+    kept, head = AsyncKeptConnections(), Head(httpx.URL(server.root), [(b"host", b"localhost")])
+    for _ in range(3):
+        server.answers = [answer("same")] * 50
+        await asyncio.gather(*(kept.post(head, b"%d" % i) for i in range(50)))
+    assert len(set(connections(server))) <= 50
+    server.answers = [echo] * 20
+    for i in range(20):
+        assert (await kept.post(head, b"%d" % i)).json() == i
+
+
+def test_an_answer_that_ends_with_its_connection(server: RawServer, client: Client) -> None:
+    def old(send: Send) -> bool:
+        send(b'HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n"al')
+        send(b'l"')
+        return False
+
+    server.answers = [old, answer("next")]
+    assert [client.post(server.root), client.post(server.root)] == ["all", "next"]
+    assert connections(server) == [0, 1]
+
+
+def test_words_before_the_answer(server: RawServer, client: Client) -> None:
+    server.answers = [b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n" + answer("said")]
+    assert client.post(server.root) == "said"
+    client.post(server.root)
+    assert connections(server) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"",
+        b"HTTP/1.1 200",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n1",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\n1",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\n1\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nnot a number\r\n",
+        b"SSH-2.0-OpenSSH\r\n\r\n",
+    ],
+)
+def test_what_is_no_whole_answer(server: RawServer, client: Client, broken: bytes) -> None:
+    def play(send: Send) -> bool:
+        send(broken)
+        return False
+
+    server.answers = [play, answer("next")]
+    with pytest.raises(httpx.TransportError):
+        client.post(server.root)
+    assert client.post(server.root) == "next"
+
+
+def test_a_body_that_is_not_what_it_says(server: RawServer, client: Client) -> None:
+    server.answers = [answer(b"no gzip", content_encoding="gzip")]
+    with pytest.raises(httpx.DecodingError):
+        client.post(server.root)
+    assert client.post(server.root)["model"] == "m@1"
+
+
+def test_a_refusal_before_all_was_sent(client: Client) -> None:
+    """The server answers on seeing the head; it reads the rest later, or the kernel would reset."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(answer("too long", 413, connection="close"))
+                while connection.recv(1 << 20):
+                    pass
+
+        threading.Thread(target=serve, daemon=True).start()
+        port = listener.getsockname()[1]
+        assert client.post(f"http://127.0.0.1:{port}", "x" * 20_000_000) == "too long"
+    assert client.idle() == 0
+
+
+# ---- time
+
+
+def test_the_limit_is_on_silence(server: RawServer, client: Client) -> None:
+    done = threading.Event()
+
+    def slow(send: Send) -> bool:
+        for byte in answer("slow"):
+            time.sleep(0.02)
+            send(bytes([byte]))
+        return True
+
+    def stalled(send: Send) -> bool:
+        send(answer("never")[:-3])
+        done.wait(30)
+        return False
+
+    server.answers = [slow, stalled]
+    begun = time.monotonic()
+    assert client.post(server.root, read_timeout=1) == "slow"
+    assert time.monotonic() - begun > 1
+    begun = time.monotonic()
+    with pytest.raises(httpx.ReadTimeout):
+        client.post(server.root, read_timeout=1)
+    assert time.monotonic() - begun < 20
+    done.set()
+    assert client.idle() == 0
+
+
+def test_a_server_that_takes_no_connection(client: Client) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        address = listener.getsockname()
+        queue = [socket.socket() for _ in range(4)]
+        for one in queue:
+            one.setblocking(False)
+            one.connect_ex(address)
+        with pytest.raises(httpx.ConnectTimeout):
+            client.post(f"http://127.0.0.1:{address[1]}", connect_timeout=0.3)
+        for one in queue:
+            one.close()
+    with pytest.raises(httpx.ConnectError):
+        client.post(f"http://127.0.0.1:{address[1]}")
+
+
+def test_idle_connections_are_kept_for_a_while(
+    server: RawServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.post(server.root)
+    client.post(server.root)
+    assert connections(server) == [0, 0]
+    assert client.idle() == 1
+    monkeypatch.setattr(kept_connections, "_KEPT", 0.05)
+    client.wait(0.1)
+    client.post(server.root)
+    assert connections(server) == [0, 0, 1]
+    assert client.idle() == 1
+
+
+def test_those_of_a_burst_are_let_go_of(server: RawServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_connections, "_KEPT", 0.2)
+    kept, head = AsyncKeptConnections(), Head(httpx.URL(server.root), [(b"host", b"localhost")])
+
+    async def burst() -> None:
+        await asyncio.gather(*(kept.post(head, b"1") for _ in range(8)))
+        opened = sum(map(len, kept._idle.values()))
+        for _ in range(6):
+            await asyncio.sleep(0.05)
+            await kept.post(head, b"1")
+        assert sum(map(len, kept._idle.values())) == 1 < opened
+
+    asyncio.run(burst())
+
+
+def test_loops_that_are_closed_are_forgotten(server: RawServer) -> None:
+    kept, head = AsyncKeptConnections(), Head(httpx.URL(server.root), [(b"host", b"localhost")])
+    for _ in range(5):
+        asyncio.run(kept.post(head, b"1"))
+    assert len(kept._idle) == 1
+    assert connections(server) == [0, 1, 2, 3, 4]
+
+
+# ---- processes, TLS
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_process_opens_its_own(server: RawServer) -> None:
+    kept, head = KeptConnections(), Head(httpx.URL(server.root), [(b"host", b"localhost")])
+    kept.post(head, b"1")
+    child = os.fork()
+    if child == 0:
+        try:
+            kept.post(head, b"2")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    kept.post(head, b"3")
+    assert connections(server) == [0, 1, 0]
+
+
+def test_tls(client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    with RawServer(tls=context) as server:
+        kept_connections._tls.cache_clear()
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            client.post(server.root)
+        kept_connections._tls.cache_clear()
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+        assert client.post(server.root)["model"] == "m@1"
+        client.post(server.root)
+        assert len(set(connections(server))) == 1
+        with pytest.raises(httpx.ConnectError, match="certificate is not valid for"):
+            client.post(server.root.replace("localhost", "127.0.0.1"))
+    kept_connections._tls.cache_clear()

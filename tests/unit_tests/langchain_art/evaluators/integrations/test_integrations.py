@@ -1,0 +1,318 @@
+"""Each face in the real library that it is for: openevals, LangSmith, Langfuse, pytest."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import langsmith
+import pytest
+from langchain_core.messages import AIMessage
+from langfuse import Langfuse
+from langfuse.experiment import ExperimentItemResult
+from langsmith import schemas
+from langsmith.evaluation import evaluate, evaluate_comparative
+from openevals.simulators import run_multiturn_simulation, run_multiturn_simulation_async
+
+from langchain_art.errors import ConfigError
+from langchain_art.evaluators.base import GroupEvaluator, Score
+from langchain_art.evaluators.criteria import WeightedCriteriaEvaluator
+from langchain_art.evaluators.integrations.langfuse import item_evaluator, run_evaluator
+from langchain_art.evaluators.integrations.langsmith import comparative_evaluator, row_evaluator
+from langchain_art.evaluators.integrations.openevals import (
+    async_openevals_evaluator,
+    create_async_ruler,
+    create_ruler,
+    openevals_evaluator,
+)
+from langchain_art.evaluators.run_facts import answer
+from langchain_art.wire import TrajectoryGroup
+from tests.support.judges.groups import Says, no_verdict
+from tests.support.judges.hosted import EXAMPLE, Hosted, run_id
+from tests.support.judges.ranking_judge import RankingJudge
+
+pytest_plugins = ["pytester"]
+ACCURACY = WeightedCriteriaEvaluator(weights={"accuracy": 1.0})
+
+
+class Nearest(GroupEvaluator):
+    """Relative, and of contents: 1 for the right answer, to others 0.5 by length."""
+
+    def __init__(self) -> None:
+        super().__init__("nearest")
+        self.groups: list[TrajectoryGroup] = []
+
+    async def ascore(self, group: TrajectoryGroup) -> Sequence[Score | None]:
+        self.groups.append(group)
+        right = group.metadata["scenario"]["answer"]
+        answers = [str(answer(run)) for run in group.trajectories]
+        longest = max(len(text) for text in answers)
+        return [
+            None
+            if text == "None"
+            else Score(1.0 if text == right else 0.5 * len(text) / longest, f"said {text}")
+            for text in answers
+        ]
+
+
+# --- openevals
+
+
+def test_openevals_a_group_gives_a_list_and_a_run_gives_one_result() -> None:
+    judge = openevals_evaluator(Nearest())
+    results = judge(
+        inputs="When?",
+        outputs=[[AIMessage("14 March")], {"messages": [AIMessage("in May")]}, "a long story"],
+        reference_outputs="14 March",
+    )
+    assert results == [
+        {"key": "nearest", "score": 1.0, "comment": "said 14 March", "metadata": None},
+        {"key": "nearest", "score": 0.25, "comment": "said in May", "metadata": None},
+        {"key": "nearest", "score": 0.5, "comment": "said a long story", "metadata": None},
+    ]
+    single = openevals_evaluator(ACCURACY)(outputs="x", reference_outputs={"answer": "x"})
+    assert single["metadata"] == {"parts": {"accuracy": 1.0}}  # type: ignore[call-overload]
+
+
+def test_openevals_simulations_take_our_evaluators() -> None:
+    found = run_multiturn_simulation(
+        app=lambda message, *, thread_id: {"role": "assistant", "content": "14 March"},
+        user=["When is the audit?"],
+        max_turns=1,
+        trajectory_evaluators=[openevals_evaluator(ACCURACY)],
+        reference_outputs="14 March",
+    )
+    (result,) = found["evaluator_results"]
+    assert (result["key"], result["score"]) == ("criteria", 1.0)
+
+
+async def test_openevals_asynchronous_simulations_too() -> None:
+    async def app(message: Any, *, thread_id: str) -> dict[str, str]:
+        return {"role": "assistant", "content": "15 March"}
+
+    found = await run_multiturn_simulation_async(
+        app=app,
+        user=["When is the audit?"],
+        max_turns=1,
+        trajectory_evaluators=[async_openevals_evaluator(ACCURACY)],
+        reference_outputs="14 March",
+    )
+    assert [result["score"] for result in found["evaluator_results"]] == [0.0]
+
+
+def test_openevals_what_could_not_be_scored_has_no_score() -> None:
+    results = openevals_evaluator(Says("judge", None, 0.5))(outputs=["a", "b"])
+    assert [result["score"] for result in results] == [None, 0.5]  # type: ignore[index]
+
+
+async def test_openevals_rulers_are_made_as_its_judges_are() -> None:
+    asked = {"inputs": "When?", "outputs": ["14 May", "14 March"]}
+    results = create_ruler(judge=RankingJudge(), feedback_key="quality", passes=1)(**asked)
+    expected = [("quality", 0.4, "says 14 May"), ("quality", 1.0, "says 14 March")]
+    assert [(r["key"], r["score"], r["comment"]) for r in results] == expected  # type: ignore[index]
+    assert (
+        await create_async_ruler(judge=RankingJudge(), feedback_key="quality")(**asked) == results
+    )
+    with pytest.raises(ConfigError, match="expected one of them"):
+        create_ruler()
+    with pytest.raises(ConfigError, match="expected one of them"):
+        create_async_ruler(judge=RankingJudge(), model="openai/o3")
+
+
+# --- LangSmith
+
+
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[schemas.Example]]:
+    monkeypatch.setenv("LANGSMITH_TRACING", "false")
+    yield [
+        schemas.Example(
+            id=uuid.uuid4(),
+            dataset_id=uuid.uuid4(),
+            inputs={"question": "When?"},
+            outputs={"answer": "14 March"},
+        )
+    ]
+
+
+def rows(target: Any, examples: list[schemas.Example], evaluator: Any) -> list[tuple[Any, ...]]:
+    client = langsmith.Client(
+        api_url="http://127.0.0.1:9", api_key="none", auto_batch_tracing=False
+    )
+    results = evaluate(
+        target, examples, evaluators=[evaluator], upload_results=False, client=client
+    )
+    found = [one for row in results for one in row["evaluation_results"]["results"]]
+    return [(one.key, one.score, one.comment) for one in found]
+
+
+def test_langsmith_rows(examples: list[schemas.Example]) -> None:
+    found = rows(lambda inputs: {"output": "14 March"}, examples, row_evaluator(ACCURACY))
+    assert found == [
+        ("criteria", 1.0, "accuracy 1.00"),
+        ("criteria/accuracy", 1.0, None),
+    ]
+    messages = {"messages": [{"role": "assistant", "content": "15 March"}]}
+    assert rows(lambda inputs: messages, examples, row_evaluator(ACCURACY))[0][1] == 0.0
+
+
+def test_langsmith_rows_of_several_candidates(examples: list[schemas.Example]) -> None:
+    judge = Nearest()
+    found = rows(
+        lambda inputs: {"answers": ["14 March", "May"]},
+        examples,
+        row_evaluator(judge, candidates="answers"),
+    )
+    assert found == [("nearest_1", 1.0, "said 14 March"), ("nearest_2", 0.1875, "said May")]
+    assert judge.groups[0].metadata["scenario"]["input"] == {"question": "When?"}
+
+
+def test_langsmith_a_judge_without_verdict_is_no_score(examples: list[schemas.Example]) -> None:
+    ((_, score, comment),) = rows(
+        lambda inputs: {"output": "x"}, examples, row_evaluator(Says("judge", error=no_verdict()))
+    )
+    assert score is None
+    assert "the judge gave no verdict" in comment
+
+
+def test_langsmith_compares_experiments() -> None:
+    experiments = {
+        str(uuid.uuid4()): [{"output": "14 March"}, {"output": None}],
+        str(uuid.uuid4()): [{"role": "assistant", "content": "14 Marches"}],
+    }
+    judge = Nearest()
+    with Hosted(experiments) as hosted:
+        client = langsmith.Client(api_url=hosted.url, api_key="none")
+        results = evaluate_comparative(
+            tuple(uuid.UUID(one) for one in experiments),  # type: ignore[arg-type]
+            evaluators=[comparative_evaluator(judge)],
+            client=client,
+            max_concurrency=0,
+        )
+        compared = results[uuid.UUID(EXAMPLE)]["feedback.nearest"]
+        feedback = hosted.posted("/feedback")
+    assert {str(id): score for id, score in compared.scores.items()} == {
+        run_id(0): 1.0,
+        run_id(10): 0.5,  # the longest; the run without an output has no score
+    }
+    assert sorted((one["run_id"], one["score"], one["comment"]) for one in feedback) == [
+        (run_id(0), 1.0, "said 14 March"),
+        (run_id(10), 0.5, "said 14 Marches"),
+    ]
+    (group,) = judge.groups
+    assert [run.id for run in group.trajectories] == [run_id(0), run_id(1), run_id(10)]
+    assert group.metadata["scenario"] == {"input": "When is the audit?", "answer": "14 March"}
+
+
+# --- Langfuse
+
+
+def experiment(client: Langfuse, **evaluators: Any) -> Any:
+    answers = iter(["14 March", "in May", "April"])
+    asked = {"input": "When is the audit?", "expected_output": "14 March"}
+    other = {"input": "When is the party?", "expected_output": "April"}
+    return client.run_experiment(
+        name="mails",
+        data=[asked, asked, other],
+        task=lambda *, item, **_: next(answers),
+        max_concurrency=1,
+        **evaluators,
+    )
+
+
+@pytest.fixture
+def hosted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosted]:
+    with Hosted() as server:
+        yield server
+
+
+@pytest.fixture
+def langfuse(hosted: Hosted) -> Iterator[Langfuse]:
+    client = Langfuse(public_key=f"pk-{uuid.uuid4()}", secret_key="sk", base_url=hosted.url)
+    yield client
+    client.shutdown()
+
+
+def evaluated(results: Sequence[ExperimentItemResult]) -> list[dict[str, Any]]:
+    return [{one.name: one.value for one in result.evaluations} for result in results]
+
+
+def test_langfuse_items(langfuse: Langfuse) -> None:
+    found = experiment(langfuse, evaluators=[item_evaluator(ACCURACY)])
+    assert evaluated(found.item_results) == [
+        {"criteria": 1.0, "criteria/accuracy": 1.0},
+        {"criteria": 0.0, "criteria/accuracy": 0.0},
+        {"criteria": 1.0, "criteria/accuracy": 1.0},
+    ]
+
+
+def test_langfuse_runs_of_one_input_are_a_group(langfuse: Langfuse, hosted: Hosted) -> None:
+    judge = Nearest()
+    found = experiment(langfuse, run_evaluators=[run_evaluator(judge, langfuse)])
+    assert [len(group.trajectories) for group in judge.groups] == [2, 1]
+    assert evaluated(found.item_results) == [{"nearest": 1.0}, {"nearest": 0.375}, {"nearest": 1.0}]
+    summary = {one.name: one.value for one in found.run_evaluations}
+    assert summary == {
+        "nearest_mean": pytest.approx(2.375 / 3),
+        "nearest_spread": pytest.approx(0.625 / 2),
+    }
+    langfuse.flush()
+    sent = [one for batch in hosted.posted("/api/public/scores") for one in batch]
+    by_trace = {one["traceId"]: one["value"] for one in sent if one["name"] == "nearest"}
+    assert by_trace == {
+        result.trace_id: value
+        for result, value in zip(found.item_results, (1.0, 0.375, 1.0), strict=True)
+    }
+
+
+def test_langfuse_a_judge_without_verdict_is_no_evaluation(langfuse: Langfuse) -> None:
+    broken = Says("judge", error=no_verdict())
+    found = experiment(
+        langfuse, evaluators=[item_evaluator(broken)], run_evaluators=[run_evaluator(broken)]
+    )
+    assert evaluated(found.item_results) == [{}, {}, {}]
+    assert found.run_evaluations == []
+
+
+# --- pytest
+
+CONFTEST = 'pytest_plugins = ["langchain_art.evaluators.integrations.pytest_plugin"]\n'
+SUITE = """
+import pytest
+from langchain_art.evaluators.criteria import WeightedCriteriaEvaluator
+
+ACCURACY = WeightedCriteriaEvaluator(weights={"accuracy": 1.0}, accuracy="string")
+
+def test_better(scored):
+    old, new = scored(ACCURACY, ["15 May", "14 March"], reference="14 March")
+    assert new.value > old.value
+
+def test_worse(scored):
+    old, new = scored(ACCURACY, ["14 March", "15 May"], reference="14 March")
+    assert new.value > old.value
+
+def test_unscored(scored):
+    scored(lambda group: [None], "x")
+
+@pytest.mark.langsmith
+def test_logged(scored):
+    scored(ACCURACY, "14 March", reference="14 March")
+"""
+
+
+def test_pytest_scores_outputs_and_shows_why(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LANGSMITH_TEST_TRACKING", "false")
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(SUITE)
+    report = Path(pytester.path) / "report.xml"
+    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", f"--junit-xml={report}")
+    done.assert_outcomes(passed=2, failed=2)
+    done.stdout.fnmatch_lines(
+        ["*Captured scores*", "criteria_1 1 accuracy 1.00", "criteria_2 0.* accuracy 0.*"]
+    )
+    done.stdout.fnmatch_lines(["*<lambda> could not score output 1*"])
+    assert 'property name="criteria_2" value="1.0"' in report.read_text()

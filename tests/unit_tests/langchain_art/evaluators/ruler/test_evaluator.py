@@ -1,0 +1,415 @@
+"""RulerEvaluator as its users meet it: through chat models, in every way a Runnable is used."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
+
+from langchain_art import ChatART, RulerEvaluator, capture, ruler_score_group
+from langchain_art.errors import ConfigError, JudgeError
+from langchain_art.evaluators.base import GroupEvaluator, Score
+from langchain_art.evaluators.ruler import prompt
+from langchain_art.evaluators.ruler.cache import VerdictCache
+from langchain_art.evaluators.ruler.prompt import Names
+from langchain_art.evaluators.scoring import judge
+from langchain_art.wire import TrajectoryGroup
+from tests.support.judges.groups import group, run, says
+from tests.support.judges.literal_judge import (
+    ScriptedJudge,
+    asked_ids,
+    honest,
+    literal,
+    parse,
+    verdict,
+)
+from tests.support.live_server import RuleServer
+from tests.support.rule_model.rules import script
+
+RUNS = group(
+    run("a", says("GOOD")), run("b", says("BAD")), run("c", says("neither")), question="When?"
+)
+RIGHT = {"a": 0.9, "b": 0.1, "c": 0.1}
+
+
+def rewards(judged: TrajectoryGroup) -> dict[str, float | None]:
+    return {one.id: one.reward for one in judged.trajectories}
+
+
+def reversed_reply(request: str) -> str:
+    scores = {one: honest(text) for one, text in parse(request).runs.items()}
+    return verdict(dict(reversed(scores.items())))
+
+
+def test_scores_are_matched_by_id_and_explained() -> None:
+    judged = RulerEvaluator(ScriptedJudge(answer=reversed_reply)).invoke(RUNS)
+    assert rewards(judged) == RIGHT
+    for one in judged.trajectories:
+        assert one.scores == {"ruler": RIGHT[one.id]}
+        assert one.metadata["judged"]["ruler"].startswith("about ")
+    assert judged.metadata == RUNS.metadata
+
+
+async def test_every_way_of_calling_gives_the_same() -> None:
+    evaluator = RulerEvaluator(ScriptedJudge())
+    expected = [RIGHT] * 3
+    assert [rewards(g) for g in await evaluator.abatch([RUNS] * 3)] == expected
+    # Synchronous calls within a running loop, and from threads beside it.
+    assert [rewards(g) for g in evaluator.batch([RUNS] * 3)] == expected
+    with ThreadPoolExecutor(3) as pool:
+        assert [rewards(g) for g in pool.map(evaluator.invoke, [RUNS] * 3)] == expected
+    assert rewards(await evaluator(RUNS)) == rewards(
+        await asyncio.to_thread(evaluator.invoke, RUNS)
+    )
+    assert [score.value for score in await evaluator.ascore(RUNS) if score] == [*RIGHT.values()]
+    assert [score.value for score in evaluator.score(RUNS) if score] == [*RIGHT.values()]
+    assert rewards((evaluator | (lambda g: g)).invoke(RUNS)) == RIGHT
+
+
+def test_the_second_pass_shows_the_runs_in_reverse_and_cancels_a_places_favour() -> None:
+    def favours_the_first(request: str) -> str:
+        ids = asked_ids(request)
+        return verdict({run: 0.8 - 0.2 * place for place, run in enumerate(ids)})
+
+    model = ScriptedJudge(answer=favours_the_first)
+    assert list(rewards(RulerEvaluator(model).invoke(RUNS)).values()) == pytest.approx([0.6] * 3)
+    first, second = (asked_ids(request) for request in model.requests)
+    assert first == second[::-1]
+    alone = ScriptedJudge(answer=favours_the_first)
+    once = RulerEvaluator(alone, passes=1).invoke(RUNS)
+    assert len(alone.said) == 1
+    assert sorted(rewards(once).values(), key=float) == pytest.approx([0.4, 0.6, 0.8])
+
+
+def test_four_passes_are_two_orders_and_their_reverses() -> None:
+    many = group(*(run(f"r{n}", says(f"answer {n}")) for n in range(8)))
+    model = ScriptedJudge()
+    RulerEvaluator(model, passes=4).invoke(many)
+    asked = [asked_ids(request) for request in model.requests]
+    assert (len(asked), len({tuple(one) for one in asked})) == (4, 4)
+    assert all(one[::-1] in asked for one in asked)
+
+
+def test_the_order_is_the_seeds_and_not_the_groups() -> None:
+    def order(shown: TrajectoryGroup, seed: int) -> list[str]:
+        model = ScriptedJudge()
+        RulerEvaluator(model, passes=1, seed=seed).invoke(shown)
+        return [text.strip() for text in parse(model.requests[0]).runs.values()]
+
+    many = group(*(run(f"r{n}", says(f"answer {n}")) for n in range(8)))
+    turned = many.model_copy(update={"trajectories": many.trajectories[::-1]})
+    assert order(many, 1) == order(many, 1) == order(turned, 1) != order(many, 2)
+
+
+def test_a_reply_that_cannot_be_used_is_asked_for_again_with_what_was_wrong() -> None:
+    replies = iter(["no JSON", verdict({}), None])
+
+    def answer(request: str) -> str:
+        reply = next(replies, None)
+        return reply if reply is not None else literal(request)
+
+    model = ScriptedJudge(answer=answer)
+    evaluator = RulerEvaluator(model, passes=1)
+    assert rewards(evaluator.invoke(RUNS)) == RIGHT
+    assert [len(prompt) for prompt in model.said] == [2, 3, 3]
+    assert "no complete JSON object" in model.said[1][2].text
+    assert (evaluator.spent.calls, evaluator.spent.unusable, evaluator.spent.groups) == (3, 2, 1)
+
+
+@pytest.mark.parametrize("answer", [lambda _: "no", lambda _: ValueError("rate limit")])
+async def test_what_cannot_be_judged_raises_and_is_counted(answer: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("langchain_art.evaluators.ruler.evaluator._PAUSE", 0.0)
+    evaluator = RulerEvaluator(ScriptedJudge(answer=answer), passes=1, attempts=2)
+    with pytest.raises(JudgeError, match="2 attempts"):
+        await evaluator.ainvoke(RUNS)
+    assert (evaluator.spent.unjudged, evaluator.spent.calls, evaluator.spent.groups) == (1, 2, 0)
+    fine = RulerEvaluator(ScriptedJudge())
+
+    async def either(shown: TrajectoryGroup) -> TrajectoryGroup:
+        return await (evaluator if shown.id == "bad" else fine)(shown)
+
+    judged = await judge([RUNS, RUNS.model_copy(update={"id": "bad"})], either)
+    assert judged.unjudged == 1
+    assert [rewards(one) for one in judged.groups] == [RIGHT]
+
+
+async def test_one_failed_pass_of_two_is_no_verdict() -> None:
+    calls = iter([True, False])
+    model = ScriptedJudge(answer=lambda request: literal(request) if next(calls) else "no")
+    with pytest.raises(JudgeError):
+        await RulerEvaluator(model, attempts=1).ainvoke(RUNS)
+
+
+def test_runs_rewards_of_their_own_are_kept_beside() -> None:
+    own = group(run("a", says("GOOD"), reward=0.25), run("b", says("BAD"), reward=0.0))
+    judged = RulerEvaluator(ScriptedJudge(), key="first").invoke(own)
+    again = RulerEvaluator(ScriptedJudge(), key="second").invoke(judged)
+    assert [one.scores for one in again.trajectories] == [
+        {"own": 0.25, "first": 0.9, "second": 0.9},
+        {"own": 0.0, "first": 0.1, "second": 0.1},
+    ]
+    once_more = RulerEvaluator(ScriptedJudge(), key="first").invoke(judged)
+    assert [one.scores for one in once_more.trajectories] == [
+        one.scores for one in judged.trajectories
+    ]
+
+
+def test_failed_runs_are_not_shown_and_stay_as_they_are() -> None:
+    failed = run("f", says("GOOD"), status="failed", error="boom")
+    model = ScriptedJudge()
+    shown = RUNS.model_copy(update={"trajectories": (*RUNS.trajectories, failed)})
+    judged = RulerEvaluator(model).invoke(shown)
+    assert judged.trajectories[-1] == failed
+    assert len(asked_ids(model.requests[0])) == 3
+    only = group(failed)
+    assert RulerEvaluator(model).invoke(only) == only
+    assert RulerEvaluator(model).score(group()) == []
+    assert len(model.said) == 2
+
+
+def test_what_is_decided_needs_no_question() -> None:
+    model = ScriptedJudge()
+    same = group(run("a", says("GOOD")), run("b", says("GOOD")))
+    evaluator = RulerEvaluator(model, known=lambda g: [1.0, None] if g.id == "known" else None)
+    assert rewards(evaluator.invoke(same)) == {"a": 0.5, "b": 0.5}
+    known = evaluator.invoke(same.model_copy(update={"id": "known"}))
+    assert rewards(known) == {"a": 1.0, "b": None}
+    assert not model.said
+    assert (evaluator.spent.decided, evaluator.spent.groups) == (2, 2)
+    with pytest.raises(ConfigError, match="one each"):
+        RulerEvaluator(model, known=lambda g: [1.0]).invoke(same)
+
+
+def test_runs_that_are_the_same_are_shown_once_and_score_the_same() -> None:
+    model = ScriptedJudge()
+    twins = group(run("a", says("GOOD")), run("b", says("BAD")), run("c", says("GOOD")))
+    assert rewards(RulerEvaluator(model).invoke(twins)) == {"a": 0.9, "b": 0.1, "c": 0.9}
+    assert len(asked_ids(model.requests[0])) == 2
+
+
+def test_a_single_run_is_scored_by_itself_in_one_question() -> None:
+    model = ScriptedJudge()
+    assert rewards(RulerEvaluator(model).invoke(group(run("a", says("GOOD"))))) == {"a": 0.9}
+    assert len(model.said) == 1
+
+
+def test_tokens_and_cost_are_summed() -> None:
+    priced = AIMessage(
+        "", usage_metadata={"input_tokens": 7, "output_tokens": 3, "total_tokens": 10}
+    )
+
+    def answer(request: str) -> AIMessage:
+        told = {"response_cost": 0.25}
+        return priced.model_copy(update={"content": literal(request), "response_metadata": told})
+
+    evaluator = RulerEvaluator(ScriptedJudge(answer=answer))
+    evaluator.batch([RUNS, RUNS])
+    spent = evaluator.spent
+    assert (spent.calls, spent.input_tokens, spent.output_tokens, spent.cost) == (4, 28, 12, 1.0)
+    assert spent.unpriced == 0
+    unpriced = RulerEvaluator(ScriptedJudge(), passes=1)
+    unpriced.invoke(RUNS)
+    assert unpriced.spent.unpriced == 1
+    assert "1 unpriced" in str(unpriced.spent)
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    for options in (
+        {"attempts": 0},
+        {"passes": 0},
+        {"passes": 3},
+        {"budget": 0},
+        {"output_tokens": 10},
+        {"rubric": " "},
+        {"key": "own"},
+        {"key": "a/b"},
+        {"litellm_params": {"api_base": "x"}},
+    ):
+        with pytest.raises(ConfigError):
+            RulerEvaluator(ScriptedJudge(), **options)
+    for wrong in (3, None, ""):
+        with pytest.raises(ConfigError, match="expected a chat model"):
+            RulerEvaluator(wrong)  # type: ignore[arg-type]
+
+
+def test_a_name_without_litellm_says_what_to_install(monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "langchain_litellm", None)
+    with pytest.raises(ConfigError, match=re.escape('pip install "langchain-art[ruler]"')):
+        RulerEvaluator("openai/o3")
+
+
+async def test_the_one_liner_gives_the_group_or_none() -> None:
+    judged = await ruler_score_group(RUNS, ScriptedJudge())
+    assert judged is not None
+    assert rewards(judged) == RIGHT
+    broken = ScriptedJudge(answer=lambda _: "no")
+    assert await ruler_score_group(RUNS, broken, swallow_exceptions=True) is None
+    with pytest.raises(JudgeError):
+        await ruler_score_group(RUNS, broken)
+
+
+def test_a_stream_of_replies_is_a_judge_too() -> None:
+    fake = GenericFakeChatModel(messages=iter([AIMessage("no"), AIMessage("no")]))
+    with pytest.raises(JudgeError):
+        RulerEvaluator(fake, attempts=2, passes=1).invoke(RUNS)
+
+
+# ---- the cache
+
+
+def cached(path: Path, **options: Any) -> tuple[RulerEvaluator, ScriptedJudge]:
+    model = options.pop("model", None) or ScriptedJudge()
+    return RulerEvaluator(model, cache=path, **options), model
+
+
+def test_a_question_is_asked_once_and_a_different_one_again(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "judge.sqlite"
+    first, model = cached(path)
+    judged = first.invoke(RUNS)
+    again, silent = cached(path)
+    assert again.invoke(RUNS) == judged
+    turned = RUNS.model_copy(update={"trajectories": RUNS.trajectories[::-1]})
+    assert rewards(again.invoke(turned)) == RIGHT  # the order within a group decides nothing
+    assert (len(model.said), len(silent.said), again.spent.cached) == (2, 0, 4)
+    assert again.spent.input_tokens == 0
+
+    class Another(ScriptedJudge):
+        pass
+
+    other = RUNS.model_copy(update={"trajectories": (*RUNS.trajectories, run("d", says("more")))})
+    changes: list[tuple[dict[str, Any], TrajectoryGroup]] = [
+        ({"rubric": "Be short."}, RUNS),
+        ({"context": None}, RUNS),
+        ({"model": Another()}, RUNS),
+        ({}, other),
+        ({}, RUNS.model_copy(update={"metadata": {"scenario": {"question": "Who?"}}})),
+    ]
+    for options, shown in changes:
+        evaluator, asked = cached(path, **options)
+        evaluator.invoke(shown)
+        assert len(asked.said) == 2, options
+
+
+def test_a_failure_is_not_cached(tmp_path: Path) -> None:
+    broken, _ = cached(tmp_path / "c", model=ScriptedJudge(answer=lambda _: "no"), attempts=1)
+    with pytest.raises(JudgeError):
+        broken.invoke(RUNS)
+    evaluator, _ = cached(tmp_path / "c")
+    assert rewards(evaluator.invoke(RUNS)) == RIGHT
+
+
+def judge_all(path: Path) -> list[float | None]:
+    shown = [group(run("a", says("GOOD")), run("b", says(f"BAD {n}"))) for n in range(20)]
+    evaluator, _ = cached(path)
+    return [g.trajectories[0].reward for g in evaluator.batch(shown)]
+
+
+def test_processes_and_threads_share_a_cache(tmp_path: Path) -> None:
+    path = tmp_path / "judge.sqlite"
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        assert pool.map(judge_all, [path] * 4) == [[0.9] * 20] * 4
+
+
+def make_together(path: Path, together: Barrier) -> None:
+    for n in range(20):
+        together.wait(60)
+        VerdictCache(path / str(n)).put("key", [], "judge")
+
+
+def test_processes_make_one_cache_at_once(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    arguments = (tmp_path, spawn.Barrier(4))
+    makers = [spawn.Process(target=make_together, args=arguments) for _ in range(4)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join()
+    assert [maker.exitcode for maker in makers] == [0] * 4
+    assert all(VerdictCache(tmp_path / str(n)).get("key") == [] for n in range(20))
+
+
+def test_a_file_that_is_no_cache_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("not a database, and long enough to be looked at " * 40)
+    with pytest.raises(ConfigError, match="expected an SQLite database"):
+        cached(tmp_path / "text")
+
+
+# ---- our own server as the judge
+
+
+def test_a_model_on_our_server_judges(rule_server: RuleServer, monkeypatch: Any) -> None:
+    monkeypatch.setattr(prompt, "draw_names", lambda case: Names("mark", ("one", "two", "three")))
+    reply = {
+        "scores": [
+            {"id": name, "explanation": "read", "score": score}
+            for name, score in (("two", 0.5), ("three", 0.25), ("one", 1.0))
+        ]
+    }
+    model = ChatART(model="tiny", base_url=rule_server.base_url, max_tokens=400)
+    shown = group(run("a", says("A")), run("b", says("B")), run("c", says("C")), id="served")
+    evaluator = RulerEvaluator(model, context=lambda _: script({"say": json.dumps(reply)}))
+    assert evaluator.judge.structured
+    with capture() as told:
+        judged = evaluator.invoke(shown)
+    # The runs are known by their transcripts, so in the order of those: A, B, C.
+    assert rewards(judged) == {"a": 1.0, "b": 0.5, "c": 0.25}
+    assert evaluator.spent.input_tokens > 100
+    assert evaluator.spent.output_tokens > 30
+    # A judge's calls within a captured run bear its name, so that training can leave them out.
+    assert {turn.path for turn in told.trajectory().turns} == {("ruler",)}
+
+
+def test_a_model_on_our_server_that_makes_no_sense_raises(rule_server: RuleServer) -> None:
+    model = ChatART(model="tiny", base_url=rule_server.base_url, max_tokens=100)
+    with pytest.raises(JudgeError, match="2 attempts"):
+        RulerEvaluator(model, attempts=2, passes=1).invoke(RUNS)
+
+
+# ---- what every evaluator has from its base
+
+
+class Constant(GroupEvaluator):
+    async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
+        return [Score(1.0, "all", {"half": 0.5}), None][: len(group.trajectories)]
+
+
+def test_parts_and_runs_without_a_score() -> None:
+    two = group(run("a", says("x")), run("b", says("y"), reward=0.75))
+    first, second = Constant("c").invoke(two).trajectories
+    assert (first.reward, first.scores) == (1.0, {"c": 1.0, "c/half": 0.5})
+    assert (second.reward, second.scores) == (None, {"own": 0.75})
+    with pytest.raises(ConfigError, match="expected one each"):
+        Constant("c").invoke(RUNS)
+    for number in (float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="finite"):
+            Score(number)
+        with pytest.raises(ConfigError, match="finite"):
+            Score(0.0, parts={"p": number})
+
+
+def test_nobody_scored_is_not_judged() -> None:
+    class Never(GroupEvaluator):
+        async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
+            return [None for _ in group.trajectories]
+
+    with pytest.raises(JudgeError, match="none of the 3 runs"):
+        Never("never").invoke(RUNS)
+
+
+def test_a_synchronous_call_from_an_evaluators_own_loop_is_refused() -> None:
+    class Nested(GroupEvaluator):
+        async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
+            return list(Constant("c").score(group))
+
+    with pytest.raises(ConfigError, match="await evaluator"):
+        Nested("nested").invoke(RUNS)

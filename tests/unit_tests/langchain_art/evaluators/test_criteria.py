@@ -1,0 +1,233 @@
+"""The weighted criteria: vectors by hand, bounds of all inputs, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from langchain_art.errors import ConfigError
+from langchain_art.evaluators.criteria import (
+    WEIGHTS,
+    WeightedCriteriaEvaluator,
+    completeness,
+    dict_similarity,
+    efficiency,
+    exact,
+    satisfaction,
+    string_similarity,
+)
+from langchain_art.wire import Trajectory, Turn
+from tests.support.judges.groups import calls, group, run, says, tool
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@pytest.mark.parametrize(
+    ("steps", "optimal", "expected"),
+    [
+        (1, 3, 1.0),
+        (3, 3, 1.0),
+        (4, 3, 1 - 0.5 / 3),
+        (6, 3, 0.5),
+        (9, 3, 0.0),
+        (30, 3, 0.0),
+        (0, 1, 1.0),
+        (2, 1, 0.5),
+    ],
+)
+def test_efficiency_falls_by_half_of_the_excess_ratio(
+    steps: int, optimal: int, expected: float
+) -> None:
+    assert efficiency(steps, optimal) == pytest.approx(expected, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("errors", "seconds", "expected"),
+    [
+        (0, 0, 1.0),
+        (0, 30, 1.0),
+        (0, 90, 0.8),
+        (2, 30, 0.8),
+        (3, 60, 0.6),
+        (11, 0, 0.0),
+        (0, 30 + 301, 0.0),
+    ],
+)
+def test_satisfaction_pays_for_errors_and_for_minutes_over_thirty_seconds(
+    errors: int, seconds: float, expected: float
+) -> None:
+    assert satisfaction(errors, seconds) == pytest.approx(expected, abs=1e-12)
+
+
+def test_completeness_is_the_share_of_required_actions() -> None:
+    assert completeness(["search", "search", "read"], ["search", "read", "answer"]) == 2 / 3
+    assert completeness(["search"], ["search", "search"]) == 1.0
+    assert completeness([], []) == 1.0
+    assert completeness([], ["search"]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("measure", "answer", "expected", "value"),
+    [
+        (exact, " 14 March\n", "14 March", 1.0),
+        (exact, "14 march", "14 March", 0.0),
+        (exact, {"a": 1}, {"a": 1}, 1.0),
+        (exact, None, "x", 0.0),
+        (string_similarity, "abcd", "bcde", 0.75),  # bcd: 3 of 4 in both
+        (string_similarity, "ab" * 150, "b" + "ab" * 150, 600 / 601),  # no letter is "junk"
+        (string_similarity, "", "", 1.0),
+        (string_similarity, None, "x", 0.0),
+        (dict_similarity, {"a": 1, "b": 2}, {"a": 1, "c": 3}, 1 / 3),
+        (dict_similarity, '{"a": 1}', {"a": 1}, 1.0),
+        (dict_similarity, "no JSON", {"a": 1}, 0.0),
+        (dict_similarity, {"a": "abcd"}, {"a": "bcde"}, 0.75),
+        (dict_similarity, {"a": [1, 2]}, {"a": [1, 2, 3, 4]}, 0.5),
+        (dict_similarity, {"a": True}, {"a": 1}, 0.0),
+        (dict_similarity, {}, {}, 1.0),
+        (dict_similarity, [1], {"a": 1}, 0.0),
+    ],
+)
+def test_accuracy_by_hand(measure: Any, answer: Any, expected: Any, value: float) -> None:
+    assert measure(answer, expected) == pytest.approx(value, abs=1e-15)
+
+
+def example_run() -> Trajectory:
+    """Four calls; one tool of three missing; one error; 100 seconds."""
+    turns = (
+        Turn(reply=calls("search"), started_at=10.0, latency=1.0),
+        Turn(
+            extends=0, messages=[tool("Error: no")], reply=calls("x"), started_at=20.0, latency=1.0
+        ),
+        Turn(extends=1, messages=[tool("mail 7")], reply=calls("read"), started_at=30.0),
+        Turn(extends=2, reply=says("14 March"), started_at=100.0, latency=10.0),
+    )
+    return Trajectory(id="a", turns=turns, output={"messages": [says("14 March")]})
+
+
+async def test_the_score_is_the_weighted_sum_and_every_criterion_is_reported() -> None:
+    criteria = WeightedCriteriaEvaluator(
+        optimal_steps=2, required_actions=["search", "read", "answer"]
+    )
+    (score,) = await criteria.ascore(group(example_run(), answer="14 March"))
+    assert score is not None
+    expected = {
+        "accuracy": 1.0,
+        "efficiency": 1 - 0.5 * (4 - 2) / 2,
+        "completeness": 2 / 3,
+        "user_satisfaction": 1 - 0.1 * 1 - 0.2 * (100 - 30) / 60,
+    }
+    assert score.parts == pytest.approx(expected, abs=1e-12)
+    by_hand = 0.4 * 1 + 0.3 * 0.5 + 0.2 * 2 / 3 + 0.1 * (0.9 - 0.2 * 70 / 60)
+    assert score.value == pytest.approx(by_hand, abs=1e-12)
+    (judged,) = criteria.invoke(group(example_run(), answer="14 March")).trajectories
+    assert judged.reward == score.value
+    assert judged.scores["criteria/completeness"] == pytest.approx(2 / 3)
+
+
+async def test_a_scenario_says_what_the_evaluator_does_not() -> None:
+    shown = group(
+        run("a", calls("search"), says("x")),
+        reference="X",
+        optimal_steps=1,
+        required_actions=["search", "read"],
+    )
+    criteria = WeightedCriteriaEvaluator(
+        expected="reference", accuracy=lambda answer, right: float(answer.upper() == right)
+    )
+    (score,) = await criteria.ascore(shown)
+    assert score is not None
+    assert score.parts == {
+        "accuracy": 1.0,
+        "efficiency": 0.5,
+        "completeness": 0.5,
+        "user_satisfaction": 1.0,
+    }
+
+
+async def test_what_weighs_nothing_is_not_asked_for() -> None:
+    criteria = WeightedCriteriaEvaluator(weights={"user_satisfaction": 1.0, "accuracy": 0.0})
+    (score,) = await criteria.ascore(group(run("a", says("x"))))
+    assert score is not None and score.parts == {"user_satisfaction": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("lacks", "words"),
+    [
+        ("answer", "accuracy needs 'answer'"),
+        ("optimal_steps", "efficiency needs 'optimal_steps'"),
+        ("required_actions", "completeness needs 'required_actions'"),
+    ],
+)
+async def test_what_the_scenario_lacks_is_said(lacks: str, words: str) -> None:
+    scenario = {"answer": "x", "optimal_steps": 1, "required_actions": []}
+    del scenario[lacks]
+    with pytest.raises(ConfigError, match=words):
+        await WeightedCriteriaEvaluator().ascore(group(run("a", says("x")), **scenario))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"weights": {"accuracy": 0.5}}, "add up to 0.5, expected 1"),
+        ({"weights": {}}, "add up to 0"),
+        ({"weights": {"accuracy": 1.5, "efficiency": -0.5}}, "-0.5 for 'efficiency'"),
+        ({"weights": {"accuracy": math.nan}}, "nan for 'accuracy'"),
+        ({"weights": {"acuracy": 1.0}}, r"\['acuracy'\], expected some of \['accuracy'"),
+        ({"accuracy": "exakt"}, "expected 'exact', 'string', 'dict' or a function"),
+        ({"optimal_steps": 0}, "at least 1"),
+        ({"required_actions": "search"}, "a list of names"),
+        ({"error_penalty": -1.0}, "error_penalty=-1.0"),
+        ({"patience": math.inf}, "patience=inf"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        WeightedCriteriaEvaluator(**options)
+
+
+async def test_an_accuracy_that_is_no_number_is_refused() -> None:
+    criteria = WeightedCriteriaEvaluator(weights={"accuracy": 1}, accuracy=lambda a, b: math.nan)
+    with pytest.raises(ConfigError, match=r"accuracy= gave nan for run 'a'"):
+        await criteria.ascore(group(run("a", says("x")), answer="x"))
+
+
+@given(JSON, JSON)
+def test_similarities_are_bounded_and_a_value_is_like_itself(left: Any, right: Any) -> None:
+    for measure in (exact, string_similarity, dict_similarity):
+        assert 0 <= measure(left, right) <= 1
+        assert measure(left, left) == 1 or (left is None and measure is string_similarity)
+
+
+@given(
+    weights=st.lists(st.integers(0, 100), min_size=4, max_size=4).filter(any),
+    steps=st.integers(0, 50),
+    optimal=st.integers(1, 10),
+    errors=st.floats(0, 1e6),
+    seconds=st.floats(0, 1e9),
+    accuracy=st.floats(-1e9, 1e9),
+)
+def test_every_score_and_criterion_is_within_bounds(
+    weights: list[int], steps: int, optimal: int, errors: float, seconds: float, accuracy: float
+) -> None:
+    criteria = WeightedCriteriaEvaluator(
+        weights={name: w / sum(weights) for name, w in zip(WEIGHTS, weights, strict=True)},
+        accuracy=lambda answer, expected: accuracy,
+        optimal_steps=optimal,
+        required_actions=["a", "b"],
+        errors=lambda run: errors,
+        seconds=lambda run: seconds,
+    )
+    (score,) = criteria.score(group(run("r", *[calls("a")] * steps), answer="x"))
+    assert score is not None
+    assert 0 <= score.value <= 1
+    assert all(0 <= part <= 1 for part in score.parts.values())
+    used = {name for name, weight in zip(WEIGHTS, weights, strict=True) if weight}
+    assert set(score.parts) == used

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.language_models.fake_chat_models import FakeListChatModel
+from langchain_core.messages import HumanMessage
+from langchain_core.runnables import RunnableLambda
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from pydantic import BaseModel
+
+from langchain_art.cli.load_rollout import load_rollout
+from langchain_art.errors import ConfigError
+from langchain_art.rollout.gather import gather, gather_sync
+from langchain_art.rollout.graph_rollout import graph_input, is_graph
+from langchain_art.rollout.scenarios import MAX_SCENARIO, portable
+from langchain_art.training.trainer import Trainer
+from langchain_art.wire import TrajectoryGroup
+
+
+class State(MessagesState):
+    place: str
+
+
+def graph(answer: Any = None, **options: Any) -> Any:
+    model = FakeListChatModel(responses=["hi"])
+
+    def say(state: State) -> dict[str, Any]:
+        said = model.invoke(state["messages"])
+        return {"messages": [said if answer is None else answer(state)]}
+
+    built = StateGraph(State)
+    built.add_node("say", say)
+    built.add_edge(START, "say")
+    return built.compile(**options)
+
+
+@dataclasses.dataclass
+class Question:
+    id: str
+    input: Any
+    answer: str = ""
+
+
+HUMAN = HumanMessage("Hi")
+
+
+@pytest.mark.parametrize(
+    ("scenario", "expected"),
+    [
+        ("Hi", {"messages": [("user", "Hi")]}),
+        ([("user", "Hi")], {"messages": [("user", "Hi")]}),
+        ([{"role": "user", "content": "Hi"}], {"messages": [{"role": "user", "content": "Hi"}]}),
+        ([HUMAN], {"messages": [HUMAN]}),
+        ({"messages": ["Hi"], "place": "x"}, {"messages": ["Hi"], "place": "x"}),
+        ({"messages": ["Hi"], "input": "x"}, {"messages": ["Hi"], "input": "x"}),
+        ({"question": "Hi"}, {"question": "Hi"}),
+        ({"id": 1, "input": "Hi"}, {"messages": [("user", "Hi")]}),
+        ({"id": 1, "input": {"place": "x"}}, {"place": "x"}),
+        (Question("q", "Hi"), {"messages": [("user", "Hi")]}),
+        (Question("q", [HUMAN]), {"messages": [HUMAN]}),
+        (Question("q", {"place": "x"}), {"place": "x"}),
+    ],
+)
+def test_what_a_scenario_is_to_a_graph(scenario: Any, expected: Any) -> None:
+    assert graph_input(scenario) == expected
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [7, None, [], ["Hi"], ("user", "Hi"), object(), {"input": None}, Question("q", None)],
+)
+async def test_what_is_no_input_is_said_before_anything_runs(scenario: Any) -> None:
+    ran: list[Any] = []
+    built = graph(lambda state: ran.append(state))
+    with pytest.raises(ConfigError, match="no input for a graph"):
+        await gather(built, ["Hi", scenario], group_size=1)
+    assert ran == []
+
+
+@pytest.mark.parametrize("kind", ["ainvoke", "invoke"])
+async def test_a_graph_is_a_rollout(kind: str) -> None:
+    built = graph()
+    if kind == "invoke":
+
+        class Blocking:
+            invoke = built.invoke
+
+        built = Blocking()
+    found = await gather(built, ["Hi", "Ho"], group_size=2)
+    assert (found.failed, found.rewards) == (0, [])
+    for group, said in zip(found.groups, ["Hi", "Ho"], strict=True):
+        assert group.metadata == {"scenario": said}
+        for run in group.trajectories:
+            assert [turn.node for turn in run.turns] == ["say"]
+            assert [m["content"] for m in run.output["messages"]] == [said, "hi"]
+    assert len({run.id for run in found.trajectories}) == 4
+
+
+async def test_a_graph_that_tells_callbacks_nothing_has_its_output_all_the_same() -> None:
+    class Silent:
+        async def ainvoke(self, given: Any, config: Any = None) -> Any:
+            return {"echo": given["messages"][0][1]}
+
+    found = await gather(Silent(), ["Hi"], group_size=1)  # type: ignore[arg-type]
+    assert found.trajectories[0].output == {"echo": "Hi"}
+
+
+@pytest.mark.parametrize("wrap", [lambda g: g, lambda g: RunnableLambda(lambda x: x) | g])
+async def test_each_run_has_a_thread_of_its_own(wrap: Any) -> None:
+    built = graph(checkpointer=InMemorySaver())
+    found = await gather(wrap(built), ["Hi"], group_size=3)
+    assert found.failed == 0
+    threads = {turn.thread for run in found.trajectories for turn in run.turns}
+    assert len(threads) == 3
+    assert all(len(run.output["messages"]) == 2 for run in found.trajectories)
+
+
+async def test_a_remote_graph_gets_its_runs_id_and_no_thread() -> None:
+    class Remote:
+        assistant_id = "agent"
+
+        async def ainvoke(self, given: Any, config: Any = None) -> Any:
+            return config
+
+    found = await gather(Remote(), [{"id": "q", "input": "Hi"}], group_size=1)  # type: ignore[arg-type]
+    [run] = found.trajectories
+    assert run.output == {"metadata": {"art_trajectory_id": run.id, "art_scenario": "q"}}
+
+
+async def test_a_graph_that_raises_is_a_failed_run() -> None:
+    def broken(state: State) -> Any:
+        if state["messages"][0].text == "Ho":
+            raise ValueError("tool broke")
+        return ("ai", "hi")
+
+    found = await gather(graph(broken), ["Hi", "Ho"], group_size=1)
+    assert [run.status for run in found.trajectories] == ["completed", "failed"]
+    assert found.trajectories[1].error == "ValueError: tool broke"
+
+
+def test_what_is_neither_function_nor_graph_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"graph\.compile\(\)"):
+        gather_sync(StateGraph(State), ["Hi"])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="expected a function of one scenario"):
+        gather_sync("rollout", ["Hi"])  # type: ignore[arg-type]
+    assert is_graph(graph())
+    assert not is_graph(lambda scenario: 1.0)
+
+
+def test_a_graph_without_an_evaluator_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    trainer = Trainer("p", out_dir=tmp_path / "fit")
+    with pytest.raises(ConfigError, match="evaluator="):
+        trainer.fit_sync(graph(), ["Hi"], steps=1)
+    with pytest.raises(ConfigError, match="evaluator="):
+        trainer.evaluate_sync(graph(), ["Hi"])
+    assert not (tmp_path / "fit").exists()
+
+
+def test_the_command_line_asks_for_a_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_graph_mod.py").write_text(
+        "from langchain_core.runnables import RunnableLambda\ngraph = RunnableLambda(len)\n"
+    )
+    with pytest.raises(ConfigError, match="brings no reward"):
+        load_rollout("my_graph_mod:graph", "p", None)
+
+
+# --- what goes along for the evaluator ------------------------------------------------------------
+
+
+class Model(BaseModel):
+    id: str
+    day: datetime.date
+
+
+@pytest.mark.parametrize(
+    ("scenario", "expected"),
+    [
+        ("Hi", "Hi"),
+        ({"id": 1, "answer": "x"}, {"id": 1, "answer": "x"}),
+        (Question("q", ("a", "b"), "x"), {"id": "q", "input": ["a", "b"], "answer": "x"}),
+        (
+            Model(id="m", day=datetime.date(2026, 1, 2)),
+            {"id": "m", "day": "2026-01-02"},
+        ),
+        ([HumanMessage("Hi")], None),
+    ],
+)
+def test_a_scenario_goes_along_as_json(scenario: Any, expected: Any) -> None:
+    found = portable(scenario)["scenario"]
+    if expected is None:
+        assert found[0]["content"] == "Hi"
+    else:
+        assert found == expected
+
+
+def test_what_json_cannot_carry_stays_here() -> None:
+    assert portable(Question("q", object())) == {}
+    assert portable(float("nan")) == {}
+    assert portable("x" * MAX_SCENARIO) == {}
+    assert portable("x" * (MAX_SCENARIO - 3)) != {}
+    circle: list[Any] = []
+    circle.append(circle)
+    assert portable(circle) == {}
+
+
+async def test_functions_have_their_scenario_along_too() -> None:
+    async def rollout(scenario: Question) -> float:
+        return 1.0
+
+    found = await gather(rollout, [Question("q", "Hi", "x")], group_size=1)
+    scores: Sequence[TrajectoryGroup] = found.groups
+    assert scores[0].metadata["scenario"]["answer"] == "x"

@@ -1,0 +1,115 @@
+"""Groups in the order in which they end, no further ahead than is allowed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from langchain_art.errors import ConfigError, RolloutFailed
+from langchain_art.rollout.group_stream import GroupStream
+
+
+def stream(rollout: object, **options: object) -> GroupStream:
+    given = {"group_size": 2, "concurrency": 8, **options}
+    return GroupStream(rollout, str, lambda n, _: f"g-{n}", **given)  # type: ignore[arg-type]
+
+
+async def test_what_ends_first_comes_first() -> None:
+    held = asyncio.Event()
+
+    async def rollout(scenario: str) -> float:
+        if scenario == "0":
+            await held.wait()
+        return float(scenario)
+
+    async with stream(rollout) as groups:
+        groups.allow(3)
+        first = await groups.take(2)
+        assert {g.id for g in first} == {"g-1", "g-2"}
+        assert [t.reward for t in first[0].trajectories] == [float(first[0].id[-1])] * 2
+        held.set()
+        assert [g.id for g in await groups.take(1)] == ["g-0"]
+
+
+async def test_nothing_starts_that_is_not_allowed() -> None:
+    started: Counter[str] = Counter()
+
+    async def rollout(scenario: str) -> float:
+        started[scenario] += 1
+        return 1.0
+
+    async with stream(rollout) as groups:
+        groups.allow(2)
+        await groups.take(2)
+        await asyncio.sleep(0.05)
+        assert started == {"0": 2, "1": 2}
+        groups.allow(1)
+        await groups.take(1)
+        assert started == {"0": 2, "1": 2, "2": 2}
+        with pytest.raises(RuntimeError, match="asked for 1 groups, 0"):
+            await groups.take(1)
+
+
+async def test_at_most_so_many_runs_at_once() -> None:
+    now = most = 0
+
+    async def rollout(_: str) -> float:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.005)
+        now -= 1
+        return 1.0
+
+    async with stream(rollout, concurrency=3) as groups:
+        groups.allow(6)
+        assert len(await groups.take(6)) == 6
+    assert most == 3
+
+
+async def test_too_many_failures_end_it_and_some_do_not() -> None:
+    async def rollout(scenario: str) -> float:
+        if int(scenario) < 2:
+            raise ValueError("no such tool")
+        return 1.0
+
+    async with stream(rollout) as groups:
+        groups.allow(4)
+        runs = [t for g in await groups.take(4) for t in g.trajectories]
+        assert Counter(t.status for t in runs) == {"failed": 4, "completed": 4}
+        assert groups.first_error is not None
+        assert "no such tool" in groups.first_error
+    async with stream(rollout, max_failed=0.4) as groups:
+        groups.allow(4)
+        with pytest.raises(RolloutFailed, match=r"4 rollouts raised, at most 3\.2"):
+            await groups.take(4)
+
+
+async def test_leaving_cancels_what_runs() -> None:
+    cancelled = 0
+
+    async def rollout(_: str) -> float:
+        nonlocal cancelled
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled += 1
+            raise
+        return 1.0
+
+    async with stream(rollout) as groups:
+        groups.allow(10)
+        await asyncio.sleep(0.05)
+    assert cancelled == 8  # as many as ran at once
+
+
+async def test_a_wrong_outcome_reaches_who_takes() -> None:
+    async def rollout(_: str) -> str:
+        return "fine"
+
+    async with stream(rollout) as groups:
+        groups.allow(1)
+        with pytest.raises(ConfigError, match="returned 'fine'"):
+            await groups.take(1)

@@ -1,0 +1,379 @@
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from langchain_core.language_models.fake_chat_models import FakeListChatModel
+
+from langchain_art.errors import ConfigError, EngineUnavailable, RolloutFailed, ServerUnreachable
+from langchain_art.rollout.gather import gather, gather_sync
+from langchain_art.rollout.runner import is_server_away
+from langchain_art.rollout.scenarios import draw, group_ids, scenario_id
+from langchain_art.tracing.handler import Run, capture
+from langchain_art.wire import ID, Trajectory
+
+
+@dataclass(frozen=True)
+class Scenario:
+    id: str
+    value: float = 0.0
+
+
+SCENARIOS = [Scenario("a", 0.25), Scenario("b", 0.75)]
+
+
+async def as_run(scenario: Scenario) -> Run:
+    async with capture(scenario=scenario.id) as run:
+        await asyncio.sleep(0)
+        run.reward = scenario.value
+    return run
+
+
+async def as_trajectory(scenario: Scenario) -> Trajectory:
+    return (await as_run(scenario)).trajectory()
+
+
+async def as_number(scenario: Scenario) -> float:
+    await FakeListChatModel(responses=["hi"]).ainvoke("hello")
+    return scenario.value
+
+
+def plain_run(scenario: Scenario) -> Run:
+    with capture(scenario=scenario.id) as run:
+        run.reward = scenario.value
+    return run
+
+
+def plain_number(scenario: Scenario) -> float:
+    FakeListChatModel(responses=["hi"]).invoke("hello")
+    return scenario.value
+
+
+class Callable_:
+    async def __call__(self, scenario: Scenario) -> float:
+        return scenario.value
+
+
+@pytest.mark.parametrize(
+    "rollout",
+    [
+        as_run,
+        as_trajectory,
+        as_number,
+        plain_run,
+        plain_number,
+        Callable_(),
+        partial(as_number),
+        lambda scenario: as_number(scenario),
+    ],
+)
+async def test_every_kind_of_rollout_makes_groups(rollout: Any) -> None:
+    found = await gather(rollout, SCENARIOS, group_size=3, prefix="fit:1")
+    assert [group.id for group in found.groups] == ["fit:1:a", "fit:1:b"]
+    for group, scenario in zip(found.groups, SCENARIOS, strict=True):
+        assert {t.reward for t in group.trajectories} == {scenario.value}
+        assert {t.scenario for t in group.trajectories} == {scenario.id}
+    assert len({t.id for t in found.trajectories}) == 6
+    assert (found.failed, found.retried, found.first_error) == (0, 0, None)
+
+
+@pytest.mark.parametrize("rollout", [as_number, plain_number])
+async def test_a_bare_function_is_captured_around(rollout: Any) -> None:
+    found = await gather(rollout, SCENARIOS, group_size=4)
+    assert all(len(t.turns) == 1 for t in found.trajectories), "runs do not hear each other"
+
+
+async def test_no_more_runs_at_once_than_allowed() -> None:
+    now, most, lock = 0, 0, threading.Lock()
+
+    def rollout(_: Scenario) -> float:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.02)
+        with lock:
+            now -= 1
+        return 0.0
+
+    await gather(rollout, SCENARIOS, group_size=8, concurrency=5)
+    assert most == 5
+
+
+async def test_context_variables_come_along_and_do_not_leak() -> None:
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
+    variable.set("outside")
+    seen: list[str] = []
+
+    def plain(_: Scenario) -> float:
+        seen.append(variable.get())
+        variable.set("inside")
+        return 0.0
+
+    async def asynchronous(scenario: Scenario) -> float:
+        return plain(scenario)
+
+    await gather(plain, SCENARIOS, group_size=4, concurrency=1)
+    await gather(asynchronous, SCENARIOS, group_size=4, concurrency=1)
+    assert set(seen) == {"outside"}
+
+
+async def test_a_failure_is_kept_and_never_zero() -> None:
+    async def rollout(scenario: Scenario) -> float:
+        if scenario.id == "a":
+            await FakeListChatModel(responses=["hi"]).ainvoke("hello")
+            raise ValueError("tool broke")
+        return 1.0
+
+    done: list[Trajectory] = []
+    found = await gather(rollout, SCENARIOS, group_size=2, on_done=done.append)
+    failed = found.groups[0].trajectories
+    assert {(t.status, t.reward, t.error, len(t.turns)) for t in failed} == {
+        ("failed", None, "ValueError: tool broke", 1)
+    }
+    assert found.rewards == [1.0, 1.0]
+    assert found.failed == 2
+    assert found.first_error == "ValueError: tool broke (scenario 'a')"
+    assert len(done) == 4
+
+
+@pytest.mark.parametrize("kind", ["async", "plain", "outer"])
+async def test_a_failed_run_keeps_the_reward_that_it_was_given_and_its_id(kind: str) -> None:
+    """The id under which the server knows its calls; the reward only if the rollout set one."""
+    ids: dict[str, str] = {}
+
+    async def asynchronous(scenario: Scenario) -> Run:
+        async with capture(scenario="own") as run:
+            ids[scenario.id] = run.id
+            await FakeListChatModel(responses=["hi"]).ainvoke("hello")
+            if scenario.id == "a":
+                run.reward = -1.0
+            raise ValueError("tool broke")
+
+    def plain(scenario: Scenario) -> Run:
+        with capture(scenario="own") as run:
+            ids[scenario.id] = run.id
+            FakeListChatModel(responses=["hi"]).invoke("hello")
+            if scenario.id == "a":
+                run.reward = -1.0
+            raise ValueError("tool broke")
+
+    def outer(scenario: Scenario) -> Run:
+        with capture(scenario="own") as run:
+            ids[scenario.id] = run.id
+            FakeListChatModel(responses=["hi"]).invoke("hello")
+        run.reward = -1.0 if scenario.id == "a" else None
+        raise ValueError("tool broke")
+
+    rollout: Any = {"async": asynchronous, "plain": plain, "outer": outer}[kind]
+    found = await gather(rollout, SCENARIOS, group_size=1, max_failed=1.0)
+    told = [(t.id, t.scenario, t.status, t.reward, len(t.turns)) for t in found.trajectories]
+    assert told == [
+        (ids["a"], "own", "failed", -1.0, 1),
+        (ids["b"], "own", "failed", None, 1),
+    ]
+    assert found.failed == 2
+
+
+async def test_too_many_failures_end_it_early_with_the_first() -> None:
+    runs = 0
+
+    async def rollout(_: Scenario) -> float:
+        nonlocal runs
+        runs += 1
+        raise KeyError("nothing works")
+
+    with pytest.raises(RolloutFailed, match="KeyError: 'nothing works'") as caught:
+        await gather(rollout, SCENARIOS * 50, group_size=2, concurrency=4, max_failed=0.1)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert runs < 60
+
+
+async def test_none_may_fail_if_so_asked() -> None:
+    async def rollout(scenario: Scenario) -> float:
+        return 1 / (scenario.id == "a")
+
+    with pytest.raises(RolloutFailed):
+        await gather(rollout, SCENARIOS, group_size=1, max_failed=0.0)
+    found = await gather(rollout, SCENARIOS, group_size=1, max_failed=1.0)
+    assert found.failed == 1
+
+
+async def test_a_reward_that_is_no_number_is_a_failure() -> None:
+    async def rollout(scenario: Scenario) -> float:
+        return float("nan") if scenario.id == "a" else 1.0
+
+    found = await gather(rollout, SCENARIOS, group_size=1)
+    assert found.groups[0].trajectories[0].reward is None
+    assert found.failed == 1
+
+
+@pytest.mark.parametrize("value", [None, "1.0", object()])
+async def test_forgetting_to_return_is_said_at_once(value: Any) -> None:
+    async def rollout(_: Scenario) -> Any:
+        return value
+
+    with pytest.raises(ConfigError, match="return run"):
+        await gather(rollout, SCENARIOS)
+
+
+async def test_the_same_trajectory_twice_is_no_group() -> None:
+    async def rollout(scenario: Scenario) -> Trajectory:
+        return Trajectory(id=scenario.id, reward=1.0)
+
+    with pytest.raises(ConfigError, match="same trajectory twice"):
+        await gather(rollout, SCENARIOS, group_size=2)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+def test_what_ends_a_program_is_not_a_failed_rollout(kind: type[BaseException]) -> None:
+    async def rollout(_: Scenario) -> float:
+        raise kind
+
+    with pytest.raises(kind):
+        gather_sync(rollout, SCENARIOS)
+
+
+async def test_cancelling_stops_the_runs() -> None:
+    ended = 0
+
+    async def rollout(_: Scenario) -> float:
+        nonlocal ended
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended += 1
+        return 0.0
+
+    task = asyncio.create_task(gather(rollout, SCENARIOS, group_size=2))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0)
+    assert ended == 4
+
+
+async def test_a_run_is_made_anew_when_the_server_was_away() -> None:
+    attempts, waited = 0, 0
+
+    async def rollout(_: Scenario) -> float:
+        nonlocal attempts
+        attempts += 1
+        if attempts <= 2:
+            raise ValueError("wrapped by the graph") from ServerUnreachable("gone")
+        return 1.0
+
+    async def ready() -> None:
+        nonlocal waited
+        waited += 1
+
+    found = await gather(rollout, SCENARIOS[:1], group_size=1, ready=ready)
+    assert (found.rewards, found.failed, found.retried) == ([1.0], 0, 2)
+    assert (attempts, waited) == (3, 2)
+
+
+async def test_retries_are_bounded_and_then_it_is_a_failure() -> None:
+    async def rollout(_: Scenario) -> float:
+        raise EngineUnavailable("restarting")
+
+    async def ready() -> None: ...
+
+    found = await gather(
+        rollout, SCENARIOS[:1], group_size=1, retries=1, ready=ready, max_failed=1.0
+    )
+    assert (found.failed, found.retried) == (1, 1)
+
+
+async def test_a_server_that_stays_away_ends_it() -> None:
+    async def rollout(_: Scenario) -> float:
+        raise ServerUnreachable("gone")
+
+    async def ready() -> None:
+        raise ServerUnreachable("still gone")
+
+    with pytest.raises(ServerUnreachable, match="still gone"):
+        await gather(rollout, SCENARIOS, ready=ready)
+
+
+def openai_error(status: int) -> openai.APIStatusError:
+    request = httpx.Request("POST", "http://a")
+    kinds = {429: openai.RateLimitError, 404: openai.NotFoundError}
+    kind = kinds.get(status, openai.InternalServerError)
+    return kind("x", response=httpx.Response(status, request=request), body=None)
+
+
+@pytest.mark.parametrize(
+    ("error", "away"),
+    [
+        (openai.APIConnectionError(request=httpx.Request("POST", "http://a")), True),
+        (openai.APITimeoutError(request=httpx.Request("POST", "http://a")), True),
+        (openai_error(503), True),
+        (openai_error(500), True),
+        (openai_error(429), True),
+        (openai_error(404), False),
+        (httpx.ConnectError("x"), True),
+        (ServerUnreachable("x"), True),
+        (ExceptionGroup("branches", [ValueError(), httpx.ReadError("x")]), True),
+        (ValueError("x"), False),
+        (ConnectionError("some tool's socket"), False),
+    ],
+)
+def test_who_is_away(error: Exception, away: bool) -> None:
+    assert is_server_away(error) is away
+    wrapped = RuntimeError("node failed")
+    wrapped.__cause__ = error
+    assert is_server_away(wrapped) is away
+    context = RuntimeError("while handling")
+    context.__context__ = wrapped
+    assert is_server_away(context) is away
+
+
+def test_causes_in_a_circle_end() -> None:
+    first, second = ValueError(), ValueError()
+    first.__cause__, second.__cause__ = second, first
+    assert not is_server_away(first)
+
+
+def test_scenario_ids() -> None:
+    @dataclass
+    class Plain:
+        question: str
+
+    assert scenario_id(Scenario("x")) == "x"
+    assert scenario_id({"id": 7}) == "7"
+    assert scenario_id({"b": 1, "a": 2}) == scenario_id({"a": 2, "b": 1})
+    assert scenario_id(Plain("q")) == scenario_id(Plain("q")) != scenario_id(Plain("r"))
+    assert scenario_id("q") != scenario_id("r")
+    assert len(scenario_id({"id": "x" * 500})) <= 256
+    with pytest.raises(ConfigError, match="attribute"):
+        scenario_id(object())
+
+
+def test_group_ids_are_ids_distinct_and_stable() -> None:
+    names = ["q-1", "q-1", "where is it?", "where is it!", "x" * 250]
+    ids = list(group_ids("fit:3", names))
+    assert ids == list(group_ids("fit:3", names))
+    assert len(set(ids)) == len(ids)
+    assert all(ID.fullmatch(one) for one in ids)
+    assert ids[:2] == ["fit:3:q-1", "fit:3:q-1:2"]
+
+
+def test_batches_are_epochs_without_replacement() -> None:
+    scenarios = list(range(10))
+    seen = [draw(scenarios, position, seed=1) for position in range(20)]
+    assert sorted(seen[:10]) == scenarios
+    assert sorted(seen[10:20]) == scenarios
+    assert seen[:10] != seen[10:20]
+    assert [draw(scenarios, p, seed=2) for p in range(20)] != seen
+    assert {draw([1, 2], position, seed=0) for position in (4, 5)} == {1, 2}
+    with pytest.raises(ConfigError):
+        draw([], 0, seed=0)

@@ -1,0 +1,113 @@
+"""What a call is tagged with: its place, the user's tags; without a capture, its trajectory."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.runnables import RunnableLambda
+from langgraph.graph import START, MessagesState, StateGraph
+
+from langchain_art import ChatART, capture
+from langchain_art.call_tags import place
+from langchain_art.client.sync_client import ArtClient
+from langchain_art.wire import CallTags
+from tests.support.live_server import LiveServer
+
+ASK = {"messages": [("user", "hi")]}
+
+
+@pytest.fixture
+def model(art_server: LiveServer) -> ChatART:
+    return ChatART(model=art_server.policy, base_url=art_server.base_url, max_tokens=4)
+
+
+@pytest.fixture
+def client(art_server: LiveServer) -> Any:
+    with ArtClient(art_server.base_url) as client:
+        yield client
+
+
+def test_only_the_users_tags_count() -> None:
+    told = ["seq:step:1", "mine", "map:key:k", "graph:step:3", "retry:attempt:2", "theirs"]
+    told += ["langsmith:hidden", "langsmith:nostream", "nostream", "mine", "seq", "nostreams", ""]
+    assert place({}, tags=told)["tags"] == ["mine", "theirs", "seq", "nostreams"]
+    assert "tags" not in place({}, tags=["seq:step:1"])
+
+
+def test_a_node_is_tagged_by_its_metadata() -> None:
+    assert place({"art_tags": "main"}, tags=["mine"])["tags"] == ["mine", "main"]
+    assert place({"art_tags": ["main", "mine"]}, tags=["mine"])["tags"] == ["mine", "main"]
+
+
+def test_tags_fit_the_wire() -> None:
+    where = place({"art_tags": ["x" * 300]}, tags=[str(i) for i in range(40)])
+    assert len(where["tags"]) == 32
+    assert len(CallTags(**where).tags) == 32
+    assert CallTags(**place({"art_tags": "x" * 300})).tags == ("x" * 256,)
+
+
+def test_turns_carry_tags() -> None:
+    model = FakeListChatModel(responses=["x"], tags=["model"])
+    node = RunnableLambda(lambda state: state["messages"]) | model | (lambda _: {})
+    graph = StateGraph(MessagesState).add_node("a", node, metadata={"art_tags": "node"})
+    with capture() as run:
+        graph.add_edge(START, "a").compile().invoke(ASK, {"tags": ["run"]})
+    assert run.turns[0].tags == ("run", "model", "node")
+
+
+def chains(model: ChatART) -> dict[str, Any]:
+    """One node in the ways in which a graph may hold a model."""
+
+    def node(state: Any) -> Any:
+        return {"messages": [model.invoke(state["messages"])]}
+
+    async def anode(state: Any) -> Any:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    def streams(state: Any) -> Any:
+        chunks = list(model.stream(state["messages"]))
+        return {"messages": [sum(chunks[1:], chunks[0])]}
+
+    chain = RunnableLambda(lambda state: state["messages"]) | model
+    return {
+        "function": node,
+        "coroutine": anode,
+        "stream": streams,
+        "chain": chain | (lambda reply: {"messages": [reply]}),
+    }
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine", "stream", "chain"])
+async def test_without_a_capture_the_config_names_the_trajectory(
+    kind: str, model: ChatART, client: ArtClient
+) -> None:
+    graph = StateGraph(MessagesState).add_node("a", chains(model)[kind]).add_edge(START, "a")
+    run = f"run-{uuid4().hex}"
+    metadata = {"art_trajectory_id": run, "art_scenario": "q"}
+    config: Any = {"metadata": metadata, "tags": ["mine"]}
+    if kind in ("function", "stream"):
+        graph.compile().invoke(ASK, config)
+    await graph.compile().ainvoke(ASK, config)
+    trajectory = client.reward(run, 1.0)
+    assert trajectory.scenario == "q"
+    assert len(trajectory.turns) == (2 if kind in ("function", "stream") else 1)
+    for turn in trajectory.turns:
+        assert (turn.node, turn.path, turn.step, turn.tags) == ("a", ("a",), 1, ("mine",))
+        assert turn.namespace and turn.namespace.startswith("a:")
+
+
+def test_a_capture_outdoes_the_metadata(model: ChatART, client: ArtClient) -> None:
+    with capture(scenario="ours") as run:
+        reply = model.invoke("hi", {"metadata": {"art_trajectory_id": "theirs"}})
+    tags = client.call(reply.response_metadata["call_id"])["tags"]
+    assert (tags["trajectory_id"], tags["scenario"]) == (run.id, "ours")
+
+
+def test_tags_do_not_outlive_their_call(model: ChatART, client: ArtClient) -> None:
+    model.invoke("hi", {"metadata": {"art_trajectory_id": "first"}})
+    untagged = model.model_copy(update={"callbacks": None})
+    for reply in (untagged.invoke("hi"), model.invoke("hi")):
+        assert not client.call(reply.response_metadata["call_id"])["tags"].get("trajectory_id")

@@ -1,0 +1,202 @@
+"""What a step and a fit say of themselves: for one policy, for several, and on the screen."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from langchain_art.errors import ConfigError
+from langchain_art.training.node_filter import checked, frozen_nothing
+from langchain_art.training.progress import Display
+from langchain_art.training.report import left_out, node_table, nothing_trained, summary_table
+from langchain_art.training.results import EvalResult, FitResult, StepRecord, total_nodes
+from langchain_art.wire import NodeReport, TrainResult, Trajectory, Turn
+
+
+def node(tokens: int, abs_: float = 0.5, mean: float = 0.0, **dropped: int) -> NodeReport:
+    return NodeReport(
+        calls=tokens // 8,
+        tokens=tokens,
+        advantage_mean=mean,
+        advantage_abs=abs_,
+        dropped=dropped,
+    )
+
+
+def result(policy: str, version: int = 1, **more: Any) -> TrainResult:
+    return TrainResult(
+        **({"policy": policy, "version": version, "metrics": {}, "dropped": {}} | more)
+    )
+
+
+def step(*results: TrainResult, number: int = 1, **more: Any) -> StepRecord:
+    found: dict[str, Any] = {"reward_mean": 0.5, "reward_std": 0.1, "groups": 2} | more
+    return StepRecord(step=number, results={r.policy: r for r in results}, **found)
+
+
+ONE = result(
+    "agent",
+    metrics={"loss": 0.5},
+    dropped={"calls.frozen": 2},
+    nodes={"writer": node(16), "critic": node(0, 0.0, frozen=2)},
+)
+WRITER = result(
+    "w",
+    3,
+    metrics={"loss": 0.25},
+    dropped={"calls.other_policy": 2},
+    nodes={"writer": node(16), "critic": node(0, 0.0, other_policy=2)},
+)
+CRITIC = result(
+    "c",
+    2,
+    metrics={"loss": 0.75},
+    dropped={"calls.other_policy": 2},
+    nodes={"critic": node(8), "writer": node(0, 0.0, other_policy=2)},
+)
+
+
+def screen(*shown: Any, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(*shown)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def displayed(record: StepRecord, *, first: bool) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    Display(console).step(record, 9, first=first)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_one_policy_is_spoken_of_plainly() -> None:
+    record = step(ONE, unjudged=3)
+    assert (record.version, record.metrics) == (1, {"loss": 0.5})
+    assert record.dropped == {"calls.frozen": 2, "groups.unjudged": 3}
+    assert list(record.nodes) == ["writer", "critic"]
+    found = FitResult(fit_id="f", versions={"agent": 2}, history=(record, record))
+    assert (found.policy, found.version, found.adapter) == ("agent", 2, "agent@2")
+    assert found.dropped == {"calls.frozen": 4, "groups.unjudged": 6}
+    assert found.nodes["writer"].tokens == 32
+
+
+def test_several_policies_are_told_apart() -> None:
+    record = step(WRITER, CRITIC)
+    assert record.versions == {"w": 3, "c": 2}
+    assert record.metrics == {"w/loss": 0.25, "c/loss": 0.75}
+    assert record.dropped == {"w/calls.other_policy": 2, "c/calls.other_policy": 2}
+    assert list(record.nodes) == ["w/writer", "c/critic"], "each node once, with who learns there"
+    assert left_out(record) == "", "what the other policy trains is not left out"
+    found = FitResult(fit_id="f", versions=record.versions, history=(record,))
+    assert found.adapters == ("w@3", "c@2")
+    for name in ("policy", "version", "adapter"):
+        with pytest.raises(ConfigError, match="w and c"):
+            getattr(found, name)
+    with pytest.raises(ConfigError, match="versions"):
+        _ = record.version
+
+
+def test_a_node_that_nobody_trains_is_shown_once_among_several_policies() -> None:
+    judge = {"judge": node(0, 0.0, other_policy=4)}
+    both = [
+        TrainResult(**(one.model_dump() | {"nodes": {**one.nodes, **judge}}))
+        for one in (WRITER, CRITIC)
+    ]
+    record = step(*both)
+    assert list(record.nodes) == ["w/writer", "w/judge", "c/critic"]
+    assert "other_policy" in left_out(record)
+
+
+def test_nodes_add_up_weighted_by_their_tokens() -> None:
+    first = {"a": node(30, 0.2, 0.1, frozen=1)}
+    second = {"a": node(10, 0.6, -0.1, frozen=2, lost=1), "b": node(0, 0.0)}
+    found = total_nodes([first, second])
+    assert (found["a"].tokens, found["a"].calls) == (40, 4)
+    assert found["a"].advantage_abs == pytest.approx(0.3)
+    assert found["a"].advantage_mean == pytest.approx(0.05)
+    assert found["a"].dropped == {"frozen": 3, "lost": 1}
+    assert (found["b"].tokens, found["b"].advantage_abs) == (0, 0.0)
+
+
+def test_records_come_back_from_json() -> None:
+    record = step(WRITER, CRITIC)
+    assert StepRecord.model_validate_json(record.model_dump_json()) == record
+    found = EvalResult(mean=0.5, ci95=None, n=1, versions=("w@3", "c@2"))
+    assert EvalResult.model_validate_json(found.model_dump_json()) == found
+    assert found.version == "w@3 + c@2"
+
+
+def test_the_first_step_shows_a_table_and_later_ones_a_line() -> None:
+    first, later = displayed(step(ONE), first=True), displayed(step(ONE), first=False)
+    assert "mean |A|" in first
+    assert "frozen 2" in first
+    assert "mean |A|" not in later
+    assert "trained: writer 16 tokens, |A| 0.50" in later
+    assert "NOTHING" not in first + later
+    for text in (first, later, displayed(step(WRITER, CRITIC), first=True)):
+        assert max(map(len, text.splitlines())) <= 80, text
+
+
+def test_training_on_nothing_cannot_be_overlooked() -> None:
+    flat = result("agent", 0, dropped={"groups.zero_variance": 2})
+    for first in (True, False):
+        text = displayed(step(flat, unjudged=1), first=first)
+        assert "step 1 trained agent on NOTHING; it stays at agent@0" in text
+        assert "2 groups.zero_variance: all runs of a group have the same reward" in text
+        assert "1 groups.unjudged" in text
+    frozen = result("agent", 0, dropped={"calls.frozen": 4}, nodes={"a": node(0, 0.0, frozen=4)})
+    assert "train= does not choose it" in displayed(step(frozen), first=True)
+    assert nothing_trained(step(ONE)) == []
+    [line] = nothing_trained(step(WRITER, result("c", 0)))
+    assert "trained c on NOTHING" in line, "the other policy did learn"
+
+
+def test_the_summary_counts_tokens_and_names_every_adapter() -> None:
+    record = step(WRITER, CRITIC, tokens={"completion": 40})
+    found = FitResult(fit_id="f", versions=record.versions, history=(record,))
+    text = screen(summary_table(found), node_table(found.nodes, "by node"))
+    for words in ("w and c: 1 steps", "40 sampled, 24 trained", '"w@3"', '"c@2"', "c/critic"):
+        assert words in text
+
+
+def test_a_name_with_brackets_is_no_markup() -> None:
+    assert "[red]" in screen(node_table({"[red]": node(8)}, "t"))
+
+
+# --- which calls learn ----------------------------------------------------------------------------
+
+RUNS = [
+    Trajectory(
+        id="t",
+        turns=(
+            Turn(node="writer", path=("team", "writer"), model="agent@3", tags=("loud",)),
+            Turn(node="critic", model="gpt-9", ours=False),
+        ),
+    )
+]
+
+
+@pytest.mark.parametrize("name", ["writer", "team", "agent", "agent@3", "loud", "critic", "gpt-9"])
+def test_every_name_of_a_call_may_be_chosen(name: str) -> None:
+    assert frozen_nothing({name: True}, RUNS) == []
+    assert frozen_nothing({name: False}, RUNS) == []
+
+
+def test_a_name_that_is_none_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"'wirter'.*'writer'"):
+        frozen_nothing({"wirter": True, "critic": False}, RUNS)
+    assert frozen_nothing({"writer": True, "critik": False, "x": False}, RUNS) == ["critik", "x"]
+    with pytest.raises(ConfigError, match="no model call was heard"):
+        frozen_nothing({"writer": True}, [Trajectory(id="t")])
+    many = [Trajectory(id="t", turns=tuple(Turn(node=f"n{i:02}") for i in range(60)))]
+    with pytest.raises(ConfigError, match="and 20 more"):
+        frozen_nothing({"x": True}, many)
+
+
+@pytest.mark.parametrize("train", ["writer", ["writer"], {"writer": 1}, {1: True}, {"a": None}])
+def test_what_chooses_nothing_is_refused(train: Any) -> None:
+    with pytest.raises(ConfigError, match="expected names of nodes"):
+        checked(train)
+    assert checked(None) == {}

@@ -1,0 +1,159 @@
+"""Batches: rollouts that run ahead of the training, groups that make up for flat ones."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import uuid
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from langchain_art import ChatART
+from langchain_art.errors import ConfigError
+from langchain_art.tracing.handler import Run, capture
+from langchain_art.training.trainer import Trainer
+from tests.support.live_server import LiveServer
+
+SCENARIOS = [{"id": f"c-{n}", "question": f"When is audit {n}?"} for n in range(8)]
+
+
+def trainer_of(server: LiveServer, tmp_path: Path, policy: str = "", **options: Any) -> Trainer:
+    model = ChatART(
+        model=policy or f"collect-{uuid.uuid4().hex[:8]}",
+        base_url=server.base_url,
+        api_key=server.api_key or "none",  # type: ignore[arg-type]
+    )
+    given = {"group_size": 2, "groups_per_step": 2, **options}
+    return Trainer(model, out_dir=tmp_path / "fit", console=Console(file=io.StringIO()), **given)
+
+
+def rollout_of(server: LiveServer, policy: str, reward: Callable[[str], float]) -> Any:
+    model = ChatART(
+        model=policy,
+        base_url=server.base_url,
+        api_key=server.api_key or "none",  # type: ignore[arg-type]
+        max_tokens=8,
+    )
+
+    async def rollout(scenario: dict[str, str]) -> Run:
+        async with capture(scenario=scenario["id"]) as told:
+            await model.ainvoke(scenario["question"])
+            told.reward = reward(scenario["id"])
+        return told
+
+    return rollout
+
+
+# --- refilling ----------------------------------------------------------------------------------
+
+
+async def test_flat_groups_are_made_up_for(art_server: LiveServer, tmp_path: Path) -> None:
+    numbers = count()
+
+    def reward(scenario: str) -> float:  # of every second scenario all runs are alike
+        return float(next(numbers)) if int(scenario[2:]) % 2 else 1.0
+
+    trainer = trainer_of(art_server, tmp_path, refill=8)
+    rollout = rollout_of(art_server, trainer.policy, reward)
+    found = await trainer.fit(rollout, SCENARIOS, steps=2)
+    for step in found.history:
+        flat = step.dropped.get("groups.zero_variance", 0)
+        assert step.groups - flat == 2, "as many that teach as a step is to have"
+        assert step.refilled == step.groups - 2
+    assert sum(step.refilled for step in found.history) > 0
+    assert [step.drawn for step in found.history] == [
+        found.history[0].groups,
+        found.history[0].groups + found.history[1].groups,
+    ]
+    # A resumed fit draws on from there: no scenario is drawn twice in the first epoch.
+    seen: list[str] = []
+    again = trainer_of(art_server, tmp_path, trainer.policy, refill=8)
+    await again.fit(
+        rollout_of(art_server, trainer.policy, lambda s: seen.append(s) or reward(s)),
+        SCENARIOS,
+        steps=3,
+    )
+    drawn = found.history[1].drawn
+    if drawn < len(SCENARIOS):
+        assert len(set(seen)) >= min(2, len(SCENARIOS) - drawn)
+
+
+async def test_refilling_ends(art_server: LiveServer, tmp_path: Path) -> None:
+    trainer = trainer_of(art_server, tmp_path, refill=2)
+    rollout = rollout_of(art_server, trainer.policy, lambda _: 1.0)
+    found = await trainer.fit(rollout, SCENARIOS, steps=1)
+    (step,) = found.history
+    assert (step.groups, step.refilled, step.dropped["groups.zero_variance"]) == (6, 4, 6)
+    assert step.version == 0, "nothing was trained"
+
+
+async def test_without_refill_flat_groups_stay(art_server: LiveServer, tmp_path: Path) -> None:
+    trainer = trainer_of(art_server, tmp_path)
+    rollout = rollout_of(art_server, trainer.policy, lambda _: 1.0)
+    (step,) = (await trainer.fit(rollout, SCENARIOS, steps=1)).history
+    assert (step.groups, step.refilled) == (2, 0)
+
+
+# --- running ahead ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+async def test_how_far_rollouts_run_ahead(
+    art_server: LiveServer, tmp_path: Path, ahead: int
+) -> None:
+    started = 0
+    most: dict[int, int] = {}  # steps that were trained when a group began -> groups that had
+    numbers = count()
+    trainer = trainer_of(art_server, tmp_path, ahead=ahead)
+    inner = rollout_of(art_server, trainer.policy, lambda _: float(next(numbers)))
+    history = tmp_path / "fit" / "history.jsonl"
+
+    async def rollout(scenario: dict[str, str]) -> Run:
+        nonlocal started
+        done = len(history.read_text().splitlines()) if history.exists() else 0
+        started += 1
+        most[done] = started
+        return await inner(scenario)
+
+    found = await trainer.fit(rollout, SCENARIOS, steps=5)
+    assert [step.version for step in found.history] == [1, 2, 3, 4, 5]
+    assert started == 5 * 2 * 2, "no more than the steps need"
+    for done, runs in most.items():
+        assert runs <= (done + 1 + ahead) * 2 * 2
+    if ahead:
+        assert most[0] == (1 + ahead) * 2 * 2
+        assert max(step.metrics["staleness_mean"] for step in found.history) > 0
+
+
+async def test_a_step_does_not_wait_for_the_slowest(art_server: LiveServer, tmp_path: Path) -> None:
+    numbers, held = count(), asyncio.Event()
+    trainer = trainer_of(art_server, tmp_path, ahead=1)
+    inner = rollout_of(art_server, trainer.policy, lambda _: float(next(numbers)))
+    slow: list[str] = []
+    order: list[str] = []
+
+    async def rollout(scenario: dict[str, str]) -> Run:
+        slow[:] = slow or [scenario["id"]]
+        if scenario["id"] == slow[0]:
+            await held.wait()
+        told = await inner(scenario)
+        order.append(scenario["id"])
+        if len(order) >= 4:  # two whole groups, and the first scenario is not among them
+            held.set()
+        return told
+
+    found = await trainer.fit(rollout, SCENARIOS, steps=2)
+    assert found.version == 2
+    assert slow[0] not in order[:4]
+    assert order.count(slow[0]) == 2, "and yet it is trained"
+
+
+async def test_bad_numbers_are_refused(art_server: LiveServer, tmp_path: Path) -> None:
+    for bad in ({"ahead": -1}, {"refill": -1}):
+        with pytest.raises(ConfigError, match="expected counts"):
+            trainer_of(art_server, tmp_path, **bad)

@@ -1,0 +1,520 @@
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from langchain_art import ChatART
+from langchain_art.client.sync_client import ArtClient
+from langchain_art.errors import ArtError, ConfigError, JobFailed, RolloutFailed
+from langchain_art.evaluators.scoring import judge
+from langchain_art.tracing.handler import Run, capture
+from langchain_art.training.fit_loop import Schedule, best
+from langchain_art.training.fit_state import History, PendingStep
+from langchain_art.training.report import reward_plot, summary_table
+from langchain_art.training.results import EvalResult, StepRecord, summarize
+from langchain_art.training.trainer import Trainer
+from langchain_art.wire import LoraConfig, TrainConfig, TrainResult, Trajectory, TrajectoryGroup
+from tests.support.live_server import LiveServer
+
+
+def run(name: str, reward: float | None, scenario: str = "s", **more: Any) -> Trajectory:
+    return Trajectory(id=name, scenario=scenario, reward=reward, **more)
+
+
+def group(name: str, *rewards: float | None) -> TrajectoryGroup:
+    return TrajectoryGroup(
+        id=name, trajectories=tuple(run(f"{name}-{i}", r, name) for i, r in enumerate(rewards))
+    )
+
+
+def result(mean: float | None, step: int) -> EvalResult:
+    return EvalResult(mean=mean, ci95=0.1, n=4, versions=(f"p@{step}",), step=step)
+
+
+def record(step: int, version: int) -> StepRecord:
+    trained = TrainResult(policy="p", version=version, metrics={}, dropped={})
+    return StepRecord(step=step, results={"p": trained}, reward_mean=0.5, reward_std=0.1, groups=2)
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+# --- statistics -------------------------------------------------------------------------------
+
+
+def test_mean_and_interval() -> None:
+    runs = [run(f"r{i}", float(i % 2), scenario=f"s{i}") for i in range(4)]
+    found = summarize(runs, step=0, versions=["p@0"], seconds=1.0)
+    assert found.mean == 0.5
+    assert found.ci95 == pytest.approx(1.96 * (1 / 3) ** 0.5 / 2)
+    assert str(found) == "0.500 ± 0.566 (n=4)"
+
+
+def test_samples_of_one_scenario_do_not_narrow_the_interval() -> None:
+    once = [run("a", 0.0, "x"), run("b", 1.0, "y")]
+    often = [run(f"a{i}", 0.0, "x") for i in range(9)] + [run(f"b{i}", 1.0, "y") for i in range(9)]
+    wide = summarize(once, step=None, versions=[], seconds=0)
+    assert summarize(often, step=None, versions=[], seconds=0).ci95 == wide.ci95
+
+
+def test_what_failed_is_counted_and_not_averaged() -> None:
+    runs = [run("a", 1.0), run("b", None, status="failed", error="x"), run("c", None)]
+    found = summarize(runs, step=None, versions=[], seconds=0)
+    assert (found.mean, found.n, found.failed, found.unscored, found.ci95) == (1.0, 1, 1, 1, None)
+    assert summarize([], step=None, versions=[], seconds=0).mean is None
+
+
+def test_the_best_is_the_earliest_of_equals() -> None:
+    assert best([result(None, 0)]) is None
+    found = best([result(0.1, 0), result(0.7, 1), result(0.7, 2), result(None, 3)])
+    assert found is not None
+    assert found.step == 1
+
+
+def test_when_evaluations_are_due() -> None:
+    schedule = Schedule(10, eval_scenarios=["x"], eval_every=4)
+    assert [step for step in range(11) if schedule.evaluates(step)] == [0, 4, 8, 10]
+    assert [s for s in range(4) if Schedule(3, ["x"]).evaluates(s)] == [0, 3]
+    assert not Schedule(3).evaluates(0)
+
+
+# --- judging ----------------------------------------------------------------------------------
+
+
+async def test_an_evaluator_may_be_anything_that_scores() -> None:
+    def plain(judged: TrajectoryGroup) -> Sequence[float]:
+        return [0.5] * len(judged.trajectories)
+
+    async def asynchronous(judged: TrajectoryGroup) -> TrajectoryGroup:
+        scored = tuple(t.model_copy(update={"reward": 0.5}) for t in judged.trajectories)
+        return judged.model_copy(update={"trajectories": scored})
+
+    for evaluator in (plain, asynchronous):
+        found = await judge([group("a", None, None), group("b", 1.0)], evaluator)
+        assert [t.reward for g in found.groups for t in g.trajectories] == [0.5] * 3
+        assert found.unjudged == 0
+
+
+async def test_a_group_that_cannot_be_judged_is_left_out() -> None:
+    def evaluator(judged: TrajectoryGroup) -> Sequence[float]:
+        if judged.id == "b":
+            raise TimeoutError("judge is away")
+        return [1.0] * len(judged.trajectories)
+
+    found = await judge([group("a", None), group("b", None)], evaluator)
+    assert [g.id for g in found.groups] == ["a"]
+    assert (found.unjudged, found.first_error) == (1, "TimeoutError: judge is away")
+    with pytest.raises(ArtError, match="judge is away"):
+        await judge([group("b", None)], evaluator)
+
+
+async def test_failed_runs_are_not_shown_and_not_scored() -> None:
+    failed = run("f", None, status="failed", error="x")
+    mixed = TrajectoryGroup(id="m", trajectories=(failed, run("ok", None)))
+    found = await judge([mixed], lambda judged: [0.25] * len(judged.trajectories))
+    assert [t.reward for t in found.groups[0].trajectories] == [None, 0.25]
+    punished = TrajectoryGroup(
+        id="p", trajectories=(run("f", -1.0, status="failed"), run("o", None))
+    )
+    found = await judge([punished], lambda judged: [0.25] * len(judged.trajectories))
+    assert [t.reward for t in found.groups[0].trajectories] == [-1.0, 0.25]
+    alone = TrajectoryGroup(id="n", trajectories=(failed,))
+    found = await judge([alone], lambda _: [])
+    assert found.groups == [alone]
+
+
+@pytest.mark.parametrize("scores", [[1.0], [1.0, 2.0, 3.0], "x", 7, group("other", 1.0, 2.0)])
+async def test_scores_that_fit_nothing_are_an_error(scores: Any) -> None:
+    with pytest.raises(ConfigError, match="evaluator returned"):
+        await judge([group("a", None, None)], lambda _: scores)
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+def test_history_comes_back(tmp_path: Path) -> None:
+    first = History(tmp_path, ["p"], 0, resume=True)
+    first.append(result(0.25, 0))
+    first.append(record(1, 1))
+    again = History(tmp_path, ["p"], 0, resume=True)
+    assert again.resumed
+    assert not first.resumed
+    assert again.state == first.state
+    assert (again.steps, again.evals, again.done) == (first.steps, first.evals, 1)
+    lines = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["eval", "step"]
+
+
+def test_a_torn_last_line_never_happened(tmp_path: Path) -> None:
+    first = History(tmp_path, ["p"], 0, resume=True)
+    first.append(record(1, 1))
+    with (tmp_path / "history.jsonl").open("a") as file:
+        file.write('{"kind": "step", "st')
+    again = History(tmp_path, ["p"], 0, resume=True)
+    assert again.done == 1
+    again.append(record(2, 2))
+    assert History(tmp_path, ["p"], 0, resume=True).done == 2
+
+
+def test_a_broken_line_is_said(tmp_path: Path) -> None:
+    History(tmp_path, ["p"], 0, resume=True)
+    (tmp_path / "history.jsonl").write_text("nonsense\n")
+    with pytest.raises(ConfigError, match="line 1"):
+        History(tmp_path, ["p"], 0, resume=True)
+
+
+def test_another_fit_in_the_directory_is_refused_or_put_aside(tmp_path: Path) -> None:
+    first = History(tmp_path, ["p"], 0, resume=True)
+    first.append(record(1, 1))
+    for policy, seed in (("q", 0), ("p", 1)):
+        with pytest.raises(ConfigError, match="resume=False"):
+            History(tmp_path, [policy], seed, resume=True)
+    fresh = History(tmp_path, ["q"], 0, resume=False)
+    assert fresh.done == 0
+    assert fresh.state.fit_id != first.state.fit_id
+    assert (tmp_path / f"history.jsonl.{first.state.fit_id}").exists()
+
+
+def test_a_half_done_step_comes_back_and_a_done_one_does_not(tmp_path: Path) -> None:
+    history = History(tmp_path, ["p"], 0, resume=True)
+    pending = PendingStep(step=1, groups=(group("a", 0.0, 1.0),), config=TrainConfig())
+    history.begin(pending)
+    assert History(tmp_path, ["p"], 0, resume=True).pending() == pending
+    history.append(record(1, 1))  # and died before it could forget the step
+    assert History(tmp_path, ["p"], 0, resume=True).pending() is None
+
+
+def test_keys_are_the_steps_until_a_job_fails(tmp_path: Path) -> None:
+    state = History(tmp_path, ["p"], 0, resume=True).state
+    assert state.key("p", 3) == f"{state.fit_id}:p:step:3"
+    assert state.key("q", 3) == f"{state.fit_id}:q:step:3"
+    failed = state.model_copy(update={"failed_jobs": {3: 1}})
+    assert failed.key("p", 3) == f"{state.fit_id}:p:step:3:2"
+    assert failed.key("p", 4) == f"{state.fit_id}:p:step:4"
+
+
+def test_reward_plot_is_a_picture(tmp_path: Path) -> None:
+    steps = [record(n, n) for n in (1, 2, 3)]
+    path = reward_plot(steps, tmp_path / "out" / "r.png", result(0.1, 0), result(0.9, 3))
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert reward_plot([], tmp_path / "empty.png").exists()
+
+
+def test_reward_plot_without_matplotlib_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match="pip install"):
+        reward_plot([], tmp_path / "r.png")
+
+
+# --- arguments --------------------------------------------------------------------------------
+
+
+def test_trainer_takes_policy_server_and_key_from_the_model() -> None:
+    model = ChatART(model="email-agent", base_url="http://gpu:8000/v1", api_key="k" * 16)
+    trainer = Trainer(model)
+    client = trainer._client()
+    assert (trainer.policy, client.base_url, client.api_key) == (
+        "email-agent",
+        "http://gpu:8000/v1",
+        "k" * 16,
+    )
+    with ArtClient("http://other:1/v1") as other:
+        assert Trainer("p", client=other)._client().base_url == "http://other:1/v1"
+
+
+def test_trainer_refuses_what_makes_no_sense(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        Trainer("p", group_size=1)
+    with pytest.raises(ConfigError, match="expected a ChatART"):
+        Trainer(object())  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="never changes"):
+        Trainer("p@3", out_dir=tmp_path).fit_sync(lambda _: 1.0, ["x"], steps=1)
+    with pytest.raises(ConfigError, match="steps"):
+        Trainer("p", out_dir=tmp_path).fit_sync(lambda _: 1.0, ["x"], steps=-1)
+
+
+async def test_fit_sync_in_an_event_loop_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"await trainer\.fit"):
+        Trainer("p", out_dir=tmp_path).fit_sync(lambda _: 1.0, ["x"], steps=1)
+
+
+# --- against the real server ------------------------------------------------------------------
+
+SCENARIOS = [{"id": f"q-{i}", "question": f"Say {i}"} for i in range(4)]
+SMALL = LoraConfig(rank=2, alpha=4.0)
+
+
+def model_of(server: LiveServer, policy: str) -> ChatART:
+    return ChatART(
+        model=policy,
+        base_url=server.base_url,
+        api_key=server.api_key or "EMPTY",
+        max_tokens=8,
+        temperature=1.0,
+    )
+
+
+def spread(text: str) -> float:
+    """A toy reward that hardly two replies share."""
+    return (sum(text.encode()) % 97) / 97
+
+
+def trainer_of(server: LiveServer, out: Path, policy: str | None = None, **options: Any) -> Trainer:
+    chosen: dict[str, Any] = {"group_size": 4, "groups_per_step": 2, "lora": SMALL, "seed": 1}
+    chosen |= {"console": quiet(), "out_dir": out}
+    name = policy or f"t-{uuid.uuid4().hex[:8]}"
+    return Trainer(model_of(server, name), **(chosen | options))
+
+
+def rollout_of(server: LiveServer, trainer: Trainer, calls: list[str] | None = None) -> Any:
+    model = model_of(server, trainer.policy)
+
+    async def rollout(scenario: dict[str, str]) -> Run:
+        if calls is not None:
+            calls.append(scenario["id"])
+        async with capture(scenario=scenario["id"]) as told:
+            reply = await model.ainvoke(scenario["question"])
+            told.reward = spread(f"{reply.text}{reply.tool_calls}{told.id}")
+        return told
+
+    return rollout
+
+
+async def test_fit_trains_and_tells(art_server: LiveServer, tmp_path: Path) -> None:
+    trainer = trainer_of(art_server, tmp_path)
+    rollout = rollout_of(art_server, trainer)
+    found = await trainer.fit(
+        rollout, SCENARIOS, steps=2, eval_scenarios=SCENARIOS[:2], eval_every=1, eval_samples=2
+    )
+    assert found.adapter == f"{trainer.policy}@2"
+    assert [step.version for step in found.history] == [1, 2]
+    assert [e.version for e in found.evals] == [f"{trainer.policy}@{n}" for n in range(3)]
+    assert found.before is not None
+    assert found.after is not None
+    assert (found.before.n, found.after.step) == (4, 2)
+    for step in found.history:
+        assert {"rollout", "train", "total"} <= step.seconds.keys()
+        assert step.metrics
+        assert step.tokens["completion"] > 0
+    assert found.best is not None
+    with ArtClient(art_server.base_url, art_server.api_key) as client:
+        pinned = [c.name for c in client.checkpoints(trainer.policy) if c.pinned]
+    assert pinned == [found.best.version]
+    shown = quiet()
+    shown.print(summary_table(found))
+    assert found.adapter in shown.file.getvalue()  # type: ignore[attr-defined]
+
+
+async def test_a_finished_fit_does_nothing_and_a_longer_one_goes_on(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    first = trainer_of(art_server, tmp_path)
+    await first.fit(rollout_of(art_server, first), SCENARIOS, steps=1)
+    again = trainer_of(art_server, tmp_path, first.policy)
+    calls: list[str] = []
+    same = await again.fit(rollout_of(art_server, again, calls), SCENARIOS, steps=1)
+    assert (calls, same.version) == ([], 1)
+    more = await again.fit(rollout_of(art_server, again, calls), SCENARIOS, steps=2)
+    assert (len(calls), more.version, len(more.history)) == (8, 2, 2)
+
+
+@pytest.mark.parametrize("where", ["train", "append", "end"])
+async def test_a_crash_anywhere_trains_each_step_once(
+    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Dies after the job was ordered, before it is in the history, or after that; then resumes."""
+
+    class Crash(BaseException):
+        pass
+
+    trainer = trainer_of(art_server, tmp_path)
+    with monkeypatch.context() as patch:
+        target = {
+            "train": "langchain_art.client.async_client.AsyncArtClient.wait",
+            "append": "langchain_art.training.fit_state.History.append",
+            "end": "langchain_art.training.fit_state.History.end",
+        }[where]
+
+        def crash(*_: Any, **__: Any) -> Any:
+            raise Crash
+
+        patch.setattr(target, crash)
+        with pytest.raises(Crash):
+            await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
+    calls: list[str] = []
+    again = trainer_of(art_server, tmp_path, trainer.policy)
+    found = await again.fit(rollout_of(art_server, again, calls), SCENARIOS, steps=1)
+    assert calls == [], "the batch was written down; nothing is rolled out twice"
+    assert found.version == 1
+    with ArtClient(art_server.base_url, art_server.api_key) as client:
+        assert len(client.jobs(trainer.policy)) == 1
+
+
+async def test_cancelling_says_how_to_go_on(art_server: LiveServer, tmp_path: Path) -> None:
+    console = quiet()
+    trainer = trainer_of(art_server, tmp_path, console=console)
+    begun = asyncio.Event()
+
+    async def rollout(_: object) -> float:
+        begun.set()
+        await asyncio.sleep(60)
+        return 0.0
+
+    task = asyncio.create_task(trainer.fit(rollout, SCENARIOS, steps=1))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert "Run the same again to go on" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+async def test_failing_rollouts_are_said_and_bounded(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    trainer = trainer_of(art_server, tmp_path)
+    good = rollout_of(art_server, trainer)
+    calls = 0
+
+    async def rollout(scenario: dict[str, str]) -> Run:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ValueError("tool broke")
+        return await good(scenario)
+
+    found = await trainer.fit(rollout, SCENARIOS, steps=1)
+    assert found.history[0].failed == 1
+    assert found.dropped["runs.failed"] == 1
+
+    async def broken(_: object) -> float:
+        raise ValueError("all broke")
+
+    with pytest.raises(RolloutFailed, match="all broke"):
+        await trainer.fit(broken, SCENARIOS, steps=2)
+
+
+async def test_no_reward_anywhere_is_said(art_server: LiveServer, tmp_path: Path) -> None:
+    async def rollout(scenario: dict[str, str]) -> Run:
+        async with capture(scenario=scenario["id"]) as told:
+            pass
+        return told
+
+    with pytest.raises(ConfigError, match="evaluator="):
+        await trainer_of(art_server, tmp_path).fit(rollout, SCENARIOS, steps=1)
+
+
+def test_a_plain_function_and_a_judge_in_a_plain_program(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    def evaluator(judged: TrajectoryGroup) -> Sequence[float]:
+        if judged.id.endswith("q-0"):
+            raise TimeoutError("judge is away")
+        return [i / 10 for i, _ in enumerate(judged.trajectories)]
+
+    trainer = trainer_of(art_server, tmp_path, evaluator=evaluator, groups_per_step=4)
+    model = model_of(art_server, trainer.policy)
+
+    def rollout(scenario: dict[str, str]) -> Run:
+        with capture(scenario=scenario["id"]) as told:
+            model.invoke(scenario["question"])
+        return told
+
+    found = trainer.fit_sync(rollout, SCENARIOS, steps=1)
+    assert found.dropped["groups.unjudged"] == 1
+    assert found.history[0].groups == 3
+    assert found.history[0].reward_mean == pytest.approx(0.15)
+    assert found.version == 1
+
+
+async def test_equal_rewards_train_nothing_and_say_so(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    trainer = trainer_of(art_server, tmp_path)
+    model = model_of(art_server, trainer.policy)
+
+    async def rollout(scenario: dict[str, str]) -> float:
+        await model.ainvoke(scenario["question"])
+        return 1.0
+
+    found = await trainer.fit(rollout, SCENARIOS, steps=1)
+    assert (found.version, found.dropped) == (0, {"groups.zero_variance": 2})
+
+
+async def test_a_failed_job_can_be_resumed_under_a_new_key(
+    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(art_server, tmp_path)
+    with monkeypatch.context() as patch:
+
+        async def failed(*_: Any, **__: Any) -> Any:
+            raise JobFailed("loss is not finite")
+
+        patch.setattr("langchain_art.client.async_client.AsyncArtClient.wait", failed)
+        with pytest.raises(JobFailed):
+            await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
+    found = await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
+    assert len(found.history) == 1
+
+
+async def test_evaluation_needs_one_version(art_server: LiveServer, tmp_path: Path) -> None:
+    trainer = trainer_of(art_server, tmp_path)
+    await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
+    newest = await trainer.evaluate(rollout_of(art_server, trainer), SCENARIOS[:1], samples=2)
+    assert newest.version == f"{trainer.policy}@1"
+    pinned = trainer_of(art_server, tmp_path / "b", f"{trainer.policy}@0")
+    old = await pinned.evaluate(rollout_of(art_server, pinned), SCENARIOS[:1], samples=2)
+    assert old.version == f"{trainer.policy}@0"
+    with pytest.raises(ArtError, match="was sampled from"):
+        await pinned.evaluate(rollout_of(art_server, trainer), SCENARIOS[:1])
+
+
+async def test_a_rolled_back_policy_is_not_taken_for_progress(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    trainer = trainer_of(art_server, tmp_path)
+    await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
+    with ArtClient(art_server.base_url, art_server.api_key) as client:
+        client.rollback(trainer.policy, 0)
+    with pytest.raises(ConfigError, match="rolled back"):
+        await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=2)
+    fresh = await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1, resume=False)
+    assert len(fresh.history) == 1
+
+
+@pytest.mark.slow
+async def test_a_fit_lives_through_a_server_that_is_killed(tmp_path: Path) -> None:
+    server = await asyncio.to_thread(LiveServer(tmp_path / "data").start)
+    try:
+        trainer = trainer_of(server, tmp_path / "out", groups_per_step=4)
+        good = rollout_of(server, trainer)
+        calls = 0
+
+        async def rollout(scenario: dict[str, str]) -> Run:
+            nonlocal calls
+            calls += 1
+            if calls == 24:  # in the midst of the second step
+                server.kill()
+                restarting.append(asyncio.create_task(asyncio.to_thread(server.start)))
+            return await good(scenario)
+
+        restarting: list[asyncio.Task[LiveServer]] = []
+        found = await trainer.fit(rollout, SCENARIOS, steps=3)
+        await restarting[0]
+        assert found.version == 3
+        assert [step.failed for step in found.history] == [0, 0, 0]
+        assert sum(step.retried for step in found.history) > 0
+        with ArtClient(server.base_url, server.api_key) as client:
+            assert len(client.jobs(trainer.policy)) == 3
+    finally:
+        server.stop()

@@ -1,0 +1,112 @@
+"""What the client calls flat is what the server leaves out: compared with the server's own plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from langchain_art.training.zero_variance import is_flat, is_rewarded
+from langchain_art.wire import TrainConfig, TrainRequest, Trajectory, TrajectoryGroup, Turn, Usage
+from langchain_art_server.jobs.batch_builder import Batch
+from tests.support.call_records import record
+
+CONFIGS: list[dict[str, Any]] = [
+    {},
+    {"flat_tolerance": 0.3},
+    {"advantage": "standardized"},
+    {"credit": "node"},
+    {"advantage": "standardized", "scores": {"a": 1.0, "b": 0.5}},
+    {"overlong_tokens": 8, "overlong_buffer": 4},
+    {"credit": "node", "overlong_tokens": 8, "overlong_buffer": 4},
+    {"credit": "turn"},
+    {"credit": "turn", "discount": 0.5},
+    {"credit": "anchor"},
+]
+#: Where the client knows as much as the server.
+EXACT = 7
+VALUES = st.sampled_from([None, 0.0, 0.25, 1.0])
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> TrajectoryGroup:
+    runs: list[Trajectory] = []
+    for i in range(draw(st.integers(1, 4))):
+        turns = [
+            Turn(
+                call_id=f"c-{i}-{k}",
+                node=draw(st.sampled_from(["writer", "critic"])),
+                model="p@0",
+                discarded=draw(st.sampled_from([None, None, None, "retried"])),
+                reward=draw(st.one_of(st.none(), VALUES)),
+                usage=Usage(prompt_tokens=1, completion_tokens=draw(st.sampled_from([1, 3, 6]))),
+            )
+            for k in range(draw(st.integers(1, 3)))
+        ]
+        scores = {name: draw(VALUES) for name in ("a", "b")}
+        runs.append(
+            Trajectory(
+                id=f"r-{i}",
+                turns=tuple(turns),
+                reward=draw(VALUES),
+                scores={name: value for name, value in scores.items() if value is not None},
+            )
+        )
+    return TrajectoryGroup(id="g", trajectories=tuple(runs))
+
+
+def left_out(group: TrajectoryGroup, config: TrainConfig, train: dict[str, bool]) -> bool:
+    """Whether the server finds nothing to learn from in it."""
+    if config.scores:  # with them, rewards of calls are refused
+        runs = [
+            run.model_copy(
+                update={"turns": tuple(t.model_copy(update={"reward": None}) for t in run.turns)}
+            )
+            for run in group.trajectories
+        ]
+    else:
+        runs = list(group.trajectories)
+    ids = tuple(run.id for run in runs)
+    batch = Batch(TrainRequest(policy="p", groups=(ids,), config=config, train=train), 0)
+    records = {
+        turn.call_id or "": record(turn.call_id or "", said=[2] * turn.usage.completion_tokens)
+        for run in runs
+        for turn in run.turns
+        if turn.usage
+    }
+    batch.add_group(runs, records)
+    batch.settle()
+    return any(batch.dropped[f"groups.{why}"] for why in ("zero_variance", "single", "empty"))
+
+
+@pytest.mark.parametrize("number", range(len(CONFIGS)), ids=lambda n: str(CONFIGS[n]))
+@settings(max_examples=150, deadline=None)
+@given(group=groups(), train=st.sampled_from([{}, {"critic": False}]))
+def test_what_is_called_flat_is_left_out(
+    number: int, group: TrajectoryGroup, train: dict[str, bool]
+) -> None:
+    config = TrainConfig(**CONFIGS[number])
+    learning = [
+        any(turn.learns(train) for turn in run.turns)
+        for run in group.trajectories
+        if is_rewarded(run, config)
+    ]
+    if not all(learning):
+        return  # in which runs the policy had a part is the server's to say
+    flat = is_flat(group, config, train)
+    if number < EXACT:
+        assert flat == left_out(group, config, train)
+    elif flat:
+        assert left_out(group, config, train)
+
+
+def test_the_penalty_for_length_is_a_difference() -> None:
+    def run(name: str, tokens: int) -> Trajectory:
+        usage = Usage(prompt_tokens=1, completion_tokens=tokens)
+        return Trajectory(id=name, reward=1.0, turns=(Turn(call_id=name, usage=usage),))
+
+    pair = TrajectoryGroup(id="g", trajectories=(run("a", 2), run("b", 8)))
+    assert is_flat(pair, TrainConfig())
+    assert not is_flat(pair, TrainConfig(overlong_tokens=8, overlong_buffer=4))

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import math
+import statistics
+from itertools import chain
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from langchain_art.errors import InvalidRequest
+from langchain_art.wire import TrainConfig
+from langchain_art_server.algorithms.credit.advantages import (
+    ADVANTAGES,
+    is_flat,
+    pool_advantages,
+)
+
+REWARDS = st.lists(st.floats(-100, 100), max_size=12)
+KINDS = st.sampled_from(sorted(ADVANTAGES))
+THIRD = 1 / 3
+
+
+def group_advantages(
+    rewards_G: list[float], kind: str = "mean", tolerance: float = 1e-6
+) -> list[float]:
+    """Of runs with one value each; zeros if there is nothing to compare."""
+    found = pool_advantages([[reward] for reward in rewards_G], kind, tolerance)
+    return [0.0] * len(rewards_G) if found is None else [row_U[0] for row_U in found]
+
+
+#: Rewards -> advantages, by hand, of each kind.
+VECTORS = [
+    ("mean", [1, 0, 1, 0], [0.5, -0.5, 0.5, -0.5]),
+    ("mean", [1, 0, 0, 0], [0.75, -0.25, -0.25, -0.25]),
+    ("leave_one_out", [1, 0, 1, 0], [2 * THIRD, -2 * THIRD, 2 * THIRD, -2 * THIRD]),
+    ("leave_one_out", [1, 0, 0, 0], [1, -THIRD, -THIRD, -THIRD]),
+    ("maxrl", [1, 0, 1, 0], [1, -1, 1, -1]),
+    ("maxrl", [1, 0, 0, 0], [3, -1, -1, -1]),
+]
+
+
+@pytest.mark.parametrize(("kind", "rewards_G", "expected_G"), VECTORS)
+def test_vectors(kind: str, rewards_G: list[float], expected_G: list[float]) -> None:
+    assert group_advantages(rewards_G, kind) == pytest.approx(expected_G, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("rewards_G", "sample_G", "population_G"),
+    [
+        ([1, 0, 1, 0], [0.8660, -0.8660, 0.8660, -0.8660], [1, -1, 1, -1]),
+        ([1, 0, 0, 0], [1.5, -0.5, -0.5, -0.5], [1.7320, -0.5773, -0.5773, -0.5773]),
+    ],
+)
+def test_the_standardized_vectors_and_how_far_the_population_deviation_is_from_them(
+    rewards_G: list[float], sample_G: list[float], population_G: list[float]
+) -> None:
+    got_G = group_advantages(rewards_G, "standardized")
+    std = statistics.stdev(rewards_G)  # TRL adds 1e-4 to it
+    exact_G = [a * (std + 1e-4) / std for a in got_G]
+    assert exact_G == pytest.approx(sample_G, abs=1e-4)
+    other_G = [a * math.sqrt(4 / 3) for a in exact_G]
+    assert other_G == pytest.approx(population_G, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", sorted(ADVANTAGES))
+@pytest.mark.parametrize("rewards_G", [[1, 1, 1, 1], [1], []])
+def test_equal_rewards_and_single_runs_give_nothing(kind: str, rewards_G: list[float]) -> None:
+    assert group_advantages(rewards_G, kind) == [0.0] * len(rewards_G)
+    assert pool_advantages([[reward] for reward in rewards_G], kind) is None
+    assert pool_advantages([[1, 2, 3]], kind) is None  # one run, however many values
+
+
+@given(REWARDS, KINDS)
+def test_against_the_statistics_module(rewards_G: list[float], kind: str) -> None:
+    rewards_G = [abs(r) for r in rewards_G] if kind == "maxrl" else rewards_G
+    got_G = group_advantages(rewards_G, kind)
+    assert len(got_G) == len(rewards_G)
+    if len(rewards_G) < 2 or max(rewards_G) - min(rewards_G) <= 1e-6:
+        assert got_G == [0.0] * len(rewards_G)
+        return
+    mean, size = statistics.fmean(rewards_G), len(rewards_G)
+    scale = {
+        "mean": 1.0,
+        "standardized": statistics.stdev(rewards_G) + 1e-4,
+        "leave_one_out": (size - 1) / size,
+        "maxrl": mean,
+    }[kind]
+    assert got_G == pytest.approx([(r - mean) / scale for r in rewards_G], rel=1e-9, abs=1e-9)
+    assert math.fsum(got_G) == pytest.approx(0.0, abs=1e-9 * max(1.0, max(map(abs, got_G))))
+
+
+@given(REWARDS.filter(lambda r: len(r) > 1), KINDS, st.randoms())
+def test_the_order_of_runs_does_not_matter(rewards_G: list[float], kind: str, random) -> None:
+    rewards_G = [abs(r) for r in rewards_G]
+    order = list(range(len(rewards_G)))
+    random.shuffle(order)
+    plain_G = group_advantages(rewards_G, kind)
+    shuffled_G = group_advantages([rewards_G[i] for i in order], kind)
+    assert shuffled_G == pytest.approx([plain_G[i] for i in order], rel=1e-9, abs=1e-12)
+
+
+@given(st.lists(st.integers(0, 8), min_size=2, max_size=8), KINDS, st.integers(1, 64))
+def test_shifts_and_scales(rewards_G: list[int], kind: str, scale: int) -> None:
+    plain_G = group_advantages(rewards_G, kind)
+    scaled_G = group_advantages([r * scale for r in rewards_G], kind)
+    if kind in ("mean", "leave_one_out"):  # in the reward's unit
+        assert scaled_G == pytest.approx([a * scale for a in plain_G], abs=1e-9)
+    else:  # without a unit; 1e-4 beside a deviation of at least 0.3
+        assert scaled_G == pytest.approx(plain_G, rel=5e-4)
+    shifted_G = group_advantages([r + scale for r in rewards_G], kind)
+    if kind != "maxrl":  # there the mean is a rate of success
+        assert shifted_G == pytest.approx(plain_G, abs=1e-9)
+
+
+@given(st.lists(st.lists(st.floats(-9, 9), min_size=1, max_size=5), min_size=2, max_size=5), KINDS)
+def test_every_run_counts_once_in_a_pool_however_many_values_it_has(
+    values_GU: list[list[float]], kind: str
+) -> None:
+    values_GU = [[abs(v) for v in row_U] for row_U in values_GU]
+    got_GU = pool_advantages(values_GU, kind)
+    if got_GU is None:
+        flat = list(chain(*values_GU))
+        assert max(flat) - min(flat) <= 1e-6
+        return
+    assert [len(row_U) for row_U in got_GU] == [len(row_U) for row_U in values_GU]
+    assert math.fsum(statistics.fmean(row_U) for row_U in got_GU) == pytest.approx(0, abs=1e-6)
+    twice_GU = pool_advantages([row_U * 2 for row_U in values_GU], kind)
+    assert twice_GU is not None
+    for once_U, doubled_U in zip(got_GU, twice_GU, strict=True):
+        assert doubled_U == pytest.approx(once_U * 2, rel=1e-9, abs=1e-9)
+
+
+def test_a_pool_with_several_values_for_a_run() -> None:
+    # The runs' means are 2 and 0, the pool's is 1; over the four values it would be 1.5.
+    assert pool_advantages([[1, 2, 3], [0]]) == [[0, 1, 2], [-1]]
+    # Σ mean (v - 1)² = 5/3 + 1, over G - 1 = 1.
+    std = math.sqrt(8 / 3) + 1e-4
+    got_GU = pool_advantages([[1, 2, 3], [0]], "standardized")
+    assert got_GU is not None and list(chain(*got_GU)) == pytest.approx(
+        [0, 1 / std, 2 / std, -1 / std], abs=1e-15
+    )
+    assert pool_advantages([[1, 2, 3], [0]], "leave_one_out") == [[1, 2, 3], [-2]]
+    assert pool_advantages([[1, 2, 3], [0]], "maxrl") == [[0, 1, 2], [-1]]
+
+
+def test_a_flat_group_is_exactly_zero_and_the_tolerance_is_an_edge() -> None:
+    assert group_advantages([0.1] * 3, "standardized") == [0.0] * 3
+    assert group_advantages([0.5, 0.5 + 0.9e-6], "standardized") == [0.0, 0.0]
+    assert group_advantages([0.5, 0.6], "mean", tolerance=0.2) == [0.0, 0.0]
+    assert is_flat([0.5, 0.5 + 0.9e-6])
+    assert not is_flat([0.5, 0.5 + 1.1e-6])
+    assert not is_flat([0.5, 0.6])
+    assert is_flat([0.5, 0.6], tolerance=0.2)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_none_are_refused(bad: float) -> None:
+    for rewards_G in ([bad], [1.0, bad], [bad, bad]):
+        with pytest.raises(InvalidRequest, match="finite"):
+            group_advantages(rewards_G)
+
+
+def test_overflow_is_refused_and_large_rewards_are_not() -> None:
+    with pytest.raises(InvalidRequest, match="scale the rewards down"):
+        group_advantages([1.7e308, -1.7e308, -1.7e308])
+    assert group_advantages([1e200, -1e200], "standardized") == pytest.approx(
+        [math.sqrt(0.5), -math.sqrt(0.5)]
+    )
+
+
+def test_maxrl_refuses_rewards_below_zero() -> None:
+    with pytest.raises(InvalidRequest, match=r"-0\.5.*maxrl"):
+        group_advantages([1.0, -0.5], "maxrl")
+
+
+def test_every_kind_of_the_wire_is_there_and_no_other() -> None:
+    offered = TrainConfig.model_json_schema()["properties"]["advantage"]["enum"]
+    assert sorted(ADVANTAGES) == sorted(offered)
+    with pytest.raises(InvalidRequest, match="rloo"):
+        group_advantages([1, 0], "rloo")

@@ -1,0 +1,193 @@
+"""Filters, advantages and weights together, over groups of runs."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from langchain_art.wire import TrainConfig
+from langchain_art_server.algorithms.credit.batch_plan import plan
+from langchain_art_server.algorithms.credit.candidates import CandidateCall, CandidateRun, Verdict
+
+ONE = CandidateCall(tokens=1)
+
+
+def run(reward: float | None, *calls: CandidateCall, **fields) -> CandidateRun:
+    return CandidateRun(calls or (ONE,), reward, **fields)
+
+
+def test_a_plain_group() -> None:
+    made = plan([[run(1, CandidateCall(3), ONE), run(0)]], TrainConfig())
+    assert made.verdicts == [
+        [[Verdict(None, 0.5, 0.2), Verdict(None, 0.5, 0.2)], [Verdict(None, -0.5, 0.2)]]
+    ]
+    assert made.dropped == Counter()
+    assert made.metrics == {
+        "runs_trained": 2,
+        "calls_trained": 3,
+        "reward_mean": 0.5,
+        "staleness_mean": 0,
+        "staleness_max": 0,
+    }
+
+
+def test_every_reason_is_counted_once_in_its_own_unit() -> None:
+    judge = CandidateCall(5, learns=False)
+    groups = [
+        [run(1, ONE, ONE, judge), run(0), run(None), run(None, failed=True)],
+        [run(1, ONE, ONE), run(1)],  # flat
+        [run(1), run(None)],  # single
+        [run(None), run(None, failed=True)],  # empty
+        [run(1, judge), run(0, judge)],  # nothing of the policy's
+        [run(1, CandidateCall(1, lag=9)), run(0)],  # stale
+        [run(1, CandidateCall(1, barred="lost")), run(0, CandidateCall(2, barred="grammar"))],
+        [],
+    ]
+    made = plan(groups, TrainConfig())
+    assert made.dropped == {
+        "runs.unscored": 3,
+        "runs.failed": 2,
+        "runs.without_trainable_calls": 4,
+        "calls.frozen": 3,
+        "calls.lost": 1,
+        "calls.grammar": 1,
+        "groups.zero_variance": 1,
+        "groups.single": 1,
+        "groups.empty": 3,
+        "groups.stale": 1,
+    }
+    reasons = [[[v.reason for v in calls] for calls in runs] for runs in made.verdicts]
+    assert reasons == [
+        [[None, None, "calls.frozen"], [None], ["runs.unscored"], ["runs.failed"]],
+        [["groups.zero_variance"] * 2, ["groups.zero_variance"]],
+        [["groups.single"], ["runs.unscored"]],
+        [["runs.unscored"], ["runs.failed"]],
+        [["calls.frozen"], ["calls.frozen"]],
+        [["groups.stale"], ["groups.stale"]],
+        [["calls.lost"], ["calls.grammar"]],
+        [],
+    ]
+    assert made.metrics["runs_trained"] == 2 and made.metrics["calls_trained"] == 3
+
+
+def test_runs_that_are_no_policys_do_not_shift_the_baseline() -> None:
+    judge = CandidateCall(5, learns=False)
+    made = plan([[run(1), run(0), run(9, judge), run(9, failed=True)]], TrainConfig())
+    first, second, third, failed = (calls[0] for calls in made.verdicts[0])
+    # The one that failed was scored: it counts. The frozen one does not.
+    mean = 10 / 3
+    assert (first.advantage, second.advantage) == pytest.approx((1 - mean, -mean))
+    assert third.reason == "calls.frozen" and failed.advantage == pytest.approx(9 - mean)
+    assert made.metrics["reward_mean"] == pytest.approx(mean)
+
+
+def test_what_is_cut_off_leaves_the_loss_and_stays_in_the_baseline() -> None:
+    cut = CandidateCall(tokens=6, truncated=True)
+    groups = [[run(1, CandidateCall(4)), run(0, CandidateCall(4), cut), run(0, truncated=True)]]
+    masked = plan(groups, TrainConfig(mask_truncated=True))
+    kept = plan(groups, TrainConfig())
+    assert masked.dropped == {"calls.truncated": 1, "runs.truncated": 1}
+    assert kept.dropped == {}
+    assert masked.verdicts[0][0] == [Verdict(None, pytest.approx(2 / 3), 1 / 8)]
+    assert kept.verdicts[0][0] == [Verdict(None, pytest.approx(2 / 3), 1 / 15)]
+    assert masked.verdicts[0][1] == [
+        Verdict(None, pytest.approx(-1 / 3), 1 / 8),
+        Verdict("calls.truncated"),
+    ]
+
+
+def test_a_run_that_was_cut_off_is_one_however_many_calls_it_has() -> None:
+    groups = [[run(1), run(0, ONE, ONE, CandidateCall(1, truncated=True), truncated=True)]]
+    made = plan(groups, TrainConfig(mask_truncated=True))
+    assert made.dropped == {"runs.truncated": 1}
+    assert [v.reason for v in made.verdicts[0][1]] == ["runs.truncated"] * 3
+
+
+def test_a_node_without_anything_to_learn_is_left_out_of_the_loss() -> None:
+    noise = CandidateCall(tokens=5, node="noise")
+    groups = [[run(0, CandidateCall(1, "writer", reward=r), noise) for r in (1.0, 0.0)]]
+    made = plan(groups, TrainConfig(credit="node"))
+    assert made.dropped == {"calls.zero_variance": 2}
+    assert made.verdicts[0][0] == [Verdict(None, 0.5, 0.5), Verdict("calls.zero_variance")]
+    assert made.metrics["calls_trained"] == 2
+
+
+def test_the_penalty_for_length_is_in_the_reward_before_groups_are_compared() -> None:
+    config = TrainConfig(overlong_tokens=10, overlong_buffer=4)
+    judge = CandidateCall(tokens=99, learns=False)
+    runs = [run(1, CandidateCall(6), judge), run(1, CandidateCall(4), CandidateCall(4))]
+    made = plan([runs], config)
+    assert [calls[0].advantage for calls in made.verdicts[0]] == [0.25, -0.25]
+    assert made.metrics["reward_mean"] == 1  # what the user gave
+    assert plan([runs], TrainConfig()).dropped == {"groups.zero_variance": 1}
+
+
+def test_staleness_is_counted_over_what_is_trained() -> None:
+    runs = [run(1, CandidateCall(1, lag=2), CandidateCall(1, lag=5, barred="lost")), run(0)]
+    made = plan([runs], TrainConfig())
+    assert (made.metrics["staleness_mean"], made.metrics["staleness_max"]) == (1, 2)
+    assert plan([runs], TrainConfig(max_staleness=4)).dropped == {"groups.stale": 1}
+
+
+def test_scores_are_standardised_over_the_batch_and_flat_groups_are_left_out() -> None:
+    config = TrainConfig(advantage="standardized", scores={"a": 1.0})
+    groups = [
+        [CandidateRun((ONE,), None, {"a": value}) for value in values]
+        for values in ((1, 0), (5, 5), (0, 100))
+    ]
+    groups[0].append(CandidateRun((ONE,), 1.0, {"b": 1.0}))
+    made = plan(groups, config)
+    assert made.dropped == {"groups.zero_variance": 1, "runs.unscored": 1}
+    got = [calls[0].advantage for calls in (*made.verdicts[0][:2], *made.verdicts[2])]
+    assert got == pytest.approx([math.sqrt(0.75) * s for s in (1, -1, -1, 1)], abs=1e-3)
+
+
+@given(st.integers(0, 2**32), st.sampled_from(["token", "sequence", "run"]))
+def test_weights_sum_to_one_advantages_to_nothing_and_dropped_adds_up(seed: int, kind: str) -> None:
+    rng = random.Random(seed)
+
+    def some_run() -> CandidateRun:
+        calls = [
+            CandidateCall(
+                tokens=rng.randrange(0, 5),
+                learns=rng.random() < 0.8,
+                barred=rng.choice([None, None, "lost"]),
+                lag=rng.randrange(0, 3),
+                truncated=rng.random() < 0.2,
+            )
+            for _ in range(rng.randrange(0, 4))
+        ]
+        return CandidateRun(
+            tuple(calls), rng.choice([None, 0.0, 1.0, rng.random()]), failed=rng.random() < 0.2
+        )
+
+    groups = [[some_run() for _ in range(rng.randrange(0, 6))] for _ in range(4)]
+    config = TrainConfig(
+        aggregation=kind, max_staleness=rng.choice([1, None]), mask_truncated=rng.random() < 0.5
+    )
+    made = plan(groups, config)
+    total = trained = 0.0
+    for runs, of_runs in zip(groups, made.verdicts, strict=True):
+        advantages = {}
+        for i, (one, verdicts) in enumerate(zip(runs, of_runs, strict=True)):
+            for call, verdict in zip(one.calls, verdicts, strict=True):
+                total += verdict.weight * call.tokens
+                trained += verdict.reason is None
+                assert (verdict.reason is None) == (verdict.weight > 0)
+                if verdict.reason is None:
+                    assert call.tokens and call.learns and call.barred is None
+                    advantages[i] = verdict.advantage
+        counted = [one for one in runs if one.reward is not None and one.learns]
+        mean = sum(one.reward or 0.0 for one in counted) / len(counted) if counted else 0.0
+        for i, advantage in advantages.items():
+            assert advantage == pytest.approx((runs[i].reward or 0.0) - mean, abs=1e-12)
+    assert total == pytest.approx(1.0 if trained else 0.0)
+    assert made.metrics["calls_trained"] == trained
+    assert sum(n for why, n in made.dropped.items() if why.startswith("groups.")) <= len(groups)
+    words = {v.reason for runs in made.verdicts for calls in runs for v in calls if v.reason}
+    assert words <= set(made.dropped)

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from langchain_art.errors import InvalidRequest
+from langchain_art.wire import TrainConfig
+from langchain_art_server.algorithms.credit.candidates import CandidateCall, CandidateRun
+from langchain_art_server.algorithms.credit.credit_assignment import (
+    group_credit,
+    returns,
+    score_credits,
+)
+
+
+def call(reward: float | None = None, node: str = "-", **more) -> CandidateCall:
+    return CandidateCall(tokens=more.pop("tokens", 3), node=node, reward=reward, **more)
+
+
+def run(reward: float | None, *calls: CandidateCall, **more) -> CandidateRun:
+    return CandidateRun(calls or (call(),), reward, **more)
+
+
+FROZEN = {"learns": False}
+
+
+def test_a_run_gives_all_its_calls_the_same_and_counts_once() -> None:
+    runs = [run(1, call(), call(), call()), run(0), run(0), run(0)]
+    credit = group_credit(runs, TrainConfig())
+    assert credit.whole is None and credit.reasons == {}
+    assert credit.advantages == {
+        **{(0, 0): 0.75, (0, 1): 0.75, (0, 2): 0.75},
+        **{(1, 0): -0.25, (2, 0): -0.25, (3, 0): -0.25},
+    }
+
+
+def test_rewards_of_calls_add_to_the_runs() -> None:
+    runs = [run(1, call(1), call(0.5, **FROZEN)), run(None, call(0.5))]
+    credit = group_credit(runs, TrainConfig())
+    assert credit.advantages == {(0, 0): 1.0, (1, 0): -1.0}  # 2.5 and 0.5
+
+
+@pytest.mark.parametrize("kind", ["run", "node", "turn", "anchor"])
+def test_a_group_of_one_and_equal_runs_give_nothing_and_say_so(kind: str) -> None:
+    config = TrainConfig(credit=kind)
+    single = group_credit([run(1, call(anchor="s"), call(anchor="s"))], config)
+    assert (single.advantages, single.whole) == ({}, "groups.single")
+    flat = group_credit([run(1, call(anchor="s")), run(1 + 1e-9, call(anchor="s"))], config)
+    assert (flat.advantages, flat.whole) == ({}, "groups.zero_variance")
+    near = TrainConfig(credit=kind, flat_tolerance=0.1)
+    assert group_credit([run(1), run(1.05)], near).whole == "groups.zero_variance"
+    assert group_credit([run(1), run(1.05)], config).whole is None
+
+
+@pytest.mark.parametrize("kind", ["run", "node", "turn", "anchor"])
+def test_frozen_and_discarded_calls_are_in_no_baseline_and_get_nothing(kind: str) -> None:
+    config = TrainConfig(credit=kind)
+    plain = [run(1, call(anchor="s")), run(0, call(anchor="s")), run(0, call(anchor="s"))]
+    judged = [
+        run(
+            r.reward,
+            call(node="judge", anchor="s", **FROZEN),
+            call(anchor="s", discarded=True),
+            *r.calls,
+            call(node="judge", anchor="s", **FROZEN),
+        )
+        for r in plain
+    ]
+    expected = group_credit(plain, config)
+    got = group_credit(judged, config)
+    assert got.advantages == {(i, 2): a for (i, _), a in expected.advantages.items()}
+    assert got.reasons == {} and expected.advantages
+
+
+def test_a_run_whose_steps_were_all_discarded_is_in_the_baseline_all_the_same() -> None:
+    gone = run(0, call(discarded=True))
+    credit = group_credit([run(1), run(1), gone, gone], TrainConfig())
+    assert credit.advantages == {(0, 0): 0.5, (1, 0): 0.5}
+    assert credit.whole is None
+    assert group_credit([gone, run(1, call(discarded=True))], TrainConfig()).whole is None
+
+
+# --- by node ------------------------------------------------------------------------------------
+
+
+def test_nodes_are_compared_with_themselves_runs_being_the_units() -> None:
+    runs = [
+        run(0, call(1.0, "writer"), call(0.0, "writer"), call(None, "noise")),
+        run(0, call(0.0, "writer"), call(None, "noise"), call(None, "noise")),
+        run(0, call(0.0, "writer"), call(0.5, "critic")),
+    ]
+    credit = group_credit(runs, TrainConfig(credit="node"))
+    third = 1 / 3
+    assert credit.advantages == pytest.approx(
+        {(0, 0): 2 * third, (0, 1): 2 * third, (1, 0): -third, (2, 0): -third}
+    )
+    # noise: equal rewards in the two runs that have it; critic: in one run alone.
+    assert credit.reasons == {
+        **{(0, 2): "calls.zero_variance", (1, 1): "calls.zero_variance"},
+        **{(1, 2): "calls.zero_variance", (2, 1): "calls.single"},
+    }
+
+
+def test_with_one_node_and_no_rewards_of_calls_it_is_the_credit_of_runs() -> None:
+    runs = [run(r, *[call()] * n) for r, n in ((1, 2), (0.5, 1), (0, 4))]
+    by_node = group_credit(runs, TrainConfig(credit="node"))
+    assert by_node.advantages == group_credit(runs, TrainConfig()).advantages
+
+
+def test_the_dr_mas_vector() -> None:
+    # Two roles, the outcome for both; B ran in two of four runs: its own mean, its own deviation.
+    runs = [
+        *(run(r, call(None, "A"), call(None, "B")) for r in (1, 0)),
+        *(run(r, call(None, "A")) for r in (1, 0)),
+    ]
+    credit = group_credit(runs, TrainConfig(credit="node", advantage="standardized"))
+    a, b = math.sqrt(0.75), math.sqrt(0.5)
+    assert credit.advantages == pytest.approx(
+        {(0, 0): a, (0, 1): b, (1, 0): -a, (1, 1): -b, (2, 0): a, (3, 0): -a}, abs=2e-4
+    )
+
+
+def test_all_nodes_alone_are_a_single_group() -> None:
+    runs = [run(1, call(None, "a")), run(0, call(None, "b"))]
+    assert group_credit(runs, TrainConfig(credit="node")).whole == "groups.single"
+
+
+# --- by turn ------------------------------------------------------------------------------------
+
+
+def test_returns() -> None:
+    one = run(4, call(1), call(), call(2))
+    assert returns(one, 0.5) == {0: 2.5, 1: 3.0, 2: 6.0}
+    assert returns(one, 1.0) == {0: 7.0, 1: 6.0, 2: 6.0}
+    assert returns(one, 0.0) == {0: 1.0, 1: 0.0, 2: 6.0}
+    # Rewards of others belong to the step before them, or to the first.
+    aside = run(4, call(8, **FROZEN), call(1), call(16, **FROZEN), call(), call(32, **FROZEN))
+    assert returns(aside, 0.5) == {1: 8 + 1 + 16 + 18, 3: 36}
+    assert returns(run(1, call(1, **FROZEN)), 0.5) == {}
+
+
+@given(st.integers(0, 2**32), st.floats(0, 1))
+def test_returns_equal_the_sum_written_out(seed: int, discount: float) -> None:
+    rng = random.Random(seed)
+    calls = [call(rng.choice([None, rng.uniform(-1, 1)])) for _ in range(rng.randrange(1, 6))]
+    outcome = rng.choice([None, 1.0])
+    rewards = [c.reward or 0.0 for c in calls]
+    rewards[-1] += outcome or 0.0
+    expected = {
+        t: math.fsum(discount ** (k - t) * rewards[k] for k in range(t, len(calls)))
+        for t in range(len(calls))
+    }
+    assert returns(run(outcome, *calls), discount) == pytest.approx(expected, abs=1e-12)
+
+
+def test_turns_are_held_against_the_mean_of_the_runs_means() -> None:
+    runs = [run(1, call(), call(1)), run(0)]  # returns 2, 2 and 0
+    credit = group_credit(runs, TrainConfig(credit="turn"))
+    assert credit.advantages == {(0, 0): 1.0, (0, 1): 1.0, (1, 0): -1.0}
+    halved = group_credit(runs, TrainConfig(credit="turn", discount=0.5))
+    # Returns 1, 2 and 0; the runs' means 1.5 and 0.
+    assert halved.advantages == {(0, 0): 0.25, (0, 1): 1.25, (1, 0): -0.75}
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 4)), min_size=2, max_size=6))
+def test_without_rewards_of_calls_and_discount_turns_are_runs(
+    shapes: list[tuple[float, int]],
+) -> None:
+    runs = [run(reward, *[call()] * length) for reward, length in shapes]
+    by_run = group_credit(runs, TrainConfig())
+    by_turn = group_credit(runs, TrainConfig(credit="turn"))
+    assert by_turn.advantages == pytest.approx(by_run.advantages, abs=1e-12)
+    assert by_turn.whole == by_run.whole
+
+
+# --- by state -----------------------------------------------------------------------------------
+
+
+def test_the_gigpo_vector() -> None:
+    # All begin in s. One goes to u and wins; one goes to u, comes back to s and loses; one loses.
+    runs = [
+        run(1, call(anchor="s"), call(anchor="u")),
+        run(0, call(anchor="s"), call(anchor="u"), call(anchor="s")),
+        run(0, call(anchor="s")),
+    ]
+    config = TrainConfig(credit="anchor", discount=0.5, anchor_weight=2)
+    win, lose = 2 / 3, -1 / 3
+    # Returns in s: .5, 0, 0, 0; in u: 1, 0.
+    expected = {
+        **{(0, 0): win + 2 * 0.375, (0, 1): win + 2 * 0.5},
+        **{(1, 0): lose - 2 * 0.125, (1, 1): lose - 2 * 0.5, (1, 2): lose - 2 * 0.125},
+        (2, 0): lose - 2 * 0.125,
+    }
+    assert group_credit(runs, config).advantages == pytest.approx(expected)
+
+
+def test_states_teach_where_runs_do_not() -> None:
+    # Both win; the second takes a detour, and its first return is discounted more.
+    runs = [
+        run(1, call(anchor="s")),
+        run(1, call(anchor="s"), call(anchor="t")),
+    ]
+    credit = group_credit(runs, TrainConfig(credit="anchor", discount=0.5))
+    assert credit.advantages == {(0, 0): 0.25, (1, 0): -0.25}
+    assert credit.reasons == {(1, 1): "calls.zero_variance"}
+
+
+def test_without_anchors_only_runs_are_compared() -> None:
+    runs = [run(1), run(0)]
+    config = TrainConfig(credit="anchor")
+    assert group_credit(runs, config).advantages == group_credit(runs, TrainConfig()).advantages
+
+
+# --- several rewards ----------------------------------------------------------------------------
+
+
+def scored(**scores: float) -> CandidateRun:
+    return CandidateRun((call(), call()), None, scores)
+
+
+GDPO = TrainConfig(advantage="standardized", scores={"right": 1.0, "short": 0.5})
+
+
+def test_the_gdpo_vector() -> None:
+    # Scores of very different scale come out the same, once weighed: ±√½ each for two runs.
+    group = [scored(right=1, short=0), scored(right=0, short=900)]
+    (credit,) = score_credits([group], GDPO)
+    # √½ (1 - .5) and its negative; the batch's deviation is √½ of their distance, so ±√½ again.
+    assert credit.advantages[0, 0] == pytest.approx(math.sqrt(0.5), abs=5e-4)
+    assert credit.advantages[1, 1] == pytest.approx(-math.sqrt(0.5), abs=5e-4)
+
+
+@given(st.integers(0, 2**32))
+def test_gdpo_against_a_plain_computation(seed: int) -> None:
+    rng = random.Random(seed)
+    groups = [
+        [scored(right=float(rng.random() < 0.5), short=rng.uniform(0, 100)) for _ in range(4)]
+        for _ in range(3)
+    ]
+    flat = [scored(right=1.0, short=2.0)] * 4
+    summed = []
+    for group in groups:
+        total = [0.0] * 4
+        for name, weight in GDPO.scores.items():
+            values = [one.scores[name] for one in group]
+            if max(values) - min(values) > 1e-6:
+                mean, std = statistics.fmean(values), statistics.stdev(values)
+                total = [
+                    t + weight * (v - mean) / (std + 1e-4)
+                    for t, v in zip(total, values, strict=True)
+                ]
+        summed += total
+    mean, std = statistics.fmean(summed), statistics.stdev(summed)
+    expected = [(value - mean) / (std + 1e-4) for value in summed]
+    *credits_, none = score_credits([*groups, flat], GDPO)
+    got = [credit.advantages[i, 1] for credit in credits_ for i in range(4)]
+    assert got == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert (none.advantages, none.whole) == ({}, "groups.zero_variance")
+
+
+def test_gdpo_counts_single_runs_and_refuses_rewards_of_calls() -> None:
+    (single, _) = score_credits([[scored(right=1, short=1)], [scored(right=1, short=1)] * 2], GDPO)
+    assert single.whole == "groups.single"
+    mixed = CandidateRun((call(1.0),), None, {"right": 1, "short": 1})
+    with pytest.raises(InvalidRequest, match="scores"):
+        score_credits([[mixed, mixed]], GDPO)

@@ -1,0 +1,268 @@
+"""The whole objective of a step against a twin in plain Python, and its stats against loops."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from langchain_art.errors import ConfigError
+from langchain_art.wire import TrainConfig
+from langchain_art_server.algorithms.loss.loss_stats import LossStats
+from langchain_art_server.algorithms.loss.objective import LossTerms, objective
+from langchain_art_server.algorithms.loss.step_loss import StepLoss, StepTokens
+from tests.unit_tests.langchain_art_server.algorithms.loss.test_token_losses import (
+    Naive,
+    naive_cispo,
+    naive_clip,
+    naive_dppo,
+    naive_gspo,
+)
+
+torch.set_num_threads(1)
+F64 = torch.float64
+CHOICES: list[dict[str, Any]] = [
+    {},
+    {"dual_clip": None, "importance": "off", "guard": None},
+    {"dual_clip": 1.5, "importance": "icepop", "guard": 2.0},
+    {"loss": "gspo", "clip_low": 0.1, "clip_high": 0.1, "importance": "sequence_mask"},
+    {"loss": "cispo", "clip_low": 0.2, "clip_high": 0.3},
+    {"loss": "dppo_tv", "guard": None},
+    {"kl": "k1", "kl_coefficient": 0.1, "importance": "off"},
+    {"kl": "k2", "kl_coefficient": 0.3},
+    {"loss": "cispo", "kl": "k3", "kl_coefficient": 0.2, "guard": None},
+    {"loss": "sft"},
+]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, list[float]]:
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    tokens = draw(st.integers(1, 9))
+    moved, gap = draw(st.sampled_from([0.0, 0.3])), draw(st.sampled_from([0.0, 0.1, 1.0]))
+    new = [-rng.uniform(0.1, 4) for _ in range(tokens)]
+    old = [min(-1e-3, x + rng.gauss(0, moved)) for x in new]
+    return {
+        "logprobs": new,
+        "old_logprobs": old,
+        "sampler_logprobs": [min(-1e-3, x + rng.gauss(0, gap)) for x in old],
+        "advantages": [rng.choice([0.0, rng.gauss(0, 1)]) for _ in range(tokens)],
+        "weights": [rng.uniform(0, 0.5) for _ in range(tokens)],
+        "calls": [rng.randrange(3) for _ in range(tokens)],
+        "base_logprobs": [-rng.uniform(0.1, 4) for _ in range(tokens)],
+    }
+
+
+def terms(case: dict[str, list[float]], which: list[int] | None = None) -> LossTerms:
+    columns: dict[str, Tensor] = {}
+    for name, values in case.items():
+        kept = [values[t] for t in range(len(values)) if which is None or t in which]
+        columns[f"{name}_T"] = torch.tensor(kept, dtype=torch.long if name == "calls" else F64)
+    return LossTerms(**columns)
+
+
+def naive_losses(case: dict[str, list[float]], config: TrainConfig) -> list[Naive]:
+    low, high = config.clip_low, config.clip_high
+    rows = list(zip(case["logprobs"], case["old_logprobs"], case["advantages"], strict=True))
+    if config.loss == "gspo":
+        calls = [int(call) for call in case["calls"]]
+        return naive_gspo(
+            case["logprobs"], case["old_logprobs"], case["advantages"], calls, low, high
+        )
+    if config.loss == "cispo":
+        return [naive_cispo(*row, low, high) for row in rows]
+    if config.loss == "dppo_tv":
+        sampler = case["sampler_logprobs"]
+        return [naive_dppo(r[0], s, r[2], low, high) for r, s in zip(rows, sampler, strict=True)]
+    if config.loss == "sft":
+        return [(-new, -1.0, None) for new in case["logprobs"]]
+    return [naive_clip(*row, low, high, config.dual_clip) for row in rows]
+
+
+def naive_weights(
+    case: dict[str, list[float]], config: TrainConfig
+) -> list[tuple[float, bool, bool]]:
+    gaps = [o - s for o, s in zip(case["old_logprobs"], case["sampler_logprobs"], strict=True)]
+    found = []
+    for t, gap in enumerate(gaps):
+        own = [g for g, call in zip(gaps, case["calls"], strict=True) if call == case["calls"][t]]
+        weight = math.exp(math.fsum(own) if config.importance == "sequence_mask" else gap)
+        low, high = config.importance_low or 0.0, config.importance_high or math.inf
+        limited = not low <= weight <= high
+        weight = {
+            "truncated": min(weight, high),
+            "off": 1.0,
+            "icepop": 0.0 if limited else weight,
+            "sequence_mask": 0.0 if limited else weight,
+        }[config.importance]
+        mean = abs(math.fsum(own) / len(own))
+        guarded = config.guard is not None and mean > math.log(config.guard)
+        found.append((0.0 if guarded else weight, limited, guarded))
+    return found
+
+
+def naive_kl(new: float, base: float, old: float, kind: str) -> tuple[float, float]:
+    d, r = new - base, math.exp(new - old)
+    value = {"k1": r * d, "k2": r * d * d / 2, "k3": r * (math.exp(-d) + d - 1)}[kind]
+    return value, r * (d + 1 if kind == "k1" else d)
+
+
+def naive(case: dict[str, list[float]], config: TrainConfig) -> tuple[float, list[float]]:
+    """The loss, and its gradient with respect to each logprob, by hand."""
+    losses, weights = naive_losses(case, config), naive_weights(case, config)
+    total, slopes = 0.0, []
+    for t, (loss, slope, _) in enumerate(losses):
+        factor = case["weights"][t] * weights[t][0]
+        if config.loss == "gspo":  # its ratio moves with the mean of the call's tokens
+            own = [k for k, call in enumerate(case["calls"]) if call == case["calls"][t]]
+            shares = [case["weights"][k] * weights[k][0] * losses[k][1] for k in own]
+            gradient = math.fsum(shares) / len(own)
+        else:
+            gradient = factor * slope
+        if config.kl is not None:
+            new, old = case["logprobs"][t], case["old_logprobs"][t]
+            value, steep = naive_kl(new, case["base_logprobs"][t], old, config.kl)
+            loss += config.kl_coefficient * value
+            gradient += factor * config.kl_coefficient * steep
+        total += factor * loss
+        slopes.append(gradient)
+    return total, slopes
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_the_objective_and_its_gradient_equal_the_naive_twin(
+    choice: dict[str, Any], case: dict[str, list[float]]
+) -> None:
+    config, given_terms = TrainConfig(**choice), terms(case)
+    given_terms.logprobs_T.requires_grad_()
+    loss, _ = objective(given_terms, config)
+    (gradient_T,) = torch.autograd.grad(loss, given_terms.logprobs_T)
+    total, slopes = naive(case, config)
+    assert loss.item() == pytest.approx(total, rel=1e-9, abs=1e-12)
+    assert gradient_T.tolist() == pytest.approx(slopes, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@settings(max_examples=30, deadline=None)
+@given(cases(), st.sets(st.integers(0, 2)))
+def test_losses_and_stats_of_micro_batches_add_up(
+    choice: dict[str, Any], case: dict[str, list[float]], first: set[int]
+) -> None:
+    config = TrainConfig(**choice)
+    whole, whole_stats = objective(terms(case), config)
+    total, stats = 0.0, LossStats()
+    for part in (True, False):  # all tokens of a call together
+        which = [t for t, call in enumerate(case["calls"]) if (call in first) == part]
+        loss, found = objective(terms(case, which), config)
+        total, stats = total + loss.item(), stats + found
+    assert total == pytest.approx(whole.item(), rel=1e-12, abs=1e-15)
+    for field in fields(LossStats):
+        expected = getattr(whole_stats, field.name)
+        assert getattr(stats, field.name) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@settings(max_examples=30, deadline=None)
+@given(cases())
+def test_stats_equal_loops(choice: dict[str, Any], case: dict[str, list[float]]) -> None:
+    config = TrainConfig(**choice)
+    got = objective(terms(case), config)[1].metrics()
+    if config.loss == "sft":  # nobody drew its tokens
+        case = case | {"sampler_logprobs": case["old_logprobs"]}
+    new, old, sampler, base = (
+        case[name] for name in ("logprobs", "old_logprobs", "sampler_logprobs", "base_logprobs")
+    )
+    n = len(new)
+    gaps = [o - s for o, s in zip(old, sampler, strict=True)]
+    moves = [math.exp(x - o) for x, o in zip(new, old, strict=True)]
+    weights = naive_weights(case, config)
+    used = [weight for weight, _, _ in weights]
+    bounds = [bound for _, _, bound in naive_losses(case, config)]
+    squares = math.fsum(w * w for w in used)
+    expected = {
+        "ratio_mean": math.fsum(moves) / n,
+        "ratio_max_dev": max(abs(r - 1) for r in moves),
+        "clip_low_fraction": bounds.count("low") / n,
+        "clip_high_fraction": bounds.count("high") / n,
+        "logprob_gap_mean": math.fsum(map(abs, gaps)) / n,
+        "logprob_gap_max": max(map(abs, gaps)),
+        "kl": math.fsum(math.expm1(g) - g for g in gaps) / n,
+        "importance_mean": math.fsum(map(math.exp, gaps)) / n,
+        "importance_ess": math.fsum(used) ** 2 / (n * squares) if squares else 0.0,
+        "importance_limited_fraction": sum(limited for _, limited, _ in weights) / n,
+        "guarded_fraction": sum(guarded for _, _, guarded in weights) / n,
+        "kl_base": math.fsum(math.expm1(b - x) - (b - x) for b, x in zip(base, new, strict=True))
+        / n,
+        "entropy": -math.fsum(old) / n,
+    }
+    assert got == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_stats_are_numbers_even_where_ratios_overflow() -> None:
+    far = {name: [-1.0] for name in ("logprobs", "old_logprobs", "base_logprobs")}
+    case = far | {"sampler_logprobs": [-2000.0], "advantages": [1.0], "weights": [1.0]}
+    _, stats = objective(terms(case | {"calls": [0]}), TrainConfig())
+    metrics = stats.metrics()
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert metrics["logprob_gap_max"] == 1999.0 and metrics["guarded_fraction"] == 1.0
+    assert LossStats().metrics()["importance_ess"] == 0.0
+
+
+def test_a_divergence_without_the_base_model_is_refused() -> None:
+    case = {name: [-1.0] for name in ("logprobs", "old_logprobs", "sampler_logprobs")}
+    bare = terms(case | {"advantages": [1.0], "weights": [1.0], "calls": [0]})
+    with pytest.raises(ConfigError, match="base model"):
+        objective(bare, TrainConfig(kl="k3", kl_coefficient=0.1))
+    loss, stats = objective(bare, TrainConfig())
+    assert loss.item() == -1.0 and stats.kl_base == 0.0
+
+
+# --- a step -------------------------------------------------------------------------------------
+
+
+def step(case: dict[str, list[float]], config: TrainConfig) -> StepLoss:
+    columns = terms(case)
+    return StepLoss(
+        StepTokens(
+            sampler_logprobs_N=columns.sampler_logprobs_T,
+            advantages_N=columns.advantages_T,
+            weights_N=columns.weights_T,
+            calls_N=columns.calls_T,
+        ),
+        config,
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases())
+def test_the_first_update_is_the_old_policy_of_all_others(case: dict[str, list[float]]) -> None:
+    config = TrainConfig(kl="k3", kl_coefficient=0.1)
+    made = step(case, config)
+    columns = terms(case)
+    made.base_logprobs_N = columns.base_logprobs_T
+    order = sorted(range(len(case["calls"])), key=lambda t: case["calls"][t])
+    parts = [
+        torch.tensor([t for t in order if case["calls"][t] == call])
+        for call in sorted(set(case["calls"]), reverse=True)
+    ]
+    for update, name in enumerate(("old_logprobs", "logprobs")):
+        made.begin_update()
+        values_T = getattr(columns, f"{name}_T")
+        for places_T in parts:
+            made.visit(values_T[places_T], places_T)
+        expected, stats = objective(replace(columns, logprobs_T=values_T), config)
+        assert made.loss == pytest.approx(expected.item(), rel=1e-12, abs=1e-15)
+        assert made.stats.ratio == pytest.approx(stats.ratio, rel=1e-12)
+        assert made.old_logprobs_N.tolist() == case["old_logprobs"]
+        if update == 0:
+            assert made.stats.metrics()["ratio_mean"] == 1.0
+            assert made.stats.metrics()["ratio_max_dev"] == 0.0

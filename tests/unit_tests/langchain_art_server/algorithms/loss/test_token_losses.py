@@ -1,0 +1,362 @@
+"""The losses against twins in plain Python: float64, one token at a time, no vectorisation."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from langchain_art_server.algorithms.loss import token_losses as loss_module
+from langchain_art_server.algorithms.loss.token_losses import (
+    TokenLoss,
+    cispo_loss,
+    clip_loss,
+    dppo_tv_loss,
+    gspo_loss,
+    token_logprobs,
+)
+
+torch.set_num_threads(1)
+
+#: One token's loss, its derivative with respect to its own logprob (gspo: of the ratio's exponent),
+#: and which bound acted.
+Naive = tuple[float, float, str]
+
+
+def naive_clip(
+    new: float, old: float, a: float, low: float, high: float, dual: float | None
+) -> Naive:
+    ratio = math.exp(new - old)
+    if a < 0 and dual is not None and ratio > dual:
+        return -dual * a, 0.0, "high"
+    if a > 0 and ratio > 1 + high:
+        return -(1 + high) * a, 0.0, "high"
+    if a < 0 and ratio < 1 - low:
+        return -(1 - low) * a, 0.0, "low"
+    return -ratio * a, -ratio * a, ""
+
+
+def naive_cispo(new: float, old: float, a: float, low: float, high: float) -> Naive:
+    ratio = math.exp(new - old)
+    weight = min(max(ratio, 1 - low), 1 + high)
+    bound = "low" if ratio < 1 - low else "high" if ratio > 1 + high else ""
+    return -weight * a * new, -weight * a, bound
+
+
+def naive_dppo(new: float, sampler: float, a: float, low: float, high: float) -> Naive:
+    log_ratio, moved = new - sampler, math.exp(new) - math.exp(sampler)
+    penalty, slope = 1e-3 * log_ratio**2, 2e-3 * log_ratio
+    if a > 0 and moved > high:
+        return penalty, slope, "high"
+    if a < 0 and moved < -low:
+        return penalty, slope, "low"
+    ratio = math.exp(log_ratio)
+    return -ratio * a + penalty, -ratio * a + slope, ""
+
+
+def naive_gspo(
+    new: list[float], old: list[float], a: list[float], calls: list[int], low: float, high: float
+) -> list[Naive]:
+    found = []
+    for t, call in enumerate(calls):
+        own = [k for k, other in enumerate(calls) if other == call]
+        mean = math.fsum(new[k] - old[k] for k in own) / len(own)
+        found.append(naive_clip(mean, 0.0, a[t], low, high, None))
+    return found
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    tokens = draw(st.integers(1, 9))
+    drift = draw(st.sampled_from([0.0, 0.05, 0.5, 2.0]))
+    new = [-rng.uniform(0.01, 4) for _ in range(tokens)]
+    return {
+        "new": new,
+        "old": [min(-1e-3, x + rng.gauss(0, drift)) for x in new],
+        "advantages": [rng.choice([0.0, rng.gauss(0, 1), rng.gauss(0, 3)]) for _ in range(tokens)],
+        "calls": [rng.choice([3, 7, 8]) for _ in range(tokens)],
+        "low": draw(st.sampled_from([0.1, 0.2, 0.5])),
+        "high": draw(st.sampled_from([0.1, 0.28, 3.0])),
+        "dual": draw(st.sampled_from([None, 1.5, 3.0])),
+    }
+
+
+def columns(case: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    new_T, old_T, a_T = (
+        torch.tensor(case[name], dtype=torch.float64) for name in ("new", "old", "advantages")
+    )
+    return new_T, old_T, a_T, torch.tensor(case["calls"])
+
+
+def _clip(case: dict[str, Any], new_T: Tensor) -> TokenLoss:
+    _, old_T, a_T, _ = columns(case)
+    return clip_loss(new_T, old_T, a_T, case["low"], case["high"], case["dual"])
+
+
+def _gspo(case: dict[str, Any], new_T: Tensor) -> TokenLoss:
+    _, old_T, a_T, calls_T = columns(case)
+    return gspo_loss(new_T, old_T, a_T, calls_T, case["low"], case["high"])
+
+
+def _cispo(case: dict[str, Any], new_T: Tensor) -> TokenLoss:
+    _, old_T, a_T, _ = columns(case)
+    return cispo_loss(new_T, old_T, a_T, case["low"], case["high"])
+
+
+def _dppo(case: dict[str, Any], new_T: Tensor) -> TokenLoss:
+    _, old_T, a_T, _ = columns(case)
+    return dppo_tv_loss(new_T, old_T, a_T, case["low"], min(case["high"], 0.9))
+
+
+def _naive(name: str, case: dict[str, Any]) -> list[Naive]:
+    low, high = case["low"], case["high"]
+    rows = list(zip(case["new"], case["old"], case["advantages"], strict=True))
+    if name == "gspo":
+        return naive_gspo(case["new"], case["old"], case["advantages"], case["calls"], low, high)
+    if name == "clip":
+        return [naive_clip(*row, low, high, case["dual"]) for row in rows]
+    if name == "cispo":
+        return [naive_cispo(*row, low, high) for row in rows]
+    return [naive_dppo(*row, low, min(high, 0.9)) for row in rows]
+
+
+LOSSES: dict[str, Callable[[dict[str, Any], Tensor], TokenLoss]] = {
+    "clip": _clip,
+    "gspo": _gspo,
+    "cispo": _cispo,
+    "dppo_tv": _dppo,
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_losses_and_gradients_equal_their_naive_twins(name: str, case: dict[str, Any]) -> None:
+    new_T = columns(case)[0].requires_grad_()
+    found = LOSSES[name](case, new_T)
+    naive = _naive(name, case)
+    assert found.loss_T.tolist() == pytest.approx([n[0] for n in naive], rel=1e-9, abs=1e-12)
+    assert found.low_T.tolist() == [n[2] == "low" for n in naive]
+    assert found.high_T.tolist() == [n[2] == "high" for n in naive]
+    found.loss_T.sum().backward()
+    slopes = [n[1] for n in naive]
+    if name == "gspo":  # a call's ratio moves with the mean of its tokens
+        slopes = [
+            math.fsum(slopes[k] for k, other in enumerate(case["calls"]) if other == call)
+            / case["calls"].count(call)
+            for call in case["calls"]
+        ]
+    assert new_T.grad is not None
+    assert new_T.grad.tolist() == pytest.approx(slopes, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["clip", "gspo", "dppo_tv"])
+@settings(max_examples=50, deadline=None)
+@given(cases(), st.integers(0, 8))
+def test_gradients_equal_finite_differences(name: str, case: dict[str, Any], which: int) -> None:
+    # CISPO's gradient is by design not that of its value.
+    which %= len(case["new"])
+    new_T = columns(case)[0].requires_grad_()
+    LOSSES[name](case, new_T).loss_T.sum().backward()
+    step, sums = 1e-6, []
+    for sign in (1, -1):
+        moved_T = columns(case)[0]
+        moved_T[which] += sign * step
+        found = LOSSES[name](case, moved_T)
+        sums.append((found.loss_T.sum().item(), found.low_T.tolist(), found.high_T.tolist()))
+    (up, *above), (down, *below) = sums
+    if above == below:  # no edge between the two
+        assert new_T.grad is not None
+        assert new_T.grad[which].item() == pytest.approx((up - down) / (2 * step), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "ppo", "dapo", "dual", "has_gradient"),
+    [
+        (1.5, 1.0, -1.2, -1.28, -1.28, False),
+        (1.5, -1.0, 1.5, 1.5, 1.5, True),
+        (0.5, 1.0, -0.5, -0.5, -0.5, True),
+        (0.5, -1.0, 0.8, 0.8, 0.8, False),
+        (5.0, -1.0, 5.0, 5.0, 3.0, True),
+        (5.0, 1.0, -1.2, -1.28, -1.28, False),
+        (1.0, 2.0, -2.0, -2.0, -2.0, True),
+    ],
+)
+def test_vectors_of_the_clipped_loss(
+    ratio: float, advantage: float, ppo: float, dapo: float, dual: float, has_gradient: bool
+) -> None:
+    for high, cap, expected in ((0.2, None, ppo), (0.28, None, dapo), (0.28, 3.0, dual)):
+        new_T = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
+        old_T, a_T = torch.zeros(1, dtype=torch.float64), torch.tensor([advantage])
+        found = clip_loss(new_T, old_T, a_T, 0.2, high, cap)
+        found.loss_T.backward()
+        assert found.loss_T.item() == pytest.approx(expected, rel=1e-12)
+        # d(-rA)/d logprob = -rA where no bound holds
+        free = has_gradient and not (cap is not None and ratio == 5.0)
+        assert new_T.grad is not None
+        assert new_T.grad.item() == pytest.approx(-ratio * advantage if free else 0.0, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("learner", "sampler", "advantage", "kept"),
+    [
+        (0.9, 0.6, 1.0, False),
+        (0.02, 0.001, 1.0, True),
+        (0.3, 0.6, -1.0, False),
+        (0.3, 0.6, 1, True),
+    ],
+)
+def test_vectors_of_dppo(learner: float, sampler: float, advantage: float, kept: bool) -> None:
+    new_T = torch.tensor([math.log(learner)], dtype=torch.float64, requires_grad=True)
+    old_T = torch.tensor([math.log(sampler)], dtype=torch.float64)
+    found = dppo_tv_loss(new_T, old_T, torch.tensor([advantage]), 0.2, 0.2)
+    ratio = learner / sampler
+    expected = -ratio * advantage * kept + 1e-3 * math.log(ratio) ** 2
+    assert found.loss_T.item() == pytest.approx(expected, rel=1e-12)
+    assert (found.low_T.item(), found.high_T.item()) == (
+        not kept and advantage < 0,
+        not kept and advantage > 0,
+    )
+
+
+def test_vectors_of_gspo_and_cispo() -> None:
+    # Ratios e^.3 and e^-.1: the call's is e^.1.
+    new_T = torch.tensor([0.3, -0.1, 0.9], dtype=torch.float64)
+    zero_T, one_T = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    calls_T = torch.tensor([5, 5, 2])
+    found = gspo_loss(new_T, zero_T, one_T, calls_T, 0.2, 0.5)
+    assert found.loss_T.tolist() == pytest.approx([-math.exp(0.1), -math.exp(0.1), -1.5])
+    assert found.high_T.tolist() == [False, False, True]
+    # The weight is at most 5; the logprob's gradient stays.
+    steep_T = torch.tensor([-1.0], requires_grad=True)
+    capped = cispo_loss(steep_T, torch.tensor([-4.0]), torch.ones(1), 1.0, 4.0)
+    capped.loss_T.backward()
+    assert capped.loss_T.item() == 5.0 and steep_T.grad is not None and steep_T.grad.item() == -5.0
+
+
+def test_at_the_old_policy_the_ratio_is_one_and_no_bound_acts() -> None:
+    new_T = torch.tensor([-1.3, -0.2, -7.0], requires_grad=True)
+    old_T, a_T = new_T.detach(), torch.tensor([1.0, -2.0, 0.5])
+    calls_T = torch.tensor([0, 0, 1])
+    for found in (
+        clip_loss(new_T, old_T, a_T, 1e-9, 1e-9, 1.0 + 1e-9),
+        gspo_loss(new_T, old_T, a_T, calls_T, 1e-9, 1e-9),
+        dppo_tv_loss(new_T, old_T, a_T, 1e-9, 1e-9),
+    ):
+        assert found.loss_T.tolist() == [-1.0, 2.0, -0.5]
+        assert not found.low_T.any() and not found.high_T.any()
+        (gradient_T,) = torch.autograd.grad(found.loss_T.sum(), new_T)
+        if found.loss_T.grad_fn is not None:
+            assert torch.isfinite(gradient_T).all() and gradient_T.abs().sum() > 0
+
+
+def test_zero_advantages_give_exactly_no_gradient() -> None:
+    new_T = torch.tensor([-1.0, -2.0], requires_grad=True)
+    old_T, zero_T, calls_T = torch.tensor([-1.5, -9.0]), torch.zeros(2), torch.tensor([0, 1])
+    for found in (
+        clip_loss(new_T, old_T, zero_T, 0.2, 0.28, 3.0),
+        gspo_loss(new_T, old_T, zero_T, calls_T, 0.2, 0.28),
+        cispo_loss(new_T, old_T, zero_T, 1.0, 4.0),
+    ):
+        (gradient_T,) = torch.autograd.grad(found.loss_T.sum(), new_T)
+        assert gradient_T.tolist() == [0.0, 0.0]
+
+
+def test_a_ratio_that_overflows_leaves_a_dropped_token_without_gradient() -> None:
+    new_T = torch.tensor([-0.1, -1.0], requires_grad=True)
+    found = dppo_tv_loss(new_T, torch.tensor([-500.0, -1.0]), torch.ones(2), 0.2, 0.2)
+    found.loss_T.sum().backward()
+    assert found.high_T.tolist() == [True, False]
+    assert new_T.grad is not None and torch.isfinite(new_T.grad).all()
+
+
+# --- logprobs -----------------------------------------------------------------------------------
+
+
+def naive_logprob(logits_V: list[float], target: int, temperature: float) -> float:
+    z_V = [x / temperature for x in logits_V]
+    top = max(z_V)
+    return z_V[target] - top - math.log(math.fsum(math.exp(z - top) for z in z_V))
+
+
+@st.composite
+def logits_cases(draw: st.DrawFn) -> dict[str, Any]:
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    tokens, vocab = draw(st.integers(1, 7)), draw(st.integers(2, 9))
+    spread = draw(st.sampled_from([0.1, 1.0, 10.0]))
+    return {
+        "logits": [[rng.gauss(0, spread) for _ in range(vocab)] for _ in range(tokens)],
+        "targets": [rng.randrange(vocab) for _ in range(tokens)],
+        "temperatures": [rng.choice([0.3, 0.7, 1.0, 1.5]) for _ in range(tokens)],
+        "weights": [rng.gauss(0, 1) for _ in range(tokens)],
+    }
+
+
+@settings(max_examples=200, deadline=None)
+@given(logits_cases(), st.sampled_from([1, 3, 1 << 24]))
+def test_logprobs_and_their_gradient_equal_the_naive_twin(case: dict[str, Any], chunk: int) -> None:
+    logits_TV = torch.tensor(case["logits"], dtype=torch.float64, requires_grad=True)
+    targets_T = torch.tensor(case["targets"])
+    temperature_T = torch.tensor(case["temperatures"], dtype=torch.float64)
+    weights_T = torch.tensor(case["weights"], dtype=torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loss_module, "CHUNK_ELEMENTS", chunk)
+        got_T = token_logprobs(logits_TV, targets_T, temperature_T)
+        (got_T * weights_T).sum().backward()
+    rows = list(zip(case["logits"], case["targets"], case["temperatures"], strict=True))
+    expected = [naive_logprob(*row) for row in rows]
+    assert got_T.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    gradient_TV = [
+        [
+            weight * ((v == target) - math.exp(naive_logprob(logits_V, v, heat))) / heat
+            for v in range(len(logits_V))
+        ]
+        for (logits_V, target, heat), weight in zip(rows, case["weights"], strict=True)
+    ]
+    assert logits_TV.grad is not None
+    error = (logits_TV.grad - torch.tensor(gradient_TV, dtype=torch.float64)).abs().max().item()
+    assert error <= 1e-9 * max(1.0, *(abs(w) / 0.3 for w in case["weights"]))
+
+
+@settings(max_examples=50, deadline=None)
+@given(logits_cases())
+def test_low_precision_logits_get_a_gradient_of_their_own_dtype(case: dict[str, Any]) -> None:
+    logits_TV = torch.tensor(case["logits"], dtype=torch.bfloat16, requires_grad=True)
+    logprobs_T = token_logprobs(logits_TV, torch.tensor(case["targets"]), 0.7)
+    assert logprobs_T.dtype == torch.float32
+    expected_T = (logits_TV.detach().double() / 0.7).log_softmax(-1)
+    expected_T = expected_T.gather(-1, torch.tensor(case["targets"])[:, None]).squeeze(-1)
+    torch.testing.assert_close(logprobs_T.detach().double(), expected_T, rtol=1e-5, atol=1e-5)
+    logprobs_T.sum().backward()
+    assert logits_TV.grad is not None and logits_TV.grad.dtype == torch.bfloat16
+
+
+def test_logprobs_agree_with_log_softmax_for_a_float_and_a_tensor_temperature() -> None:
+    logits_TV = torch.randn(5, 11, generator=torch.Generator().manual_seed(1))
+    targets_T = torch.arange(5)
+    plain_T = token_logprobs(logits_TV, targets_T, 0.5)
+    torch.testing.assert_close(plain_T, (logits_TV * 2).log_softmax(-1)[range(5), range(5)])
+    assert torch.equal(plain_T, token_logprobs(logits_TV, targets_T, torch.full((5,), 0.5)))
+    assert token_logprobs(logits_TV[:0], targets_T[:0]).shape == (0,)
+
+
+def test_only_the_logits_are_kept_for_the_backward_pass() -> None:
+    kept: list[tuple[int, ...]] = []
+    logits_TV = torch.randn(6, 100, requires_grad=True)
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.data_ptr() != logits_TV.data_ptr():
+            kept.append(tuple(tensor.shape))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        token_logprobs(logits_TV, torch.arange(6), 0.9)
+    assert kept and all(shape == (6,) for shape in kept)

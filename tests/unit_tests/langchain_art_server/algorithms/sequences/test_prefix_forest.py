@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from langchain_art_server.algorithms.sequences.forest_parts import LEAST_ROOM, most_alive, split
+from langchain_art_server.algorithms.sequences.prefix_forest import grow
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> list[list[int]]:
+    """Rows over few ids; many fork from an earlier one, are a beginning of it, or equal it."""
+    rows: list[list[int]] = []
+    for _ in range(draw(st.integers(1, 9))):
+        start: list[int] = []
+        if rows and draw(st.booleans()):
+            parent = draw(st.sampled_from(rows))
+            start = parent[: draw(st.integers(0, len(parent)))]
+        ids = st.integers(0, 2) | st.sampled_from([255, 256, 70_000])
+        rows.append(start + draw(st.lists(ids, min_size=0 if start else 1, max_size=8)))
+    return rows
+
+
+def prefixes(rows: list[list[int]]) -> set[tuple[int, ...]]:
+    return {tuple(row[: end + 1]) for row in rows for end in range(len(row))}
+
+
+def test_the_worked_example() -> None:
+    forest = grow([[7, 8, 5], [7, 8, 6, 4], [3]])
+    assert forest.token_ids_N.tolist() == [3, 7, 8, 5, 6, 4]
+    assert forest.depth_N.tolist() == [0, 0, 1, 2, 2, 3]
+    assert forest.exit_N.tolist() == [1, 6, 6, 4, 6, 6]
+    assert [row.tolist() for row in forest.rows] == [[1, 2, 3], [1, 2, 4, 5], [0]]
+    assert [(s.start, s.end, s.parent) for s in forest.segments] == [
+        *[(0, 1, -1), (1, 3, -1), (3, 4, 1), (4, 6, 1)]
+    ]
+
+
+@settings(max_examples=300)
+@given(sequences(), st.sampled_from([math.inf, 5.0, 1.0, 0.0]))
+def test_rows_are_read_from_it_and_see_themselves_alone(
+    rows: list[list[int]], token_cost: float
+) -> None:
+    forest = grow(rows, token_cost)
+    size = len(forest.token_ids_N)
+    at = np.arange(size)
+    for row, places in zip(rows, forest.rows, strict=True):
+        assert forest.token_ids_N[places].tolist() == row
+        assert forest.depth_N[places].tolist() == list(range(len(row)))
+        for seen, place in enumerate(places.tolist()):
+            ancestors = at[(at <= place) & (place < forest.exit_N)]
+            assert ancestors.tolist() == places[: seen + 1].tolist()
+    assert set(np.concatenate(forest.rows).tolist()) == set(range(size))
+    assert sum(s.end - s.start for s in forest.segments) == size
+    for index, segment in enumerate(forest.segments):
+        assert set(forest.exit_N[segment.start : segment.end].tolist()) == {segment.exit}
+        assert forest.depth_N[segment.start] == segment.depth
+        assert segment.parent < index
+        if segment.parent >= 0:
+            above = forest.segments[segment.parent]
+            assert above.end <= segment.start and segment.exit <= above.exit
+    distinct = len(prefixes(rows))
+    assert size == distinct if token_cost == math.inf else size >= distinct
+    if token_cost == 0:  # nothing is shared but by rows that are beginnings of others
+        known = {tuple(row) for row in rows}
+        whole = [r for r in known if not any(o != r and o[: len(r)] == r for o in known)]
+        assert size == sum(map(len, whole))
+
+
+@given(sequences())
+def test_the_order_of_the_rows_does_not_matter(rows: list[list[int]]) -> None:
+    one, other = grow(rows), grow(rows[::-1])
+    assert one.token_ids_N.tolist() == other.token_ids_N.tolist()
+    assert one.segments == other.segments
+    assert [r.tolist() for r in one.rows] == [r.tolist() for r in other.rows[::-1]]
+
+
+@pytest.mark.parametrize(("token_cost", "tokens"), [(1.0, 24), (9.9, 24), (10.0, 22), (99.0, 22)])
+def test_a_beginning_is_shared_where_that_saves_more_than_it_costs(
+    token_cost: float, tokens: int
+) -> None:
+    """Two tokens before two rows of ten more: saved 2 * token_cost, paid 20 pieces."""
+    rows = [[1, 2, *[mark] * 10] for mark in (3, 4)]
+    assert len(grow(rows, token_cost).token_ids_N) == tokens
+
+
+def test_ten_thousand_rows_and_a_deep_trie_take_no_recursion() -> None:
+    deep = [[1] * n + [2] for n in range(1, 3000)]
+    forest = grow(deep)
+    assert len(forest.token_ids_N) == 2999 + 2999
+    assert len(split(forest, 100)) > 10
+    wide = grow([[1, 2, n] for n in range(10_000)])
+    assert len(wide.token_ids_N) == 10_002
+
+
+@settings(max_examples=300)
+@given(sequences(), st.integers(1, 60), st.sampled_from([math.inf, 3.0]))
+def test_parts_are_all_tokens_once_in_depth_first_order(
+    rows: list[list[int]], budget: int, token_cost: float
+) -> None:
+    forest = grow(rows, token_cost)
+    parts = split(forest, budget)
+    size = len(forest.token_ids_N)
+    at = np.arange(size)
+    assert sorted(np.concatenate([p.tokens_P for p in parts]).tolist()) == list(range(size))
+    chain: list[int] = []
+    alive: list[int] = []
+    for index, part in enumerate(parts):
+        while chain and chain[-1] != part.parent:
+            chain.pop()
+        assert part.parent == (chain[-1] if chain else -1)
+        own = set(part.tokens_P.tolist())
+        needed = {k for q in own for k in at[(at <= q) & (q < forest.exit_N)].tolist()} - own
+        assert part.above_E.tolist() == sorted(needed)
+        assert part.tokens_P.tolist() == sorted(own)
+        there = [parts[i].tokens_P for i in chain]
+        assert needed <= {int(k) for tokens in there for k in tokens}
+        alive.append(len(own) + sum(map(len, there)))
+        chain.append(index)
+    assert most_alive(parts) == max(alive)
+
+
+def test_a_budget_holds_where_rows_allow_it() -> None:
+    """Eight groups of eight rows, 100 tokens each, behind a prompt of 200 and one of 60."""
+    rows = [
+        [1] * 200 + [10 + group] * 60 + [100 + 8 * group + member] * 100
+        for group in range(8)
+        for member in range(8)
+    ]
+    forest = grow(rows)
+    tokens = len(forest.token_ids_N)
+    assert tokens == 200 + 8 * (60 + 800)
+    for budget in (8000, 2000, 900, 500):
+        parts = split(forest, budget)
+        assert most_alive(parts) <= budget
+        assert len(parts) <= 3 * math.ceil(tokens / (budget - 260))
+    assert len(split(forest, 8000)) == 1
+    # A row of 360 tokens is alive as a whole, and what hangs below it gets its share.
+    assert most_alive(split(forest, 200)) <= 200 + 8 * 60 + 200 // LEAST_ROOM + 100

@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from langchain_art.errors import InvalidRequest
+from langchain_art_server.algorithms.sequences.training_rows import (
+    Row,
+    SampledCall,
+    check_rows,
+    microbatches,
+    rows_of_run,
+)
+
+
+def call(call_id: str, prompt: list[int], reply: list[int], **changes: Any) -> SampledCall:
+    # The logprob names the token's place, so that a token in the wrong place is noticed.
+    logprobs = [-(hash_of(call_id) + i) / 1000 for i in range(len(reply))]
+    return replace(SampledCall(call_id, prompt, reply, logprobs), **changes)
+
+
+def hash_of(call_id: str) -> int:
+    return int.from_bytes(call_id.encode(), "big") % 997
+
+
+def test_the_worked_example_of_row() -> None:
+    calls = [
+        SampledCall("a", [1, 2], [3, 4], [-0.1, -0.2], weight=0.2),
+        SampledCall("b", [1, 2, 3, 4, 5], [6], [-0.3], weight=0.2),
+    ]
+    assert rows_of_run(calls, 0.5) == [
+        Row(
+            token_ids=[1, 2, 3, 4, 5, 6],
+            mask=[0, 0, 1, 1, 0, 1],
+            logprobs=[0, 0, -0.1, -0.2, 0, -0.3],
+            advantages=[0, 0, 0.5, 0.5, 0, 0.5],
+            temperature=1.0,
+            weights=[0, 0, 0.2, 0.2, 0, 0.2],
+            calls=[-1, -1, 0, 0, -1, 1],
+        )
+    ]
+
+
+def test_a_calls_own_advantage_goes_before_the_runs() -> None:
+    (row,) = rows_of_run([call("a", [1], [2], advantage=0.25), call("b", [1, 2, 3], [4])], -1.0)
+    assert row.advantages == [0, 0.25, 0, -1.0] and row.weights == []
+
+
+@pytest.mark.parametrize("weights", [(0.5, None), (None, 0.5)])
+def test_weights_are_all_there_or_none(weights: tuple[float | None, float | None]) -> None:
+    calls = [call("a", [1], [2], weight=weights[0]), call("b", [1, 2, 3], [4], weight=weights[1])]
+    with pytest.raises(InvalidRequest, match="weight"):
+        rows_of_run(calls)
+
+
+def test_parallel_nodes_that_interleave_make_one_row_each() -> None:
+    calls = [
+        call("a1", [1], [10]),
+        call("b1", [2], [20]),
+        call("a2", [1, 10, 3], [11]),
+        call("b2", [2, 20, 3], [21]),
+        call("a3", [1, 10, 3, 11], [12]),
+    ]
+    rows = rows_of_run(calls, 1.0)
+    assert [row.token_ids for row in rows] == [[1, 10, 3, 11, 12], [2, 20, 3, 21]]
+    assert [row.mask for row in rows] == [[0, 1, 0, 1, 1], [0, 1, 0, 1]]
+
+
+def test_branches_train_what_they_share_once() -> None:
+    calls = [call("a", [1], [2, 3]), call("b", [1, 2, 3, 4], [5]), call("c", [1, 2, 3, 6], [7])]
+    rows = rows_of_run(calls, 1.0)
+    assert [row.token_ids for row in rows] == [[1, 2, 3, 4, 5], [1, 2, 3, 6, 7]]
+    assert [row.mask for row in rows] == [[0, 1, 1, 0, 1], [0, 0, 0, 0, 1]]
+
+
+def test_the_longest_open_row_wins() -> None:
+    calls = [
+        call("short", [1], [2]),
+        call("other", [1], [2, 3]),
+        call("next", [1, 2, 3, 9], [4]),
+    ]
+    assert [row.token_ids for row in rows_of_run(calls, 1.0)] == [[1, 2], [1, 2, 3, 9, 4]]
+
+
+def test_text_that_was_tokenised_again_opens_a_row() -> None:
+    calls = [call("a", [1], [2, 3]), call("b", [1, 23, 4], [5])]  # [2, 3] came back as [23]
+    rows = rows_of_run(calls, 1.0)
+    assert [row.token_ids for row in rows] == [[1, 2, 3], [1, 23, 4, 5]]
+    assert [row.mask for row in rows] == [[0, 1, 1], [0, 0, 0, 1]]
+
+
+def test_an_untrainable_call_is_context_and_forks_nothing() -> None:
+    calls = [
+        call("a", [1], [2]),
+        call("frozen", [1, 2, 3], [4, 5], trainable=False, temperature=0.0),
+        call("b", [1, 2, 3, 4, 5, 6], [7]),
+        call("judge", [8], [9], trainable=False),
+    ]
+    (row,) = rows_of_run(calls, 1.0)
+    assert row.token_ids == [1, 2, 3, 4, 5, 6, 7]
+    assert row.mask == [0, 1, 0, 0, 0, 0, 1]
+    assert row.advantages == [0, 1.0, 0, 0, 0, 0, 1.0]
+    aside = [calls[0], call("aside", [1, 2], [99], trainable=False), call("b", [1, 2, 3], [4])]
+    assert [r.token_ids for r in rows_of_run(aside, 1.0)] == [[1, 2, 3, 4]]
+
+
+def test_calls_of_different_temperature_do_not_share_a_row() -> None:
+    calls = [
+        call("a", [1], [2]),
+        call("b", [1, 2], [3], temperature=0.5),
+        call("c", [1, 2, 4], [5]),
+    ]
+    rows = rows_of_run(calls, 1.0)
+    assert [(row.temperature, row.token_ids) for row in rows] == [
+        (1.0, [1, 2, 4, 5]),
+        (0.5, [1, 2, 3]),
+    ]
+    assert rows[1].mask == [0, 0, 1]
+
+
+def test_a_reply_of_no_tokens_and_no_calls() -> None:
+    assert rows_of_run([], 1.0) == []
+    assert rows_of_run([call("a", [1], [])], 1.0) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"logprobs": [-1.0]}, "2 tokens and 1 logprobs"),
+        ({"logprobs": [-1.0, math.nan]}, "nan"),
+        ({"logprobs": [-1.0, -math.inf]}, "inf"),
+        ({"logprobs": [-1.0, 1e-3]}, "0.001"),
+        ({"token_ids": [3, -1]}, "negative"),
+        ({"prompt_token_ids": [-2]}, "negative"),
+        ({"prompt_token_ids": []}, "empty prompt"),
+        ({"temperature": 0.0}, "temperature=0.0"),
+        ({"temperature": math.nan}, "temperature=nan"),
+    ],
+)
+def test_calls_that_make_no_sense_are_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    good = SampledCall("chatcmpl-x", [1, 2], [3, 4], [-0.1, 5e-7])
+    assert rows_of_run([good], 1.0)[0].logprobs == [0, 0, -0.1, 0]
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        rows_of_run([replace(good, **changes)], 1.0)
+    assert "chatcmpl-x" in str(caught.value)
+
+
+def test_a_call_twice_and_an_advantage_that_is_none_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="'a' occurs twice"):
+        rows_of_run([call("a", [1], [2]), call("a", [1, 2], [3])], 1.0)
+    with pytest.raises(InvalidRequest, match="advantage=nan"):
+        rows_of_run([call("a", [1], [2])], math.nan)
+
+
+@st.composite
+def trees_of_calls(draw: st.DrawFn) -> list[SampledCall]:
+    """Calls whose prompts grow from earlier calls, cut short, changed or fresh, over few ids."""
+    ids = st.integers(0, 2)
+    calls: list[SampledCall] = []
+    for index in range(draw(st.integers(0, 10))):
+        history: list[int] = []
+        if calls and draw(st.booleans()):
+            parent = draw(st.sampled_from(calls))
+            history = [*parent.prompt_token_ids, *parent.token_ids]
+            if draw(st.integers(0, 4)) == 0:
+                history = history[: draw(st.integers(0, len(history)))]
+        prompt = history + draw(st.lists(ids, min_size=0 if history else 1, max_size=3))
+        reply = draw(st.lists(ids, max_size=4))
+        calls.append(
+            SampledCall(
+                f"c{index}",
+                prompt,
+                reply,
+                [-(index * 10 + i) / 256 for i in range(len(reply))],
+                temperature=draw(st.sampled_from([1.0, 1.0, 0.5])),
+                trainable=draw(st.integers(0, 3)) > 0,
+            )
+        )
+    return calls
+
+
+@settings(max_examples=400)
+@given(trees_of_calls())
+@example([call("a", [0], [0]), call("b", [0], [0]), call("c", [0, 0], [0]), call("d", [0, 0], [0])])
+def test_no_token_is_lost_doubled_or_invented(calls: list[SampledCall]) -> None:
+    rows = rows_of_run(calls, 0.25)
+    wanted: Counter[tuple[Any, ...]] = Counter()
+    for c in calls:
+        for i, (token, logprob) in enumerate(zip(c.token_ids, c.logprobs, strict=True)):
+            if c.trainable:
+                shown = (*c.prompt_token_ids, *c.token_ids[:i])
+                wanted[shown, token, logprob, c.temperature] += 1
+    got: Counter[tuple[Any, ...]] = Counter()
+    for row in rows:
+        assert len(row.token_ids) == len(row.mask) == len(row.logprobs) == len(row.advantages)
+        assert row.mask[0] == 0 and row.mask[-1] == 1
+        for i, trained in enumerate(row.mask):
+            assert row.advantages[i] == (0.25 if trained else 0.0)
+            if trained:
+                place = (tuple(row.token_ids[:i]), row.token_ids[i])
+                got[*place, row.logprobs[i], row.temperature] += 1
+            else:
+                assert row.logprobs[i] == 0.0
+    assert got == wanted
+
+
+@settings(max_examples=200)
+@given(trees_of_calls())
+def test_rows_are_only_opened_when_no_row_fits(calls: list[SampledCall]) -> None:
+    """A chain is one row: rows never outnumber the calls that extend no earlier sequence."""
+    trained = [c for c in calls if c.trainable and c.token_ids]
+    wholes = [([*c.prompt_token_ids, *c.token_ids], c.temperature) for c in trained]
+    heads = sum(
+        not any(
+            t == c.temperature and list(c.prompt_token_ids[: len(w)]) == w for w, t in wholes[:i]
+        )
+        for i, c in enumerate(trained)
+    )
+    rows = rows_of_run(calls, 1.0)
+    assert heads <= len(rows) <= len(trained)
+    if len(trained) > 1 and all(
+        wholes[i][1] == wholes[i - 1][1]
+        and list(trained[i].prompt_token_ids[: len(wholes[i - 1][0])]) == wholes[i - 1][0]
+        for i in range(1, len(trained))
+    ):
+        assert len(rows) == 1
+
+
+@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 200))
+def test_microbatches_keep_every_row_within_the_budget(lengths: list[int], tokens: int) -> None:
+    groups = microbatches(lengths, tokens)
+    assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+    for group in groups:
+        longest = max(lengths[i] for i in group)
+        assert len(group) == 1 or len(group) * longest <= tokens
+    flat = [lengths[i] for group in groups for i in group]
+    assert flat == sorted(lengths, reverse=True)
+    for one, two in itertools.pairwise(groups):
+        assert (len(one) + 1) * lengths[one[0]] > tokens, (one, two)
+
+
+def test_microbatches_example() -> None:
+    assert microbatches([3, 9, 4], 10) == [[1], [2, 0]]
+    assert microbatches([], 10) == []
+
+
+GOOD = Row([1, 2, 3], [0, 1, 1], [0, -1, -2], [0, 0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (Row([], [], [], []), "no tokens"),
+        (replace(GOOD, token_ids=[1, 2, 10]), "token id 10, expected 0 to 9"),
+        (replace(GOOD, token_ids=[1, 2, -1]), "token id -1"),
+        (replace(GOOD, mask=[0, 1]), "expected as many"),
+        (replace(GOOD, logprobs=[0, -1]), "expected as many"),
+        (replace(GOOD, advantages=[0]), "expected as many"),
+        (replace(GOOD, mask=[0, 1, 2]), "mask values"),
+        (replace(GOOD, mask=[1, 1, 1]), "first token"),
+        (replace(GOOD, logprobs=[0, -1, math.nan]), "not finite"),
+        (replace(GOOD, advantages=[0, math.inf, 0]), "not finite"),
+        (replace(GOOD, temperature=0.0), "temperature=0.0"),
+    ],
+)
+def test_rows_that_make_no_sense_are_refused_by_index(row: Row, words: str) -> None:
+    check_rows([GOOD], 10)
+    with pytest.raises(InvalidRequest, match=f"row 1: .*{words}"):
+        check_rows([GOOD, row], 10)
+
+
+def test_rows_without_a_trained_token_are_refused_for_training_only() -> None:
+    silent = replace(GOOD, mask=[0, 0, 0])
+    check_rows([GOOD, silent], 10)
+    check_rows([silent], 10, trained=False)
+    with pytest.raises(InvalidRequest, match="nothing to learn"):
+        check_rows([silent], 10)
+    with pytest.raises(InvalidRequest, match="no rows"):
+        check_rows([], 10, trained=False)

@@ -1,0 +1,52 @@
+"""What crosses the engine's socket arrives as it was: frames, and the numbers of a reply."""
+
+from __future__ import annotations
+
+import struct
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_core import from_json, to_json
+
+from langchain_art_server.backends.base import ChatReply
+from langchain_art_server.backends.ipc.channel import Frames, pack
+from langchain_art_server.backends.ipc.reply_codec import pack_reply, unpack_reply
+
+ids = st.lists(st.integers(0, 2**31 - 1))
+
+
+@given(prompt=ids, said=st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats())))
+def test_a_reply_comes_back_bit_for_bit(prompt: list[int], said: list[tuple[int, float]]) -> None:
+    reply = ChatReply(
+        prompt_token_ids=prompt,
+        token_ids=[token for token, _ in said],
+        logprobs=[logprob for _, logprob in said],
+        content="é\u2028",
+        tool_calls=[{"id": "c"}],
+        finish_reason="tool_calls",
+        untrainable="greedy",
+        top_logprobs=[[(5, -0.5, "x"), (6, -1.0, "y")]],
+        token_texts=["é"],
+    )
+    back = unpack_reply(from_json(to_json(pack_reply(reply))))
+    assert list(back.prompt_token_ids) == prompt
+    assert list(back.token_ids) == reply.token_ids
+    assert [struct.pack("d", p) for p in back.logprobs] == [
+        struct.pack("d", p) for p in reply.logprobs
+    ]
+    same = ("content", "tool_calls", "finish_reason", "untrainable", "top_logprobs", "token_texts")
+    assert all(getattr(back, name) == getattr(reply, name) for name in same)
+
+
+async def test_frames_are_heard_whole_however_they_are_cut() -> None:
+    sent = [[i, "event", "é" * i] for i in range(12)]
+    stream = b"".join(pack(*frame) for frame in sent)
+    for size in (*range(1, 12), len(stream)):
+        heard: list[bytes] = []
+        frames = Frames(heard.append)
+        for at in range(0, len(stream), size):
+            frames.data_received(stream[at : at + size])
+        assert [from_json(frame) for frame in heard] == sent
+        assert not frames.gone.done()
+        frames.connection_lost(None)
+        assert frames.gone.done()

@@ -1,0 +1,264 @@
+"""A child process for an engine: calls, events, cancellation, crashes, and the parent's death."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_art.errors import ArtError, ConfigError, EngineUnavailable, PromptTooLong
+from langchain_art_server.backends.ipc import worker as worker_module
+from langchain_art_server.backends.ipc.worker import Worker, WorkerDied
+
+REPO = Path(__file__).parents[5]
+TARGET = "tests.support.worker_child:serve"
+ENV = {"PYTHONPATH": f"{REPO}:{REPO / 'server'}"}
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Callable[..., Any]]:
+    made: list[Worker] = []
+
+    async def start(config: dict[str, Any] | None = None, **options: Any) -> Worker:
+        made.append(Worker(TARGET, config or {}, env=ENV, **options))
+        await made[-1].start()
+        return made[-1]
+
+    yield start
+    for worker in made:
+        await worker.close()
+
+
+async def test_results_of_many_calls_at_once_do_not_mix(make: Any) -> None:
+    worker = await make()
+    results = await asyncio.gather(*(worker.call("echo", {"i": i}) for i in range(200)))
+    assert results == [{"i": i} for i in range(200)]
+
+
+async def test_a_payload_keeps_text_and_floats_exactly(make: Any) -> None:
+    worker = await make()
+    sent = {"text": 'é😀\x00"\n', "floats": [0.1, -5.342500686645508, 1e-300], "none": None}
+    assert await worker.call("echo", sent) == sent
+
+
+async def test_a_frame_may_be_larger_than_any_buffer(make: Any) -> None:
+    worker = await make()
+    sent = {"text": "x" * (8 << 20)}
+    assert await worker.call("echo", sent) == sent
+
+
+async def test_events_come_in_order_before_the_result(make: Any) -> None:
+    worker = await make()
+    got = [item async for item in worker.stream("count", {"n": 50})]
+    assert got == [("event", i) for i in range(50)] + [("result", "done")]
+
+
+async def test_errors_keep_their_class_message_and_param(make: Any) -> None:
+    worker = await make()
+    with pytest.raises(PromptTooLong, match=r"^too long$") as caught:
+        await worker.call("raise", {})
+    assert caught.value.param == "messages"
+    with pytest.raises(ArtError, match="ZeroDivisionError: by zero"):
+        await worker.call("bug", {})
+
+
+async def test_a_refused_start_raises_and_leaves_no_process() -> None:
+    worker = Worker(TARGET, {"refuse": "no such model"}, env=ENV)
+    with pytest.raises(ConfigError, match=r"^no such model$"):
+        await worker.start()
+    assert worker.pid is None
+    assert not worker.ready.is_set()
+
+
+async def test_a_child_that_dies_at_start_raises(tmp_path: Path) -> None:
+    worker = Worker(TARGET, {"dies_at_start": str(tmp_path)}, env=ENV)
+    with pytest.raises(EngineUnavailable, match="process ended"):
+        await worker.start()
+
+
+async def begun(worker: Worker) -> asyncio.Task[Any]:
+    """A call that waits for ever, and has given its event."""
+    task = asyncio.create_task(worker.call("wait", {}))
+    await asyncio.sleep(0)
+    await worker.call("echo", {})  # answered after the call before it
+    return task
+
+
+async def test_closing_a_stream_early_cancels_the_call(make: Any) -> None:
+    worker = await make()
+    stream = worker.stream("wait", {})
+    assert await anext(stream) == ("event", "waiting")
+    assert await worker.call("cancelled", {}) == 0
+    await stream.aclose()
+    await _until(lambda: worker.call("cancelled", {}), 1)
+
+
+async def test_a_cancelled_task_cancels_its_call(make: Any) -> None:
+    worker = await make()
+    task = await begun(worker)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await _until(lambda: worker.call("cancelled", {}), 1)
+
+
+async def test_calls_are_sent_again_after_a_crash(make: Any, tmp_path: Path) -> None:
+    worker = await make()
+    first = worker.pid
+    results = await asyncio.gather(
+        worker.call("die_unless", {"file": str(tmp_path / "died")}),
+        *(worker.call("echo", {"i": i}) for i in range(5)),
+    )
+    assert results == ["alive", *({"i": i} for i in range(5))]
+    assert worker.restarts == 1
+    assert worker.pid != first
+
+
+async def test_kill_9_from_outside_loses_no_call(make: Any) -> None:
+    worker = await make()
+    waiting = await begun(worker)
+    assert not waiting.done()
+    os.kill(worker.pid, signal.SIGKILL)
+    await asyncio.sleep(0)
+    assert await worker.call("echo", {"i": 1}) == {"i": 1}
+    assert worker.restarts == 1
+    # It gave an event before the crash, so it can not be repeated without its caller's knowledge.
+    with pytest.raises(WorkerDied):
+        await waiting
+
+
+async def test_a_call_that_gave_an_event_is_not_sent_again(make: Any) -> None:
+    worker = await make()
+    got: list[Any] = []
+    with pytest.raises(WorkerDied, match="send the call again") as caught:
+        async for item in worker.stream("event_then_die", {}):
+            got.append(item)
+    assert got == [("event", "first")]
+    assert caught.value.retry_after
+    assert await worker.call("echo", {}) == {}
+
+
+async def test_a_call_may_ask_not_to_be_sent_again(make: Any, tmp_path: Path) -> None:
+    worker = await make()
+    with pytest.raises(WorkerDied):
+        await worker.call("die_unless", {"file": str(tmp_path / "died")}, resend=False)
+
+
+async def test_a_call_that_always_kills_the_child_is_given_up(make: Any) -> None:
+    worker = await make()
+    with pytest.raises(WorkerDied):
+        await worker.call("die", {})
+    assert worker.restarts == 3
+    assert await worker.call("echo", {}) == {}
+
+
+async def test_on_ready_puts_the_state_back_before_calls_are_sent_again(
+    make: Any, tmp_path: Path
+) -> None:
+    async def restore(info: dict[str, Any]) -> None:
+        assert info["model"] == "m"
+        await holder[0].call("remember", {"value": 42}, early=True)
+
+    holder = [Worker(TARGET, {}, restore, env=ENV)]
+    worker = holder[0]
+    try:
+        await worker.start()
+        assert await worker.call("recall", {}) == 42
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        assert await worker.call("recall", {}) == 42
+    finally:
+        await worker.close()
+
+
+async def test_a_child_that_dies_while_it_is_restored_does_not_hang(tmp_path: Path) -> None:
+    async def restore(info: dict[str, Any]) -> None:
+        if holder[0].restarts:
+            await holder[0].call("die_unless", {"file": str(tmp_path / "died")}, early=True)
+
+    holder = [Worker(TARGET, {}, restore, env=ENV)]
+    worker = holder[0]
+    try:
+        await worker.start()
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        assert await asyncio.wait_for(worker.call("echo", {"i": 1}), 30) == {"i": 1}
+    finally:
+        await worker.close()
+
+
+async def test_starts_that_keep_failing_end_in_a_refusal(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "MAX_FAILED_STARTS", 2)
+    flag = tmp_path / "flag"
+    worker = await make({"dies_at_start": str(flag)})
+    flag.touch()
+    with pytest.raises(EngineUnavailable, match="cannot be started"):
+        await worker.call("die", {})
+    with pytest.raises(EngineUnavailable, match="cannot be started"):
+        await worker.call("echo", {})
+
+
+async def test_close_fails_open_calls_and_ends_the_child(make: Any) -> None:
+    worker = await make()
+    pid = worker.pid
+    task = await begun(worker)
+    await worker.close()
+    with pytest.raises(EngineUnavailable, match="shut down"):
+        await task
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with pytest.raises(EngineUnavailable, match="shut down"):
+        await worker.call("echo", {})
+
+
+def test_the_child_ends_when_its_parent_is_killed() -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from langchain_art_server.backends.ipc.worker import Worker\n"
+        "async def main():\n"
+        f"    worker = Worker({TARGET!r}, {{}})\n"
+        "    await worker.start()\n"
+        "    print(worker.pid, flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, env=os.environ | ENV
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    os.kill(child, 0)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert _gone(child)
+
+
+def _gone(pid: int) -> bool:
+    for _ in range(200):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            if not Path("/proc").exists():
+                pytest.skip("needs /proc")
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+async def _until(ask: Callable[[], Any], expected: Any) -> None:
+    for _ in range(1000):
+        if await ask() == expected:
+            return
+        await asyncio.sleep(0.02)
+    assert await ask() == expected

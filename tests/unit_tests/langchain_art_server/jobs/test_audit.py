@@ -1,0 +1,202 @@
+"""The audit says of every turn what training makes of it: the same, token by token."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from langchain_art.errors import InvalidRequest
+from langchain_art.wire import TrainRequest, Trajectory, Turn, Usage
+from langchain_art_server.algorithms.sequences.training_rows import SampledCall
+from langchain_art_server.jobs.audit import audit, chosen_calls
+from langchain_art_server.jobs.batch_builder import Batch
+from langchain_art_server.storage.tables import CallRecord, StoredRun
+from tests.support.call_records import record
+from tests.unit_tests.langchain_art_server.algorithms.sequences.test_prefix_tree import common
+from tests.unit_tests.langchain_art_server.algorithms.sequences.test_training_rows import (
+    trees_of_calls,
+)
+
+
+def stored(*turns: Turn) -> StoredRun:
+    return StoredRun(Trajectory(id="t", turns=turns, reward=1.0), False, {"p": "job-1"})
+
+
+def test_turns_and_how_their_prompts_meet_those_before() -> None:
+    records = {
+        one.id: one
+        for one in [
+            record("a", [1, 2], [3, 4]),
+            record("b", [1, 2, 3, 4, 5], [6]),
+            record("c", [1, 2, 3, 9], [7, 7]),
+            record("d", [8], [8], untrainable="greedy: temperature 0"),
+            record("e", [1, 2, 3, 9, 7, 7], [5], policy="q", model="q@4"),
+        ]
+    }
+    turns = [Turn(call_id=i, node="n", path=("n",)) for i in "abcde"]
+    turns.append(Turn(call_id="x", model="p@0", usage=Usage(prompt_tokens=5, completion_tokens=6)))
+    turns.append(Turn(model="gpt", ours=False))
+    told = audit(stored(*turns), records, None, {})
+    seen = [
+        (t.prefix, t.prefix_turn, t.prefix_tokens, t.trained_tokens, t.masked) for t in told.turns
+    ]
+    assert seen == [
+        ("starts", None, 0, 2, None),
+        ("extends", 0, 4, 1, None),
+        ("forks", 1, 3, 2, None),
+        ("starts", None, 0, 0, "greedy"),
+        ("extends", 2, 6, 1, None),
+        (None, None, 0, 0, "lost"),
+        (None, None, 0, 0, "foreign"),
+    ]
+    assert (told.rows, told.trained_tokens, told.sampled_tokens) == (3, 6, 13)
+    assert told.turns[4].model == "q@4" and told.trained_by == {"p": "job-1"}
+    for_p = audit(stored(*turns), records, "p", {"q": False})
+    assert [t.masked for t in for_p.turns][3:5] == ["greedy", "other_policy"]
+    assert (for_p.rows, for_p.trained_tokens) == (2, 5)
+
+
+def test_a_record_that_makes_no_sense_is_refused_as_training_would() -> None:
+    broken = record("a", said=(2, 3), logprobs=[0.5, -1.0])
+    with pytest.raises(InvalidRequest, match=r"call 'a': got the logprob 0.5"):
+        audit(stored(Turn(call_id="a")), {"a": broken}, None, {})
+
+
+def test_which_calls_learn_can_be_asked_for() -> None:
+    assert chosen_calls([]) == {}
+    asked = ["writer:true", "a:b:false", "writer:true"]
+    assert chosen_calls(asked) == {"writer": True, "a:b": False}
+    for bad in ("writer", "writer:yes", ":true", "true", ""):
+        with pytest.raises(InvalidRequest, match="expected NAME:true or NAME:false") as caught:
+            chosen_calls([bad])
+        assert repr(bad) in str(caught.value) and caught.value.param == "train"
+    with pytest.raises(InvalidRequest, match="expected one of them"):
+        chosen_calls(["writer:true", "writer:false"])
+
+
+Runs = tuple[list[Turn], dict[str, CallRecord]]
+
+
+def untrainable(call: SampledCall, draw: st.DrawFn) -> str | None:
+    return None if call.trainable else draw(st.sampled_from(["grammar: x", "top_p: 0.5"]))
+
+
+@st.composite
+def runs(draw: st.DrawFn, name: str) -> Runs:
+    """A run over a random tree of calls: some lost, foreign, discarded, frozen, repeated …"""
+    turns: list[Turn] = []
+    records: dict[str, CallRecord] = {}
+    for call in draw(trees_of_calls()):
+        fate = draw(st.sampled_from(["", "", "", "", "discarded", "lost", "foreign", "again"]))
+        key = f"{name}-{call.call_id}"
+        policy = draw(st.sampled_from(["p", "p", "p", "q", None]))
+        if fate not in ("lost", "foreign"):
+            records[key] = record(
+                key,
+                call.prompt_token_ids,
+                call.token_ids,
+                logprobs=list(call.logprobs),
+                temperature=call.temperature,
+                policy=policy,
+                untrainable=untrainable(call, draw),
+            )
+        turn = Turn(
+            call_id=key,
+            node=draw(st.sampled_from(["writer", "critic", None])),
+            path=draw(st.sampled_from([(), ("team", "writer")])),
+            model=policy and f"{policy}@0",
+            ours=fate != "foreign",
+            discarded="retried" if fate == "discarded" else None,
+        )
+        turns += [turn] * (2 if fate == "again" else 1)
+    return turns, records
+
+
+CHOICES = st.dictionaries(
+    st.sampled_from(["writer", "critic", "team", "p", "q@0"]), st.booleans(), max_size=3
+)
+
+
+def tokens_of(turns: list[Turn], records: dict[str, CallRecord]) -> Counter[tuple[Any, ...]]:
+    """Each token of these turns with all that stood before it."""
+    found: Counter[tuple[Any, ...]] = Counter()
+    for turn in turns:
+        one = records[turn.call_id or ""]
+        for i, token in enumerate(one.token_ids):
+            before = (*one.prompt_token_ids, *one.token_ids[:i])
+            found[before, token, one.logprobs[i], one.temperature] += 1
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(runs("a"), runs("b"), CHOICES)
+def test_audit_and_training_agree_on_any_run(
+    one: Runs, other: Runs, train: dict[str, bool]
+) -> None:
+    records = one[1] | other[1]
+    trajectories = [
+        Trajectory(id=name, turns=tuple(turns), reward=reward)
+        for name, (turns, _), reward in (("a", one, 1.0), ("b", other, 0.0))
+    ]
+    batch = Batch(TrainRequest(policy="p", groups=(("a", "b"),), train=train), 0)
+    batch.add_group(trajectories, records)
+    audits = [audit(StoredRun(t, False, {}), records, "p", train) for t in trajectories]
+    for told, trajectory in zip(audits, trajectories, strict=True):
+        for turn, source in zip(told.turns, trajectory.turns, strict=True):
+            known = records.get(source.call_id or "")
+            learns = turn.masked is None and known is not None
+            assert turn.trained_tokens == (len(known.token_ids) if learns and known else 0)
+            assert (turn.masked is None) == (turn.trained_tokens > 0)
+    if not batch.rows:
+        assert not batch.trained and not batch.calls
+        return
+    assert len(batch.rows) == sum(told.rows for told in audits)
+    trained = sum(told.trained_tokens for told in audits)
+    assert trained == sum(sum(row.mask) for row in batch.rows)
+    assert trained == sum(node.tokens for node in batch.nodes().values())
+    masked = Counter(f"calls.{t.masked}" for told in audits for t in told.turns if t.masked)
+    assert masked == {k: v for k, v in batch.dropped.items() if k.startswith("calls.")}
+    learning = [
+        source
+        for told, trajectory in zip(audits, trajectories, strict=True)
+        for turn, source in zip(told.turns, trajectory.turns, strict=True)
+        if turn.trained_tokens
+    ]
+    laid: Counter[tuple[Any, ...]] = Counter()
+    for row in batch.rows:
+        for i, mask in enumerate(row.mask):
+            if mask:
+                place = (tuple(row.token_ids[:i]), row.token_ids[i])
+                laid[*place, row.logprobs[i], row.temperature] += 1
+    assert laid == tokens_of(learning, records)
+
+
+@settings(max_examples=200, deadline=None)
+@given(runs("a"))
+def test_prefixes_are_those_of_a_naive_comparison(run: Runs) -> None:
+    turns, records = run
+    told = audit(stored(*turns), records, None, {})
+    for index, turn in enumerate(told.turns):
+        mine = records.get(turn.call_id or "")
+        if mine is None:
+            assert turn.prefix is None
+            continue
+        earlier = {
+            i: [*known.prompt_token_ids, *known.token_ids]
+            for i, before in enumerate(turns[:index])
+            if (known := records.get(before.call_id or "")) is not None
+        }
+        shared = {i: common(tokens, mine.prompt_token_ids) for i, tokens in earlier.items()}
+        longest = max(shared.values(), default=0)
+        assert turn.prefix_tokens == longest
+        if longest == 0:
+            assert (turn.prefix, turn.prefix_turn) == ("starts", None)
+            continue
+        assert turn.prefix_turn is not None and shared[turn.prefix_turn] == longest
+        wholly = any(len(earlier[i]) == n == longest for i, n in shared.items())
+        assert turn.prefix == ("extends" if wholly else "forks")
+        assert (len(earlier[turn.prefix_turn]) == longest) == wholly

@@ -1,0 +1,207 @@
+"""From scored runs to rows: which calls learn, what a baseline is made of, what nodes report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from langchain_art.wire import TrainConfig, TrainRequest, Trajectory, Turn
+from langchain_art_server.jobs.batch_builder import Batch, judge
+from langchain_art_server.storage.tables import CallRecord
+from tests.support.call_records import record
+
+
+def turn(call_id: str | None, node: str = "writer", **changes: Any) -> Turn:
+    return Turn(call_id=call_id, node=node, model="p@0", **changes)
+
+
+def batch_of(
+    runs: dict[str, tuple[float, list[Turn]]],
+    records: list[CallRecord],
+    train: dict[str, bool] | None = None,
+    policy: str = "p",
+    base: int = 0,
+    **config: Any,
+) -> Batch:
+    request = TrainRequest(
+        policy=policy, groups=(tuple(runs),), train=train or {}, config=TrainConfig(**config)
+    )
+    batch = Batch(request, base)
+    scored = [
+        Trajectory(id=i, turns=tuple(turns), reward=reward) for i, (reward, turns) in runs.items()
+    ]
+    batch.add_group(scored, {one.id: one for one in records})
+    batch.settle()
+    return batch
+
+
+def advantages(batch: Batch) -> list[float]:
+    return [max(row.advantages, key=abs) for row in batch.rows]
+
+
+@pytest.mark.parametrize(
+    ("one", "known", "policy", "train", "why"),
+    [
+        (turn("c"), record("c"), "p", {}, None),
+        (turn("c"), record("c"), None, {}, None),
+        (turn("c", discarded="retried"), record("c"), "p", {}, "discarded_retried"),
+        (turn("c", ours=False), None, "p", {"writer": False}, "foreign"),
+        (turn("c"), None, "p", {}, "lost"),
+        (turn("c"), None, "p", {"writer": False}, "frozen"),
+        (turn("c"), record("c"), "q", {}, "other_policy"),
+        (turn("c"), record("c", policy=None), "p", {}, "other_policy"),
+        (turn("c"), record("c", policy=None), None, {}, "other_policy"),
+        (turn("c"), record("c", policy="q"), None, {}, None),
+        (turn("c"), record("c"), "p", {"critic": True}, "frozen"),
+        (turn("c"), record("c"), "p", {"critic": False}, None),
+        (turn("c", tags=("x",)), record("c"), "p", {"x": True, "p": True}, None),
+        (turn("c"), record("c", untrainable="top_p: 0.9 < 1"), "p", {}, "top_p"),
+        (turn("c"), record("c", untrainable="top_p: 0.9 < 1"), "p", {"p": False}, "frozen"),
+        (turn("c"), record("c", said=()), "p", {}, "empty"),
+    ],
+)
+def test_why_a_call_does_not_learn(
+    one: Turn, known: CallRecord | None, policy: str | None, train: dict[str, bool], why: str | None
+) -> None:
+    records = {known.id: known} if known else {}
+    (judged,) = judge(Trajectory(id="t", turns=(one,)), records, policy, train)
+    assert judged.masked == why
+
+
+def test_a_reply_that_was_used_twice_learns_where_it_first_counts() -> None:
+    thrice = (turn("c", discarded="error"), turn("c"), turn("c", "critic"))
+    judged = judge(Trajectory(id="t", turns=thrice), {"c": record("c")}, "p", {})
+    assert [one.masked for one in judged] == ["discarded_error", None, "repeated"]
+    judged = judge(Trajectory(id="t", turns=thrice), {"c": record("c")}, "p", {"writer": False})
+    assert [one.masked for one in judged] == ["discarded_error", "frozen", None]
+
+
+def test_a_run_of_frozen_calls_stays_out_of_the_baseline() -> None:
+    records = [record(f"c-{i}") for i in range(4)]
+    runs = {
+        "a": (1.0, [turn("c-0")]),
+        "b": (0.0, [turn("c-1")]),
+        "c": (0.5, [turn("c-2")]),
+        "helper-alone": (9.0, [turn("c-3", "helper"), turn(None, "writer", ours=False)]),
+    }
+    frozen = batch_of(runs, records, {"helper": False})
+    assert advantages(frozen) == [0.5, -0.5, 0.0]  # mean 0.5, not 2.625
+    assert frozen.trained == ["a", "b", "c"]
+    assert frozen.dropped == {
+        "runs.without_trainable_calls": 1,
+        "calls.frozen": 1,
+        "calls.foreign": 1,
+    }
+    assert frozen.metrics["reward_mean"] == 0.5
+    free = batch_of(runs, records)
+    assert advantages(free) == pytest.approx([1 - 2.625, -2.625, 0.5 - 2.625, 9 - 2.625])
+
+
+@pytest.mark.parametrize(
+    ("fate", "known"),
+    [
+        ({}, None),  # lost
+        ({"discarded": "error"}, record("c-2")),
+        ({}, record("c-2", untrainable="grammar: json_schema")),
+    ],
+)
+def test_a_run_that_the_policy_made_counts_though_no_token_of_it_can_learn(
+    fate: dict[str, Any], known: CallRecord | None
+) -> None:
+    records = [record("c-0"), record("c-1"), *([known] if known else [])]
+    runs = {
+        "a": (1.0, [turn("c-0")]),
+        "b": (1.0, [turn("c-1")]),
+        "c": (0.25, [turn("c-2", **fate)]),
+    }
+    batch = batch_of(runs, records)
+    assert advantages(batch) == [0.25, 0.25]  # flat without the third
+    assert batch.dropped["runs.without_trainable_calls"] == 1
+    assert batch.metrics["reward_mean"] == 0.75
+    frozen = batch_of(runs, records, {"writer": False})
+    assert frozen.dropped["groups.empty"] == 1 and not frozen.rows
+    assert frozen.dropped["runs.without_trainable_calls"] == 3
+
+
+def test_a_group_can_become_single_or_flat_by_what_is_left_out() -> None:
+    records = [record(f"c-{i}") for i in range(3)]
+    two = {"a": (1.0, [turn("c-0")]), "b": (0.0, [turn("c-1", "helper")])}
+    assert batch_of(two, records, {"helper": False}).dropped["groups.single"] == 1
+    three = {**two, "c": (1.0, [turn("c-2")])}
+    assert batch_of(three, records, {"helper": False}).dropped["groups.zero_variance"] == 1
+    assert batch_of(three, records).rows
+
+
+def test_two_policies_learn_from_one_run_each_its_own() -> None:
+    records = [record("w-0"), record("w-1"), *(record(f"q-{i}", policy="q") for i in range(2))]
+    runs = {str(i): (float(i), [turn(f"w-{i}"), turn(f"q-{i}", "critic")]) for i in range(2)}
+    for policy, mine in (("p", "w"), ("q", "q")):
+        batch = batch_of(runs, records, policy=policy)
+        assert [call.id for call in batch.calls] == [f"{mine}-0", f"{mine}-1"]
+        assert batch.dropped == {"calls.other_policy": 2}
+
+
+def test_nodes_report_what_they_gave_and_sum_to_the_whole() -> None:
+    records = [
+        record("a-0", said=(2, 3, 4)),
+        record("a-1", prompt=(9,), said=(5,)),
+        record("b-0", said=(2,)),
+        record("b-1", prompt=(8,), said=(6, 7)),
+    ]
+    runs = {
+        "a": (1.0, [turn("a-0", path=("team", "writer")), turn("a-1", "critic")]),
+        "b": (0.0, [turn("b-0", path=("team", "writer")), turn("b-1", "critic"), turn("gone")]),
+    }
+    batch = batch_of(runs, records, {"critic": True, "writer": True})
+    nodes = batch.nodes()
+    assert list(nodes) == ["critic", "team/writer", "writer"]
+    writer, critic = nodes["team/writer"], nodes["critic"]
+    assert (writer.calls, writer.tokens, critic.calls, critic.tokens) == (2, 4, 2, 3)
+    assert writer.advantage_mean == pytest.approx((3 * 0.5 - 1 * 0.5) / 4)
+    assert critic.advantage_mean == pytest.approx((1 * 0.5 - 2 * 0.5) / 3)
+    assert writer.advantage_abs == critic.advantage_abs == 0.5
+    gone = nodes["writer"]
+    assert (gone.calls, gone.tokens, gone.advantage_mean, gone.dropped) == (0, 0, 0.0, {"lost": 1})
+    assert sum(node.tokens for node in nodes.values()) == sum(sum(row.mask) for row in batch.rows)
+    assert sum(node.calls for node in nodes.values()) == batch.metrics["calls_trained"]
+    by_reason: Counter[str] = Counter()
+    for node in nodes.values():
+        by_reason.update({f"calls.{reason}": count for reason, count in node.dropped.items()})
+    assert by_reason == batch.dropped
+
+
+def test_calls_outside_of_any_graph_report_as_a_dash() -> None:
+    runs = {str(i): (float(i), [Turn(call_id=f"c-{i}")]) for i in range(2)}
+    assert list(batch_of(runs, [record("c-0"), record("c-1")]).nodes()) == ["-"]
+
+
+def test_what_the_config_decides_reaches_the_rows() -> None:
+    records = [record(f"c-{i}", prompt=(9, i), said=(2,) * (i + 1)) for i in range(4)]
+    runs = {
+        "a": (1.0, [turn("c-0", reward=1.0), turn("c-1", "critic")]),
+        "b": (0.0, [turn("c-2"), turn("c-3", "critic"), turn("c-0", discarded="error", reward=9)]),
+    }
+    by_run = batch_of(runs, records, aggregation="run")
+    assert advantages(by_run) == [1.0, 1.0, -1.0, -1.0]  # 2 and 0: what was thrown away is nothing
+    assert [max(row.weights) for row in by_run.rows] == [1 / 6, 1 / 6, 1 / 14, 1 / 14]
+    by_node = batch_of(runs, records, credit="node", advantage="maxrl")
+    assert advantages(by_node) == [1.0, 1.0, -1.0, -1.0]
+    by_node = batch_of(runs, records, credit="node")
+    assert advantages(by_node) == [1.0, 0.5, -1.0, -0.5]
+    old = batch_of(runs, records, base=9)
+    assert old.dropped == {"groups.stale": 1} and not old.rows
+    assert batch_of(runs, records, base=8).metrics["staleness_mean"] == 8.0
+
+
+def test_states_are_prompts() -> None:
+    records = [record(f"c-{i}", prompt=(9, i % 2)) for i in range(4)]
+    runs = {
+        "a": (1.0, [turn("c-0"), turn("c-1")]),
+        "b": (1.0, [turn("c-2")]),
+        "c": (1.0, [turn("c-3")]),
+    }
+    found = batch_of(runs, records, credit="anchor", discount=0.5)
+    assert advantages(found) == [-0.25, 0.25]
+    assert found.dropped == {"calls.zero_variance": 2, "runs.without_trainable_calls": 1}

@@ -1,0 +1,354 @@
+"""Tagged calls to a trajectory: what goes on with what, and which calls do not count."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from langchain_art.errors import InvalidRequest
+from langchain_art.wire import CallTags, Trajectory
+from langchain_art_server.jobs.trajectory_assembly import assemble
+from langchain_art_server.storage.tables import CallRecord
+from tests.support.call_records import record
+
+Message = dict[str, Any]
+USER: Message = {"role": "user", "content": "When?"}
+
+
+def said(text: str | None, **more: Any) -> Message:
+    return {"role": "assistant", "content": text, **more}
+
+
+def at(
+    second: float, call_id: str, messages: list[Message], text: str, **changes: Any
+) -> CallRecord:
+    """A call that begins at `second` and takes one; its tokens are those of a plain template."""
+    tags = CallTags(trajectory_id="t-1", **changes.pop("tags", {}))
+    request = {"messages": messages, **changes.pop("asked", {})}
+    values: dict[str, Any] = {
+        "created_at": second + 1.0,
+        "tags": tags,
+        "request": request,
+        "reply": said(text),
+        "prompt": tokens_of(messages),
+        "said": tokens_of([said(text)]),
+    }
+    return record(call_id, **(values | changes))
+
+
+def tokens_of(messages: list[Message]) -> list[int]:
+    return [ord(char) for m in messages for char in f"<{m['role']}>{m.get('content') or ''}</>"]
+
+
+def discarded(trajectory: Trajectory) -> dict[str, str]:
+    return {t.call_id or "": t.discarded for t in trajectory.turns if t.discarded}
+
+
+def extends(trajectory: Trajectory) -> list[int | None]:
+    return [turn.extends for turn in trajectory.turns]
+
+
+# --- order and links ---------------------------------------------------------------------------
+
+
+def test_turns_stand_in_the_order_in_which_they_were_asked_for() -> None:
+    calls = [
+        at(5, "late", [USER, said("a"), USER], "b", tags={"step": 2, "scenario": "s"}),
+        at(
+            0, "first", [USER], "a", created_at=4.0, latency=4.0, tags={"tags": ("x",), "node": "n"}
+        ),
+        at(1, "beside", [USER, USER], "c"),
+    ]
+    run = assemble("t-1", calls)
+    assert [turn.call_id for turn in run.turns] == ["first", "beside", "late"]
+    assert extends(run) == [None, None, 0]
+    assert (run.id, run.scenario, run.reward, run.status) == ("t-1", "s", None, "completed")
+    first, late = run.turns[0], run.turns[2]
+    assert (first.tags, first.node, first.started_at, first.latency) == (("x",), "n", 0.0, 4.0)
+    assert first.usage is not None
+    assert first.usage.prompt_tokens == len(tokens_of([USER])) and late.messages == (USER,)
+    assert run.prompt(2) == [USER, said("a"), USER]
+
+
+def test_a_prompt_goes_on_with_the_longest_that_it_begins_with() -> None:
+    calls = [
+        at(0, "a", [USER], "1"),
+        at(2, "b", [USER, said("1"), USER], "2"),
+        at(4, "c", [USER, said("1"), USER, said("2"), USER], "3"),
+        at(6, "d", [USER, said("1"), USER, USER], "4"),
+        at(8, "e", [USER, said("9"), USER], "5"),
+    ]
+    assert extends(assemble("t-1", calls)) == [None, 0, 1, 0, None]
+
+
+CALL = {
+    "id": "x1",
+    "type": "function",
+    "function": {"name": "f", "arguments": '{"b": 1, "a": "é"}'},
+}
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "assistant", "content": "", "tool_calls": [CALL], "refusal": None},
+        {"role": "assistant", "content": [], "name": "model", "tool_calls": [CALL]},
+        {
+            "role": "assistant",
+            "content": None,
+            "function_call": None,
+            "annotations": [],
+            "tool_calls": [
+                {
+                    **CALL,
+                    "index": 0,
+                    "function": {"name": "f", "arguments": '{"a":"\\u00e9","b":1}'},
+                }
+            ],
+        },
+    ],
+)
+@pytest.mark.parametrize("tokens_fit", [True, False])
+def test_a_reply_that_comes_back_written_differently_is_known(
+    back: Message, tokens_fit: bool
+) -> None:
+    first = at(0, "a", [USER], "", reply=said(None, tool_calls=[CALL]), said=[7, 8, 9])
+    result = {"role": "tool", "tool_call_id": "x1", "content": "found"}
+    prompt = [*first.prompt_token_ids, 7, 8, 9 if tokens_fit else 10, 1, 1]
+    second = at(2, "b", [USER, back, result], "done", prompt=prompt)
+    run = assemble("t-1", [first, second])
+    assert extends(run) == [None, 0]
+    assert run.turns[1].messages == (result,)
+    assert run.prompt(1) == [USER, said(None, tool_calls=[CALL]), result]
+
+
+def test_another_reply_or_other_arguments_are_not_taken_for_it() -> None:
+    first = at(0, "a", [USER], "", reply=said(None, tool_calls=[CALL]), said=[7, 8, 9])
+    other = {**CALL, "function": {"name": "f", "arguments": '{"b": 2, "a": "é"}'}}
+    broken = {**CALL, "function": {"name": "f", "arguments": '{"b": 2'}}
+    for back in (said(None, tool_calls=[other]), said(None, tool_calls=[broken]), said("x")):
+        second = at(2, "b", [USER, back], "done", prompt=[1, 2])
+        assert extends(assemble("t-1", [first, second])) == [None, None]
+
+
+def test_tokens_decide_before_messages() -> None:
+    first = at(0, "a", [USER], " 1", said=[7, 8])
+    prompt = [*first.prompt_token_ids, 7, 8, 9]
+    trimmed = at(2, "b", [USER, said("1"), USER], "2", prompt=prompt)
+    run = assemble("t-1", [first, trimmed])
+    assert extends(run) == [None, 0] and run.turns[1].messages == (USER,)
+    in_one = [{"role": "user", "content": "When?</><assistant> 1"}]  # no reply stands there
+    run = assemble("t-1", [first, at(2, "b", in_one, "2", prompt=prompt)])
+    assert extends(run) == [None, None] and run.prompt(1) == in_one
+
+
+def test_text_in_parts_is_text() -> None:
+    parts = [{"type": "text", "text": "wh"}, {"type": "text", "text": "en"}]
+    first = at(0, "a", [{"role": "user", "content": "when"}], "1")
+    second = at(
+        2, "b", [{"role": "user", "content": parts}, said("1"), USER], "2", prompt=[1, 2, 3]
+    )
+    assert extends(assemble("t-1", [first, second])) == [None, 0]
+    image = [{"type": "image_url", "image_url": {"url": "x"}}]
+    third = at(2, "b", [{"role": "user", "content": image}, said("1")], "2", prompt=[1, 2, 3])
+    assert extends(assemble("t-1", [first, third])) == [None, None]
+
+
+def test_of_equal_replies_the_nearest_in_the_graph_is_gone_on_with() -> None:
+    calls = [
+        at(0, "a", [USER], "1", tags={"namespace": "team:1|left:1"}),
+        at(1, "b", [USER], "1", tags={"namespace": "team:2|right:1"}),
+        at(4, "c", [USER, said("1"), USER], "2", tags={"namespace": "team:1|left:1"}),
+        at(5, "d", [USER, said("1"), USER], "2", tags={"namespace": "team:1|next:1"}),
+        at(6, "e", [USER, said("1"), USER], "2", tags={"namespace": "elsewhere:1"}),
+    ]
+    assert extends(assemble("t-1", calls)) == [None, None, 0, 0, 1]
+
+
+# --- n ------------------------------------------------------------------------------------------
+
+
+def choices(texts: list[str], second: float = 0.0, **changes: Any) -> list[CallRecord]:
+    jitter = [0.0, -1e-5, 2e-5]  # each choice's record is stamped by itself
+    return [
+        at(second + jitter[i], "x" if i == 0 else f"x:{i}", [USER], text, **changes)
+        for i, text in enumerate(texts)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("texts", "continued", "unchosen"),
+    [
+        (["a", "b", "c"], [], ["x:1", "x:2"]),
+        (["a", "b", "c"], ["a"], ["x:1", "x:2"]),
+        (["a", "b", "c"], ["c"], ["x", "x:1"]),
+        (["a", "b", "c"], ["c", "b"], ["x"]),  # a client that explores both
+        (["a", "b", "b"], ["b"], ["x", "x:2"]),
+        (["a", "a", "b"], ["a"], ["x:1", "x:2"]),
+    ],
+)
+def test_of_choices_those_count_that_the_client_goes_on_with(
+    texts: list[str], continued: list[str], unchosen: list[str]
+) -> None:
+    later = [at(5 + i, f"y{i}", [USER, said(text), USER], "z") for i, text in enumerate(continued)]
+    run = assemble("t-1", [*later, *reversed(choices(texts))])
+    assert [t.call_id for t in run.turns][:3] == ["x", "x:1", "x:2"]
+    assert discarded(run) == dict.fromkeys(unchosen, "unchosen")
+    for turn in run.turns[3:]:
+        assert turn.extends is not None and run.turns[turn.extends].discarded is None
+
+
+# --- attempts -----------------------------------------------------------------------------------
+
+
+def test_of_a_task_the_last_attempt_counts() -> None:
+    def call(name: str, second: float, attempt: int, **where: Any) -> CallRecord:
+        return at(second, name, [USER], name, tags={"attempt": attempt, "node": "n", **where})
+
+    calls = [
+        call("a1", 0, 1, namespace="n:1"),
+        call("a2", 2, 2, namespace="n:1"),
+        call("a2b", 4, 2, namespace="n:1"),
+        call("beside", 1, 1, namespace="n:2"),
+        call("other-thread", 1, 1, namespace="n:1", thread="t"),
+        call("step1", 5, 1, step=1),
+        call("step2", 6, 1, step=2),
+        call("step2-again", 7, 2, step=2),
+        call("nowhere", 8, 1),
+        call("nowhere-again", 9, 2),  # of this node, but of which of its steps?
+    ]
+    assert discarded(assemble("t-1", calls)) == {"a1": "retried", "step2": "retried"}
+
+
+# --- retries of the client ----------------------------------------------------------------------
+
+
+def test_a_reply_that_never_arrived_is_discarded() -> None:
+    lost, seen = at(0, "lost", [USER], "a"), at(3, "seen", [USER], "b", retry=1)
+    assert discarded(assemble("t-1", [lost, seen])) == {"lost": "retried"}
+    on = at(6, "on", [USER, said("b"), USER], "c")
+    assert discarded(assemble("t-1", [lost, seen, on])) == {"lost": "retried"}
+
+
+def test_of_several_tries_only_the_last_counts() -> None:
+    tries = [at(3 * i, f"try-{i}", [USER], str(i), retry=i) for i in range(3)]
+    assert discarded(assemble("t-1", tries)) == {"try-0": "retried", "try-1": "retried"}
+    refused = [tries[0], tries[2]]  # the second one was refused, or broke before it was sampled
+    assert discarded(assemble("t-1", refused)) == {"try-0": "retried"}
+    assert discarded(assemble("t-1", [tries[2]])) == {}
+
+
+def test_a_try_with_a_seed_says_the_same_twice_and_counts_once() -> None:
+    lost, seen = at(0, "lost", [USER], "a"), at(3, "seen", [USER], "a", retry=1)
+    on = at(6, "on", [USER, said("a"), USER], "c")
+    run = assemble("t-1", [lost, seen, on])
+    assert discarded(run) == {"lost": "retried"}
+    assert extends(run) == [None, None, 1]
+
+
+def test_equal_requests_without_the_header_are_votes() -> None:
+    votes = [at(0.1 * i, f"vote-{i}", [USER], str(i)) for i in range(5)]
+    assert discarded(assemble("t-1", votes)) == {}
+
+
+def test_among_votes_a_retry_stands_for_the_one_that_ended_last() -> None:
+    votes = [at(0, "a", [USER], "a"), at(0, "b", [USER], "b", created_at=9.0, latency=9.0)]
+    again = at(8, "b-again", [USER], "c", retry=1)
+    assert discarded(assemble("t-1", [*votes, again])) == {"b": "retried"}
+
+
+def test_two_lost_votes_are_two() -> None:
+    votes = [at(0, "a", [USER], "a"), at(0, "b", [USER], "b", created_at=3.0, latency=3.0)]
+    again = [at(5 + i, f"again-{i}", [USER], str(i), retry=1) for i in range(2)]
+    found = discarded(assemble("t-1", [*votes, *again]))
+    assert found == {"a": "retried", "b": "retried"}
+
+
+def test_a_reply_that_a_call_goes_on_with_did_arrive() -> None:
+    got = at(0, "got", [USER], "a")
+    on = at(3, "on", [USER, said("a"), USER], "b")
+    again = at(6, "again", [USER], "c", retry=1)  # the same prompt later, refused at first
+    assert discarded(assemble("t-1", [got, on, again])) == {}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"asked": {"temperature": 0.5}},
+        {"asked": {"tools": [{"type": "function"}]}},
+        {"tags": {"node": "other"}},
+        {"tags": {"namespace": "other:1"}},
+        {"policy": "q"},
+    ],
+)
+def test_a_retry_of_another_request_discards_nothing(changes: dict[str, Any]) -> None:
+    calls = [at(0, "a", [USER], "a"), at(3, "b", [USER], "b", retry=1, **changes)]
+    assert discarded(assemble("t-1", calls)) == {}
+
+
+def test_all_choices_of_a_lost_reply_are_discarded() -> None:
+    again = [
+        at(5, "y" if i == 0 else f"y:{i}", [USER], text, retry=1)
+        for i, text in enumerate(["d", "e", "f"])
+    ]
+    run = assemble("t-1", [*choices(["a", "b", "c"]), *again])
+    lost = dict.fromkeys(["x", "x:1", "x:2"], "retried")
+    assert discarded(run) == lost | dict.fromkeys(["y:1", "y:2"], "unchosen")
+
+
+# --- sizes --------------------------------------------------------------------------------------
+
+
+def test_more_calls_than_a_trajectory_may_have_are_refused() -> None:
+    calls = [at(i, f"c-{i}", [USER], "a") for i in range(4097)]
+    with pytest.raises(InvalidRequest, match=r"4097 calls .* at most 4096"):
+        assemble("t-1", calls)
+
+
+@pytest.mark.parametrize("tokens_fit", [True, False])
+def test_a_long_run_costs_what_its_requests_hold(tokens_fit: bool) -> None:
+    def run(turns: int) -> list[CallRecord]:
+        messages: list[Message] = [USER]
+        calls: list[CallRecord] = []
+        for turn in range(turns):
+            text = f"reply {turn}: {json.dumps(list(range(40)))}"
+            prompt = {} if tokens_fit else {"prompt": [turn + 1]}
+            calls.append(at(2 * turn, f"c-{turn}", list(messages), text, **prompt))
+            messages += [said(text), USER]
+        return calls
+
+    def seconds(calls: list[CallRecord]) -> float:
+        begun = time.process_time()
+        assembled = assemble("t-1", calls)
+        spent = time.process_time() - begun
+        assert extends(assembled) == [None, *range(len(calls) - 1)]
+        return spent
+
+    few, many = (min(seconds(calls) for _ in range(3)) for calls in (run(50), run(200)))
+    assert many / few < 32  # requests hold 16 times as much; comparing every pair would cost 64
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 2), st.integers(0, 2)), max_size=8))
+def test_whatever_a_client_does_each_call_is_one_turn(steps: list[tuple[int, int, int]]) -> None:
+    calls: list[CallRecord] = []
+    for index, (parent, n, retry) in enumerate(steps):
+        messages = [USER]
+        if calls and parent:
+            base = calls[-min(parent, len(calls))]
+            messages = [*base.request["messages"], base.reply, USER]
+        for choice in range(n):
+            name = f"c-{index}" if choice == 0 else f"c-{index}:{choice}"
+            calls.append(at(index, name, messages, f"{retry}{choice}", retry=retry))
+    run = assemble("t-1", calls)
+    assert [t.call_id for t in run.turns] == [c.id for c in calls]
+    for index, (turn, call) in enumerate(zip(run.turns, calls, strict=True)):
+        assert run.prompt(index) == call.request["messages"]
+        assert turn.reply == call.reply
+        if turn.discarded == "unchosen":
+            assert all(later.extends != index for later in run.turns)

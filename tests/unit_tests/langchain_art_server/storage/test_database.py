@@ -1,0 +1,94 @@
+"""The database's writer: calls share transactions, everybody hears how their own ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from langchain_art.errors import ConfigError
+from langchain_art_server.storage.database import Database
+from langchain_art_server.storage.tables import CALLS
+from tests.support.call_records import record
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    opened = Database(database_url)
+    yield opened
+    opened.close()
+
+
+def on_disk(url: str) -> set[str]:
+    """Read by another connection, as after a crash."""
+    engine = sa.create_engine(url)
+    with engine.connect() as connection:
+        found = set(connection.scalars(sa.select(CALLS.c.id)))
+    engine.dispose()
+    return found
+
+
+async def test_calls_at_once_share_transactions_and_are_on_disk(
+    database: Database, database_url: str
+) -> None:
+    commits: list[sa.Connection] = []
+    event.listen(database.engine, "commit", commits.append)
+    waves = [[f"c-{wave}-{i}" for i in range(100)] for wave in range(3)]
+
+    async def add(name: str) -> None:
+        await database.add_calls([record(name), record(f"{name}:1")])
+        assert {name, f"{name}:1"} <= on_disk(database_url)
+
+    for names in waves:
+        await asyncio.gather(*map(add, names))
+    assert len(on_disk(database_url)) == 600
+    assert len(commits) <= 6
+
+
+async def test_calls_that_come_while_others_are_written_are_written_next(
+    database: Database,
+) -> None:
+    first = asyncio.create_task(database.add_calls([record("a")]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # handed to the writer by now
+    later = [asyncio.create_task(database.add_calls([record(f"b-{i}")])) for i in range(5)]
+    await asyncio.gather(first, *later)
+    await database.add_calls([record("c")])  # and the writer is idle, not stuck
+    count = await database.read(lambda c: c.scalar(sa.select(sa.func.count()).select_from(CALLS)))
+    assert count == 7
+
+
+async def test_a_batch_that_cannot_be_written_fails_each_of_its_calls(database: Database) -> None:
+    await database.add_calls([record("a")])
+    results = await asyncio.gather(
+        database.add_calls([record("a")]), database.add_calls([record("b")]), return_exceptions=True
+    )
+    assert [type(result) for result in results] == [sa.exc.IntegrityError] * 2
+    await database.add_calls([record("b")])  # nothing of it was written
+
+
+async def test_a_caller_that_leaves_takes_nobody_along(database: Database) -> None:
+    tasks = [asyncio.create_task(database.add_calls([record(f"c-{i}")])) for i in range(3)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result) for result in results] == [type(None), asyncio.CancelledError, type(None)]
+    await database.add_calls([record("d")])
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("mysql://art@host/art", "got a database_url of 'mysql', expected one of sqlite or"),
+        ("art.sqlite3", "none of SQLAlchemy's"),
+        ("sqlite:////nowhere/art.sqlite3", "unable to open database file"),
+        ("postgresql://art:secret@/art?host=/nowhere", r"art:\*\*\*@/art.*, which fails: .*"),
+    ],
+)
+def test_a_database_that_cannot_be_had_is_refused_in_words(url: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as refused:
+        Database(url)
+    assert "secret" not in str(refused.value)

@@ -1,0 +1,227 @@
+"""The store: what is acknowledged is on disk, ids are used once, nothing is rounded."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from langchain_art.errors import Conflict, EngineUnavailable, InvalidRequest, NotFound
+from langchain_art.wire import (
+    CallTags,
+    Checkpoint,
+    LoraConfig,
+    Reward,
+    TrainRequest,
+    TrainResult,
+    Trajectory,
+    Turn,
+)
+from langchain_art_server.storage.store import Store
+from langchain_art_server.storage.tables import CallRecord
+from tests.support.postgres import Postgres
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    opened = Store(database_url)
+    yield opened
+    opened.close()
+
+
+def record(call_id: str, **changes: object) -> CallRecord:
+    values: dict[str, object] = {
+        "id": call_id,
+        "created_at": time.time(),
+        "policy": "p",
+        "version": 3,
+        "model": "p@3",
+        "tags": CallTags(trajectory_id="t-1", node="writer", path=("team", "writer")),
+        "request": {"messages": [{"role": "user", "content": "héllo \u2028"}]},
+        "reply": {"role": "assistant", "content": "x"},
+        "prompt_token_ids": [1, 2, 2**31 - 1],
+        "token_ids": [4, 5],
+        "logprobs": [-0.1, -1e-300],
+        "temperature": 0.7,
+        "finish_reason": "stop",
+        "untrainable": None,
+        "latency": 0.5,
+        "retry": 2,
+    }
+    return CallRecord(**(values | changes))  # type: ignore[arg-type]
+
+
+async def test_a_record_comes_back_bit_for_bit(store: Store) -> None:
+    one = record("c-1")
+    await store.add_calls([one])
+    assert await store.call("c-1") == one
+    assert [r.id for r in await store.tagged_calls("t-1")] == ["c-1"]
+    with pytest.raises(NotFound, match="c-2"):
+        await store.call("c-2")
+
+
+@given(
+    ids=st.lists(st.integers(0, 2**31 - 1)),
+    logprobs=st.lists(st.floats(max_value=0, allow_nan=False, allow_infinity=False)),
+)
+def test_token_arrays_survive_the_row(ids: list[int], logprobs: list[float]) -> None:
+    row = record("c", token_ids=ids, logprobs=logprobs).row()
+
+    class Row:
+        def __getattr__(self, name: str) -> object:
+            return row[name]
+
+    back = CallRecord.of(Row())  # type: ignore[arg-type]
+    assert back.token_ids == ids
+    assert all(
+        a == b and math.copysign(1, a) == math.copysign(1, b)
+        for a, b in zip(back.logprobs, logprobs, strict=True)
+    )
+
+
+async def test_many_calls_at_once_are_all_kept(store: Store) -> None:
+    await asyncio.gather(*(store.add_calls([record(f"c-{i}")]) for i in range(300)))
+    assert len(await store.calls([f"c-{i}" for i in range(300)])) == 300
+
+
+async def test_a_call_id_used_twice_fails_alone_or_says_so(store: Store) -> None:
+    await store.add_calls([record("c-1")])
+    with pytest.raises(Exception, match=r"(?i)unique"):
+        await store.add_calls([record("c-1", token_ids=[9, 9])])
+    assert (await store.call("c-1")).token_ids == [4, 5]
+
+
+async def test_trajectories_are_idempotent_by_id(store: Store) -> None:
+    first = Trajectory(id="t-1", scenario="s", reward=None)
+    assert await store.add_trajectories([first]) == 1
+    assert await store.add_trajectories([first]) == 0
+    with pytest.raises(Conflict, match="t-1"):
+        await store.add_trajectories([Trajectory(id="t-2"), first.model_copy(update={"input": 1})])
+    with pytest.raises(NotFound):
+        await store.trajectory("t-2")  # all or none
+
+
+async def trained(store: Store, run: str, policy: str, job: str) -> None:
+    request = TrainRequest(policy=policy, groups=((run,),))
+    await store.jobs.add(job, f"key of {job}", request, [])
+    await store.jobs.finish(job, None, None, trained=[run])
+
+
+async def test_a_reward_can_change_until_it_was_trained_on(store: Store) -> None:
+    await store.add_trajectories([Trajectory(id="t-1", scenario="s", status="failed")])
+    assert (await store.trajectory("t-1")).trajectory.reward is None
+    await store.set_reward("t-1", Reward(reward=0.0, scores={"human": 0.5}))
+    changed = await store.set_reward("t-1", Reward(reward=1.0))
+    assert (changed.scores, changed.scenario, changed.status) == ({"human": 0.5}, "s", "failed")
+    changed = await store.set_reward("t-1", Reward(reward=1.0, scenario="r", status="completed"))
+    assert (changed.scenario, changed.status) == ("r", "completed")
+    assert [t.id for t in await store.recent_trajectories(9, "r")] == ["t-1"]
+    await trained(store, "t-1", "p", "job-1")
+    with pytest.raises(Conflict, match="job-1 of policy 'p'"):
+        await store.set_reward("t-1", Reward(reward=0.0))
+    assert (await store.set_reward("t-1", Reward(reward=1.0))).reward == 1.0
+
+
+async def test_each_policy_trains_a_run_once(store: Store) -> None:
+    await store.add_trajectories([Trajectory(id="t-1"), Trajectory(id="t-2")])
+    await trained(store, "t-1", "writer", "job-1")
+    await trained(store, "t-1", "critic", "job-2")
+    found = await store.trajectories(["t-1", "t-2"])
+    assert found["t-1"].trained_by == {"critic": "job-2", "writer": "job-1"}
+    assert found["t-2"].trained_by == {}
+    with pytest.raises(Exception, match=r"(?i)unique"):  # and the whole of the job's end is undone
+        await trained(store, "t-1", "writer", "job-3")
+    assert (await store.jobs.get("job-3")).state == "queued"
+
+
+def turns(count: int) -> tuple[Turn, ...]:
+    return tuple(Turn(call_id=f"c-{index}") for index in range(count))
+
+
+async def test_late_calls_join_until_a_job_has_the_run(store: Store) -> None:
+    async def put(count: int, reward: float = 1.0) -> Trajectory:
+        assembled = Trajectory(id="t-1", turns=turns(count))
+        return await store.set_reward("t-1", Reward(reward=reward), assembled)
+
+    assert len((await put(1, 0.0)).turns) == 1
+    assert len((await put(3)).turns) == 3
+    assert len((await put(2)).turns) == 3  # an older look at the calls takes none away
+    stored = await store.trajectory("t-1")
+    assert stored.assembled and (stored.trajectory.reward, len(stored.trajectory.turns)) == (1.0, 3)
+    request = TrainRequest(policy="p", groups=(("t-0",), ("t-1",)))
+    await store.jobs.add("job-1", "k-1", request, [])
+    with pytest.raises(Conflict, match=r"1 calls .* after its 3 calls .* job-1, which has not"):
+        await put(4)
+    await store.jobs.finish("job-1", None, None)  # it trained nothing
+    assert len((await put(4)).turns) == 4
+    await trained(store, "t-1", "p", "job-2")
+    with pytest.raises(Conflict, match="job job-2 of policy 'p'"):
+        await put(5)
+    assert len((await put(4)).turns) == 4
+
+
+async def test_a_run_that_was_sent_is_not_assembled_anew(store: Store) -> None:
+    await store.add_trajectories([Trajectory(id="t-1", turns=turns(1))])
+    again = await store.set_reward("t-1", Reward(reward=1.0), Trajectory(id="t-1", turns=turns(2)))
+    assert len(again.turns) == 1 and not (await store.trajectory("t-1")).assembled
+
+
+async def test_a_key_names_one_job(store: Store) -> None:
+    request = TrainRequest(policy="p", groups=(("a", "b"),))
+    first = await store.jobs.add("job-1", "key", request, [])
+    again = await store.jobs.add("job-2", "key", request, [])
+    assert again.id == first.id == "job-1"
+    with pytest.raises(Conflict, match="key"):
+        await store.jobs.add("job-3", "key", TrainRequest(policy="p", groups=(("a",),)), [])
+
+
+async def test_ending_a_job_is_one_transaction(store: Store) -> None:
+    await store.add_policy("p", LoraConfig(rank=4))
+    await store.add_trajectories([Trajectory(id="t-1", reward=1.0)])
+    request = TrainRequest(policy="p", groups=(("t-1",),))
+    job = await store.jobs.add("job-1", "k", request, [])
+    await store.jobs.begin(job.id, 0, 1)
+    assert [j.state for j in await store.jobs.all(states=("running",))] == ["running"]
+    point = Checkpoint(policy="p", version=1, name="p@1", parent=0, created_at=1.0, bytes=10)
+    result = TrainResult(policy="p", version=1, metrics={"loss": -0.5}, dropped={"runs.failed": 1})
+    await store.jobs.finish(job.id, result, None, point, ["t-1"])
+    assert (await store.jobs.get("job-1")).result == result
+    assert (await store.policies())["p"] == (LoraConfig(rank=4), 1)
+    assert (await store.checkpoints("p"))[0].serving
+    assert (await store.trajectory("t-1")).trained_by == {"p": "job-1"}
+
+
+async def test_events_are_numbered(store: Store) -> None:
+    for text in ("a", "b", "c"):
+        await store.jobs.add_event("job-1", text)
+    assert [(e.seq, e.message) for e in await store.jobs.events("job-1", 1)] == [(2, "b"), (3, "c")]
+
+
+async def test_a_store_that_cannot_write_acknowledges_nothing(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'art.sqlite3'}")
+    await store.add_calls([record("c-1")])
+    with store._database.engine.connect() as other:  # another process's lock
+        other.exec_driver_sql("PRAGMA busy_timeout=1")
+        other.exec_driver_sql("BEGIN EXCLUSIVE")
+        write = asyncio.create_task(store.add_calls([record("c-2")]))
+        with pytest.raises(EngineUnavailable, match="nothing was acknowledged"):
+            await asyncio.wait_for(write, 30)
+        other.exec_driver_sql("ROLLBACK")
+    await store.add_calls([record("c-3")])  # it goes on when the database does
+    assert set(await store.calls(["c-1", "c-2", "c-3"])) == {"c-1", "c-3"}
+    store.close()
+
+
+async def test_text_that_postgresql_does_not_take_is_refused_alone(postgres: Postgres) -> None:
+    store = Store(postgres.database())
+    bad, good = Trajectory(id="t-1", scenario="a\0b"), Trajectory(id="t-1", scenario="a")
+    with pytest.raises(InvalidRequest, match="NUL"):
+        await store.add_trajectories([bad])
+    assert await store.add_trajectories([good]) == 1
+    store.close()
