@@ -67,7 +67,7 @@ def made_adapter(sampler: VllmSamples, learner: PeftEngine, folder: Path) -> Pat
 def rows_of(sampler: VllmSamples, asked: list[ChatRequest]) -> list[Row]:
     """What the sampler says, every second reply rewarded."""
     replies = sampler.chat(*asked)
-    assert not any(reply.untrainable for reply in replies)
+    assert not any(reply.excluded_because for reply in replies)
     return [row_of(reply, 2.0 * (i % 2) - 1.0) for i, reply in enumerate(replies)]
 
 

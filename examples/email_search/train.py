@@ -111,7 +111,7 @@ def summary(result: FitResult, seconds: float, seed: int, control: bool) -> dict
         "seed": seed,
         "control": control,
         "seconds_by_phase": spent,
-        "dropped": result.dropped,
+        "excluded": result.excluded,
     }
 
 

@@ -133,7 +133,7 @@ def audit_table(audit: TrajectoryAudit) -> Table:
             str(turn.sampled_tokens),
             str(turn.trained_tokens),
             _prefix(turn),
-            escape(turn.masked or "-"),
+            escape(turn.excluded_because or "-"),
         )
     return table
 
@@ -178,8 +178,8 @@ def _totals(audit: TrajectoryAudit) -> str:
 def _place(turn: Turn) -> str:
     path = "/".join(turn.path) or turn.node or "-"
     attempt = f" attempt {turn.attempt}" if turn.attempt > 1 else ""
-    discarded = f" ({turn.discarded})" if turn.discarded else ""
-    return f"{path}{attempt}{discarded}"
+    excluded = f" ({turn.excluded_because})" if turn.excluded_because else ""
+    return f"{path}{attempt}{excluded}"
 
 
 def _said(turn: Turn) -> str:

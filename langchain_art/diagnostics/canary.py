@@ -311,11 +311,11 @@ class _Canary:
         trained = [r.metrics for r in results if "logprob_gap_mean" in r.metrics]
         gap = max((metrics["logprob_gap_mean"] for metrics in trained), default=math.inf)
         ratio = trained[0]["importance_mean"] if trained else math.nan
-        dropped = dict(results[-1].dropped)
+        excluded = dict(results[-1].excluded)
         measured = (
             f"{_nats(gap)} per token, mean ratio {ratio:.6f}"
             if trained
-            else f"nothing was trained: {dropped}"
+            else f"nothing was trained: {excluded}"
         )
         self._check(name, gap <= self.bar, measured, self._under(), gap)
 

@@ -1,7 +1,7 @@
 """What a run did, read off its turns: steps, actions, errors, seconds, and what it answered.
 
-Turns that the graph threw away (`Turn.discarded`) count for none of these but `seconds`: a retry
-costs time, but it is no step of the run.
+Turns that the graph threw away (`Turn.excluded_because`) count for none of these but
+`seconds`: a retry costs time, but it is no step of the run.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def answer(run: Trajectory) -> Any:
 
 
 def _kept(run: Trajectory) -> list[Turn]:
-    return [turn for turn in run.turns if turn.discarded is None]
+    return [turn for turn in run.turns if turn.excluded_because is None]
 
 
 def _said(run: Trajectory, turns: list[Turn]) -> list[Message]:

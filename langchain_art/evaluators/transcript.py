@@ -49,8 +49,8 @@ def transcript(run: Trajectory, *, labelled: bool) -> tuple[Block, ...]:
         if labelled and (now := label(turn)) != place:
             blocks.append(Block("node", now))
             place = now
-        if turn.discarded is not None:
-            blocks.append(Block("discarded", turn.discarded))
+        if turn.excluded_because is not None:
+            blocks.append(Block("excluded", turn.excluded_because))
             continue
         whole = turn.extends is None or turn.extends != last
         messages = run.prompt(index) if whole else turn.messages

@@ -208,12 +208,12 @@ class Story:
             started_at=call.started_at,
             latency=call.latency,
             ours=call.ours,
-            discarded=self._discarded(frame, call, tries[frame.task], chosen),
+            excluded_because=self._exclusion(frame, call, tries[frame.task], chosen),
             error=call.error if frame.outcome else "no end was heard: cancelled, or still running",
         )
 
-    def _discarded(self, frame: Frame, call: Call, tries: int, chosen: bool) -> str | None:
+    def _exclusion(self, frame: Frame, call: Call, tries: int, chosen: bool) -> str | None:
         if call.error is not None or frame.outcome is None:
             return "error"
-        thrown = self._frames.discarded(frame, call.number, tries)
+        thrown = self._frames.exclusion(frame, call.number, tries)
         return thrown or (None if chosen else "unchosen")

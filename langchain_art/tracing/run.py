@@ -122,7 +122,7 @@ class Run:
             run.reward_node("writer", 1.0)
             run.reward_node("critic", 0.0)
         """
-        turns = [turn for turn in self.story.turns() if turn.call_id and not turn.discarded]
+        turns = [turn for turn in self.story.turns() if turn.call_id and not turn.excluded_because]
         own = [turn for turn in turns if node in (turn.node, "/".join(turn.path))]
         if not own:
             heard = sorted({"/".join(turn.path) or turn.node or "-" for turn in turns})

@@ -127,7 +127,7 @@ class Frames:
             frame = self._above(frame)
         return found
 
-    def discarded(self, frame: Frame, number: int, tries: int) -> str | None:
+    def exclusion(self, frame: Frame, number: int, tries: int) -> str | None:
         """Why the graph threw a call's frame away, or None.
 
         A call counts if it was made in the last attempt of its task, and nothing around it failed

@@ -17,7 +17,7 @@ from langchain_art.wire import NodeReport, TrainResult
 _TRAIN = "#8aa4c8"
 _HELD_OUT = "#c2410c"
 
-#: What the reasons in `TrainResult.dropped` mean, where a word alone does not say what to do.
+#: What the reasons in `TrainResult.excluded` mean, where a word alone does not say what to do.
 _MEANING = {
     "groups.zero_variance": "all runs of a group have the same reward, so none is better",
     "groups.single": "only one run of a group has a reward, so there is nothing to compare",
@@ -186,7 +186,7 @@ def node_table(nodes: Mapping[str, NodeReport], title: str) -> Table:
             str(report.calls),
             str(report.tokens),
             *(advantages if report.tokens else ["-", "-"]),
-            escape(counts(report.dropped)) or "-",
+            escape(counts(report.excluded)) or "-",
         )
     return table
 
@@ -199,9 +199,9 @@ def counts(found: Mapping[str, int]) -> str:
 
 def left_out(found: StepRecord | FitResult) -> str:
     """What was not trained, by reason. What another of the policies trained is not left out."""
-    strange = any("other_policy" in report.dropped for report in found.nodes.values())
+    strange = any("other_policy" in report.excluded for report in found.nodes.values())
     hidden = () if strange else ("/calls.other_policy",)
-    return counts({k: n for k, n in found.dropped.items() if not k.endswith(hidden)})
+    return counts({k: n for k, n in found.excluded.items() if not k.endswith(hidden)})
 
 
 def nothing_trained(record: StepRecord) -> list[str]:
@@ -218,7 +218,7 @@ def nothing_trained(record: StepRecord) -> list[str]:
             continue
         name = f"{policy}@{result.version}"
         lines.append(f"step {record.step} trained {policy} on NOTHING; it stays at {name}. Why:")
-        ordered = sorted(result.dropped.items(), key=lambda item: (-item[1], item[0]))
+        ordered = sorted(result.excluded.items(), key=lambda item: (-item[1], item[0]))
         for reason, count in ordered:
             meaning = f": {_MEANING[reason]}" if reason in _MEANING else ""
             lines.append(f"  {count} {reason}{meaning}")

@@ -1,7 +1,7 @@
 """What a fit measures: evaluations, steps, and the whole of it.
 
 Where several policies learn in one graph, whatever is one policy's (`StepRecord.metrics`,
-``dropped``, ``nodes``) is named ``policy/name``; with a single policy it is just ``name``.
+``excluded``, ``nodes``) is named ``policy/name``; with a single policy it is just ``name``.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ class StepRecord(Record):
         return _named({policy: result.metrics for policy, result in self.results.items()})
 
     @property
-    def dropped(self) -> dict[str, int]:
+    def excluded(self) -> dict[str, int]:
         """By reason: the count, as the server says it, and ``groups.unjudged`` of the client."""
-        found = _named({policy: result.dropped for policy, result in self.results.items()})
+        found = _named({policy: result.excluded for policy, result in self.results.items()})
         return found | ({"groups.unjudged": self.unjudged} if self.unjudged else {})
 
     @property
@@ -125,7 +125,7 @@ class StepRecord(Record):
 
 
 def _is_elsewhere(report: NodeReport) -> bool:
-    return not report.calls and set(report.dropped) == _ELSEWHERE
+    return not report.calls and set(report.excluded) == _ELSEWHERE
 
 
 def _named(by_policy: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
@@ -178,11 +178,11 @@ class FitResult(Record):
         return tuple(f"{policy}@{version}" for policy, version in self.versions.items())
 
     @property
-    def dropped(self) -> dict[str, int]:
+    def excluded(self) -> dict[str, int]:
         """What all steps left out, by reason."""
         total: Counter[str] = Counter()
         for record in self.history:
-            total.update(record.dropped)
+            total.update(record.excluded)
         return dict(total)
 
     @property
@@ -216,16 +216,16 @@ def total_nodes(reports: Iterable[Mapping[str, NodeReport]]) -> dict[str, NodeRe
 
 def _total(reports: Sequence[NodeReport]) -> NodeReport:
     tokens = sum(report.tokens for report in reports)
-    dropped: Counter[str] = Counter()
+    excluded: Counter[str] = Counter()
     for report in reports:
-        dropped.update(report.dropped)
+        excluded.update(report.excluded)
     weight = max(tokens, 1)
     return NodeReport(
         calls=sum(report.calls for report in reports),
         tokens=tokens,
         advantage_mean=sum(r.advantage_mean * r.tokens for r in reports) / weight,
         advantage_abs=sum(r.advantage_abs * r.tokens for r in reports) / weight,
-        dropped=dict(dropped),
+        excluded=dict(excluded),
     )
 
 

@@ -152,7 +152,8 @@ class Trainer:
         """Train for `steps` steps in all, those of a resumed fit included.
 
         All scored groups are sent, those without variance too: what is left out of training is the
-        server's to say, in ``dropped``. Stop it with Ctrl-C or let it crash: the same call goes on.
+        server's to say, in ``excluded``. Stop it with Ctrl-C or let it crash: the same call goes
+        on.
 
         Args:
             rollout: a function of a scenario (see `rollout.Rollout`), or a graph as it is; that

@@ -198,8 +198,8 @@ def _tell(display: Display, result: TrainResult, step: int, total: int) -> None:
     version = f"{result.policy}@{result.version}"
     place = f"{step:>{len(str(total))}}/{total}"
     display.line(f"warm start {place}  {loss}{tokens:.0f} tokens  {version}")
-    if result.dropped:
-        left_out = ", ".join(f"{why} {count}" for why, count in sorted(result.dropped.items()))
+    if result.excluded:
+        left_out = ", ".join(f"{why} {count}" for why, count in sorted(result.excluded.items()))
         display.line(f"  left out: {left_out}")
     if not tokens:
         display.warn("  nothing was learned from in this step")

@@ -56,7 +56,9 @@ def _equal(values: Sequence[float], tolerance: float) -> bool:
 
 
 def _rewards(turns: Sequence[Turn]) -> list[float]:
-    return [turn.reward for turn in turns if turn.reward is not None and turn.discarded is None]
+    return [
+        turn.reward for turn in turns if turn.reward is not None and turn.excluded_because is None
+    ]
 
 
 def _by_node(
@@ -74,7 +76,7 @@ def _by_node(
 
 
 def _steps(run: Trajectory, train: Mapping[str, bool]) -> list[Turn]:
-    return [t for t in run.turns if t.ours and t.discarded is None and t.learns(train)]
+    return [t for t in run.turns if t.ours and t.excluded_because is None and t.learns(train)]
 
 
 def _own(run: Trajectory, config: TrainConfig, train: Mapping[str, bool]) -> float:

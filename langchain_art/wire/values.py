@@ -129,7 +129,7 @@ class Turn(Wire):
     """Seconds."""
     ours: bool = True
     """False for a model that our server does not serve: seen and judged, never trained."""
-    discarded: str | None = None
+    excluded_because: str | None = None
     """Why the graph threw this call away (``retried``, ``interrupted``, ``error``, ``unchosen``);
     such a call is kept for review and never trained."""
     error: str | None = None
@@ -266,7 +266,7 @@ class NodeReport(Wire):
     """Over its trained tokens; 0.0 without any."""
     advantage_abs: float
     """Mean absolute advantage over its trained tokens."""
-    dropped: dict[str, int]
+    excluded: dict[str, int]
     """reason -> calls of this node that were not trained."""
 
 
@@ -277,7 +277,7 @@ class TrainResult(Wire):
     version: int
     """The version that is served now. Equal to the job's base version if nothing was trainable."""
     metrics: dict[str, float]
-    dropped: dict[str, int]
+    excluded: dict[str, int]
     """reason -> count, in the unit that the reason names: ``groups.…``, ``runs.…``, ``calls.…``."""
     nodes: dict[str, NodeReport] = Field(default_factory=dict)
     """By path (``team/writer``), else node; ``-`` for calls outside of any graph."""
@@ -295,7 +295,7 @@ class TurnAudit(Wire):
     sampled_tokens: int
     trained_tokens: int
     """Of `sampled_tokens`; each token of a run is trained by one turn."""
-    masked: str | None
+    excluded_because: str | None
     """Why none is trained; None if they are."""
     prefix: Literal["starts", "extends", "forks"] | None
     """How its prompt meets the tokens of the turns before it: shares none of them, begins with all

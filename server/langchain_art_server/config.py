@@ -135,7 +135,7 @@ class Settings(_Settings):
     take_turns: bool = False
     """Sampler and learner take turns, for the two on one device: calls that arrive during a
     training step wait for its end, and are answered by the new version. vLLM sleeps in that time:
-    its weights are in the host's memory, its cache is dropped."""
+    its weights are in the host's memory, its cache is excluded."""
     max_waiting_calls: int = Field(default=256, ge=0)
     """Calls that may wait for such a step; more get 503 with Retry-After."""
     keep_checkpoints: int = Field(default=4, ge=1)

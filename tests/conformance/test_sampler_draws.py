@@ -44,7 +44,7 @@ def test_greedy_is_generates_greedy_twice(model: Path, sampler: LocalSampler) ->
         ids = torch.tensor([one.prompt_token_ids])
         out = plain.generate(ids, max_new_tokens=16, do_sample=False, eos_token_id=[0, 2])
         assert out[0, ids.shape[1] :].tolist() == one.token_ids
-        assert one.untrainable == "greedy decoding: temperature=0"
+        assert one.excluded_because == "greedy decoding: temperature=0"
     check_logprobs(plain, first)
 
 
@@ -60,7 +60,7 @@ def test_a_seed_gives_the_same_reply_whatever_else_runs(sampler: LocalSampler) -
 def test_without_a_seed_replies_differ(sampler: LocalSampler) -> None:
     replies = sampler.chat(*(ask(max_tokens=8) for _ in range(6)))
     assert len({tuple(reply.token_ids) for reply in replies}) == 6
-    assert all(reply.untrainable is None for reply in replies)
+    assert all(reply.excluded_because is None for reply in replies)
 
 
 def expected_distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -98,7 +98,7 @@ def test_tokens_are_drawn_from_the_distribution_asked_for(
     count = 1500
     requests = [ask("mail", seed=i, max_tokens=1, **options) for i in range(count)]
     replies = sampler.chat(*requests)
-    assert {reply.untrainable for reply in replies} == {reason}
+    assert {reply.excluded_because for reply in replies} == {reason}
     with torch.no_grad():
         ids = torch.tensor([replies[0].prompt_token_ids])
         logits = load_plain(model)(ids).logits[0, -1]

@@ -47,12 +47,12 @@ def test_a_json_schema_is_followed(sampler: LocalSampler) -> None:
         assert all(len(tag) <= 4 for tag in value["tags"])
         assert len(value["tags"]) <= 2
         assert reply.finish_reason == "stop"
-        assert reply.untrainable == "grammar: response_format"
+        assert reply.excluded_because == "grammar: response_format"
         # Under the masked distribution a forced token is certain.
         assert max(reply.logprobs) == 0.0
         assert min(reply.logprobs) > float("-inf")
     assert len({reply.content for reply in replies}) > 3
-    assert free.untrainable is None
+    assert free.excluded_because is None
 
 
 def test_a_schema_has_no_properties_but_those_it_names(sampler: LocalSampler) -> None:
@@ -88,7 +88,7 @@ def test_required_tool_calls_follow_the_tools_schemas(sampler: LocalSampler) -> 
     seen = set()
     for reply in replies:
         assert reply.tool_calls
-        assert reply.untrainable == "grammar: tool_choice"
+        assert reply.excluded_because == "grammar: tool_choice"
         for call in reply.tool_calls:
             arguments = json.loads(call["function"]["arguments"])
             seen.add(call["function"]["name"])

@@ -210,7 +210,7 @@ def test_a_stop_string_ends_the_reply_and_all_its_tokens_are_kept(
     assert reply.content == "the mai"
     assert reply.finish_reason == "stop"
     assert reply.token_ids == script[: len("the mail o")]
-    assert reply.untrainable is None
+    assert reply.excluded_because is None
 
 
 def test_what_looks_like_a_stop_string_is_given_out_in_the_end(

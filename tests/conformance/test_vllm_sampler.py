@@ -92,7 +92,7 @@ async def test_mixed_batches_of_every_kind_have_the_plain_models_logprobs(
                 for request, reply in zip(requests, replies, strict=True)
                 if (request.adapter, request.sampling.temperature) == (name, heat)
             ]
-            assert mine and not any(reply.untrainable for reply in mine)
+            assert mine and not any(reply.excluded_because for reply in mine)
             check_logprobs(plain, mine, heat)
 
 
@@ -150,7 +150,7 @@ async def test_a_reply_says_what_the_embedded_sampler_would(
     request = ask("mail of Ann", seed=3, stream=stream, max_tokens=200, **options)
     reply, (other,) = await chat(sampler, request), embedded.chat(request)
     assert reply.prompt_token_ids == other.prompt_token_ids
-    assert reply.untrainable == other.untrainable
+    assert reply.excluded_because == other.excluded_because
     assert len(reply.token_ids) == len(reply.logprobs) == len(reply.token_texts)
     assert bool(reply.tool_calls) == bool(other.tool_calls)
     if reply.tool_calls:

@@ -103,7 +103,7 @@ def captured(server: RuleServer, prefixes: list[str]) -> None:
                 if feature == "tools":
                     assert [turn["extends"] for turn in run["turns"]] == [None, 0]
                 if feature == "n":
-                    assert [turn["discarded"] for turn in run["turns"]] == [None, "unchosen"]
+                    assert [turn["excluded_because"] for turn in run["turns"]] == [None, "unchosen"]
 
 
 def trained(server: RuleServer, prefixes: list[str]) -> None:
@@ -121,5 +121,5 @@ def trained(server: RuleServer, prefixes: list[str]) -> None:
     ours = [prefix for prefix in prefixes for _ in range(4)]  # tools: 2, logprobs: 1, n: 1
     assert result["metrics"]["calls_trained"] == len(ours)
     assert result["metrics"]["logprob_gap_mean"] < 1e-5
-    assert result["dropped"]["calls.grammar"] == 2
-    assert result["dropped"]["calls.discarded_unchosen"] == 2
+    assert result["excluded"]["calls.grammar"] == 2
+    assert result["excluded"]["calls.superseded_unchosen"] == 2

@@ -90,7 +90,7 @@ async def test_only_the_chosen_node_learns(art_server: LiveServer, tmp_path: Pat
         assert step.nodes["writer"].tokens == step.tokens["completion"] / 2 > 0
         assert step.nodes["writer"].advantage_abs == pytest.approx(0.1)
         assert step.nodes["critic"].tokens == 0
-        assert step.nodes["critic"].dropped == {"frozen": 8}
+        assert step.nodes["critic"].excluded == {"frozen": 8}
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "'editor' is False and names no model call" in said
     assert "Trained by node, step 1" in said
@@ -100,7 +100,7 @@ async def test_only_the_chosen_node_learns(art_server: LiveServer, tmp_path: Pat
     with client_of(art_server) as client:
         trained = [t for t in client.trajectories(100) if client.audit(t.id).trained_by]
         audit = client.audit(trained[0].id, train={"critic": False})
-        assert [turn.masked for turn in audit.turns] == [None, "frozen"]
+        assert [turn.excluded_because for turn in audit.turns] == [None, "frozen"]
         assert audit.trained_tokens == audit.turns[0].sampled_tokens > 0
         assert policy in audit.trained_by
 
@@ -305,7 +305,7 @@ async def test_failed_runs_train_nothing_and_enter_no_baseline_unless_they_are_r
         found = await trainer.fit(rollout, QUESTIONS[:2], steps=1)
         [step] = found.history
         assert step.failed == 4
-        assert step.dropped == {"runs.failed": 2 * (4 - trained)}
+        assert step.excluded == {"runs.failed": 2 * (4 - trained)}
         [report] = step.nodes.values()
         assert report.calls == 2 * trained
         assert report.advantage_abs == pytest.approx(advantage)
@@ -357,6 +357,6 @@ async def test_the_audit_is_a_command(
         client.create_policy("audit-another")
     found = json.loads(text(told.id, "--policy", "audit-another", "--json"))
     assert found["trained_tokens"] == 0
-    assert {turn["masked"] for turn in found["turns"]} == {"other_policy"}
+    assert {turn["excluded_because"] for turn in found["turns"]} == {"other_policy"}
     done = CliRunner().invoke(app, ["audit", told.id, "--train", "critic=maybe"])
     assert isinstance(done.exception, ConfigError)

@@ -166,7 +166,7 @@ def runs_of(pair: Pair, client: ArtClient, policy: str) -> tuple[list[str], list
         client.reward(ids[seed], float(seed % 2))
         shown = tool["prompt_token_ids"] + tool["token_ids"]
         assert after["prompt_token_ids"][: len(shown)] == shown  # nothing was tokenised again
-        assert forced["untrainable"]
+        assert forced["excluded_because"]
     flat = [record for run in records for record in run]
     assert {record["model"] for record in flat} == {f"{policy}@{version}"}
     return ids, flat
@@ -178,7 +178,7 @@ def trained(pair: Pair, client: ArtClient, policy: str) -> tuple[TrainResult, li
     result = client.wait(client.train([ids], policy, STEP))
     metrics = result.metrics
     assert metrics["calls_trained"] == 4 * RUNS
-    assert result.dropped == {"calls.grammar": RUNS}
+    assert result.excluded == {"calls.grammar": RUNS}
     assert metrics["logprob_gap_mean"] <= EXACT
     assert metrics["probe_change"] > 0
     assert client.policy(policy).version == result.version
@@ -222,7 +222,7 @@ def test_two_steps_in_a_row_are_served_exactly(
     for step in (1, 2):
         result, records = trained(pair, client, "agent")
         assert result.version == step
-        free = [record for record in records if not record["untrainable"]]
+        free = [record for record in records if not record["excluded_because"]]
         assert any(record["reply"].get("tool_calls") for record in free) or step == 2
         assert distance(plain[f"agent@{step - 1}"], free) <= EXACT
         folder = client.download_adapter("agent", step, tmp_path / str(step))

@@ -55,7 +55,7 @@ def test_flat_groups_are_made_up_for_and_counted(art_server: LiveServer, tmp_pat
     useful = {s["id"] for s in SCENARIOS if s["useful"]}
     for record in result.history:
         assert record.groups == 4 + record.refilled
-        flat = record.dropped["groups.zero_variance"]
+        flat = record.excluded["groups.zero_variance"]
         assert record.groups - flat == 4
         assert record.metrics["runs_trained"] == 8
         assert record.refilled > 0
@@ -73,7 +73,7 @@ def test_without_refilling_a_step_is_what_is_left(art_server: LiveServer, tmp_pa
     trainer, rollouts = trainer_of(art_server, tmp_path, [new_policy()], refill=0)
     (record,) = trainer.fit_sync(rollouts, SCENARIOS, steps=1).history
     assert (record.groups, record.refilled) == (4, 0)
-    assert record.metrics["runs_trained"] == 2 * (4 - record.dropped["groups.zero_variance"])
+    assert record.metrics["runs_trained"] == 2 * (4 - record.excluded["groups.zero_variance"])
 
 
 def test_refilling_ends_at_its_bound(art_server: LiveServer, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_refilling_ends_at_its_bound(art_server: LiveServer, tmp_path: Path) -> 
     result = trainer.fit_sync(rollouts, flat, steps=1)
     (record,) = result.history
     assert (record.groups, record.refilled, len(rollouts.seen)) == (12, 8, 24)
-    assert record.dropped == {"groups.zero_variance": 12}
+    assert record.excluded == {"groups.zero_variance": 12}
     assert result.version == 0
 
 
@@ -93,7 +93,7 @@ def test_several_policies_learn_from_the_same_groups(
     (record,) = trainer.fit_sync(rollouts, SCENARIOS, steps=1).history
     assert [r.metrics["runs_trained"] for r in record.results.values()] == [8, 8]
     assert record.refilled > 0
-    assert record.groups - record.dropped[f"{trainer.policies[0]}/groups.zero_variance"] == 4
+    assert record.groups - record.excluded[f"{trainer.policies[0]}/groups.zero_variance"] == 4
 
 
 def test_rewards_of_single_calls_keep_a_group(art_server: LiveServer, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_rewards_of_single_calls_keep_a_group(art_server: LiveServer, tmp_path: 
         return run
 
     (record,) = trainer.fit_sync(rollout, SCENARIOS, steps=1).history
-    assert (record.groups, record.refilled, record.dropped) == (4, 0, {})
+    assert (record.groups, record.refilled, record.excluded) == (4, 0, {})
 
 
 async def test_a_fit_that_was_stopped_while_it_trained_goes_on_exactly(
@@ -133,4 +133,4 @@ async def test_a_fit_that_was_stopped_while_it_trained_goes_on_exactly(
     assert others.seen == rollouts.seen  # nothing twice, nothing else, in the same order
     for one, other in zip(whole.history, resumed.history, strict=True):
         assert (one.groups, one.refilled, one.drawn) == (other.groups, other.refilled, other.drawn)
-        assert one.dropped == other.dropped
+        assert one.excluded == other.excluded

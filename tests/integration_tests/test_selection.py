@@ -79,12 +79,12 @@ def agree(result: TrainResult, audits: Sequence[TrajectoryAudit]) -> None:
     assert sum(node.calls for node in nodes.values()) == result.metrics["calls_trained"]
     assert len(trained) == result.metrics["calls_trained"]
     assert sum(told.rows for told in audits) == result.metrics["rows"]
-    masked = Counter(f"calls.{turn.masked}" for turn in turns if turn.masked)
-    assert masked == {k: v for k, v in result.dropped.items() if k.startswith("calls.")}
-    dropped: Counter[str] = Counter()
+    reasons = Counter(f"calls.{turn.excluded_because}" for turn in turns if turn.excluded_because)
+    assert reasons == {k: v for k, v in result.excluded.items() if k.startswith("calls.")}
+    excluded: Counter[str] = Counter()
     for node in nodes.values():
-        dropped.update({f"calls.{reason}": count for reason, count in node.dropped.items()})
-    assert dropped == masked
+        excluded.update({f"calls.{reason}": count for reason, count in node.excluded.items()})
+    assert excluded == reasons
 
 
 def test_two_policies_learn_from_the_same_runs(http: httpx.Client) -> None:
@@ -98,18 +98,18 @@ def test_two_policies_learn_from_the_same_runs(http: httpx.Client) -> None:
         call(http, run, seed, "base_model", node="router")
         runs.append(scored(http, run, float(seed)))
     both = audit(http, runs[0])
-    assert [turn.masked for turn in both.turns] == [None, None, "other_policy"]
+    assert [turn.excluded_because for turn in both.turns] == [None, None, "other_policy"]
     assert both.rows == 2 and both.trained_by == {}
     before = {name: audit(http, runs[0], policy=name) for name in ("tiny", critic)}
     for policy, node in (("tiny", "team/writer"), (critic, "critic")):
         audits = [audit(http, run, policy=policy) for run in runs]
         result = train(http, runs, policy=policy)
         assert result.policy == policy and result.metrics["runs_trained"] == 3
-        assert result.dropped == {"calls.other_policy": 6}
+        assert result.excluded == {"calls.other_policy": 6}
         assert [name for name, told in result.nodes.items() if told.tokens] == [node]
         agree(result, audits)
     again = train(http, runs, policy=critic)
-    assert again.dropped == {"runs.already_trained": 3, "groups.empty": 1}
+    assert again.excluded == {"runs.already_trained": 3, "groups.empty": 1}
     after = audit(http, runs[0], policy=critic)
     assert set(after.trained_by) == {"tiny", critic} and after.turns == before[critic].turns
     told = http.put(f"/v1/trajectories/{runs[0]}/reward", json={"reward": 7.0})
@@ -128,14 +128,14 @@ def test_frozen_calls_never_enter_a_baseline(http: httpx.Client) -> None:
     scored(http, alone, 30.0)
     choice = {"train": ["frozen:false"], "policy": "tiny"}
     audits = [audit(http, run, **choice) for run in [*runs, alone]]
-    assert [turn.masked for turn in audits[0].turns] == [None, "frozen"]
+    assert [turn.excluded_because for turn in audits[0].turns] == [None, "frozen"]
     assert audits[3].trained_tokens == 0 < audits[3].sampled_tokens
     result = train(http, [*runs, alone], train={"frozen": False})
-    assert result.dropped == {"runs.without_trainable_calls": 1, "calls.frozen": 4}
+    assert result.excluded == {"runs.without_trainable_calls": 1, "calls.frozen": 4}
     assert result.metrics["runs_trained"] == 3 and result.metrics["reward_mean"] == 0.5
     agree(result, audits)
     writer, helper = result.nodes["writer"], result.nodes["helper"]
-    assert (helper.calls, helper.tokens, helper.dropped) == (0, 0, {"frozen": 4})
+    assert (helper.calls, helper.tokens, helper.excluded) == (0, 0, {"frozen": 4})
     assert helper.advantage_mean == helper.advantage_abs == 0.0
     # Rewards 1, 0, .5 have the mean .5, not 7.875, so the advantages are .5, -.5 and 0.
     tokens = [told.trained_tokens for told in audits]
@@ -159,7 +159,7 @@ def test_names_that_no_call_has_are_said(http: httpx.Client) -> None:
     assert any("['critic', 'writter']" in line for line in said), said
     nothing = train(http, runs, train={"writter": True})
     assert nothing.version == result.version
-    assert nothing.dropped["runs.already_trained"] == 2
+    assert nothing.excluded["runs.already_trained"] == 2
 
 
 @pytest.mark.parametrize(
@@ -205,12 +205,12 @@ def test_an_audit_of_a_run_that_was_sent_knows_what_is_not_ours(http: httpx.Clie
         {"call_id": known, "node": "cached"},
         {"call_id": "chatcmpl-gone", "node": "writer", "model": "tiny@0"},
         {"node": "judge", "ours": False, "model": "gpt", "usage": usage},
-        {"call_id": known, "node": "writer", "discarded": "retried"},
+        {"call_id": known, "node": "writer", "excluded_because": "retried"},
     ]
     ok(http.post("/v1/trajectories", json={"id": run, "turns": turns, "status": "failed"}))
     told = audit(http, run)
-    masked = [None, "repeated", "lost", "foreign", "discarded_retried"]
-    assert [turn.masked for turn in told.turns] == masked
+    reasons = [None, "repeated", "lost", "foreign", "superseded_retried"]
+    assert [turn.excluded_because for turn in told.turns] == reasons
     assert [turn.prefix for turn in told.turns] == ["starts", "forks", None, None, "forks"]
     assert (told.status, told.reward, told.rows) == ("failed", None, 1)
     assert told.turns[3].sampled_tokens == 20
@@ -243,12 +243,12 @@ def test_a_job_that_ends_after_a_crash_reports_the_same(tmp_path: Path) -> None:
             told = ok(http.get(f"/v1/jobs/{job}", params={"wait": 30}))
             second = TrainResult.model_validate(told["result"])
             assert second.nodes == first.nodes and first.nodes["writer"].tokens > 0
-            assert (second.version, second.dropped) == (first.version, first.dropped)
+            assert (second.version, second.excluded) == (first.version, first.excluded)
             kept = {k: v for k, v in first.metrics.items() if k in second.metrics}
             assert {k: v for k, v in second.metrics.items() if k != "swap_seconds"} == {
                 k: v for k, v in kept.items() if k != "swap_seconds"
             }
             assert audit(http, runs[0]).trained_by == {"tiny": job}
-            assert train(http, runs).dropped["runs.already_trained"] == 2
+            assert train(http, runs).excluded["runs.already_trained"] == 2
     finally:
         server.stop()

@@ -138,7 +138,7 @@ def test_what_cannot_be_trained_says_why(http: httpx.Client) -> None:
         answer = chat(http, **body)
         assert answer.status_code == 200, answer.text
         call = http.get(f"/v1/calls/{answer.json()['id']}").json()
-        assert not call["trainable"] and reason in call["untrainable"]
+        assert not call["trainable"] and reason in call["excluded_because"]
 
 
 def test_models_lists_base_policy_and_versions(sdk: openai.OpenAI) -> None:
@@ -340,7 +340,7 @@ def test_a_job_runs_once_per_key(http: httpx.Client) -> None:
     other = train(http, key, groups=[runs], config={"learning_rate": 0.5})
     assert (other.status_code, other.json()["error"]["code"]) == (409, "conflict")
     again = finished(http, train(http, new_id("k"), groups=[runs]).json())
-    assert again["result"]["dropped"]["runs.already_trained"] == 2
+    assert again["result"]["excluded"]["runs.already_trained"] == 2
     assert http.get("/v1/policies/tiny").json()["version"] == before + 1
 
 
@@ -352,7 +352,7 @@ def test_what_is_left_out_is_counted_and_nothing_is_trained(http: httpx.Client) 
     job = finished(http, train(http, new_id("k"), groups=[flat, single, unscored]).json())
     assert job["state"] == "succeeded"
     assert job["result"]["version"] == before
-    assert job["result"]["dropped"] == {
+    assert job["result"]["excluded"] == {
         "groups.zero_variance": 1,
         "groups.single": 1,
         "groups.empty": 1,

@@ -68,7 +68,7 @@ def test_what_is_shown_is_learned_and_served(
     for _ in range(25):
         result = client.wait(client.sft(shown, policy, FAST))
         losses.append(result.metrics["loss"])
-        assert (result.dropped, result.metrics["calls_trained"]) == ({}, len(shown))
+        assert (result.excluded, result.metrics["calls_trained"]) == ({}, len(shown))
     assert losses[0] > 5 and losses[-1] < 0.1
     assert client.policy(policy).version == 25
     for name, colour in COLOURS.items():
@@ -93,7 +93,7 @@ def test_the_loss_is_the_mean_over_the_assistants_tokens(client: ArtClient, poli
     assert (audit.rows, audit.sampled_tokens) == (1, audit.trained_tokens)
     assert result.metrics["tokens_trained"] == audit.trained_tokens
     plain = client.audit(stored.id, policy)
-    assert (plain.trained_tokens, plain.turns[0].masked) == (0, "foreign")
+    assert (plain.trained_tokens, plain.turns[0].excluded_because) == (0, "foreign")
     other = client.create_policy(new_id("p"), SMALL).name
     cut = [whole[:2], [*whole[:1], said("Yes, one.", weight=0), *whole[2:]]]
     again = client.wait(client.sft(cut, other, FAST))
@@ -168,7 +168,7 @@ def test_runs_that_were_sampled_here_count_with_their_own_tokens(
     assert set(result.nodes) == {"As tiny.", "Greedily."}
     only = client.wait(client.sft([run], policy, FAST, train={"Greedily.": False}))
     assert only.metrics["tokens_trained"] == len(records[0]["token_ids"])
-    assert only.dropped == {"calls.frozen": 1}
+    assert only.excluded == {"calls.frozen": 1}
     for _ in range(8):
         again = client.wait(client.sft([run], policy, FAST))
     assert again.metrics["loss"] < 0.7 * result.metrics["loss"]
@@ -193,8 +193,10 @@ def test_a_hosted_models_run_can_be_imitated(
         ours.invoke([*asked, HumanMessage("Thanks.")])
     audit_id = run.trajectory().id
     result = client.wait(client.sft([run.trajectory()], policy, FAST))
-    assert (result.metrics["calls_trained"], result.dropped) == (3.0, {})
-    assert [turn.masked for turn in client.audit(audit_id, policy, sft=True).turns] == [None] * 3
+    assert (result.metrics["calls_trained"], result.excluded) == (3.0, {})
+    assert [turn.excluded_because for turn in client.audit(audit_id, policy, sft=True).turns] == [
+        None
+    ] * 3
 
 
 def test_a_job_is_done_once_per_key(client: ArtClient, policy: str) -> None:
@@ -231,7 +233,7 @@ def test_what_is_too_long_is_left_out_and_counted(client: ArtClient, policy: str
     long = [user("word " * 3000), said("Hello.")]
     result = client.wait(client.sft([long, [user("Hello?"), said("Hello.")]], policy, FAST))
     assert result.metrics["calls_trained"] == 1
-    assert result.dropped == {"calls.too_long": 1, "runs.without_trainable_calls": 1}
+    assert result.excluded == {"calls.too_long": 1, "runs.without_trainable_calls": 1}
 
 
 @pytest.mark.slow

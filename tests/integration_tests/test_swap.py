@@ -1,4 +1,4 @@
-"""Versions change under running calls: none is dropped, none mixes two versions."""
+"""Versions change under running calls: none is excluded, none mixes two versions."""
 
 from __future__ import annotations
 

@@ -68,12 +68,12 @@ def put(http: httpx.Client, run: str, reward: float = 1.0) -> dict[str, Any]:
 
 
 def turns(trajectory: dict[str, Any]) -> list[tuple[str, str | None, int | None]]:
-    return [(t["call_id"], t["discarded"], t["extends"]) for t in trajectory["turns"]]
+    return [(t["call_id"], t["excluded_because"], t["extends"]) for t in trajectory["turns"]]
 
 
-def masked(http: httpx.Client, run: str) -> list[str | None]:
+def excluded(http: httpx.Client, run: str) -> list[str | None]:
     told = http.get(f"/v1/trajectories/{run}/audit").json()
-    return [turn["masked"] for turn in told["turns"]]
+    return [turn["excluded_because"] for turn in told["turns"]]
 
 
 @pytest.mark.parametrize("chosen", [None, 0, 2])
@@ -91,7 +91,7 @@ def test_the_choice_that_the_client_goes_on_with_counts(
         then = ask(client, run, goes_on(first, chosen), seed=6)
         expected.append((then.id, None, chosen))
     assert turns(put(http, run)) == expected
-    assert [why or "" for why in masked(http, run)].count("discarded_unchosen") == 2
+    assert [why or "" for why in excluded(http, run)].count("superseded_unchosen") == 2
 
 
 @pytest.mark.parametrize("seed", [None, 7])
@@ -107,7 +107,7 @@ def test_a_reply_that_was_lost_on_the_way_is_not_trained(
     assert found[2:] == [(got.id, None, None), (then.id, None, 2)]
     tries = [http.get(f"/v1/calls/{one}").json()["retry"] for one, _, _ in found]
     assert tries == [0, 1, 2, 0]
-    assert masked(http, run) == ["discarded_retried", "discarded_retried", None, None]
+    assert excluded(http, run) == ["superseded_retried", "superseded_retried", None, None]
 
 
 def test_votes_on_one_prompt_all_count(http: httpx.Client, art_server: LiveServer) -> None:
@@ -137,11 +137,11 @@ def test_of_a_task_the_last_attempt_counts_and_tags_are_kept(
     for attempt in (1, 2):
         ask(client, run, art={**where, "attempt": attempt})
     stored = put(http, run)
-    assert [turn["discarded"] for turn in stored["turns"]] == ["retried", None]
+    assert [turn["excluded_because"] for turn in stored["turns"]] == ["retried", None]
     assert [turn["tags"] for turn in stored["turns"]] == [["draft", "a b"]] * 2
     chosen = {"train": "a b:false"}
     told = http.get(f"/v1/trajectories/{run}/audit", params=chosen).json()
-    assert [turn["masked"] for turn in told["turns"]] == ["discarded_retried", "frozen"]
+    assert [turn["excluded_because"] for turn in told["turns"]] == ["superseded_retried", "frozen"]
 
 
 def test_calls_join_a_run_until_a_job_has_it(http: httpx.Client, art_server: LiveServer) -> None:

@@ -100,7 +100,7 @@ def test_a_graphs_nodes_are_scored_one_by_one(art_server: LiveServer, tmp_path: 
     assert by_run["noise"].advantage_abs > 0.5
     by_node = learned("node")
     assert by_node["writer"].calls == 4 and by_node["writer"].advantage_abs > 0.5
-    assert (by_node["noise"].calls, by_node["noise"].dropped) == (0, {"zero_variance": 4})
+    assert (by_node["noise"].calls, by_node["noise"].excluded) == (0, {"zero_variance": 4})
     by_turn = learned("turn")  # every call of a turn of `noise` is worth the same, less the mean
     assert by_turn["writer"].calls == by_turn["noise"].calls == 4
     assert by_turn["noise"].advantage_abs == pytest.approx(-by_turn["noise"].advantage_mean)

@@ -27,7 +27,7 @@ def record(
         "logprobs": [-0.5] * len(said),
         "temperature": 1.0,
         "finish_reason": "stop",
-        "untrainable": None,
+        "excluded_because": None,
         "latency": 1.0,
     }
     return CallRecord(**(values | changes))

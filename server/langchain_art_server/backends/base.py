@@ -93,7 +93,7 @@ class ChatReply:
         top_logprobs: per token, ``[(token_id, logprob), …]``; empty unless asked for.
         content: the text beside the tool calls; None if there is none.
         tool_calls: OpenAI's ``{"id", "type": "function", "function": {"name", "arguments"}}``.
-        untrainable: why the learner must not learn from this call; None if it may.
+        excluded_because: why the learner must not learn from this call; None if it may.
         token_texts: per token, its text (for OpenAI's ``logprobs`` field).
     """
 
@@ -103,7 +103,7 @@ class ChatReply:
     content: str | None
     tool_calls: list[dict[str, Any]]
     finish_reason: FinishReason
-    untrainable: str | None = None
+    excluded_because: str | None = None
     top_logprobs: list[list[tuple[int, float, str]]] = field(default_factory=list)
     token_texts: list[str] = field(default_factory=list)
 

@@ -169,7 +169,7 @@ class _Completion:
             logprobs=reply.logprobs,
             temperature=self._call.sampling.temperature or 1.0,
             finish_reason=reply.finish_reason,
-            untrainable=reply.untrainable,
+            excluded_because=reply.excluded_because,
             latency=now - self._begun,
             retry=self._call.retry,
         )

@@ -92,8 +92,8 @@ def _turn(index: int, judged: Judged, tree: PrefixTree) -> TurnAudit:
         model=record.model if record else turn.model,
         prompt_tokens=prompt,
         sampled_tokens=said,
-        trained_tokens=said if judged.masked is None else 0,
-        masked=judged.masked,
+        trained_tokens=said if judged.excluded_because is None else 0,
+        excluded_because=judged.excluded_because,
         **known,
     )
 

@@ -1,9 +1,9 @@
 """From scored runs to rows: which calls learn, why the others do not, and with what advantage.
 
 `judge` is the one judgement of a run's calls; training and the audit both ask it. The reasons are
-the words behind ``calls.`` in `TrainResult.dropped`:
+the words behind ``calls.`` in `TrainResult.excluded`:
 
-- ``discarded_…``: the graph threw the call away;
+- ``superseded_…``: the graph threw the call away;
 - ``foreign``: another server's model;
 - ``other_policy``: sampled by another policy, or by the base model;
 - ``frozen``: `TrainRequest.train` does not choose it;
@@ -39,7 +39,7 @@ class Judged:
 
     turn: Turn
     record: CallRecord | None
-    masked: str | None
+    excluded_because: str | None
 
     @property
     def node(self) -> str:
@@ -75,23 +75,23 @@ def judge(
     learning: set[str] = set()
     for turn in run.turns:
         record = records.get(turn.call_id or "")
-        masked = _why_not(turn, record, policy, train, imitates)
-        if masked is None and record is not None:
-            masked = "repeated" if record.id in learning else None
+        excluded_because = _why_excluded(turn, record, policy, train, imitates)
+        if excluded_because is None and record is not None:
+            excluded_because = "repeated" if record.id in learning else None
             learning.add(record.id)
-        judged.append(Judged(turn, record, masked))
+        judged.append(Judged(turn, record, excluded_because))
     return judged
 
 
-def _why_not(
+def _why_excluded(
     turn: Turn,
     record: CallRecord | None,
     policy: str | None,
     train: Mapping[str, bool],
     imitates: bool,
 ) -> str | None:
-    if turn.discarded is not None:
-        return f"discarded_{turn.discarded}"
+    if turn.excluded_because is not None:
+        return f"superseded_{turn.excluded_because}"
     if record is None and not turn.ours:
         return "foreign"
     if not imitates and record and (not record.policy or policy not in (None, record.policy)):
@@ -100,8 +100,8 @@ def _why_not(
         return "frozen"
     if record is None:
         return "lost"
-    if record.untrainable is not None:
-        return record.untrainable.partition(":")[0].replace(" ", "_")
+    if record.excluded_because is not None:
+        return record.excluded_because.partition(":")[0].replace(" ", "_")
     return None if record.token_ids else "empty"
 
 
@@ -110,14 +110,14 @@ def rows_of(judged: Sequence[Judged], verdicts: Sequence[Verdict] | None = None)
 
     Args:
         judged: the turns of a run.
-        verdicts: on each of them; None: all that are not masked, with nothing to learn.
+        verdicts: on each of them; None: all that are not excluded_because, with nothing to learn.
 
     Raises:
         InvalidRequest: a record makes no sense.
     """
     found: list[SampledCall] = []
     for one, verdict in zip(judged, verdicts or [Verdict(None)] * len(judged), strict=True):
-        if one.record is None or one.masked is not None or verdict.reason is not None:
+        if one.record is None or one.excluded_because is not None or verdict.reason is not None:
             continue
         found.append(
             SampledCall(
@@ -141,7 +141,7 @@ class _Node:
     tokens: int = 0
     advantage: float = 0.0
     advantage_abs: float = 0.0
-    dropped: Counter[str] = field(default_factory=Counter[str])
+    excluded: Counter[str] = field(default_factory=Counter[str])
 
     def report(self) -> NodeReport:
         return NodeReport(
@@ -149,7 +149,7 @@ class _Node:
             tokens=self.tokens,
             advantage_mean=self.advantage / self.tokens if self.tokens else 0.0,
             advantage_abs=self.advantage_abs / self.tokens if self.tokens else 0.0,
-            dropped=dict(self.dropped),
+            excluded=dict(self.excluded),
         )
 
 
@@ -160,7 +160,7 @@ class Batch:
     request: TrainRequest
     base_version: int
     rows: list[Row] = field(default_factory=list[Row])
-    dropped: Counter[str] = field(default_factory=Counter[str])
+    excluded: Counter[str] = field(default_factory=Counter[str])
     trained: list[str] = field(default_factory=list[str])
     calls: list[CallRecord] = field(default_factory=list[CallRecord])
     names: set[str] = field(default_factory=set[str])
@@ -202,24 +202,24 @@ class Batch:
 
     def _candidate(self, one: Judged) -> CandidateCall:
         record, request = one.record, self.request
-        discarded = one.turn.discarded is not None
+        superseded = one.turn.excluded_because is not None
         anchored = request.config.credit == "anchor"
         return CandidateCall(
             tokens=len(record.token_ids) if record else 0,
             node=one.node,
             learns=(self._sft or one.policy == request.policy) and one.turn.learns(request.train),
-            discarded=discarded,
-            barred=one.masked,
+            superseded=superseded,
+            excluded_because=one.excluded_because,
             truncated=record is not None and record.finish_reason == "length",
             lag=self.base_version - (record.version or 0) if record and not self._sft else 0,
-            reward=None if discarded else one.turn.reward,
+            reward=None if superseded else one.turn.reward,
             anchor=tuple(record.prompt_token_ids) if record and anchored else None,
         )
 
     def settle(self) -> None:
         """After the last group: decide on every call, and lay out what learns."""
         made = plan(self._candidates, self.request.config)
-        self.dropped += made.dropped
+        self.excluded += made.excluded
         self.metrics = made.metrics
         for runs, verdicts in zip(self._runs, made.verdicts, strict=True):
             for (run, judged), decided in zip(runs, verdicts, strict=True):
@@ -234,7 +234,7 @@ class Batch:
                 continue  # its run or its group is left out as a whole
             node = self._nodes.setdefault(one.node, _Node())
             if why:
-                node.dropped[why] += 1
+                node.excluded[why] += 1
             elif one.record is not None:
                 tokens = len(one.record.token_ids)
                 node.calls += 1
@@ -247,5 +247,5 @@ class Batch:
             self.trained.append(run.id)
 
     def nodes(self) -> dict[str, NodeReport]:
-        """What each node gave: `calls_trained` and the ``calls.`` of `dropped`, shared out."""
+        """What each node gave: `calls_trained` and the ``calls.`` of `excluded`, shared out."""
         return {name: self._nodes[name].report() for name in sorted(self._nodes)}

@@ -148,12 +148,12 @@ class JobRunner:
             raise InvalidRequest(f"{policy}@{target} was made by another job; send this one again.")
         batch = await self._batch(job, request, scored, base)
         if not batch.rows:
-            await self._tell(job, f"nothing to train on: {dict(batch.dropped)}", 1.0)
+            await self._tell(job, f"nothing to train on: {dict(batch.excluded)}", 1.0)
             result = TrainResult(
                 policy=policy,
                 version=self._router.serving[policy],
                 metrics=batch.metrics,
-                dropped=dict(batch.dropped),
+                excluded=dict(batch.excluded),
                 nodes=batch.nodes(),
             )
             await self._store.jobs.finish(job.id, result, None)
@@ -236,7 +236,7 @@ class JobRunner:
             "job": job.id,
             "base_model": self._settings.model,
             "metrics": metrics | batch.metrics,
-            "dropped": dict(batch.dropped),
+            "excluded": dict(batch.excluded),
             "nodes": {name: node.model_dump() for name, node in batch.nodes().items()},
             # What was imitated may be again, and may be learned from by its reward besides.
             "imitated" if request.config.loss == "sft" else "trained": batch.trained,
@@ -259,7 +259,7 @@ class JobRunner:
             policy=policy,
             version=version,
             metrics=metrics,
-            dropped=manifest["dropped"],
+            excluded=manifest["excluded"],
             nodes=manifest["nodes"],
         )
         checkpoint = Checkpoint(
@@ -307,7 +307,7 @@ class JobRunner:
                     i for i in ids if known[i].trained_by.get(request.policy, job.id) == job.id
                 ]
                 if trained_before := len(ids) - len(fresh):
-                    batch.dropped["runs.already_trained"] += trained_before
+                    batch.excluded["runs.already_trained"] += trained_before
                 ids = fresh
             runs = [scored[one].on(known[one].trajectory) for one in ids]
             wanted = [t.call_id for run in runs for t in run.turns if t.call_id]

@@ -46,8 +46,8 @@ async def demonstrations(
         for index, turn in enumerate(turns):
             record = records.get(turn.call_id or "")
             if record is not None:
-                known[record.id] = replace(record, temperature=1.0, untrainable=None)
-            elif turn.reply is not None and turn.discarded is None:
+                known[record.id] = replace(record, temperature=1.0, excluded_because=None)
+            elif turn.reply is not None and turn.excluded_because is None:
                 turns[index] = turn.model_copy(update={"call_id": f"{run.id}#{index}"})
                 missing.append((run, index))
         told.append(run.model_copy(update={"turns": tuple(turns)}))
@@ -84,6 +84,6 @@ def _record(
         logprobs=[0.0] * len(tokens.token_ids),
         temperature=1.0,
         finish_reason="stop",
-        untrainable=f"too_long: {length} tokens > {max_len}" if length > max_len else None,
+        excluded_because=f"too_long: {length} tokens > {max_len}" if length > max_len else None,
         latency=turn.latency or 0.0,
     )

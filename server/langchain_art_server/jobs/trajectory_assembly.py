@@ -4,7 +4,7 @@ The client may be any: an SDK, a graph in another language, curl. What it did wi
 read from its calls alone: a call goes on with an earlier one if its prompt begins with that one's
 prompt and reply, token by token.
 
-Three kinds of call are kept for review but do not count (`Turn.discarded`):
+Three kinds of call are kept for review but do not count (`Turn.excluded_because`):
 
 - ``unchosen``: of several choices (``n``) of one completion those count that a later call goes on
   with, and the first if none does;
@@ -53,17 +53,17 @@ def assemble(trajectory_id: str, calls: Iterable[CallRecord]) -> Trajectory:
             param="trajectory_id",
         )
     links = _link(ordered)
-    discarded = _discards(ordered, links)
+    excluded = _exclusions(ordered, links)
     turns: list[Turn] = []
     for index, call in enumerate(ordered):
-        extends = _nearest(call, [(i, ordered[i]) for i in links[index]], discarded)
+        extends = _nearest(call, [(i, ordered[i]) for i in links[index]], excluded)
         known = 0 if extends is None else len(ordered[extends].request["messages"]) + 1
-        turns.append(_turn(call, extends, known, discarded.get(index)))
+        turns.append(_turn(call, extends, known, excluded.get(index)))
     scenario = next((c.tags.scenario for c in ordered if c.tags.scenario), None)
     return Trajectory(id=trajectory_id, scenario=scenario, turns=tuple(turns))
 
 
-def _turn(call: CallRecord, extends: int | None, known: int, discarded: str | None) -> Turn:
+def _turn(call: CallRecord, extends: int | None, known: int, excluded_because: str | None) -> Turn:
     """The turn of a call; its first `known` messages are turn `extends`'s, reply included."""
     tags = call.tags
     return Turn(
@@ -85,7 +85,7 @@ def _turn(call: CallRecord, extends: int | None, known: int, discarded: str | No
         ),
         started_at=_start(call),
         latency=call.latency,
-        discarded=discarded,
+        excluded_because=excluded_because,
     )
 
 
@@ -188,7 +188,7 @@ def _canonical_call(call: Any) -> Any:
 
 
 def _nearest(
-    call: CallRecord, earlier: Sequence[tuple[int, CallRecord]], discarded: dict[int, str]
+    call: CallRecord, earlier: Sequence[tuple[int, CallRecord]], excluded: dict[int, str]
 ) -> int | None:
     """Of equals: what counts, then the same task, then the same enclosing one, then the latest."""
 
@@ -196,7 +196,7 @@ def _nearest(
         index, other = item
         mine, theirs = call.tags.namespace or "", other.tags.namespace or ""
         around = mine.rpartition("|")[0] == theirs.rpartition("|")[0]
-        return index not in discarded, mine == theirs, around, index
+        return index not in excluded, mine == theirs, around, index
 
     return max(earlier, key=rank)[0] if earlier else None
 
@@ -204,21 +204,21 @@ def _nearest(
 # --- which calls do not count ---------------------------------------------------------------------
 
 
-def _discards(calls: Sequence[CallRecord], links: Sequence[Sequence[int]]) -> dict[int, str]:
+def _exclusions(calls: Sequence[CallRecord], links: Sequence[Sequence[int]]) -> dict[int, str]:
     """Index of a call that does not count -> why."""
     goes_on: defaultdict[int, set[int]] = defaultdict(set)
     for later, link in enumerate(links):
         for earlier in link:
             goes_on[earlier].add(later)
-    discarded: dict[int, str] = {}
+    excluded: dict[int, str] = {}
     completions: list[_Completion] = []
     for _, choices in groupby(range(len(calls)), key=lambda i: _completion(calls[i])[0]):
         completion = _Completion(calls, tuple(choices), goes_on)
         completions.append(completion)
-        discarded |= dict.fromkeys(completion.unchosen(), "unchosen")
+        excluded |= dict.fromkeys(completion.unchosen(), "unchosen")
     for index in [*_earlier_attempts(calls), *_undelivered(completions)]:
-        discarded[index] = "retried"
-    return discarded
+        excluded[index] = "retried"
+    return excluded
 
 
 def _earlier_attempts(calls: Sequence[CallRecord]) -> list[int]:
@@ -277,7 +277,7 @@ def _undelivered(completions: Sequence[_Completion]) -> list[int]:
 
     A retry stands for one earlier try of the same request. That try's reply did not arrive, so no
     call goes on with it; of several such tries it is the one that ended last. A try that failed
-    before it was sampled left nothing behind, and nothing is discarded for it, unless an equal
+    before it was sampled left nothing behind, and nothing is excluded for it, unless an equal
     request was made beside it: the two cannot be told apart.
     """
     if not any(completion.retry for completion in completions):

@@ -38,7 +38,7 @@ CALLS = sa.Table(
     sa.Column("logprobs", sa.LargeBinary, nullable=False),
     sa.Column("temperature", sa.Float, nullable=False),
     sa.Column("finish_reason", sa.String(16), nullable=False),
-    sa.Column("untrainable", sa.Text),
+    sa.Column("excluded_because", sa.Text),
     sa.Column("latency", sa.Float, nullable=False),
     sa.Column("retry", sa.Integer, nullable=False),
 )
@@ -112,7 +112,7 @@ EVENTS = sa.Table(
 class CallRecord:
     """One completion, whole: what was asked, what was shown, what was said, how sure it was.
 
-    `len(logprobs) == len(token_ids)`. `untrainable` says why the learner must leave it out.
+    `len(logprobs) == len(token_ids)`. `excluded_because` says why the learner must leave it out.
     """
 
     id: str
@@ -130,7 +130,7 @@ class CallRecord:
     logprobs: Sequence[float]
     temperature: float
     finish_reason: str
-    untrainable: str | None
+    excluded_because: str | None
     latency: float
     retry: int = 0
     """How often the client had sent this request before, by its own account
@@ -153,7 +153,7 @@ class CallRecord:
             "logprobs": array("d", self.logprobs).tobytes(),
             "temperature": self.temperature,
             "finish_reason": self.finish_reason,
-            "untrainable": self.untrainable,
+            "excluded_because": self.excluded_because,
             "latency": self.latency,
             "retry": self.retry,
         }
@@ -175,7 +175,7 @@ class CallRecord:
             logprobs=array("d", row.logprobs).tolist(),
             temperature=row.temperature,
             finish_reason=row.finish_reason,
-            untrainable=row.untrainable,
+            excluded_because=row.excluded_because,
             latency=row.latency,
             retry=row.retry,
         )
@@ -184,7 +184,7 @@ class CallRecord:
         """What ``GET /v1/calls/{id}`` answers."""
         public = asdict(self) | {
             "tags": self.tags.model_dump(exclude_defaults=True),
-            "trainable": self.untrainable is None,
+            "trainable": self.excluded_because is None,
         }
         return public
 

@@ -217,7 +217,7 @@ def parallel_tools(kit: Kit) -> Program:
     "a tool that fails",
     Expect("agent", "drop", step=1),
     Expect("agent", "it is stuck", step=3),
-    remark="LangGraph answers the model with the error; nothing is discarded",
+    remark="LangGraph answers the model with the error; nothing is excluded",
 )
 def failing_tool(kit: Kit) -> Program:
     agent = create_react_agent(kit.model, ToolNode([drop], handle_tool_errors=True))
@@ -302,8 +302,8 @@ def react_structured(kit: Kit) -> Program:
 @topology(
     "several choices of one request",
     Expect("answer", "hello", step=1, task="node"),
-    Expect("answer", "hello", step=1, task="node", why="discarded_unchosen"),
-    Expect("answer", "hello", step=1, task="node", why="discarded_unchosen"),
+    Expect("answer", "hello", step=1, task="node", why="superseded_unchosen"),
+    Expect("answer", "hello", step=1, task="node", why="superseded_unchosen"),
     modes=("invoke", "ainvoke"),
     remark="`n=3`; the server streams one choice only",
 )
@@ -313,9 +313,9 @@ def several_choices(kit: Kit) -> Program:
 
 @topology(
     "the best of three, by a critic",
-    Expect("answer", "hello", step=1, task="node", why="discarded_unchosen"),
+    Expect("answer", "hello", step=1, task="node", why="superseded_unchosen"),
     Expect("answer", "hello", step=1, task="node"),
-    Expect("answer", "hello", step=1, task="node", why="discarded_unchosen"),
+    Expect("answer", "hello", step=1, task="node", why="superseded_unchosen"),
     Expect("answer", "the second", step=1, task="node"),
     remark="one prompt, three replies: those that the node does not return are nobody's choice",
 )

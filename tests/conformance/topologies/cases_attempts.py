@@ -35,7 +35,7 @@ def _retried(kit: Kit, failures: int) -> Any:
     return graph.add_edge(START, "early").add_edge("early", "shaky").compile()
 
 
-def _attempt(number: int, why: str | None = "discarded_retried") -> list[Expect]:
+def _attempt(number: int, why: str | None = "superseded_retried") -> list[Expect]:
     return [
         Expect("shaky", says, step=2, task="shaky", attempt=number, why=why)
         for says in ("one", "two")
@@ -79,7 +79,7 @@ def fails_for_good(kit: Kit) -> Program:
 
 @topology(
     "RetryPolicy around a chain",
-    Expect("work", "one", step=1, task="work", why="discarded_retried"),
+    Expect("work", "one", step=1, task="work", why="superseded_retried"),
     Expect("work", "one", step=1, task="work", attempt=2),
     remark="the node is prompt, model and parser in one runnable",
 )
@@ -93,8 +93,8 @@ def retried_chain(kit: Kit) -> Program:
 
 @topology(
     "RetryPolicy around a subgraph",
-    Expect("team/early", "e", step=1, why="discarded_retried"),
-    Expect("team/shaky", "s", step=2, why="discarded_retried"),
+    Expect("team/early", "e", step=1, why="superseded_retried"),
+    Expect("team/shaky", "s", step=2, why="superseded_retried"),
     Expect("team/early", "e", step=1),
     Expect("team/shaky", "s", step=2),
     remark="attempts are counted by the node around the call, and that is made anew",
@@ -118,7 +118,7 @@ def _parsed(kit: Kit, failures: int) -> Runnable[Any, Any]:
 
 @topology(
     "with_retry on a chain",
-    Expect("answer", "try 1", step=1, task="answer", why="discarded_error"),
+    Expect("answer", "try 1", step=1, task="answer", why="superseded_error"),
     Expect("answer", "try 2", step=1, task="answer"),
 )
 def chain_retried(kit: Kit) -> Program:
@@ -128,7 +128,7 @@ def chain_retried(kit: Kit) -> Program:
 
 @topology(
     "with_retry on a model that refuses",
-    Expect("answer", "", step=1, task="answer", why="discarded_error"),
+    Expect("answer", "", step=1, task="answer", why="superseded_error"),
     Expect("answer", "fine", step=1, task="answer"),
     remark="a refused request has no tokens: a turn without a reply",
 )
@@ -141,7 +141,7 @@ def refused(kit: Kit) -> Program:
 
 @topology(
     "with_fallbacks on a model that is not there",
-    Expect("answer", "", step=1, task="answer", why="discarded_error"),
+    Expect("answer", "", step=1, task="answer", why="superseded_error"),
     Expect("answer", "fine", step=1, task="answer"),
 )
 def fallback(kit: Kit) -> Program:
@@ -151,8 +151,8 @@ def fallback(kit: Kit) -> Program:
 
 @topology(
     "with_retry on a graph",
-    Expect("early", "e", step=1, why="discarded_error"),
-    Expect("shaky", "s", step=2, why="discarded_error"),
+    Expect("early", "e", step=1, why="superseded_error"),
+    Expect("shaky", "s", step=2, why="superseded_error"),
     Expect("early", "e", step=1),
     Expect("shaky", "s", step=2),
     modes=("invoke", "ainvoke"),
@@ -166,7 +166,7 @@ def graph_retried(kit: Kit) -> Program:
 
 @topology(
     "with_fallbacks on a graph",
-    Expect("shaky", "s", step=1, why="discarded_error"),
+    Expect("shaky", "s", step=1, why="superseded_error"),
     Expect("sure", "s", step=1),
     modes=("invoke", "ainvoke"),
     remark=NOT_A_STREAM,
@@ -179,7 +179,7 @@ def graph_fallback(kit: Kit) -> Program:
 
 @topology(
     "a failed graph, and another after it",
-    Expect("shaky", "s", step=1, why="discarded_error"),
+    Expect("shaky", "s", step=1, why="superseded_error"),
     Expect("sure", "s", step=1),
     remark="the program caught the error and went on, as a fallback would",
 )
@@ -192,7 +192,7 @@ def by_hand(kit: Kit) -> Program:
 
 @topology(
     "a chain that fails inside of a node, which goes on",
-    Expect("answer", "try 1", step=1, task="answer", why="discarded_error"),
+    Expect("answer", "try 1", step=1, task="answer", why="superseded_error"),
     Expect("answer", "plainly", step=1, task="answer"),
 )
 def caught(kit: Kit) -> Program:

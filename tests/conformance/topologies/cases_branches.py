@@ -56,7 +56,7 @@ def map_reduce(kit: Kit) -> Program:
 @topology(
     "Send, one branch retried",
     *(Expect("worker", f"part {part}", step=1) for part in (0, 2)),
-    Expect("worker", "part 1", step=1, task="one", why="discarded_retried"),
+    Expect("worker", "part 1", step=1, task="one", why="superseded_retried"),
     Expect("worker", "part 1", step=1, task="one", attempt=2),
     ordered=False,
 )

@@ -34,7 +34,7 @@ def careful(kit: Kit, *questions: str) -> Any:
 @topology(
     "interrupt and resume",
     Expect("early", "e", step=1),
-    Expect("careful", "sure? 1", step=2, task="careful", why="discarded_interrupted"),
+    Expect("careful", "sure? 1", step=2, task="careful", why="superseded_interrupted"),
     Expect("careful", "sure? 2", step=2, task="careful"),
     Expect("late", "done", step=3),
     threaded=True,
@@ -48,9 +48,9 @@ def resumed(kit: Kit) -> Program:
 
 @topology(
     "several interrupts in one node",
-    Expect("careful", "sure? 1", step=1, task="careful", why="discarded_interrupted"),
-    Expect("careful", "sure? 2", step=1, task="careful", why="discarded_interrupted"),
-    Expect("careful", "really? 2", step=1, task="careful", why="discarded_interrupted"),
+    Expect("careful", "sure? 1", step=1, task="careful", why="superseded_interrupted"),
+    Expect("careful", "sure? 2", step=1, task="careful", why="superseded_interrupted"),
+    Expect("careful", "really? 2", step=1, task="careful", why="superseded_interrupted"),
     Expect("careful", "sure? 3", step=1, task="careful"),
     Expect("careful", "really? 3", step=1, task="careful"),
     threaded=True,
@@ -104,11 +104,11 @@ def stops_after(kit: Kit) -> Program:
 
 @topology(
     "interrupts in parallel branches, resumed one by one",
-    Expect("left", "left 1", step=1, task="left", why="discarded_interrupted"),
-    Expect("right", "right 1", step=1, task="right", why="discarded_interrupted"),
+    Expect("left", "left 1", step=1, task="left", why="superseded_interrupted"),
+    Expect("right", "right 1", step=1, task="right", why="superseded_interrupted"),
     Expect("free", "f", step=1),
     Expect("left", "left 2", step=1, task="left"),
-    Expect("right", "right 2", step=1, task="right", why="discarded_interrupted"),
+    Expect("right", "right 2", step=1, task="right", why="superseded_interrupted"),
     Expect("right", "right 3", step=1, task="right"),
     threaded=True,
     ordered=False,
@@ -131,7 +131,7 @@ def parallel_interrupts(kit: Kit) -> Program:
 @topology(
     "an interrupt inside of a subgraph",
     Expect("team/early", "e", step=1),
-    Expect("team/careful", "sure? 1", step=2, task="careful", why="discarded_interrupted"),
+    Expect("team/careful", "sure? 1", step=2, task="careful", why="superseded_interrupted"),
     Expect("team/careful", "sure? 2", step=2, task="careful"),
     Expect("late", "done", step=2),
     threaded=True,
@@ -228,7 +228,7 @@ def time_travel(kit: Kit) -> Program:
 @topology(
     "a failed thread that goes on where it stopped",
     Expect("team/early", "e", step=1),
-    Expect("team/shaky", "s", step=2, task="shaky", why="discarded_retried"),
+    Expect("team/shaky", "s", step=2, task="shaky", why="superseded_retried"),
     Expect("beside", "b", step=1),
     Expect("team/shaky", "s", step=2, task="shaky"),
     threaded=True,

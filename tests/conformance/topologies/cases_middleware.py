@@ -143,7 +143,7 @@ class Unsteady(ChatART):
 
 @topology(
     "model-retry middleware",
-    Expect("model", "", step=1, task="first", why="discarded_error"),
+    Expect("model", "", step=1, task="first", why="superseded_error"),
     Expect("model", "look", step=1, task="first"),
     Expect("model", "a door", step=3),
 )
@@ -156,9 +156,9 @@ def model_retry(kit: Kit) -> Program:
 
 @topology(
     "middleware that asks again",
-    Expect("model", "look", step=1, task="node", why="discarded_unchosen"),
+    Expect("model", "look", step=1, task="node", why="superseded_unchosen"),
     Expect("model", "look", step=1, task="node"),
-    Expect("model", "a door", step=3, task="last", why="discarded_unchosen"),
+    Expect("model", "a door", step=3, task="last", why="superseded_unchosen"),
     Expect("model", "a door", step=3, task="last"),
     remark="a reply that the node does not return is nobody's choice",
 )
@@ -179,9 +179,9 @@ def asking_again(kit: Kit) -> Program:
 
 @topology(
     "model-fallback middleware",
-    Expect("model", "", step=1, task="first", why="discarded_error"),
+    Expect("model", "", step=1, task="first", why="superseded_error"),
     Expect("model", "look", step=1, task="first"),
-    Expect("model", "", step=3, task="second", why="discarded_error"),
+    Expect("model", "", step=3, task="second", why="superseded_error"),
     Expect("model", "a door", step=3, task="second"),
     remark="from a name that the server refuses",
 )
@@ -194,7 +194,7 @@ def model_fallback(kit: Kit) -> Program:
 @topology(
     "tool-retry middleware",
     Expect("model", "ask", step=1),
-    Expect("tools", "red", step=2, task="tool", why="discarded_error"),
+    Expect("tools", "red", step=2, task="tool", why="superseded_error"),
     Expect("tools", "blue", step=2, task="tool"),
     Expect("model", "it is blue", step=3),
     remark="the model's answer inside of the failed try is thrown away",

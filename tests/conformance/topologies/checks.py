@@ -51,7 +51,7 @@ def _told(turn: Turn) -> dict[str, Any]:
         "step": turn.step,
         "node": turn.node,
         "attempt": turn.attempt,
-        "discarded": turn.discarded,
+        "excluded_because": turn.excluded_because,
         "ours": turn.ours,
         "tags": turn.tags,
         "thread": turn.thread,
@@ -67,7 +67,9 @@ def _wanted(expect: Expect, seen: Performance) -> dict[str, Any]:
         "step": expect.step,
         "node": expect.node or expect.path.rpartition("/")[2] or None,
         "attempt": expect.attempt,
-        "discarded": why.removeprefix("discarded_") if why.startswith("discarded_") else None,
+        "excluded_because": why.removeprefix("superseded_")
+        if why.startswith("superseded_")
+        else None,
         "ours": why != "foreign",
         "tags": expect.tags,
         "thread": seen.thread if threaded else None,
@@ -114,9 +116,12 @@ def audited(seen: Performance, policy: str) -> None:
         line = seen.journal.get(turn.call_id or "")
         whole = 0 if line is None else len(line["token_ids"])
         assert told.trained_tokens == (whole if _trains(turn, seen) else 0)
-        assert told.masked is None or told.masked in seen.case.untrained
-        assert (told.masked is None) == _trains(turn, seen)
-    assert Counter(told.masked for told in audit.turns if told.masked) == seen.case.untrained
+        assert told.excluded_because is None or told.excluded_because in seen.case.excluded
+        assert (told.excluded_because is None) == _trains(turn, seen)
+    assert (
+        Counter(told.excluded_because for told in audit.turns if told.excluded_because)
+        == seen.case.excluded
+    )
     assert audit.rows == len(rows_of_turns(seen))
 
 
@@ -199,18 +204,18 @@ def trained(first: Performance, second: Performance, policy: str) -> None:
     runs = (first.trajectory, second.trajectory)
     group = TrajectoryGroup(id=uuid4().hex, trajectories=runs)
     result = first.client.wait(first.client.train([group], policy, key=uuid4().hex))
-    dropped = Counter({f"calls.{why}": 2 * count for why, count in case.untrained.items()})
+    excluded = Counter({f"calls.{why}": 2 * count for why, count in case.excluded.items()})
     if not case.trained:
-        dropped["runs.without_trainable_calls"] = 2
-        if set(case.untrained) <= {"foreign", "other_policy"}:  # the policy had no part in it
-            dropped["groups.empty"] = 1
-    assert Counter(result.dropped) == dropped
+        excluded["runs.without_trainable_calls"] = 2
+        if set(case.excluded) <= {"foreign", "other_policy"}:  # the policy had no part in it
+            excluded["groups.empty"] = 1
+    assert Counter(result.excluded) == excluded
     assert result.metrics["calls_trained"] == 2 * case.trained
     for path in {expect.path for expect in case.expects}:
         whys = [expect.why for expect in case.expects if expect.path == path]
         report = result.nodes[path or "-"]
         assert report.calls == 2 * whys.count(None)
-        assert report.dropped == {why: 2 * whys.count(why) for why in set(whys) if why}
+        assert report.excluded == {why: 2 * whys.count(why) for why in set(whys) if why}
     if case.trained:
         sampled = sum(
             len(seen.journal[turn.call_id]["token_ids"])

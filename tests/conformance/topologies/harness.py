@@ -49,8 +49,8 @@ class Expect:
     """Calls with one label share a checkpoint namespace. Without a label it is a call's own."""
     attempt: int = 1
     why: str | None = None
-    """Why it is not trained, in `TrainResult.dropped`'s words: ``foreign``, ``grammar``,
-    ``other_policy``, ``lost``, ``discarded_retried`` …; None: it is trained."""
+    """Why it is not trained, in `TrainResult.excluded`'s words: ``foreign``, ``grammar``,
+    ``other_policy``, ``lost``, ``superseded_retried`` …; None: it is trained."""
     tags: tuple[str, ...] = ()
     threaded: bool | None = None
     """Whether the call belongs to the kit's thread; None: as the topology."""
@@ -77,7 +77,7 @@ class Topology:
     """For the table: what is special; why a mode is missing."""
 
     @property
-    def untrained(self) -> Counter[str]:
+    def excluded(self) -> Counter[str]:
         """reason -> calls that are not trained."""
         return Counter(expect.why for expect in self.expects if expect.why)
 

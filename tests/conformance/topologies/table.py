@@ -40,10 +40,10 @@ REASONS = {
     "grammar": "shaped by a grammar",
     "greedy_decoding": "greedy",
     "truncated_sampling": "from a truncated distribution",
-    "discarded_error": "of an attempt that failed",
-    "discarded_retried": "of an attempt that was made again",
-    "discarded_interrupted": "of a node that was run again after an interrupt",
-    "discarded_unchosen": "that nobody chose",
+    "superseded_error": "of an attempt that failed",
+    "superseded_retried": "of an attempt that was made again",
+    "superseded_interrupted": "of a node that was run again after an interrupt",
+    "superseded_unchosen": "that nobody chose",
     "lost": "whose tokens are not on record",
 }
 
@@ -85,12 +85,12 @@ def _line(case: Topology, proved: Mapping[tuple[str, str], int]) -> str:
     calls = len(case.expects)
     words = dict.fromkeys(COLUMNS, "yes")
     words["captured"] = f"{calls} call{'s' if calls > 1 else ''}"
-    words["trained"] = f"{case.trained} of {calls}" if case.untrained else "all"
+    words["trained"] = f"{case.trained} of {calls}" if case.excluded else "all"
     cells = [words[column] if held[column] else "**no**" for column in COLUMNS]
     return f"| {case.name} | {len(case.modes)} | {' | '.join(cells)} | {_remarks(case)} |"
 
 
 def _remarks(case: Topology) -> str:
-    left = [f"{count} {REASONS[why]}" for why, count in case.untrained.items()]
+    left = [f"{count} {REASONS[why]}" for why, count in case.excluded.items()]
     said: Iterable[str] = [f"not trained: {', '.join(left)}"] if left else []
     return "; ".join([*([case.remark] if case.remark else []), *said])

@@ -116,8 +116,8 @@ def test_a_run_that_is_cut_off(cut: Cut, rule_server: RuleServer, client: ArtCli
     run = runs[0].trajectory()
     early, late = run.turns
     assert run.status == "failed"
-    assert (checks.says(early), early.discarded) == ("e", None)
-    assert late.discarded == "error"
+    assert (checks.says(early), early.excluded_because) == ("e", None)
+    assert late.excluded_because == "error"
     assert late.error is not None
 
     scored = [
@@ -125,8 +125,8 @@ def test_a_run_that_is_cut_off(cut: Cut, rule_server: RuleServer, client: ArtCli
     ]
     group = TrajectoryGroup(id=uuid4().hex, trajectories=tuple(scored))
     result = client.wait(client.train([group], rule_server.policy, key=uuid4().hex))
-    assert Counter(result.dropped) == {"calls.discarded_error": 1}
-    kept = {turn.call_id for one in scored for turn in one.turns if turn.discarded is None}
+    assert Counter(result.excluded) == {"calls.superseded_error": 1}
+    kept = {turn.call_id for one in scored for turn in one.turns if turn.excluded_because is None}
     sampled = sum(len(one["token_ids"]) for one in lines if one["id"] in kept)
     assert (len(kept), result.metrics["tokens_trained"]) == (3, sampled)
 
@@ -144,7 +144,7 @@ def test_a_synchronous_stream_closed_early(rule_server: RuleServer, client: ArtC
     lines = rule_server.witnessed()[before:]
     records_are_whole(lines, client)
     assert (run.status, run.error) == ("failed", "GeneratorExit: ")
-    assert [turn.discarded for turn in run.turns] == [None, None]
+    assert [turn.excluded_because for turn in run.turns] == [None, None]
     assert [turn.call_id for turn in run.turns] == [one["id"] for one in lines]
 
 
@@ -166,10 +166,10 @@ def test_a_reply_that_a_node_stops_reading(rule_server: RuleServer, client: ArtC
     records_are_whole(rule_server.witnessed()[before:], client)
     assert run.status == "completed"
     hurried, enough = run.turns
-    assert hurried.discarded == "error"
+    assert hurried.excluded_because == "error"
     assert hurried.call_id is not None
     assert LONG.startswith(checks.says(hurried))
-    assert (checks.says(enough), enough.discarded) == ("enough", None)
+    assert (checks.says(enough), enough.excluded_because) == ("enough", None)
 
 
 @pytest.mark.parametrize("asked", [{}, {"n": 2}, {"stream": True}])

@@ -78,7 +78,7 @@ def trains(client: ArtClient, kit: Kit, *runs: Performance) -> None:
     ]
     group = TrajectoryGroup(id=uuid4().hex, trajectories=tuple(scored))
     result = client.wait(client.train([group], kit.server.policy, key=uuid4().hex))
-    assert result.dropped == {}
+    assert result.excluded == {}
     sampled = sum(len(call["token_ids"]) for one in runs for call in one.journal.values())
     assert result.metrics["tokens_trained"] == sampled
 
@@ -131,7 +131,7 @@ def test_a_run_told_on_by_another_handler(kit: Kit, seen: Seen) -> None:
     agent.invoke(Command(resume="yes"), {**kit.config, "callbacks": [CaptureHandler(run)]})
     seen(
         run.trajectory(),
-        Expect("careful", "sure? 1", step=1, task="careful", why="discarded_interrupted"),
+        Expect("careful", "sure? 1", step=1, task="careful", why="superseded_interrupted"),
         Expect("careful", "sure? 2", step=1, task="careful"),
     )
 
@@ -234,7 +234,9 @@ def test_a_failure_beside_others_in_a_batch(kit: Kit) -> None:
         with capture() as run:
             line(MessagesState, answer=answer).compile().batch(states, return_exceptions=True)
         assert (run.status, run.error) == ("failed", "ValueError: bad")
-        assert [(checks.says(turn), turn.discarded) for turn in run.turns] == [("good", None)]
+        assert [(checks.says(turn), turn.excluded_because) for turn in run.turns] == [
+            ("good", None)
+        ]
 
 
 def test_concurrent_runs_stay_apart(rule_server: RuleServer, seen: Seen) -> None:

@@ -55,7 +55,10 @@ def told(trajectory: Trajectory, played: Played, lines: Lines) -> None:
     assert journal.keys() == played.fates.keys()
     for index, turn in enumerate(turns):
         fate, line = played.fates[turn.call_id or ""], journal[turn.call_id or ""]
-        assert ("/".join(turn.path), turn.discarded is not None) == (fate.path, fate.discarded)
+        assert ("/".join(turn.path), turn.excluded_because is not None) == (
+            fate.path,
+            fate.excluded_because,
+        )
         assert trajectory.prompt(index) == line["messages"]
         assert turn.usage is not None
         assert turn.usage.prompt_tokens == len(line["prompt_token_ids"])
@@ -66,7 +69,7 @@ def told(trajectory: Trajectory, played: Played, lines: Lines) -> None:
 def laid_out(trajectory: Trajectory, lines: Lines) -> int:
     """Rows hold each token that counts once, in its place, and no other; returns how many."""
     journal = {line["id"]: line for line in lines}
-    kept = [turn.call_id or "" for turn in trajectory.turns if turn.discarded is None]
+    kept = [turn.call_id or "" for turn in trajectory.turns if turn.excluded_because is None]
     wanted = Counter(
         (tuple(seen["prompt_token_ids"] + seen["token_ids"][: place + 1]), logprob)
         for seen in map(journal.__getitem__, kept)

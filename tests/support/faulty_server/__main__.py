@@ -59,7 +59,7 @@ def _spoilt(reply: ChatReply, now: str) -> ChatReply:
     if now == "nan logprob":
         return replace(reply, logprobs=[float("nan"), *logprobs[1:]])
     if now == "truncated":  # as vLLM does with a model's generation_config
-        return replace(reply, untrainable=None)
+        return replace(reply, excluded_because=None)
     return reply
 
 

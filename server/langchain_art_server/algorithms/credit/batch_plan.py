@@ -21,10 +21,10 @@ from langchain_art_server.algorithms.credit.credit_assignment import (
     score_credits,
 )
 from langchain_art_server.algorithms.credit.filters import (
+    exclusion,
     overlong_penalty,
     stale,
     unscored,
-    untrained,
 )
 from langchain_art_server.algorithms.credit.loss_weights import call_weights
 
@@ -35,14 +35,14 @@ class Plan:
 
     Attributes:
         verdicts: for each group, run and call, in the order given.
-        dropped: how often each reason occurred, in the unit that it names. What goes with its group
-            or its run is not counted again by call.
+        excluded: how often each reason occurred, in the unit that it names. What goes with its
+            group or its run is not counted again by call.
         metrics: ``runs_trained``, ``calls_trained``; ``reward_mean`` of the runs in a baseline that
             have one; of the trained calls ``staleness_mean`` and ``staleness_max``, in versions.
     """
 
     verdicts: list[list[list[Verdict]]]
-    dropped: Counter[str]
+    excluded: Counter[str]
     metrics: dict[str, float]
 
 
@@ -84,16 +84,16 @@ def plan(groups: Sequence[Sequence[CandidateRun]], config: TrainConfig) -> Plan:
         credits_ = score_credits(baselines, config)
     else:
         credits_ = [group_credit(runs, config) for runs in baselines]
-    dropped: Counter[str] = Counter()
+    excluded: Counter[str] = Counter()
     verdicts = [
-        _verdicts(group, credit, config, dropped)
+        _verdicts(group, credit, config, excluded)
         for group, credit in zip(found, credits_, strict=True)
     ]
     _weigh(groups, verdicts, config)
     metrics = _metrics(found, verdicts)
     if config.loss == "sft":
         del metrics["reward_mean"]  # no reward had a say
-    return Plan(verdicts, dropped, metrics)
+    return Plan(verdicts, excluded, metrics)
 
 
 def _group(runs: Sequence[CandidateRun], config: TrainConfig) -> _Group:
@@ -114,12 +114,12 @@ def _penalized(run: CandidateRun, config: TrainConfig) -> CandidateRun:
 
 
 def _verdicts(
-    group: _Group, credit: Credit, config: TrainConfig, dropped: Counter[str]
+    group: _Group, credit: Credit, config: TrainConfig, excluded: Counter[str]
 ) -> list[list[Verdict]]:
     """Verdicts of one group; counts what they leave out."""
     fate = group.fate or credit.whole
     if fate:
-        dropped[fate] += 1
+        excluded[fate] += 1
     places = {i: position for position, i in enumerate(group.counted)}
     found: list[list[Verdict]] = []
     for i, run in enumerate(group.runs):
@@ -127,12 +127,12 @@ def _verdicts(
         decided: list[Verdict] = []
         for k, call in enumerate(run.calls):
             place = (places.get(i, -1), k)
-            why = whole or untrained(run, call, config.mask_truncated) or credit.reasons.get(place)
+            why = whole or exclusion(run, call, config.mask_truncated) or credit.reasons.get(place)
             decided.append(Verdict(why) if why else Verdict(None, credit.advantages[place]))
         if group.unscored[i]:
-            dropped[group.unscored[i] or ""] += 1
+            excluded[group.unscored[i] or ""] += 1
         elif not whole:
-            dropped.update(_reasons(decided))
+            excluded.update(_reasons(decided))
         found.append(decided)
     return found
 

@@ -16,8 +16,9 @@ class CandidateCall:
         node: the role that made it, as the graph names it.
         learns: sampled by the policy that is trained, at a node that was chosen. False: a frozen
             judge, a user simulator, a foreign model: context, and in no baseline.
-        discarded: the graph threw it away. It is no step of the run, and has no reward.
-        barred: why its tokens are not trained, where that is known (``lost``, ``grammar`` …).
+        superseded: the graph threw it away. It is no step of the run, and has no reward.
+        excluded_because: why its tokens are not trained, where that is known (``lost``,
+            ``grammar`` …).
         truncated: its reply was cut off (finish reason ``length``).
         lag: how many versions older than the one that is trained its sampler was.
         reward: of this call alone; None: none.
@@ -27,8 +28,8 @@ class CandidateCall:
     tokens: int
     node: str = "-"
     learns: bool = True
-    discarded: bool = False
-    barred: str | None = None
+    superseded: bool = False
+    excluded_because: str | None = None
     truncated: bool = False
     lag: int = 0
     reward: float | None = None
@@ -37,7 +38,7 @@ class CandidateCall:
     @property
     def steps(self) -> bool:
         """Whether it is a step of the policy: what credit is given to."""
-        return self.learns and not self.discarded
+        return self.learns and not self.superseded
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Verdict:
     """What becomes of one call.
 
     Attributes:
-        reason: why it is not trained, in the words of `TrainResult.dropped`; None if it is.
+        reason: why it is not trained, in the words of `TrainResult.excluded`; None if it is.
         advantage: of each of its tokens; 0.0 if it is not trained.
         weight: of each of its tokens in the loss; 0.0 if it is not trained.
     """

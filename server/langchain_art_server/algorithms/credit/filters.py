@@ -1,6 +1,6 @@
 """What is left out of training, and why. No torch.
 
-Each function looks at one thing and gives the reason in the words of `TrainResult.dropped`, whose
+Each function looks at one thing and gives the reason in the words of `TrainResult.excluded`, whose
 first part is the unit that is left out: ``groups.``, ``runs.`` or ``calls.``. What is flat is left
 out by `credit`.
 """
@@ -43,7 +43,7 @@ def stale(runs: Sequence[CandidateRun], max_staleness: int | None) -> str | None
     return "groups.stale" if too_old else None
 
 
-def untrained(run: CandidateRun, call: CandidateCall, mask_truncated: bool) -> str | None:
+def exclusion(run: CandidateRun, call: CandidateCall, mask_truncated: bool) -> str | None:
     """Why the tokens of a call of a run that counts are not trained; None if they are.
 
     What was cut off is left out of the loss and of what the loss is divided by; the run's reward
@@ -54,10 +54,10 @@ def untrained(run: CandidateRun, call: CandidateCall, mask_truncated: bool) -> s
         call: any of it.
         mask_truncated: leave out cut-off replies, and cut-off runs whole.
     """
-    if call.barred is not None:
-        return f"calls.{call.barred}"
+    if call.excluded_because is not None:
+        return f"calls.{call.excluded_because}"
     if not call.steps:
-        return "calls.discarded" if call.discarded else "calls.frozen"
+        return "calls.superseded" if call.superseded else "calls.frozen"
     if mask_truncated and run.truncated:
         return "runs.truncated"
     if mask_truncated and call.truncated:

@@ -60,7 +60,7 @@ def room(prompt: int, max_tokens: int | None, max_model_len: int) -> int:
     return left if max_tokens is None else max(1, min(max_tokens, left))
 
 
-def untrainable(request: ChatRequest, *, constrained: bool) -> str | None:
+def why_excluded(request: ChatRequest, *, constrained: bool) -> str | None:
     """Why the learner could not repeat the distribution that a reply is drawn from."""
     sampling = request.sampling
     if constrained:
@@ -132,9 +132,9 @@ class Speech:
         logprobs: Sequence[float],
         top: Sequence[Sequence[tuple[int, float]]],
         finish: FinishReason,
-        why_not: str | None,
+        excluded_because: str | None,
     ) -> ChatReply:
-        """The finished reply, once `end` was called. `why_not`: see `untrainable`."""
+        """The finished reply, once `end` was called. `excluded_because`: see `why_excluded`."""
         parser, token_text = self._parser, self._format.token_text
         return ChatReply(
             prompt_token_ids=prompt_ids,
@@ -143,7 +143,7 @@ class Speech:
             content=parser.content or (None if parser.calls else ""),
             tool_calls=parser.calls,
             finish_reason="tool_calls" if parser.calls and finish == "stop" else finish,
-            untrainable=why_not,
+            excluded_because=excluded_because,
             top_logprobs=[[(i, p, token_text(i)) for i, p in one] for one in top],
             token_texts=[token_text(i) for i in out],
         )

@@ -27,7 +27,7 @@ from langchain_art_server.backends.chat.output_processor import (
     hidden_ids,
     read_request,
     room,
-    untrainable,
+    why_excluded,
 )
 from langchain_art_server.backends.embedded.model_runner import make_runner
 from langchain_art_server.backends.embedded.multi_lora import Adapter, AdapterBank
@@ -70,7 +70,7 @@ class _Running:
     prompt: Prompt
     job: Job
     speech: Speech
-    untrainable: str | None
+    excluded_because: str | None
 
 
 class SamplerHost:
@@ -164,8 +164,8 @@ class SamplerHost:
         )
         job = Job(prompt.ids, limit, draw, adapter, cancelled=lambda: call.cancelled)
         speech = Speech(request, self._format, self._hidden, self._eos)
-        why_not = untrainable(request, constrained=draw.constraint is not None)
-        running = _Running(call, request, prompt, job, speech, why_not)
+        excluded_because = why_excluded(request, constrained=draw.constraint is not None)
+        running = _Running(call, request, prompt, job, speech, excluded_because)
         if request.sampling.stop:
             job.watch = lambda token: self._hear(running)
         if adapter is not None:
@@ -231,5 +231,5 @@ class SamplerHost:
         job = running.job
         finish = job.finish or "stop"
         return running.speech.reply(
-            job.prompt, job.out, job.logprobs, job.top, finish, running.untrainable
+            job.prompt, job.out, job.logprobs, job.top, finish, running.excluded_because
         )

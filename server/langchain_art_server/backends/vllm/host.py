@@ -26,7 +26,7 @@ from langchain_art_server.backends.chat.output_processor import (
     hidden_ids,
     read_request,
     room,
-    untrainable,
+    why_excluded,
 )
 from langchain_art_server.backends.chat.tool_parser import FORMATS
 from langchain_art_server.backends.ipc.reply_codec import pack_reply
@@ -241,10 +241,10 @@ class VllmHost:
         if drawn.prompt_ids != prompt.ids:
             raise EngineUnavailable("vLLM was shown another prompt than it was sent.")
         self._send(call, request, speech.end(drawn.token_ids))
-        why_not = untrainable(request, constrained=grammar is not None)
+        excluded_because = why_excluded(request, constrained=grammar is not None)
         finish: Literal["stop", "length"] = "length" if drawn.finish == "length" else "stop"
         reply = speech.reply(
-            prompt.ids, drawn.token_ids, drawn.logprobs, drawn.top, finish, why_not
+            prompt.ids, drawn.token_ids, drawn.logprobs, drawn.top, finish, excluded_because
         )
         message = {"role": "assistant", "content": reply.content, "tool_calls": reply.tool_calls}
         self._format.remember(prompt, drawn.token_ids, request.messages, request.tools, message)

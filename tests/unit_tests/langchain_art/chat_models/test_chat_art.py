@@ -344,7 +344,7 @@ def test_the_servers_errors_come_through(art_server: Any) -> None:
     with capture() as run, pytest.raises(openai.NotFoundError):
         list(model.stream("hi"))
     turn = run.turns[0]
-    assert turn.discarded == "error"
+    assert turn.excluded_because == "error"
     assert turn.error is not None
     assert turn.reply is None
 
@@ -353,7 +353,7 @@ def test_fallbacks_and_retries_work(art_server: Any) -> None:
     broken = model_of(art_server).model_copy(update={"model_name": "no-such-model"})
     with capture() as run:
         broken.with_fallbacks([model_of(art_server)]).invoke("hi")
-    assert [turn.discarded for turn in run.turns] == ["error", None]
+    assert [turn.excluded_because for turn in run.turns] == ["error", None]
     with pytest.raises(openai.NotFoundError):
         broken.with_retry(stop_after_attempt=2, wait_exponential_jitter=False).invoke("hi")
 

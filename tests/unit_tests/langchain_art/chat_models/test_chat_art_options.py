@@ -189,5 +189,5 @@ def test_with_fallbacks(art_server: Any, ask: Ask) -> None:
     with capture() as run:
         reply = ask(broken.with_fallbacks([model_of(art_server)]))
     assert reply.response_metadata["model_name"].startswith(f"{art_server.policy}@")
-    assert [turn.discarded for turn in run.turns] == ["error", None]
+    assert [turn.excluded_because for turn in run.turns] == ["error", None]
     assert run.turns[1].call_id == reply.response_metadata["call_id"]

@@ -238,7 +238,7 @@ def test_train_refuses_what_cannot_be_a_request() -> None:
 
 
 def test_wait_tells_each_event_once_and_in_order(server: Scripted) -> None:
-    result = {"policy": "p", "version": 4, "metrics": {}, "dropped": {}}
+    result = {"policy": "p", "version": 4, "metrics": {}, "excluded": {}}
 
     def events(*seqs: int) -> Answer:
         return give({"data": [{"seq": n, "at": 0.0, "message": str(n)} for n in seqs]})
@@ -375,7 +375,7 @@ def test_one_key_is_one_job(art_server: LiveServer) -> None:
         with pytest.raises(Conflict):
             client.train(groups, art_server.policy, TrainConfig(learning_rate=1e-3), key="keyed:1")
         result = client.wait(job)
-        assert result.dropped, "runs without calls cannot be trained on, and that is said"
+        assert result.excluded, "runs without calls cannot be trained on, and that is said"
         assert job.id in {known.id for known in client.jobs(art_server.policy)}
         assert client.job(job.id).state == "succeeded"
 

@@ -17,7 +17,7 @@ from tests.support.judges.groups import calls, run, says, tool
 
 def test_steps_and_actions_leave_out_what_the_graph_threw_away() -> None:
     kept = Turn(reply=calls("search", "read"))
-    retried = Turn(reply=calls("delete"), discarded="retried", error="boom")
+    retried = Turn(reply=calls("delete"), excluded_because="retried", error="boom")
     told = Trajectory(id="a", turns=(retried, kept, Turn(reply=calls("read"))))
     assert run_facts.steps(told) == 2
     assert run_facts.actions(told) == ["search", "read", "read"]

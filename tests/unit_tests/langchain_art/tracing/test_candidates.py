@@ -31,7 +31,7 @@ class Several(BaseChatModel):
 
 
 def fates(run: Any) -> list[tuple[Any, Any]]:
-    return [(turn.reply["content"], turn.discarded) for turn in run.turns]
+    return [(turn.reply["content"], turn.excluded_because) for turn in run.turns]
 
 
 def through(node: Any) -> Any:

@@ -83,7 +83,7 @@ def look(what: str = "") -> str:
 
 
 def lived(run: Any) -> list[Turn]:
-    return [turn for turn in run.turns if turn.discarded is None]
+    return [turn for turn in run.turns if turn.excluded_because is None]
 
 
 ASK = {"messages": [("user", "hi")]}
@@ -132,7 +132,7 @@ def test_input_output_and_a_failed_run() -> None:
     with pytest.raises(KeyError), capture() as run:
         graph_of(a=node(Scripted(lines=["one"])), b=broken).compile().invoke(ASK)
     assert (run.status, run.error) == ("failed", "KeyError: 'no'")
-    assert [turn.discarded for turn in run.turns] == [None]  # it may still earn a bad reward
+    assert [turn.excluded_because for turn in run.turns] == [None]  # it may still earn a bad reward
 
 
 def test_too_many_steps_is_truncated() -> None:
@@ -368,7 +368,7 @@ def test_retried_attempts_are_discarded(threaded: bool) -> None:
     config: Any = {"configurable": {"thread_id": "t"}} if threaded else {}
     with capture() as run:
         graph.add_edge(START, "a").compile(checkpointer=saver).invoke(ASK, config)
-    assert [turn.discarded for turn in run.turns] == ["retried", "retried", None]
+    assert [turn.excluded_because for turn in run.turns] == ["retried", "retried", None]
     assert [turn.attempt for turn in run.turns] == [1, 2, 3]
     assert [said(turn) for turn in run.turns] == ["1", "2", "3"]
     assert run.status == "completed"
@@ -383,7 +383,7 @@ def test_a_retried_subgraph(saver: Any) -> None:
     with capture() as run:
         graph.add_edge(START, "sub").compile(checkpointer=saver).invoke(ASK, config)
     assert [said(turn) for turn in lived(run)] == ["f", "3"]
-    assert {turn.discarded for turn in run.turns} == {None, "retried"}
+    assert {turn.excluded_because for turn in run.turns} == {None, "retried"}
 
 
 def test_an_interrupted_attempt_that_ran_again_is_discarded() -> None:
@@ -398,10 +398,10 @@ def test_an_interrupted_attempt_that_ran_again_is_discarded() -> None:
     with capture() as run:
         agent.invoke(ASK, config)
         assert run.status == "interrupted"
-        assert [turn.discarded for turn in run.turns] == [None, None]
+        assert [turn.excluded_because for turn in run.turns] == [None, None]
         agent.invoke(Command(resume="yes"), config)
     assert run.status == "completed"
-    assert [turn.discarded for turn in run.turns] == [None, "interrupted", None]
+    assert [turn.excluded_because for turn in run.turns] == [None, "interrupted", None]
     assert {turn.thread for turn in run.turns} == {"t"}
     assert run.trajectory().input["messages"] == [["user", "hi"]]
 
@@ -415,7 +415,7 @@ def test_a_static_interrupt_is_one_too() -> None:
     assert handler.run.status == "interrupted"
     agent.invoke(None, config)
     assert handler.run.status == "completed"
-    assert [turn.discarded for turn in handler.run.turns] == [None, None]
+    assert [turn.excluded_because for turn in handler.run.turns] == [None, None]
     assert [turn.extends for turn in handler.run.turns] == [None, 0]
 
 
@@ -467,12 +467,12 @@ def test_fallbacks_retries_and_closed_streams() -> None:
     chain = Scripted(lines=["bad", "good"]) | RunnableLambda(parse)
     with capture() as run:
         chain.with_retry(stop_after_attempt=2, wait_exponential_jitter=False).invoke("?")
-    assert [turn.discarded for turn in run.turns] == ["error", None]
+    assert [turn.excluded_because for turn in run.turns] == ["error", None]
     with capture() as run:
         stream = GenericFakeChatModel(messages=iter([AIMessage("a long answer")])).stream("?")
         next(stream)
         stream.close()
-    assert run.turns[0].discarded == "error"
+    assert run.turns[0].excluded_because == "error"
     assert run.turns[0].error is not None
     assert "GeneratorExit" in run.turns[0].error
 
@@ -488,7 +488,7 @@ def test_a_handoff_to_the_parent_graph_is_no_failure() -> None:
     graph.add_node("other", node(Scripted(lines=["y"]))).add_edge(START, "sub")
     with capture() as run:
         graph.compile().invoke(ASK)
-    assert [turn.discarded for turn in run.turns] == [None, None]
+    assert [turn.excluded_because for turn in run.turns] == [None, None]
     assert run.status == "completed"
 
 
@@ -633,7 +633,7 @@ def test_turns_and_tags_agree(art_server: Any, model: ChatART) -> None:
         agent.invoke(ASK, {"configurable": {"thread_id": "t"}})
     check(art_server, run, of=4)
     assert [turn.attempt for turn in run.turns] == [1, 2, 3, 1]
-    assert [turn.discarded for turn in run.turns] == ["retried", "retried", None, None]
+    assert [turn.excluded_because for turn in run.turns] == ["retried", "retried", None, None]
     assert run.turns[3].path == ("sub", "deep")
     assert run.turns[3].extends == 2
 
@@ -690,4 +690,4 @@ def test_a_stream_closed_early_keeps_its_call_id(art_server: Any, model: ChatART
         next(stream)
         stream.close()
     assert run.turns[0].call_id is not None
-    assert run.turns[0].discarded == "error"
+    assert run.turns[0].excluded_because == "error"

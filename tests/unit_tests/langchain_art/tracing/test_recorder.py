@@ -55,7 +55,7 @@ def failing(state: Any) -> None:
 
 
 def told(run: Run) -> list[tuple[Any, str | None]]:
-    return [(turn.reply and turn.reply["content"], turn.discarded) for turn in run.turns]
+    return [(turn.reply and turn.reply["content"], turn.excluded_because) for turn in run.turns]
 
 
 # ---- what the run came to
@@ -166,8 +166,8 @@ def test_a_question_that_was_never_answered(nested: bool) -> None:
         assert run.status == "interrupted"
         agent.invoke(Command(resume="yes"), THREAD)
     assert run.status == "completed"
-    dropped = [(text, "interrupted") for text, _ in done]
-    assert told(run)[: 1 + len(done)] == [("e", None), *dropped]
+    excluded = [(text, "interrupted") for text, _ in done]
+    assert told(run)[: 1 + len(done)] == [("e", None), *excluded]
 
 
 # ---- who tells of it

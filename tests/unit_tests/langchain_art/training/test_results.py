@@ -16,19 +16,19 @@ from langchain_art.training.results import EvalResult, FitResult, StepRecord, to
 from langchain_art.wire import NodeReport, TrainResult, Trajectory, Turn
 
 
-def node(tokens: int, abs_: float = 0.5, mean: float = 0.0, **dropped: int) -> NodeReport:
+def node(tokens: int, abs_: float = 0.5, mean: float = 0.0, **excluded: int) -> NodeReport:
     return NodeReport(
         calls=tokens // 8,
         tokens=tokens,
         advantage_mean=mean,
         advantage_abs=abs_,
-        dropped=dropped,
+        excluded=excluded,
     )
 
 
 def result(policy: str, version: int = 1, **more: Any) -> TrainResult:
     return TrainResult(
-        **({"policy": policy, "version": version, "metrics": {}, "dropped": {}} | more)
+        **({"policy": policy, "version": version, "metrics": {}, "excluded": {}} | more)
     )
 
 
@@ -40,21 +40,21 @@ def step(*results: TrainResult, number: int = 1, **more: Any) -> StepRecord:
 ONE = result(
     "agent",
     metrics={"loss": 0.5},
-    dropped={"calls.frozen": 2},
+    excluded={"calls.frozen": 2},
     nodes={"writer": node(16), "critic": node(0, 0.0, frozen=2)},
 )
 WRITER = result(
     "w",
     3,
     metrics={"loss": 0.25},
-    dropped={"calls.other_policy": 2},
+    excluded={"calls.other_policy": 2},
     nodes={"writer": node(16), "critic": node(0, 0.0, other_policy=2)},
 )
 CRITIC = result(
     "c",
     2,
     metrics={"loss": 0.75},
-    dropped={"calls.other_policy": 2},
+    excluded={"calls.other_policy": 2},
     nodes={"critic": node(8), "writer": node(0, 0.0, other_policy=2)},
 )
 
@@ -74,11 +74,11 @@ def displayed(record: StepRecord, *, first: bool) -> str:
 def test_one_policy_is_spoken_of_plainly() -> None:
     record = step(ONE, unjudged=3)
     assert (record.version, record.metrics) == (1, {"loss": 0.5})
-    assert record.dropped == {"calls.frozen": 2, "groups.unjudged": 3}
+    assert record.excluded == {"calls.frozen": 2, "groups.unjudged": 3}
     assert list(record.nodes) == ["writer", "critic"]
     found = FitResult(fit_id="f", versions={"agent": 2}, history=(record, record))
     assert (found.policy, found.version, found.adapter) == ("agent", 2, "agent@2")
-    assert found.dropped == {"calls.frozen": 4, "groups.unjudged": 6}
+    assert found.excluded == {"calls.frozen": 4, "groups.unjudged": 6}
     assert found.nodes["writer"].tokens == 32
 
 
@@ -86,7 +86,7 @@ def test_several_policies_are_told_apart() -> None:
     record = step(WRITER, CRITIC)
     assert record.versions == {"w": 3, "c": 2}
     assert record.metrics == {"w/loss": 0.25, "c/loss": 0.75}
-    assert record.dropped == {"w/calls.other_policy": 2, "c/calls.other_policy": 2}
+    assert record.excluded == {"w/calls.other_policy": 2, "c/calls.other_policy": 2}
     assert list(record.nodes) == ["w/writer", "c/critic"], "each node once, with who learns there"
     assert left_out(record) == "", "what the other policy trains is not left out"
     found = FitResult(fit_id="f", versions=record.versions, history=(record,))
@@ -116,7 +116,7 @@ def test_nodes_add_up_weighted_by_their_tokens() -> None:
     assert (found["a"].tokens, found["a"].calls) == (40, 4)
     assert found["a"].advantage_abs == pytest.approx(0.3)
     assert found["a"].advantage_mean == pytest.approx(0.05)
-    assert found["a"].dropped == {"frozen": 3, "lost": 1}
+    assert found["a"].excluded == {"frozen": 3, "lost": 1}
     assert (found["b"].tokens, found["b"].advantage_abs) == (0, 0.0)
 
 
@@ -140,13 +140,13 @@ def test_the_first_step_shows_a_table_and_later_ones_a_line() -> None:
 
 
 def test_training_on_nothing_cannot_be_overlooked() -> None:
-    flat = result("agent", 0, dropped={"groups.zero_variance": 2})
+    flat = result("agent", 0, excluded={"groups.zero_variance": 2})
     for first in (True, False):
         text = displayed(step(flat, unjudged=1), first=first)
         assert "step 1 trained agent on NOTHING; it stays at agent@0" in text
         assert "2 groups.zero_variance: all runs of a group have the same reward" in text
         assert "1 groups.unjudged" in text
-    frozen = result("agent", 0, dropped={"calls.frozen": 4}, nodes={"a": node(0, 0.0, frozen=4)})
+    frozen = result("agent", 0, excluded={"calls.frozen": 4}, nodes={"a": node(0, 0.0, frozen=4)})
     assert "train= does not choose it" in displayed(step(frozen), first=True)
     assert nothing_trained(step(ONE)) == []
     [line] = nothing_trained(step(WRITER, result("c", 0)))

@@ -62,7 +62,7 @@ async def test_flat_groups_are_made_up_for(art_server: LiveServer, tmp_path: Pat
     rollout = rollout_of(art_server, trainer.policy, reward)
     found = await trainer.fit(rollout, SCENARIOS, steps=2)
     for step in found.history:
-        flat = step.dropped.get("groups.zero_variance", 0)
+        flat = step.excluded.get("groups.zero_variance", 0)
         assert step.groups - flat == 2, "as many that teach as a step is to have"
         assert step.refilled == step.groups - 2
     assert sum(step.refilled for step in found.history) > 0
@@ -88,7 +88,7 @@ async def test_refilling_ends(art_server: LiveServer, tmp_path: Path) -> None:
     rollout = rollout_of(art_server, trainer.policy, lambda _: 1.0)
     found = await trainer.fit(rollout, SCENARIOS, steps=1)
     (step,) = found.history
-    assert (step.groups, step.refilled, step.dropped["groups.zero_variance"]) == (6, 4, 6)
+    assert (step.groups, step.refilled, step.excluded["groups.zero_variance"]) == (6, 4, 6)
     assert step.version == 0, "nothing was trained"
 
 

@@ -40,7 +40,7 @@ def result(mean: float | None, step: int) -> EvalResult:
 
 
 def record(step: int, version: int) -> StepRecord:
-    trained = TrainResult(policy="p", version=version, metrics={}, dropped={})
+    trained = TrainResult(policy="p", version=version, metrics={}, excluded={})
     return StepRecord(step=step, results={"p": trained}, reward_mean=0.5, reward_std=0.1, groups=2)
 
 
@@ -395,7 +395,7 @@ async def test_failing_rollouts_are_said_and_bounded(
 
     found = await trainer.fit(rollout, SCENARIOS, steps=1)
     assert found.history[0].failed == 1
-    assert found.dropped["runs.failed"] == 1
+    assert found.excluded["runs.failed"] == 1
 
     async def broken(_: object) -> float:
         raise ValueError("all broke")
@@ -431,7 +431,7 @@ def test_a_plain_function_and_a_judge_in_a_plain_program(
         return told
 
     found = trainer.fit_sync(rollout, SCENARIOS, steps=1)
-    assert found.dropped["groups.unjudged"] == 1
+    assert found.excluded["groups.unjudged"] == 1
     assert found.history[0].groups == 3
     assert found.history[0].reward_mean == pytest.approx(0.15)
     assert found.version == 1
@@ -448,7 +448,7 @@ async def test_equal_rewards_train_nothing_and_say_so(
         return 1.0
 
     found = await trainer.fit(rollout, SCENARIOS, steps=1)
-    assert (found.version, found.dropped) == (0, {"groups.zero_variance": 2})
+    assert (found.version, found.excluded) == (0, {"groups.zero_variance": 2})
 
 
 async def test_a_failed_job_can_be_resumed_under_a_new_key(

@@ -39,7 +39,7 @@ def groups(draw: st.DrawFn) -> TrajectoryGroup:
                 call_id=f"c-{i}-{k}",
                 node=draw(st.sampled_from(["writer", "critic"])),
                 model="p@0",
-                discarded=draw(st.sampled_from([None, None, None, "retried"])),
+                excluded_because=draw(st.sampled_from([None, None, None, "retried"])),
                 reward=draw(st.one_of(st.none(), VALUES)),
                 usage=Usage(prompt_tokens=1, completion_tokens=draw(st.sampled_from([1, 3, 6]))),
             )
@@ -78,7 +78,7 @@ def left_out(group: TrajectoryGroup, config: TrainConfig, train: dict[str, bool]
     }
     batch.add_group(runs, records)
     batch.settle()
-    return any(batch.dropped[f"groups.{why}"] for why in ("zero_variance", "single", "empty"))
+    return any(batch.excluded[f"groups.{why}"] for why in ("zero_variance", "single", "empty"))
 
 
 @pytest.mark.parametrize("number", range(len(CONFIGS)), ids=lambda n: str(CONFIGS[n]))

@@ -33,7 +33,7 @@ def test_turns_and_how_their_prompts_meet_those_before() -> None:
             record("a", [1, 2], [3, 4]),
             record("b", [1, 2, 3, 4, 5], [6]),
             record("c", [1, 2, 3, 9], [7, 7]),
-            record("d", [8], [8], untrainable="greedy: temperature 0"),
+            record("d", [8], [8], excluded_because="greedy: temperature 0"),
             record("e", [1, 2, 3, 9, 7, 7], [5], policy="q", model="q@4"),
         ]
     }
@@ -42,7 +42,8 @@ def test_turns_and_how_their_prompts_meet_those_before() -> None:
     turns.append(Turn(model="gpt", ours=False))
     told = audit(stored(*turns), records, None, {})
     seen = [
-        (t.prefix, t.prefix_turn, t.prefix_tokens, t.trained_tokens, t.masked) for t in told.turns
+        (t.prefix, t.prefix_turn, t.prefix_tokens, t.trained_tokens, t.excluded_because)
+        for t in told.turns
     ]
     assert seen == [
         ("starts", None, 0, 2, None),
@@ -56,7 +57,7 @@ def test_turns_and_how_their_prompts_meet_those_before() -> None:
     assert (told.rows, told.trained_tokens, told.sampled_tokens) == (3, 6, 13)
     assert told.turns[4].model == "q@4" and told.trained_by == {"p": "job-1"}
     for_p = audit(stored(*turns), records, "p", {"q": False})
-    assert [t.masked for t in for_p.turns][3:5] == ["greedy", "other_policy"]
+    assert [t.excluded_because for t in for_p.turns][3:5] == ["greedy", "other_policy"]
     assert (for_p.rows, for_p.trained_tokens) == (2, 5)
 
 
@@ -81,17 +82,19 @@ def test_which_calls_learn_can_be_asked_for() -> None:
 Runs = tuple[list[Turn], dict[str, CallRecord]]
 
 
-def untrainable(call: SampledCall, draw: st.DrawFn) -> str | None:
+def excluded_because(call: SampledCall, draw: st.DrawFn) -> str | None:
     return None if call.trainable else draw(st.sampled_from(["grammar: x", "top_p: 0.5"]))
 
 
 @st.composite
 def runs(draw: st.DrawFn, name: str) -> Runs:
-    """A run over a random tree of calls: some lost, foreign, discarded, frozen, repeated …"""
+    """A run over a random tree of calls: some lost, foreign, superseded, frozen, repeated …"""
     turns: list[Turn] = []
     records: dict[str, CallRecord] = {}
     for call in draw(trees_of_calls()):
-        fate = draw(st.sampled_from(["", "", "", "", "discarded", "lost", "foreign", "again"]))
+        fate = draw(
+            st.sampled_from(["", "", "", "", "excluded_because", "lost", "foreign", "again"])
+        )
         key = f"{name}-{call.call_id}"
         policy = draw(st.sampled_from(["p", "p", "p", "q", None]))
         if fate not in ("lost", "foreign"):
@@ -102,7 +105,7 @@ def runs(draw: st.DrawFn, name: str) -> Runs:
                 logprobs=list(call.logprobs),
                 temperature=call.temperature,
                 policy=policy,
-                untrainable=untrainable(call, draw),
+                excluded_because=excluded_because(call, draw),
             )
         turn = Turn(
             call_id=key,
@@ -110,7 +113,7 @@ def runs(draw: st.DrawFn, name: str) -> Runs:
             path=draw(st.sampled_from([(), ("team", "writer")])),
             model=policy and f"{policy}@0",
             ours=fate != "foreign",
-            discarded="retried" if fate == "discarded" else None,
+            excluded_because="retried" if fate == "excluded_because" else None,
         )
         turns += [turn] * (2 if fate == "again" else 1)
     return turns, records
@@ -148,9 +151,9 @@ def test_audit_and_training_agree_on_any_run(
     for told, trajectory in zip(audits, trajectories, strict=True):
         for turn, source in zip(told.turns, trajectory.turns, strict=True):
             known = records.get(source.call_id or "")
-            learns = turn.masked is None and known is not None
+            learns = turn.excluded_because is None and known is not None
             assert turn.trained_tokens == (len(known.token_ids) if learns and known else 0)
-            assert (turn.masked is None) == (turn.trained_tokens > 0)
+            assert (turn.excluded_because is None) == (turn.trained_tokens > 0)
     if not batch.rows:
         assert not batch.trained and not batch.calls
         return
@@ -158,8 +161,10 @@ def test_audit_and_training_agree_on_any_run(
     trained = sum(told.trained_tokens for told in audits)
     assert trained == sum(sum(row.mask) for row in batch.rows)
     assert trained == sum(node.tokens for node in batch.nodes().values())
-    masked = Counter(f"calls.{t.masked}" for told in audits for t in told.turns if t.masked)
-    assert masked == {k: v for k, v in batch.dropped.items() if k.startswith("calls.")}
+    reasons = Counter(
+        f"calls.{t.excluded_because}" for told in audits for t in told.turns if t.excluded_because
+    )
+    assert reasons == {k: v for k, v in batch.excluded.items() if k.startswith("calls.")}
     learning = [
         source
         for told, trajectory in zip(audits, trajectories, strict=True)

@@ -46,7 +46,7 @@ def advantages(batch: Batch) -> list[float]:
     [
         (turn("c"), record("c"), "p", {}, None),
         (turn("c"), record("c"), None, {}, None),
-        (turn("c", discarded="retried"), record("c"), "p", {}, "discarded_retried"),
+        (turn("c", excluded_because="retried"), record("c"), "p", {}, "superseded_retried"),
         (turn("c", ours=False), None, "p", {"writer": False}, "foreign"),
         (turn("c"), None, "p", {}, "lost"),
         (turn("c"), None, "p", {"writer": False}, "frozen"),
@@ -57,8 +57,8 @@ def advantages(batch: Batch) -> list[float]:
         (turn("c"), record("c"), "p", {"critic": True}, "frozen"),
         (turn("c"), record("c"), "p", {"critic": False}, None),
         (turn("c", tags=("x",)), record("c"), "p", {"x": True, "p": True}, None),
-        (turn("c"), record("c", untrainable="top_p: 0.9 < 1"), "p", {}, "top_p"),
-        (turn("c"), record("c", untrainable="top_p: 0.9 < 1"), "p", {"p": False}, "frozen"),
+        (turn("c"), record("c", excluded_because="top_p: 0.9 < 1"), "p", {}, "top_p"),
+        (turn("c"), record("c", excluded_because="top_p: 0.9 < 1"), "p", {"p": False}, "frozen"),
         (turn("c"), record("c", said=()), "p", {}, "empty"),
     ],
 )
@@ -67,15 +67,15 @@ def test_why_a_call_does_not_learn(
 ) -> None:
     records = {known.id: known} if known else {}
     (judged,) = judge(Trajectory(id="t", turns=(one,)), records, policy, train)
-    assert judged.masked == why
+    assert judged.excluded_because == why
 
 
 def test_a_reply_that_was_used_twice_learns_where_it_first_counts() -> None:
-    thrice = (turn("c", discarded="error"), turn("c"), turn("c", "critic"))
+    thrice = (turn("c", excluded_because="error"), turn("c"), turn("c", "critic"))
     judged = judge(Trajectory(id="t", turns=thrice), {"c": record("c")}, "p", {})
-    assert [one.masked for one in judged] == ["discarded_error", None, "repeated"]
+    assert [one.excluded_because for one in judged] == ["superseded_error", None, "repeated"]
     judged = judge(Trajectory(id="t", turns=thrice), {"c": record("c")}, "p", {"writer": False})
-    assert [one.masked for one in judged] == ["discarded_error", "frozen", None]
+    assert [one.excluded_because for one in judged] == ["superseded_error", "frozen", None]
 
 
 def test_a_run_of_frozen_calls_stays_out_of_the_baseline() -> None:
@@ -89,7 +89,7 @@ def test_a_run_of_frozen_calls_stays_out_of_the_baseline() -> None:
     frozen = batch_of(runs, records, {"helper": False})
     assert advantages(frozen) == [0.5, -0.5, 0.0]  # mean 0.5, not 2.625
     assert frozen.trained == ["a", "b", "c"]
-    assert frozen.dropped == {
+    assert frozen.excluded == {
         "runs.without_trainable_calls": 1,
         "calls.frozen": 1,
         "calls.foreign": 1,
@@ -103,8 +103,8 @@ def test_a_run_of_frozen_calls_stays_out_of_the_baseline() -> None:
     ("fate", "known"),
     [
         ({}, None),  # lost
-        ({"discarded": "error"}, record("c-2")),
-        ({}, record("c-2", untrainable="grammar: json_schema")),
+        ({"excluded_because": "error"}, record("c-2")),
+        ({}, record("c-2", excluded_because="grammar: json_schema")),
     ],
 )
 def test_a_run_that_the_policy_made_counts_though_no_token_of_it_can_learn(
@@ -118,19 +118,19 @@ def test_a_run_that_the_policy_made_counts_though_no_token_of_it_can_learn(
     }
     batch = batch_of(runs, records)
     assert advantages(batch) == [0.25, 0.25]  # flat without the third
-    assert batch.dropped["runs.without_trainable_calls"] == 1
+    assert batch.excluded["runs.without_trainable_calls"] == 1
     assert batch.metrics["reward_mean"] == 0.75
     frozen = batch_of(runs, records, {"writer": False})
-    assert frozen.dropped["groups.empty"] == 1 and not frozen.rows
-    assert frozen.dropped["runs.without_trainable_calls"] == 3
+    assert frozen.excluded["groups.empty"] == 1 and not frozen.rows
+    assert frozen.excluded["runs.without_trainable_calls"] == 3
 
 
 def test_a_group_can_become_single_or_flat_by_what_is_left_out() -> None:
     records = [record(f"c-{i}") for i in range(3)]
     two = {"a": (1.0, [turn("c-0")]), "b": (0.0, [turn("c-1", "helper")])}
-    assert batch_of(two, records, {"helper": False}).dropped["groups.single"] == 1
+    assert batch_of(two, records, {"helper": False}).excluded["groups.single"] == 1
     three = {**two, "c": (1.0, [turn("c-2")])}
-    assert batch_of(three, records, {"helper": False}).dropped["groups.zero_variance"] == 1
+    assert batch_of(three, records, {"helper": False}).excluded["groups.zero_variance"] == 1
     assert batch_of(three, records).rows
 
 
@@ -140,7 +140,7 @@ def test_two_policies_learn_from_one_run_each_its_own() -> None:
     for policy, mine in (("p", "w"), ("q", "q")):
         batch = batch_of(runs, records, policy=policy)
         assert [call.id for call in batch.calls] == [f"{mine}-0", f"{mine}-1"]
-        assert batch.dropped == {"calls.other_policy": 2}
+        assert batch.excluded == {"calls.other_policy": 2}
 
 
 def test_nodes_report_what_they_gave_and_sum_to_the_whole() -> None:
@@ -163,13 +163,13 @@ def test_nodes_report_what_they_gave_and_sum_to_the_whole() -> None:
     assert critic.advantage_mean == pytest.approx((1 * 0.5 - 2 * 0.5) / 3)
     assert writer.advantage_abs == critic.advantage_abs == 0.5
     gone = nodes["writer"]
-    assert (gone.calls, gone.tokens, gone.advantage_mean, gone.dropped) == (0, 0, 0.0, {"lost": 1})
+    assert (gone.calls, gone.tokens, gone.advantage_mean, gone.excluded) == (0, 0, 0.0, {"lost": 1})
     assert sum(node.tokens for node in nodes.values()) == sum(sum(row.mask) for row in batch.rows)
     assert sum(node.calls for node in nodes.values()) == batch.metrics["calls_trained"]
     by_reason: Counter[str] = Counter()
     for node in nodes.values():
-        by_reason.update({f"calls.{reason}": count for reason, count in node.dropped.items()})
-    assert by_reason == batch.dropped
+        by_reason.update({f"calls.{reason}": count for reason, count in node.excluded.items()})
+    assert by_reason == batch.excluded
 
 
 def test_calls_outside_of_any_graph_report_as_a_dash() -> None:
@@ -181,7 +181,10 @@ def test_what_the_config_decides_reaches_the_rows() -> None:
     records = [record(f"c-{i}", prompt=(9, i), said=(2,) * (i + 1)) for i in range(4)]
     runs = {
         "a": (1.0, [turn("c-0", reward=1.0), turn("c-1", "critic")]),
-        "b": (0.0, [turn("c-2"), turn("c-3", "critic"), turn("c-0", discarded="error", reward=9)]),
+        "b": (
+            0.0,
+            [turn("c-2"), turn("c-3", "critic"), turn("c-0", excluded_because="error", reward=9)],
+        ),
     }
     by_run = batch_of(runs, records, aggregation="run")
     assert advantages(by_run) == [1.0, 1.0, -1.0, -1.0]  # 2 and 0: what was thrown away is nothing
@@ -191,7 +194,7 @@ def test_what_the_config_decides_reaches_the_rows() -> None:
     by_node = batch_of(runs, records, credit="node")
     assert advantages(by_node) == [1.0, 0.5, -1.0, -0.5]
     old = batch_of(runs, records, base=9)
-    assert old.dropped == {"groups.stale": 1} and not old.rows
+    assert old.excluded == {"groups.stale": 1} and not old.rows
     assert batch_of(runs, records, base=8).metrics["staleness_mean"] == 8.0
 
 
@@ -204,4 +207,4 @@ def test_states_are_prompts() -> None:
     }
     found = batch_of(runs, records, credit="anchor", discount=0.5)
     assert advantages(found) == [-0.25, 0.25]
-    assert found.dropped == {"calls.zero_variance": 2, "runs.without_trainable_calls": 1}
+    assert found.excluded == {"calls.zero_variance": 2, "runs.without_trainable_calls": 1}

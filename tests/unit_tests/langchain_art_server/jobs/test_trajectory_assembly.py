@@ -45,8 +45,8 @@ def tokens_of(messages: list[Message]) -> list[int]:
     return [ord(char) for m in messages for char in f"<{m['role']}>{m.get('content') or ''}</>"]
 
 
-def discarded(trajectory: Trajectory) -> dict[str, str]:
-    return {t.call_id or "": t.discarded for t in trajectory.turns if t.discarded}
+def excluded(trajectory: Trajectory) -> dict[str, str]:
+    return {t.call_id or "": t.excluded_because for t in trajectory.turns if t.excluded_because}
 
 
 def extends(trajectory: Trajectory) -> list[int | None]:
@@ -199,9 +199,9 @@ def test_of_choices_those_count_that_the_client_goes_on_with(
     later = [at(5 + i, f"y{i}", [USER, said(text), USER], "z") for i, text in enumerate(continued)]
     run = assemble("t-1", [*later, *reversed(choices(texts))])
     assert [t.call_id for t in run.turns][:3] == ["x", "x:1", "x:2"]
-    assert discarded(run) == dict.fromkeys(unchosen, "unchosen")
+    assert excluded(run) == dict.fromkeys(unchosen, "unchosen")
     for turn in run.turns[3:]:
-        assert turn.extends is not None and run.turns[turn.extends].discarded is None
+        assert turn.extends is not None and run.turns[turn.extends].excluded_because is None
 
 
 # --- attempts -----------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_of_a_task_the_last_attempt_counts() -> None:
         call("nowhere", 8, 1),
         call("nowhere-again", 9, 2),  # of this node, but of which of its steps?
     ]
-    assert discarded(assemble("t-1", calls)) == {"a1": "retried", "step2": "retried"}
+    assert excluded(assemble("t-1", calls)) == {"a1": "retried", "step2": "retried"}
 
 
 # --- retries of the client ----------------------------------------------------------------------
@@ -231,42 +231,42 @@ def test_of_a_task_the_last_attempt_counts() -> None:
 
 def test_a_reply_that_never_arrived_is_discarded() -> None:
     lost, seen = at(0, "lost", [USER], "a"), at(3, "seen", [USER], "b", retry=1)
-    assert discarded(assemble("t-1", [lost, seen])) == {"lost": "retried"}
+    assert excluded(assemble("t-1", [lost, seen])) == {"lost": "retried"}
     on = at(6, "on", [USER, said("b"), USER], "c")
-    assert discarded(assemble("t-1", [lost, seen, on])) == {"lost": "retried"}
+    assert excluded(assemble("t-1", [lost, seen, on])) == {"lost": "retried"}
 
 
 def test_of_several_tries_only_the_last_counts() -> None:
     tries = [at(3 * i, f"try-{i}", [USER], str(i), retry=i) for i in range(3)]
-    assert discarded(assemble("t-1", tries)) == {"try-0": "retried", "try-1": "retried"}
+    assert excluded(assemble("t-1", tries)) == {"try-0": "retried", "try-1": "retried"}
     refused = [tries[0], tries[2]]  # the second one was refused, or broke before it was sampled
-    assert discarded(assemble("t-1", refused)) == {"try-0": "retried"}
-    assert discarded(assemble("t-1", [tries[2]])) == {}
+    assert excluded(assemble("t-1", refused)) == {"try-0": "retried"}
+    assert excluded(assemble("t-1", [tries[2]])) == {}
 
 
 def test_a_try_with_a_seed_says_the_same_twice_and_counts_once() -> None:
     lost, seen = at(0, "lost", [USER], "a"), at(3, "seen", [USER], "a", retry=1)
     on = at(6, "on", [USER, said("a"), USER], "c")
     run = assemble("t-1", [lost, seen, on])
-    assert discarded(run) == {"lost": "retried"}
+    assert excluded(run) == {"lost": "retried"}
     assert extends(run) == [None, None, 1]
 
 
 def test_equal_requests_without_the_header_are_votes() -> None:
     votes = [at(0.1 * i, f"vote-{i}", [USER], str(i)) for i in range(5)]
-    assert discarded(assemble("t-1", votes)) == {}
+    assert excluded(assemble("t-1", votes)) == {}
 
 
 def test_among_votes_a_retry_stands_for_the_one_that_ended_last() -> None:
     votes = [at(0, "a", [USER], "a"), at(0, "b", [USER], "b", created_at=9.0, latency=9.0)]
     again = at(8, "b-again", [USER], "c", retry=1)
-    assert discarded(assemble("t-1", [*votes, again])) == {"b": "retried"}
+    assert excluded(assemble("t-1", [*votes, again])) == {"b": "retried"}
 
 
 def test_two_lost_votes_are_two() -> None:
     votes = [at(0, "a", [USER], "a"), at(0, "b", [USER], "b", created_at=3.0, latency=3.0)]
     again = [at(5 + i, f"again-{i}", [USER], str(i), retry=1) for i in range(2)]
-    found = discarded(assemble("t-1", [*votes, *again]))
+    found = excluded(assemble("t-1", [*votes, *again]))
     assert found == {"a": "retried", "b": "retried"}
 
 
@@ -274,7 +274,7 @@ def test_a_reply_that_a_call_goes_on_with_did_arrive() -> None:
     got = at(0, "got", [USER], "a")
     on = at(3, "on", [USER, said("a"), USER], "b")
     again = at(6, "again", [USER], "c", retry=1)  # the same prompt later, refused at first
-    assert discarded(assemble("t-1", [got, on, again])) == {}
+    assert excluded(assemble("t-1", [got, on, again])) == {}
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_a_reply_that_a_call_goes_on_with_did_arrive() -> None:
 )
 def test_a_retry_of_another_request_discards_nothing(changes: dict[str, Any]) -> None:
     calls = [at(0, "a", [USER], "a"), at(3, "b", [USER], "b", retry=1, **changes)]
-    assert discarded(assemble("t-1", calls)) == {}
+    assert excluded(assemble("t-1", calls)) == {}
 
 
 def test_all_choices_of_a_lost_reply_are_discarded() -> None:
@@ -299,7 +299,7 @@ def test_all_choices_of_a_lost_reply_are_discarded() -> None:
     ]
     run = assemble("t-1", [*choices(["a", "b", "c"]), *again])
     lost = dict.fromkeys(["x", "x:1", "x:2"], "retried")
-    assert discarded(run) == lost | dict.fromkeys(["y:1", "y:2"], "unchosen")
+    assert excluded(run) == lost | dict.fromkeys(["y:1", "y:2"], "unchosen")
 
 
 # --- sizes --------------------------------------------------------------------------------------
@@ -350,5 +350,5 @@ def test_whatever_a_client_does_each_call_is_one_turn(steps: list[tuple[int, int
     for index, (turn, call) in enumerate(zip(run.turns, calls, strict=True)):
         assert run.prompt(index) == call.request["messages"]
         assert turn.reply == call.reply
-        if turn.discarded == "unchosen":
+        if turn.excluded_because == "unchosen":
             assert all(later.extends != index for later in run.turns)

@@ -50,7 +50,7 @@ def record(call_id: str, **changes: object) -> CallRecord:
         "logprobs": [-0.1, -1e-300],
         "temperature": 0.7,
         "finish_reason": "stop",
-        "untrainable": None,
+        "excluded_because": None,
         "latency": 0.5,
         "retry": 2,
     }
@@ -189,7 +189,7 @@ async def test_ending_a_job_is_one_transaction(store: Store) -> None:
     await store.jobs.begin(job.id, 0, 1)
     assert [j.state for j in await store.jobs.all(states=("running",))] == ["running"]
     point = Checkpoint(policy="p", version=1, name="p@1", parent=0, created_at=1.0, bytes=10)
-    result = TrainResult(policy="p", version=1, metrics={"loss": -0.5}, dropped={"runs.failed": 1})
+    result = TrainResult(policy="p", version=1, metrics={"loss": -0.5}, excluded={"runs.failed": 1})
     await store.jobs.finish(job.id, result, None, point, ["t-1"])
     assert (await store.jobs.get("job-1")).result == result
     assert (await store.policies())["p"] == (LoraConfig(rank=4), 1)

@@ -88,7 +88,7 @@ def test_branches_say_their_node_and_repeat_nothing() -> None:
 
 def test_thrown_away_attempts_errors_and_endings_are_said() -> None:
     turns = (
-        Turn(messages=(ASK,), reply=says("first try"), discarded="retried"),
+        Turn(messages=(ASK,), reply=says("first try"), excluded_because="retried"),
         Turn(messages=(ASK,), error="Timeout: slow"),
     )
     one = Trajectory(
@@ -100,7 +100,7 @@ def test_thrown_away_attempts_errors_and_endings_are_said() -> None:
         input={"x": 2},
     )
     assert kinds(one) == [
-        ("discarded", "retried"),
+        ("excluded", "retried"),
         ("user", "When?"),
         ("error", "Timeout: slow"),
         ("output", '{"n":1}'),

@@ -26,7 +26,7 @@ def test_a_plain_group() -> None:
     assert made.verdicts == [
         [[Verdict(None, 0.5, 0.2), Verdict(None, 0.5, 0.2)], [Verdict(None, -0.5, 0.2)]]
     ]
-    assert made.dropped == Counter()
+    assert made.excluded == Counter()
     assert made.metrics == {
         "runs_trained": 2,
         "calls_trained": 3,
@@ -45,11 +45,14 @@ def test_every_reason_is_counted_once_in_its_own_unit() -> None:
         [run(None), run(None, failed=True)],  # empty
         [run(1, judge), run(0, judge)],  # nothing of the policy's
         [run(1, CandidateCall(1, lag=9)), run(0)],  # stale
-        [run(1, CandidateCall(1, barred="lost")), run(0, CandidateCall(2, barred="grammar"))],
+        [
+            run(1, CandidateCall(1, excluded_because="lost")),
+            run(0, CandidateCall(2, excluded_because="grammar")),
+        ],
         [],
     ]
     made = plan(groups, TrainConfig())
-    assert made.dropped == {
+    assert made.excluded == {
         "runs.unscored": 3,
         "runs.failed": 2,
         "runs.without_trainable_calls": 4,
@@ -89,13 +92,13 @@ def test_runs_that_are_no_policys_do_not_shift_the_baseline() -> None:
 def test_what_is_cut_off_leaves_the_loss_and_stays_in_the_baseline() -> None:
     cut = CandidateCall(tokens=6, truncated=True)
     groups = [[run(1, CandidateCall(4)), run(0, CandidateCall(4), cut), run(0, truncated=True)]]
-    masked = plan(groups, TrainConfig(mask_truncated=True))
+    without = plan(groups, TrainConfig(mask_truncated=True))
     kept = plan(groups, TrainConfig())
-    assert masked.dropped == {"calls.truncated": 1, "runs.truncated": 1}
-    assert kept.dropped == {}
-    assert masked.verdicts[0][0] == [Verdict(None, pytest.approx(2 / 3), 1 / 8)]
+    assert without.excluded == {"calls.truncated": 1, "runs.truncated": 1}
+    assert kept.excluded == {}
+    assert without.verdicts[0][0] == [Verdict(None, pytest.approx(2 / 3), 1 / 8)]
     assert kept.verdicts[0][0] == [Verdict(None, pytest.approx(2 / 3), 1 / 15)]
-    assert masked.verdicts[0][1] == [
+    assert without.verdicts[0][1] == [
         Verdict(None, pytest.approx(-1 / 3), 1 / 8),
         Verdict("calls.truncated"),
     ]
@@ -104,7 +107,7 @@ def test_what_is_cut_off_leaves_the_loss_and_stays_in_the_baseline() -> None:
 def test_a_run_that_was_cut_off_is_one_however_many_calls_it_has() -> None:
     groups = [[run(1), run(0, ONE, ONE, CandidateCall(1, truncated=True), truncated=True)]]
     made = plan(groups, TrainConfig(mask_truncated=True))
-    assert made.dropped == {"runs.truncated": 1}
+    assert made.excluded == {"runs.truncated": 1}
     assert [v.reason for v in made.verdicts[0][1]] == ["runs.truncated"] * 3
 
 
@@ -112,7 +115,7 @@ def test_a_node_without_anything_to_learn_is_left_out_of_the_loss() -> None:
     noise = CandidateCall(tokens=5, node="noise")
     groups = [[run(0, CandidateCall(1, "writer", reward=r), noise) for r in (1.0, 0.0)]]
     made = plan(groups, TrainConfig(credit="node"))
-    assert made.dropped == {"calls.zero_variance": 2}
+    assert made.excluded == {"calls.zero_variance": 2}
     assert made.verdicts[0][0] == [Verdict(None, 0.5, 0.5), Verdict("calls.zero_variance")]
     assert made.metrics["calls_trained"] == 2
 
@@ -124,14 +127,17 @@ def test_the_penalty_for_length_is_in_the_reward_before_groups_are_compared() ->
     made = plan([runs], config)
     assert [calls[0].advantage for calls in made.verdicts[0]] == [0.25, -0.25]
     assert made.metrics["reward_mean"] == 1  # what the user gave
-    assert plan([runs], TrainConfig()).dropped == {"groups.zero_variance": 1}
+    assert plan([runs], TrainConfig()).excluded == {"groups.zero_variance": 1}
 
 
 def test_staleness_is_counted_over_what_is_trained() -> None:
-    runs = [run(1, CandidateCall(1, lag=2), CandidateCall(1, lag=5, barred="lost")), run(0)]
+    runs = [
+        run(1, CandidateCall(1, lag=2), CandidateCall(1, lag=5, excluded_because="lost")),
+        run(0),
+    ]
     made = plan([runs], TrainConfig())
     assert (made.metrics["staleness_mean"], made.metrics["staleness_max"]) == (1, 2)
-    assert plan([runs], TrainConfig(max_staleness=4)).dropped == {"groups.stale": 1}
+    assert plan([runs], TrainConfig(max_staleness=4)).excluded == {"groups.stale": 1}
 
 
 def test_scores_are_standardised_over_the_batch_and_flat_groups_are_left_out() -> None:
@@ -142,7 +148,7 @@ def test_scores_are_standardised_over_the_batch_and_flat_groups_are_left_out() -
     ]
     groups[0].append(CandidateRun((ONE,), 1.0, {"b": 1.0}))
     made = plan(groups, config)
-    assert made.dropped == {"groups.zero_variance": 1, "runs.unscored": 1}
+    assert made.excluded == {"groups.zero_variance": 1, "runs.unscored": 1}
     got = [calls[0].advantage for calls in (*made.verdicts[0][:2], *made.verdicts[2])]
     assert got == pytest.approx([math.sqrt(0.75) * s for s in (1, -1, -1, 1)], abs=1e-3)
 
@@ -156,7 +162,7 @@ def test_weights_sum_to_one_advantages_to_nothing_and_dropped_adds_up(seed: int,
             CandidateCall(
                 tokens=rng.randrange(0, 5),
                 learns=rng.random() < 0.8,
-                barred=rng.choice([None, None, "lost"]),
+                excluded_because=rng.choice([None, None, "lost"]),
                 lag=rng.randrange(0, 3),
                 truncated=rng.random() < 0.2,
             )
@@ -180,7 +186,7 @@ def test_weights_sum_to_one_advantages_to_nothing_and_dropped_adds_up(seed: int,
                 trained += verdict.reason is None
                 assert (verdict.reason is None) == (verdict.weight > 0)
                 if verdict.reason is None:
-                    assert call.tokens and call.learns and call.barred is None
+                    assert call.tokens and call.learns and call.excluded_because is None
                     advantages[i] = verdict.advantage
         counted = [one for one in runs if one.reward is not None and one.learns]
         mean = sum(one.reward or 0.0 for one in counted) / len(counted) if counted else 0.0
@@ -188,6 +194,6 @@ def test_weights_sum_to_one_advantages_to_nothing_and_dropped_adds_up(seed: int,
             assert advantage == pytest.approx((runs[i].reward or 0.0) - mean, abs=1e-12)
     assert total == pytest.approx(1.0 if trained else 0.0)
     assert made.metrics["calls_trained"] == trained
-    assert sum(n for why, n in made.dropped.items() if why.startswith("groups.")) <= len(groups)
+    assert sum(n for why, n in made.excluded.items() if why.startswith("groups.")) <= len(groups)
     words = {v.reason for runs in made.verdicts for calls in runs for v in calls if v.reason}
-    assert words <= set(made.dropped)
+    assert words <= set(made.excluded)

@@ -65,7 +65,7 @@ def test_frozen_and_discarded_calls_are_in_no_baseline_and_get_nothing(kind: str
         run(
             r.reward,
             call(node="judge", anchor="s", **FROZEN),
-            call(anchor="s", discarded=True),
+            call(anchor="s", superseded=True),
             *r.calls,
             call(node="judge", anchor="s", **FROZEN),
         )
@@ -78,11 +78,11 @@ def test_frozen_and_discarded_calls_are_in_no_baseline_and_get_nothing(kind: str
 
 
 def test_a_run_whose_steps_were_all_discarded_is_in_the_baseline_all_the_same() -> None:
-    gone = run(0, call(discarded=True))
+    gone = run(0, call(superseded=True))
     credit = group_credit([run(1), run(1), gone, gone], TrainConfig())
     assert credit.advantages == {(0, 0): 0.5, (1, 0): 0.5}
     assert credit.whole is None
-    assert group_credit([gone, run(1, call(discarded=True))], TrainConfig()).whole is None
+    assert group_credit([gone, run(1, call(superseded=True))], TrainConfig()).whole is None
 
 
 # --- by node ------------------------------------------------------------------------------------

@@ -4,10 +4,10 @@ import pytest
 
 from langchain_art_server.algorithms.credit.candidates import CandidateCall, CandidateRun
 from langchain_art_server.algorithms.credit.filters import (
+    exclusion,
     overlong_penalty,
     stale,
     unscored,
-    untrained,
 )
 
 CALL = CandidateCall(tokens=3)
@@ -46,22 +46,27 @@ def test_stale_groups_go_as_one_and_only_for_what_learns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "run_truncated", "masked", "trained"),
+    ("fields", "run_truncated", "without", "trained"),
     [
         ({}, False, None, None),
         ({"truncated": True}, False, "calls.truncated", None),
         ({}, True, "runs.truncated", None),
-        ({"truncated": True, "barred": "grammar"}, True, "calls.grammar", "calls.grammar"),
+        (
+            {"truncated": True, "excluded_because": "grammar"},
+            True,
+            "calls.grammar",
+            "calls.grammar",
+        ),
         ({"learns": False}, True, "calls.frozen", "calls.frozen"),
-        ({"discarded": True}, True, "calls.discarded", "calls.discarded"),
+        ({"superseded": True}, True, "calls.superseded", "calls.superseded"),
         ({"tokens": 0}, False, "calls.empty", "calls.empty"),
     ],
 )
-def test_untrained(fields, run_truncated: bool, masked: str | None, trained: str | None) -> None:
+def test_exclusion(fields, run_truncated: bool, without: str | None, trained: str | None) -> None:
     call = CandidateCall(**{"tokens": 3} | fields)
     of = run(call, truncated=run_truncated)
-    assert untrained(of, call, mask_truncated=True) == masked
-    assert untrained(of, call, mask_truncated=False) == trained
+    assert exclusion(of, call, mask_truncated=True) == without
+    assert exclusion(of, call, mask_truncated=False) == trained
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_a_reply_comes_back_bit_for_bit(prompt: list[int], said: list[tuple[int,
         content="é\u2028",
         tool_calls=[{"id": "c"}],
         finish_reason="tool_calls",
-        untrainable="greedy",
+        excluded_because="greedy",
         top_logprobs=[[(5, -0.5, "x"), (6, -1.0, "y")]],
         token_texts=["é"],
     )
@@ -34,7 +34,14 @@ def test_a_reply_comes_back_bit_for_bit(prompt: list[int], said: list[tuple[int,
     assert [struct.pack("d", p) for p in back.logprobs] == [
         struct.pack("d", p) for p in reply.logprobs
     ]
-    same = ("content", "tool_calls", "finish_reason", "untrainable", "top_logprobs", "token_texts")
+    same = (
+        "content",
+        "tool_calls",
+        "finish_reason",
+        "excluded_because",
+        "top_logprobs",
+        "token_texts",
+    )
     assert all(getattr(back, name) == getattr(reply, name) for name in same)
 
 
