@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from langchain_art_server.backends.base import ChatReply, ChatRequest, Sampling
 from langchain_art_server.backends.embedded.process import SamplerHost
-from langchain_art_server.backends.ipc.reply_codec import unpack_reply
+from langchain_art_server.backends.ipc.chat_codec import unpack_reply
 from langchain_art_server.backends.ipc.worker import Call
 from langchain_art_server.config import Settings
 

@@ -30,11 +30,11 @@ from langchain_art_server.backends.chat.output_processor import (
     why_excluded,
 )
 from langchain_art_server.backends.embedded.model_runner import make_runner
-from langchain_art_server.backends.embedded.multi_lora import Adapter, AdapterBank
+from langchain_art_server.backends.embedded.multi_lora import AdapterBank, LoadedAdapter
 from langchain_art_server.backends.embedded.prefix_cache import PrefixCache
 from langchain_art_server.backends.embedded.scheduler import Engine, Job
 from langchain_art_server.backends.embedded.token_sampler import Draw
-from langchain_art_server.backends.ipc.reply_codec import pack_reply
+from langchain_art_server.backends.ipc.chat_codec import pack_reply
 from langchain_art_server.backends.ipc.worker import Call, Channel
 from langchain_art_server.backends.models.device import set_threads
 from langchain_art_server.backends.models.loading import load_model
@@ -101,8 +101,8 @@ class SamplerHost:
         self._eos = loaded.eos
         self._hidden = hidden_ids(self._format)
         self._bank = AdapterBank(loaded.model, runner.device)
-        self._adapters: dict[str, Adapter] = {}
-        self._retired: list[Adapter] = []
+        self._adapters: dict[str, LoadedAdapter] = {}
+        self._retired: list[LoadedAdapter] = []
         self.engine = Engine(
             runner, self._bank, self._prefixes, loaded.eos, settings.sampler.max_batch
         )
@@ -193,7 +193,7 @@ class SamplerHost:
             self._sweep(adapter)
         self._channel.result(call, None)
 
-    def _sweep(self, adapter: Adapter) -> None:
+    def _sweep(self, adapter: LoadedAdapter) -> None:
         if adapter.retired and not adapter.users:
             self._bank.unload(adapter)
             if self._prefixes is not None:

@@ -1,112 +1,25 @@
-"""The embedded sampler: any causal language model of transformers, in a process of its own.
+"""The embedded sampler: any causal language model of transformers, in a child process.
 
-This is the parent's side and needs no torch; the work is done in `sampler_process`.
+This module runs in the server's process and needs no torch; the model is in `embedded.process`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
-from collections.abc import AsyncGenerator
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from langchain_art.errors import ConfigError, EngineUnavailable
-from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, ModelInfo
-from langchain_art_server.backends.ipc.reply_codec import unpack_reply
-from langchain_art_server.backends.ipc.worker import Worker
-from langchain_art_server.backends.models.adapter_files import Identity, identity
-from langchain_art_server.config import Settings
-
-log = logging.getLogger(__name__)
+from langchain_art_server.backends.ipc.process_sampler import ProcessSampler
 
 
-class TransformersSampler:
-    """A `Sampler` (see `base`) over a child process.
+class TransformersSampler(ProcessSampler):
+    """A `Sampler` (see `base`) over a child process that runs transformers.
 
-    Args:
-        settings: the server's; of them the model, device, dtype, context and `sampler` are used.
+    Reads of the settings the model, device, dtype, context and `sampler`.
     """
 
     target: ClassVar[str] = "langchain_art_server.backends.embedded.process:serve"
-    """What the child process runs."""
-
-    def __init__(self, settings: Settings) -> None:
-        config = settings.model_dump(mode="json", exclude={"api_key", "host", "database_url"})
-        threads = settings.sampler.threads
-        # Read by OpenMP before torch can be told: idle pools of threads cost as much as busy ones.
-        env = {"TOKENIZERS_PARALLELISM": "false"}
-        if threads is not None:
-            env["OMP_NUM_THREADS"] = str(threads)
-        self.worker = Worker(self.target, config, self._restore, env=env)
-        self._info: ModelInfo | None = None
-        self._adapters: dict[str, tuple[Path, Identity]] = {}
-
-    @property
-    def info(self) -> ModelInfo:
-        """The model as the engine loaded it. Raises EngineUnavailable before `start`."""
-        if self._info is None:
-            raise EngineUnavailable("The sampler is not started yet.", retry_after=2)
-        return self._info
-
-    @property
-    def restarts(self) -> int:
-        """How often the engine's process was started again after it died."""
-        return self.worker.restarts
-
-    async def start(self) -> None:
-        """Load the model. Raises ConfigError if it can not be loaded."""
-        await self.worker.start()
-
-    async def close(self) -> None:
-        """End the engine's process. Open calls fail with EngineUnavailable."""
-        await self.worker.close()
-
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta | ChatReply, None]:
-        """See `Sampler.chat`."""
-        params = vars(request) | {"sampling": vars(request.sampling)}
-        if not request.stream:
-            yield unpack_reply(await self.worker.call("chat", params))
-            return
-        replies = self.worker.stream("chat", params)
-        async with contextlib.aclosing(replies):
-            async for kind, payload in replies:
-                yield ChatDelta(**payload) if kind == "event" else unpack_reply(payload)
-
-    async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:
-        """See `Sampler.load_adapter`."""
-        path, files = path.resolve(), await asyncio.to_thread(identity, path)
-        if name not in self._adapters or self._adapters[name][1] != files:
-            params = {"name": name, "path": str(path), "probe": probe}
-            await self.worker.call("load_adapter", params)
-        self._adapters[name] = path, files
-
-    async def unload_adapter(self, name: str) -> None:
-        """See `Sampler.unload_adapter`."""
-        self._adapters.pop(name, None)
-        await self.worker.call("unload_adapter", {"name": name})
 
     async def sleep(self) -> None:
-        """Nothing: this engine stays where it is. See `Sampler.sleep`."""
+        """Do nothing: this engine keeps its memory. See `Sampler.sleep`."""
 
     async def wake(self) -> None:
-        """Nothing. See `Sampler.wake`."""
-
-    async def _restore(self, info: dict[str, Any]) -> None:
-        self._info = ModelInfo(**info)
-        for name in list(self._adapters):
-            await self._load_again(name)
-
-    async def _load_again(self, name: str) -> None:
-        while (adapter := self._adapters.get(name)) is not None:
-            try:
-                params = {"name": name, "path": str(adapter[0]), "probe": True}
-                await self.worker.call("load_adapter", params, early=True)
-            except ConfigError:
-                if self._adapters.get(name) == adapter:  # else it was moved in the meantime
-                    # Its calls get UnknownModel; the other adapters and the base model go on.
-                    log.exception("The adapter %s could not be loaded again.", name)
-                    del self._adapters[name]
-            else:
-                return
+        """Do nothing. See `Sampler.wake`."""

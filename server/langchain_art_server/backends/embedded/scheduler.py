@@ -16,7 +16,7 @@ import torch
 from langchain_art.errors import ArtError
 from langchain_art_server.backends.base import FinishReason
 from langchain_art_server.backends.embedded.model_runner import SerialRunner, SlotRunner
-from langchain_art_server.backends.embedded.multi_lora import Adapter, AdapterBank
+from langchain_art_server.backends.embedded.multi_lora import AdapterBank, LoadedAdapter
 from langchain_art_server.backends.embedded.prefix_cache import BLOCK, PrefixCache
 from langchain_art_server.backends.embedded.token_sampler import Chooser, Chosen, Draw
 
@@ -42,7 +42,7 @@ class Job:
     prompt: list[int]
     limit: int
     draw: Draw
-    adapter: Adapter | None = None
+    adapter: LoadedAdapter | None = None
     watch: Callable[[int], bool] | None = None
     cancelled: Callable[[], bool] = bool
     out: list[int] = field(default_factory=list[int])

@@ -19,11 +19,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.backends.embedded.multi_lora import AdapterBank
 from langchain_art_server.backends.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from langchain_art_server.backends.models.adapter_reader import linear_layers, read_adapter
 
 #: Ranks that vLLM makes room for.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -72,23 +71,20 @@ class Shelf:
     """
 
     def __init__(self, model: Any, max_rank: int, dtype: str) -> None:
-        self._bank = AdapterBank(model, torch.device("cpu"))
         self._largest: float = torch.finfo(getattr(torch, dtype)).max
         self._dtype = dtype
         head = model.get_output_embeddings()
-        linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+        self._all_linears = linear_layers(model)
         # The head is left out: under its adapters vLLM dies, or leaves them out of its logprobs.
         self._linears = {
             name: module
-            for name, module in linears.items()
+            for name, module in self._all_linears.items()
             if module is not head and name.rpartition(".")[2] != _ABSORBED
         }
         self._modules = set(self._linears)
         self.targets = sorted({name.rpartition(".")[2] for name in self._modules})
         self.max_rank = next((rank for rank in RANKS if rank >= max_rank), RANKS[-1])
-        sizes = sum(
-            m.in_features + m.out_features for n, m in linears.items() if n in self._modules
-        )
+        sizes = sum(m.in_features + m.out_features for m in self._linears.values())
         self.folder = _folder(_EXPECTED * self.max_rank * sizes * 4)
         self._numbers = itertools.count(1)
 
@@ -96,9 +92,9 @@ class Shelf:
         """Check an adapter and copy it.
 
         Raises:
-            ConfigError: see `AdapterBank.read`; or its rank or a layer is not one of vLLM's.
+            ConfigError: see `read_adapter`; or its rank or a layer is not one of vLLM's.
         """
-        _, pairs = self._bank.read(path)
+        pairs = read_adapter(path, self._all_linears).pairs
         rank = max(down.shape[0] for down, _ in pairs.values())
         if rank > self.max_rank:
             raise ConfigError(

@@ -29,7 +29,7 @@ from langchain_art_server.backends.chat.output_processor import (
     why_excluded,
 )
 from langchain_art_server.backends.chat.tool_parser import FORMATS
-from langchain_art_server.backends.ipc.reply_codec import pack_reply
+from langchain_art_server.backends.ipc.chat_codec import pack_reply
 from langchain_art_server.backends.ipc.worker import Call, Channel
 from langchain_art_server.backends.models.loading import load_outline
 from langchain_art_server.backends.vllm.adapter_copies import Loaded, Shelf

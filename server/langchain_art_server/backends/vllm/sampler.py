@@ -1,31 +1,29 @@
-"""vLLM as the sampler: a real ``vllm serve`` in an environment of its own.
+"""vLLM as the sampler: a ``vllm serve`` in a Python environment of its own.
 
-The gateway talks to a process of ours (`vllm_host`), over the same channel as to the embedded
-sampler; that process holds vLLM. So a dead vLLM is started again, calls that had no answer are sent
-again, and loaded adapters are loaded again, by the one machinery (`worker`).
+The gateway talks to a child process (`vllm.host`) over the same channel as to the embedded sampler;
+that process starts and ends vLLM. Restarts, resent calls and reloaded adapters are handled by
+`ipc.worker` and `ipc.process_sampler`, as for every engine.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from langchain_art_server.backends.embedded.sampler import TransformersSampler
+from langchain_art_server.backends.ipc.process_sampler import ProcessSampler
 
 
-class VllmSampler(TransformersSampler):
+class VllmSampler(ProcessSampler):
     """A `Sampler` (see `base`) over a child process that holds vLLM.
 
-    Args:
-        settings: the server's; of them the model, device, dtype, context, `lora` and `engine` are
-            used.
+    Reads of the settings the model, device, dtype, context, `lora` and `engine`.
     """
 
     target: ClassVar[str] = "langchain_art_server.backends.vllm.host:serve"
 
     async def sleep(self) -> None:
-        """Weights go to the host's memory, the cache is dropped (vLLM's sleep, level 1)."""
+        """Move the weights to the host's memory and drop the KV cache (vLLM's sleep, level 1)."""
         await self.worker.call("sleep", {})
 
     async def wake(self) -> None:
-        """Weights and adapters come back. See `Sampler.wake`."""
+        """Take weights and adapters back to the device. See `Sampler.wake`."""
         await self.worker.call("wake", {})

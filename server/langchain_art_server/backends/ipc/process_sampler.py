@@ -1,0 +1,101 @@
+"""A sampler in a child process: the server's end, the same for every engine.
+
+Needs no torch. After a restart of the child, the adapters that were loaded are loaded again before
+waiting calls are sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any, ClassVar
+
+from langchain_art.errors import ConfigError, EngineUnavailable
+from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, ModelInfo
+from langchain_art_server.backends.ipc.chat_codec import unpack_reply
+from langchain_art_server.backends.ipc.worker import Worker
+from langchain_art_server.backends.models.adapter_files import Identity, identity
+from langchain_art_server.config import Settings
+
+log = logging.getLogger(__name__)
+
+
+class ProcessSampler:
+    """A `base.Sampler` over a child process, but for `sleep` and `wake`."""
+
+    target: ClassVar[str]
+    """What the child process runs, as ``module:function``."""
+
+    def __init__(self, settings: Settings) -> None:
+        config = settings.model_dump(mode="json", exclude={"api_key", "host", "database_url"})
+        # OpenMP reads its variable when torch is imported: a later change leaves idle threads.
+        env = {"TOKENIZERS_PARALLELISM": "false"}
+        if settings.sampler.threads is not None:
+            env["OMP_NUM_THREADS"] = str(settings.sampler.threads)
+        self.worker = Worker(self.target, config, self._restore, env=env)
+        self._info: ModelInfo | None = None
+        self._adapters: dict[str, tuple[Path, Identity]] = {}
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model as the engine loaded it. Raises EngineUnavailable before `start`."""
+        if self._info is None:
+            raise EngineUnavailable("The sampler is not started yet.", retry_after=2)
+        return self._info
+
+    @property
+    def restarts(self) -> int:
+        """How often the engine's process was started again after it died."""
+        return self.worker.restarts
+
+    async def start(self) -> None:
+        """Load the model. Raises ConfigError if it can not be loaded."""
+        await self.worker.start()
+
+    async def close(self) -> None:
+        """End the engine's process. Open calls fail with EngineUnavailable."""
+        await self.worker.close()
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta | ChatReply, None]:
+        """See `Sampler.chat`."""
+        if not request.stream:
+            yield unpack_reply(await self.worker.call("chat", vars(request)))
+            return
+        replies = self.worker.stream("chat", vars(request))
+        async with contextlib.aclosing(replies):
+            async for kind, payload in replies:
+                yield ChatDelta(**payload) if kind == "event" else unpack_reply(payload)
+
+    async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:
+        """See `Sampler.load_adapter`."""
+        path, files = path.resolve(), await asyncio.to_thread(identity, path)
+        if name not in self._adapters or self._adapters[name][1] != files:
+            params = {"name": name, "path": str(path), "probe": probe}
+            await self.worker.call("load_adapter", params)
+        self._adapters[name] = path, files
+
+    async def unload_adapter(self, name: str) -> None:
+        """See `Sampler.unload_adapter`."""
+        self._adapters.pop(name, None)
+        await self.worker.call("unload_adapter", {"name": name})
+
+    async def _restore(self, info: dict[str, Any]) -> None:
+        self._info = ModelInfo(**info)
+        for name in list(self._adapters):
+            await self._reload(name)
+
+    async def _reload(self, name: str) -> None:
+        while (adapter := self._adapters.get(name)) is not None:
+            try:
+                params = {"name": name, "path": str(adapter[0]), "probe": True}
+                await self.worker.call("load_adapter", params, early=True)
+            except ConfigError:
+                if self._adapters.get(name) == adapter:  # otherwise its files were moved: try again
+                    # Its calls get UnknownModel; other adapters and the base model keep working.
+                    log.exception("The adapter %s could not be loaded again.", name)
+                    del self._adapters[name]
+            else:
+                return

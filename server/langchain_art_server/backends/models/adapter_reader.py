@@ -1,0 +1,175 @@
+"""Reads a LoRA adapter from disk and checks it against the model before any engine loads it.
+
+Adapters are directories in PEFT's format. Whatever the samplers do not compute exactly is refused
+here instead of being ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from langchain_art.errors import ConfigError
+from langchain_art_server.backends.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+
+_PREFIX = "base_model.model."
+_KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+#: Fields of PEFT's config that do not change what the adapter computes, or that are read below.
+_ALLOWED_FIELDS = frozenset(
+    [
+        "task_type",
+        "peft_type",
+        "auto_mapping",
+        "peft_version",
+        "base_model_name_or_path",
+        "revision",
+        "inference_mode",
+        "r",
+        "lora_alpha",
+        "lora_dropout",
+        "use_rslora",
+        "target_modules",
+        "exclude_modules",
+        "layers_to_transform",
+        "layers_pattern",
+        "init_lora_weights",
+        "loftq_config",
+        "eva_config",
+        "corda_config",
+        "lora_ga_config",
+        "megatron_core",
+        "megatron_config",
+        "qalora_group_size",
+        "bias",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class AdapterWeights:
+    """The weights of one LoRA adapter, on the CPU in float32.
+
+    Attributes:
+        scaling: alpha / r (alpha / sqrt(r) for rank-stabilised LoRA).
+        pairs: per linear layer, A ``[rank, in]`` and B ``[out, rank]``.
+    """
+
+    scaling: float
+    pairs: dict[str, tuple[Tensor, Tensor]]
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """The linear layers of a model by name."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+
+
+def read_adapter(path: Path, linears: Mapping[str, nn.Linear]) -> AdapterWeights:
+    """Read and check the adapter in `path`.
+
+    Args:
+        path: directory in PEFT's format.
+        linears: see `linear_layers`. Only shapes are read: weights may be on the ``meta`` device.
+
+    Raises:
+        ConfigError: a file is missing or broken; a tensor is missing, unknown, of the wrong shape
+            or not finite; or the adapter uses a feature of PEFT that the samplers do not compute.
+    """
+    config = _read_config(path)
+    rank, alpha = cast(int, config["r"]), float(config["lora_alpha"])
+    pairs = _read_pairs(path, rank, linears)
+    _check_targets(path, config, set(pairs), linears)
+    return AdapterWeights(alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), pairs)
+
+
+def _read_pairs(
+    path: Path, rank: int, linears: Mapping[str, nn.Linear]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    try:
+        tensors = load_file(path / WEIGHTS_FILE)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path / WEIGHTS_FILE} can not be read: {error}") from error
+    sides: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        match = _KEY.fullmatch(key.removeprefix(_PREFIX))
+        if match is None or match["module"] not in linears:
+            raise ConfigError(
+                f"{path}: got a tensor {key!r}, expected only lora_A and lora_B weights of the "
+                "model's linear layers. The adapter was made for another model."
+            )
+        if not torch.isfinite(tensor).all():
+            raise ConfigError(f"{path}: {key} holds numbers that are not finite.")
+        sides.setdefault(match["module"], {})[match["side"]] = tensor.float()
+    for module, found in sides.items():
+        layer = linears[module]
+        expected = {"A": (rank, layer.in_features), "B": (layer.out_features, rank)}
+        for side, shape in expected.items():
+            if side not in found:
+                raise ConfigError(f"{path}: lora_{side} of {module} is missing.")
+            if tuple(found[side].shape) != shape:
+                raise ConfigError(
+                    f"{path}: got lora_{side} of {module} with shape {tuple(found[side].shape)}, "
+                    f"expected {shape} (rank {rank} in {CONFIG_FILE})."
+                )
+    return {module: (found["A"], found["B"]) for module, found in sides.items()}
+
+
+def _check_targets(
+    path: Path, config: dict[str, Any], found: set[str], linears: Mapping[str, nn.Linear]
+) -> None:
+    """Check that every layer that the config targets has tensors."""
+    if not found:
+        raise ConfigError(f"{path}: {WEIGHTS_FILE} holds no tensors.")
+    targets = config.get("target_modules")
+    if not targets or config.get("layers_to_transform") or config.get("exclude_modules"):
+        return
+    if isinstance(targets, str):
+        missing = {name for name in linears if re.fullmatch(targets, name)} - found
+    else:
+        ends = tuple(f".{target}" for target in targets)
+        missing = {name for name in linears if f".{name}".endswith(ends)} - found
+    if missing:
+        raise ConfigError(
+            f"{path}: {CONFIG_FILE} targets {sorted(missing)[0]} and {len(missing) - 1} other "
+            f"layers for which {WEIGHTS_FILE} has no tensors."
+        )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not (path / WEIGHTS_FILE).is_file():
+        raise ConfigError(
+            f"{path}: {WEIGHTS_FILE} is missing. Adapters in other formats (.bin) are not read; "
+            "save the adapter with safe_serialization=True."
+        )
+    file = path / CONFIG_FILE
+    try:
+        config = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} can not be read: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file}: expected a JSON object.")
+    config = cast(dict[str, Any], config)
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if config.get("peft_type") != "LORA" or not isinstance(rank, int) or rank < 1:
+        raise ConfigError(
+            f"{file}: got peft_type={config.get('peft_type')!r} and r={rank!r}, expected 'LORA' "
+            "and a positive rank."
+        )
+    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise ConfigError(f"{file}: got lora_alpha={alpha!r}, expected a finite number.")
+    for key, value in config.items():
+        if (value and key not in _ALLOWED_FIELDS) or (key == "bias" and value != "none"):
+            raise ConfigError(
+                f"{file}: {key}={value!r} is not supported; only plain LoRA weights (and "
+                "rank-stabilised scaling) are."
+            )
+    return config
