@@ -26,7 +26,6 @@ from langchain_art.diagnostics.canary_checks import (
     CanaryReport,
     Check,
     Token,
-    bar_of,
     change,
     rise,
     surprise,
@@ -35,6 +34,7 @@ from langchain_art.diagnostics.canary_checks import (
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.tracing.handler import capture
 from langchain_art.wire import ServerStatus, TrainConfig, TrainResult, Trajectory, TrajectoryGroup
+from langchain_art.wire.tolerances import logprob_tolerance
 
 #: The canary's own policy. It is not the user's, and it is the same one every time.
 POLICY = "langchain-art-canary"
@@ -120,7 +120,7 @@ class _Canary:
     ) -> None:
         self.client, self.status, self.config = client, status, config
         self.steps, self.group_size, self.on_progress = steps, group_size, on_progress
-        self.bar = bar_of(status.dtype)
+        self.bar = logprob_tolerance(status.dtype)
         self.checks: list[Check] = []
         self.results: list[TrainResult] = []
         self.runs: list[list[_Run]] = []

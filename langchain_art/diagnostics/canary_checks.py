@@ -11,11 +11,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-#: Nats by which healthy engines, or one engine twice, may differ; half precision rounds coarsely.
-#: Measured with the embedded pair on a CPU: 1e-6 in float32, 0.004 to 0.013 in bfloat16; the server
-#: takes up to 0.03 in bfloat16 for healthy (`algorithms.sync`).
-GAP = {"float32": 1e-4, "float64": 1e-4}
-GAP_IN_HALF = 0.05
 #: Standard errors beyond which chance is no explanation: one run in 1.7 million, two-sided.
 SIGMAS = 5.0
 #: Standard errors by which the reward must have risen: one comparison in 30,000 does so by chance,
@@ -111,11 +106,6 @@ def tokens_of(metadata: Mapping[str, Any]) -> list[Token]:
         )
         for one in content
     ]
-
-
-def bar_of(dtype: str) -> float:
-    """Nats per token that rounding explains."""
-    return GAP.get(dtype, GAP_IN_HALF)
 
 
 def change(old: Sequence[Token], new: Sequence[Token]) -> float:

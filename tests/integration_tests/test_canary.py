@@ -16,8 +16,6 @@ from langchain_art.diagnostics import canary
 from langchain_art.diagnostics.canary import POLICY, run_canary
 from langchain_art.diagnostics.canary_checks import (
     ADVICE,
-    GAP,
-    GAP_IN_HALF,
     SIGMAS,
     CanaryReport,
     Token,
@@ -26,6 +24,7 @@ from langchain_art.diagnostics.canary_checks import (
     surprise,
 )
 from langchain_art.errors import ConfigError, ServerUnreachable
+from langchain_art.wire.tolerances import FULL_PRECISION, HALF_PRECISION
 from tests.support.live_server import BASE_MODEL, REPO, FaultyServer
 
 CHECKS = [
@@ -143,9 +142,9 @@ def test_the_page_says_what_is_checked() -> None:
     page = (REPO / "docs" / "canary.md").read_text()
     for check in CHECKS:
         assert f"| `{check}` |" in page
-    for bar in (f"within {SIGMAS:g}", f"{GAP_IN_HALF:g} in half precision", f"`{POLICY}`"):
+    for bar in (f"within {SIGMAS:g}", f"{HALF_PRECISION:g} in half precision", f"`{POLICY}`"):
         assert bar in page
-    assert f"{GAP['float32']:g}".replace("0.0001", "1e-4") in page
+    assert f"{FULL_PRECISION:g}".replace("0.0001", "1e-4") in page
 
 
 # --- the statistics -----------------------------------------------------------------------------

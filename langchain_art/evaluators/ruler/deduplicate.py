@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from langchain_art.evaluators.transcript import Block
+from langchain_art.wire.prefixes import common_prefix_length
 
 #: Characters that a part or a note has to save before it pays for its own tags.
 _WORTH = 60
@@ -80,8 +81,10 @@ def _split(
     pending = [(runs, depth, follows)]
     while pending:
         runs, depth, follows = pending.pop()
-        end = depth + _alike([transcripts[run][depth:] for run in runs])
-        shared = transcripts[runs[0]][depth:end]
+        first = transcripts[runs[0]]
+        alike = [common_prefix_length(first[depth:], transcripts[run][depth:]) for run in runs[1:]]
+        end = depth + min(alike, default=0)
+        shared = first[depth:end]
         saved = (len(runs) - 1) * sum(len(block.text) + _TAG for block in shared)
         if len(runs) == 1 or (shared and saved - len(runs) * _TAG <= _WORTH):
             found.runs.update({run: Part(follows, transcripts[run][depth:]) for run in runs})
@@ -94,15 +97,3 @@ def _split(
             later = transcripts[run][end:]
             by_next.setdefault(later[0] if later else None, []).append(run)
         pending.extend((some, end, follows) for some in reversed(by_next.values()))
-
-
-def _alike(tails: Sequence[Sequence[Block]]) -> int:
-    """How many blocks all of `tails` begin with in common."""
-    if len(tails) == 1:
-        return 0
-    length = 0
-    for blocks in zip(*tails, strict=False):
-        if any(block != blocks[0] for block in blocks):
-            break
-        length += 1
-    return length

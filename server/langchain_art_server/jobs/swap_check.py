@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from langchain_art.errors import ArtError
+from langchain_art.wire.tolerances import logprob_tolerance
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import ChatReply, ChatRequest, Learner, Sampler, Sampling
 from langchain_art_server.backends.models.adapter_files import WEIGHTS_FILE
@@ -21,10 +22,6 @@ from langchain_art_server.storage.tables import CallRecord
 
 #: Tokens of the answer that are compared if the first shows nothing, and logprobs at each.
 TOKENS, TOP = 8, 8
-#: What rounding makes of a logprob when an engine is asked twice, in nats, by its dtype: with other
-#: calls in the batch, sums are taken in another order.
-HIDDEN = {"float64": 1e-4, "float32": 1e-4}
-HIDDEN_IN_HALF = 0.05
 #: Norm of a gradient below which an optimizer may leave every weight as it is (Adam's eps is 1e-8).
 LEAST_NORM = 1e-6
 
@@ -72,7 +69,7 @@ async def check_effect(
         ArtError: the answer's logprobs are not finite, the weights are the parent's though there
             was a gradient, or the sampler answers as without them.
     """
-    hidden = HIDDEN.get(sampler.info.dtype, HIDDEN_IN_HALF)
+    hidden = logprob_tolerance(sampler.info.dtype)
     old, new = before, await ask(sampler, call, child, len(before.token_ids))
     _check_finite(new)
     change, _ = _compare(old, new)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from langchain_art.wire.tolerances import logprob_tolerance
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft.forest.attention_interface import (
     FOREST_ATTENTION,
@@ -19,8 +20,8 @@ from langchain_art_server.backends.peft.padded_rows import PaddedRows
 from langchain_art_server.backends.peft.training_batch import sweep_logprobs
 
 log = logging.getLogger(__name__)
-#: Mean distance of logprobs, forest against rows, that rounding explains.
-ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.1}
+#: Forest and padded rows sum in different orders, which doubles the rounding of half precision.
+HALF_FACTOR = 2.0
 #: RoPE that encodes a token differently in a longer batch.
 GROWING_ROPE = ("dynamic", "longrope")
 #: Rows that share beginnings, as offsets from an arbitrary token.
@@ -61,7 +62,8 @@ def use_forest(scorer: Scorer) -> str | None:
             base.set_attn_implementation(FOREST_ATTENTION)
             forest = ForestRows(rows, counted, 8, float("inf"), number, base)
             gap = (sweep_logprobs(forest, scorer, zeros) - expected).abs().mean().item()
-            if not gap <= ROUNDING.get(base.dtype, 0.0):
+            dtype = str(base.dtype).removeprefix("torch.")
+            if not gap <= logprob_tolerance(dtype, half_factor=HALF_FACTOR):
                 why = f"its logprobs differ by {gap:.3g} nats on average"
         except torch.OutOfMemoryError:
             raise  # says nothing of the model

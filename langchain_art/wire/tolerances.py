@@ -1,0 +1,20 @@
+"""How far two log probabilities of one token may differ by rounding alone."""
+
+from __future__ import annotations
+
+#: Nats per token between two healthy engines, or one engine asked twice. Measured with the embedded
+#: pair on a CPU: 1e-6 in float32, 0.004 to 0.013 (at most 0.03) in bfloat16.
+FULL_PRECISION = 1e-4
+HALF_PRECISION = 0.05
+
+
+def logprob_tolerance(dtype: str, *, half_factor: float = 1.0) -> float:
+    """Nats per token that rounding explains.
+
+    Args:
+        dtype: of the model's weights, as torch names it: ``float32``, ``bfloat16`` …
+        half_factor: multiplies the tolerance of 16-bit dtypes.
+    """
+    if dtype in ("float32", "float64"):
+        return FULL_PRECISION
+    return HALF_PRECISION * half_factor
