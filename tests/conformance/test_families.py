@@ -16,50 +16,40 @@ from tests.support.families import (
     FAMILIES,
     LORA,
     LORAS,
-    Outcome,
-    check_page,
+    check_frame,
+    check_row,
     go_through,
-    page,
+    row,
     save_family,
 )
 from tests.support.tiny_models import LocalSampler, save_adapter
 
-
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    def outcome(family: str) -> Outcome:
-        folder = tmp_path_factory.mktemp("family")
-        model = save_family(family, folder / "model")
-        learner = PeftEngine(str(model), "cpu")
-        return go_through(LocalSampler(model), learner, folder, LORAS.get(family, LORA))
-
-    return {family: outcome(family) for family in FAMILIES}
+#: Their attention is not the plain causal one, so rows are padded.
+PADDED = {
+    "Mistral, sliding window",
+    "Gemma 3",
+    "DeepSeek V3, Kimi K2",
+    "DeepSeek V3, its dense layers",
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_sampled_is_what_is_trained(family: str, outcomes: dict[str, Outcome]) -> None:
-    one = outcomes[family]
+def test_what_is_sampled_is_what_is_trained(family: str, tmp_path: Path) -> None:
+    model = save_family(family, tmp_path / "model")
+    learner = PeftEngine(str(model), "cpu")
+    one = go_through(LocalSampler(model), learner, tmp_path, LORAS.get(family, LORA))
     assert max(one.gaps) <= 1e-4  # also after each swap: a version that was not loaded is far off
     assert one.moved > 0.01
     assert one.base_stayed
     assert one.tool_calls == 2
     assert {"o_proj"} <= set(one.targets)
+    assert (one.forest is not None) == (family in PADDED)
+    check_row(row(family, one), on_vllm=False)
 
 
-@pytest.mark.slow
-def test_plain_attention_is_a_forest(outcomes: dict[str, Outcome]) -> None:
-    padded = {name for name, one in outcomes.items() if one.forest is not None}
-    assert padded == {
-        "Mistral, sliding window",
-        "Gemma 3",
-        *(n for n in FAMILIES if "DeepSeek" in n),
-    }
-
-
-@pytest.mark.slow
-def test_the_page_says_what_was_seen(outcomes: dict[str, Outcome]) -> None:
-    check_page(page(outcomes), on_vllm=False)
+def test_the_page_names_every_family() -> None:
+    check_frame(on_vllm=False)
 
 
 def test_layers_that_peft_takes_for_experts_are_no_targets(tmp_path: Path) -> None:

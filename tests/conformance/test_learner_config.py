@@ -236,7 +236,7 @@ def test_a_healthy_pair_passes(
         ({"change": shifted(-1)}, "token after it"),
         ({"adapter": "agent@2"}, "No usual fault explains it"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else ",".join(value),
 )
 def test_each_fault_stops_the_step_and_is_named(
     fault: dict[str, Any],

@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import pytest
 import torch
 import transformers
+from filelock import FileLock
 
 from langchain_art.errors import UnknownModel
 from langchain_art.wire import LoraConfig, TrainConfig
@@ -341,32 +342,25 @@ def row_of(reply: ChatReply, advantage: float) -> Row:
     )
 
 
-def page(outcomes: dict[str, Outcome]) -> str:
-    """``docs/models.md`` up to vLLM's part."""
-    lines = [HEAD]
-    for family, one in outcomes.items():
-        once = "computed once" if one.forest is None else f"again in each row: {one.forest}"
-        targets = ", ".join(sorted(one.targets))
-        lines.append(
-            f"| {family} | `{one.architecture}` | {one.tool_calls} of 2 | {targets} | {once} | "
-            f"{gap_below(one, BARS)} | {swapped(one)} |"
-        )
-    return "\n".join(lines) + "\n\n"
+def row(family: str, one: Outcome) -> str:
+    """A family's line in the first table of ``docs/models.md``."""
+    once = "computed once" if one.forest is None else f"again in each row: {one.forest}"
+    targets = ", ".join(sorted(one.targets))
+    return (
+        f"| {family} | `{one.architecture}` | {one.tool_calls} of 2 | {targets} | {once} | "
+        f"{gap_below(one, BARS)} | {swapped(one)} |"
+    )
 
 
-def vllm_page(outcomes: dict[str, Outcome | str]) -> str:
-    """vLLM's part of ``docs/models.md``."""
-    lines = [VLLM_HEAD]
-    for family, one in outcomes.items():
-        if isinstance(one, str):
-            lines.append(f"| {family} | not run: `{one}` | | | | |")
-            continue
-        targets = ", ".join(sorted(one.targets))
-        lines.append(
-            f"| {family} | `{one.architecture}` | {one.tool_calls} of 2 | {targets} | "
-            f"{gap_below(one, BARS[1:])} | {swapped(one)} |"
-        )
-    return "\n".join(lines) + "\n"
+def vllm_row(family: str, one: Outcome | str) -> str:
+    """A family's line in the second table; a string is the error that vLLM gave."""
+    if isinstance(one, str):
+        return f"| {family} | not run: `{one}` | | | | |"
+    targets = ", ".join(sorted(one.targets))
+    return (
+        f"| {family} | `{one.architecture}` | {one.tool_calls} of 2 | {targets} | "
+        f"{gap_below(one, BARS[1:])} | {swapped(one)} |"
+    )
 
 
 def gap_below(one: Outcome, bars: tuple[str, ...]) -> str:
@@ -379,14 +373,28 @@ def swapped(one: Outcome) -> str:
     return "yes" if one.base_stayed and one.moved > 0.01 else "**no**"
 
 
-def check_page(part: str, *, on_vllm: bool) -> None:
-    """One of the two parts of the page is `part`; with UPDATE_DOCS=1 it is written.
+def check_row(line: str, *, on_vllm: bool) -> None:
+    """The page's table has this line; with UPDATE_DOCS=1 it is written there.
 
-    The other is left alone: it is of a test that runs in another environment.
+    The other table is left alone: it is of a test that runs in another environment.
     """
-    before, _, after = PAGE.read_text().partition(VLLM_PART)
-    parts = [before, after]
+    family = line.split("|")[1]
+    with FileLock(PAGE.with_suffix(".lock")) if os.environ.get("UPDATE_DOCS") else nullcontext():
+        parts = PAGE.read_text().split(VLLM_PART)
+        if os.environ.get("UPDATE_DOCS"):
+            told = parts[on_vllm].splitlines(keepends=True)
+            kept = [line + "\n" if one.split("|")[1:2] == [family] else one for one in told]
+            parts[on_vllm] = "".join(kept)
+            PAGE.write_text(VLLM_PART.join(parts))
+    assert line in parts[on_vllm].splitlines()
+
+
+def check_frame(*, on_vllm: bool) -> None:
+    """One part of the page is its head and a line for each family; UPDATE_DOCS=1 writes it."""
+    parts = PAGE.read_text().split(VLLM_PART)
+    told = parts[on_vllm].splitlines()
+    rows = [next((one for one in told if one.startswith(f"| {f} |")), f"| {f} |") for f in FAMILIES]
+    parts[on_vllm] = "\n".join([(VLLM_HEAD if on_vllm else HEAD), *rows, "" if on_vllm else "\n"])
     if os.environ.get("UPDATE_DOCS"):
-        parts[on_vllm] = part
         PAGE.write_text(VLLM_PART.join(parts))
-    assert parts[on_vllm] == part
+    assert PAGE.read_text() == VLLM_PART.join(parts)
