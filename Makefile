@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 SEED ?= 0
 OUT ?= out/demo
 REWARD ?= answer
+# Processes that run tests side by side; each has servers of its own.
+JOBS ?= auto
+PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 export OMP_NUM_THREADS ?= 1
 
 
@@ -28,13 +31,13 @@ demo: install  ## train the e-mail agent on this machine: SEED=0 CONTROL= REWARD
 		--reward $(REWARD) $(if $(JUDGE),--judge $(JUDGE))
 
 test: install  ## all tests but those that need vLLM
-	$(BIN)/python -m pytest -m 'not vllm'
+	$(PYTEST) -m 'not vllm'
 
 test-vllm: install  ## the tests that need vLLM, whose CPU build they install for themselves
-	$(BIN)/python -m pytest -m vllm
+	$(PYTEST) -m vllm
 
 test-fast: install  ## all but the slow tests
-	$(BIN)/python -m pytest -m 'not slow and not vllm'
+	$(PYTEST) -m 'not slow and not vllm'
 
 check: install  ## lint, formatting, types, import rules
 	$(BIN)/ruff check .

@@ -30,6 +30,7 @@ from tests.integration_tests import test_email_example
 from tests.integration_tests.test_email_example import mails_of
 from tests.integration_tests.test_swap import row_of, train_once
 from tests.support.live_server import LiveServer
+from tests.support.seeds import drawn_seed
 from tests.support.vllm_engine import (
     command,
     engine_toml,
@@ -185,12 +186,12 @@ class Killer(threading.Thread):
     Not the one that Python's multiprocessing has for cleaning up at the end: nothing needs it.
     """
 
-    def __init__(self, server: VllmServer) -> None:
+    def __init__(self, server: VllmServer, seed: int) -> None:
         super().__init__(daemon=True)
         self.server, self.back = server, list[float]()
         self.folders = set[Path]()
         self.shared = set[Path]()
-        self.random = random.Random(random.SystemRandom().randrange(10**6))
+        self.random = random.Random(seed)
 
     def run(self) -> None:
         with self.server.http() as http:
@@ -230,7 +231,7 @@ def test_vllm_is_killed_while_agents_run(server: VllmServer, tmp_path: Path) -> 
         config=TrainConfig(learning_rate=1e-4),
         out_dir=tmp_path / "fit",
     )
-    killer = Killer(server)
+    killer = Killer(server, drawn_seed())
     killer.start()
     steps = 0
     rollout = make_rollout(model, mails)
