@@ -2,9 +2,9 @@
 
 The demo's e-mail agent, with tools that answer after a heavy-tailed time (log-normal, median 0.1 s,
 sigma 1.7, at most 6 s: one tool call in a hundred takes 5 s). A synchronous step waits for the
-slowest of its 64 runs, and then the runs wait for the step. With ``Trainer(ahead=2)`` rollouts run
-up to two steps ahead, a step takes the groups that end first, and the learner corrects for the
-versions that the calls came from.
+slowest of its 64 runs, and then the runs wait for the step. With ``Trainer(max_steps_ahead=2)``
+rollouts run up to two steps ahead, a step takes the groups that end first, and the learner
+corrects for the versions that the calls came from.
 
 Five seeds, each way from the same base model on the same questions; then both are evaluated on the
 same held-out questions. `final_reward_difference` is asynchronous less synchronous, with the half
@@ -89,7 +89,7 @@ async def fit(base_url: str, folder: Path, seed: int, ahead: int) -> tuple[FitRe
         group_size=SIZE,
         groups_per_step=GROUPS,
         concurrency=4 * GROUPS * SIZE,
-        ahead=ahead,
+        max_steps_ahead=ahead,
         config=TrainConfig(
             learning_rate=3e-3,
             warmup_steps=3,

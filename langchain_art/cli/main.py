@@ -220,7 +220,7 @@ def audit(
     policy: Annotated[
         str | None, typer.Option(help="The policy that is to learn. Default: what sampled it.")
     ] = None,
-    train: Annotated[
+    trainable: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=true|false", help="Which calls learn; may be repeated."),
     ] = None,
@@ -232,12 +232,12 @@ def audit(
     \b
     Examples:
       langchain-art audit 0b1f6c…
-      langchain-art audit 0b1f6c… --policy writer --train critic=false
+      langchain-art audit 0b1f6c… --policy writer --trainable critic=false
     """
     from langchain_art.cli.tables import audit_table
 
     with _client(base_url) as client:
-        found = client.audit(trajectory_id, policy, dict(map(_choice, train or [])))
+        found = client.audit(trajectory_id, policy, dict(map(_choice, trainable or [])))
     if as_json:
         sums = {"sampled_tokens": found.sampled_tokens, "trained_tokens": found.trained_tokens}
         machine(found.model_dump(mode="json") | sums)
@@ -248,7 +248,7 @@ def audit(
 def _choice(text: str) -> tuple[str, bool]:
     name, _, learns = text.rpartition("=")
     if not name or learns not in ("true", "false"):
-        raise ConfigError(f"got --train {text}, expected NAME=true or NAME=false")
+        raise ConfigError(f"got --trainable {text}, expected NAME=true or NAME=false")
     return name, learns == "true"
 
 

@@ -153,12 +153,12 @@ class AsyncArtClient(Address):
         self,
         trajectory_id: str,
         policy: str | None = None,
-        train: Mapping[str, bool] | None = None,
+        trainable: Mapping[str, bool] | None = None,
         *,
         sft: bool = False,
     ) -> TrajectoryAudit:
         """See `ArtClient.audit`."""
-        return await self._send(endpoints.audit(trajectory_id, policy, train, sft=sft))
+        return await self._send(endpoints.audit(trajectory_id, policy, trainable, sft=sft))
 
     async def call(self, call_id: str) -> dict[str, Any]:
         """See `ArtClient.call`."""
@@ -170,10 +170,10 @@ class AsyncArtClient(Address):
         policy: str,
         config: TrainConfig | None = None,
         key: str | None = None,
-        train: Mapping[str, bool] | None = None,
+        trainable: Mapping[str, bool] | None = None,
     ) -> TrainJob:
         """See `ArtClient.train`."""
-        return await self._run(endpoints.training(groups, policy, config, key, train))
+        return await self._run(endpoints.training(groups, policy, config, key, trainable))
 
     async def sft(
         self,
@@ -181,10 +181,10 @@ class AsyncArtClient(Address):
         policy: str,
         config: TrainConfig | None = None,
         key: str | None = None,
-        train: Mapping[str, bool] | None = None,
+        trainable: Mapping[str, bool] | None = None,
     ) -> TrainJob:
         """See `ArtClient.sft`."""
-        return await self._run(endpoints.imitating(conversations, policy, config, key, train))
+        return await self._run(endpoints.imitating(conversations, policy, config, key, trainable))
 
     async def wait(
         self, job: TrainJob | str, on_event: Callable[[JobEvent], None] | None = None

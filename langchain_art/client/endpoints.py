@@ -138,11 +138,11 @@ def trajectory(trajectory_id: str) -> Request[Trajectory]:
 
 
 def audit(
-    trajectory_id: str, policy_name: str | None, train: Mapping[str, bool] | None, *, sft: bool
+    trajectory_id: str, policy_name: str | None, trainable: Mapping[str, bool] | None, *, sft: bool
 ) -> Request[TrajectoryAudit]:
-    chosen = [f"{name}:{str(learns).lower()}" for name, learns in (train or {}).items()]
+    chosen = [f"{name}:{str(learns).lower()}" for name, learns in (trainable or {}).items()]
     path = f"/v1/trajectories/{quote(trajectory_id, safe='')}/audit"
-    params = {"policy": policy_name, "train": chosen, "sft": "true" if sft else None}
+    params = {"policy": policy_name, "trainable": chosen, "sft": "true" if sft else None}
     return Request("GET", path, one(TrajectoryAudit), params=params)
 
 
@@ -196,7 +196,7 @@ def training(
     policy_name: str,
     config: TrainConfig | None,
     key: str | None,
-    train: Mapping[str, bool] | None,
+    trainable: Mapping[str, bool] | None,
 ) -> Flow[TrainJob]:
     """Post what are groups rather than ids, then order the job."""
     ids: list[tuple[str, ...]] = []
@@ -211,7 +211,7 @@ def training(
             policy=policy_name,
             groups=tuple(ids),
             config=config or TrainConfig(),
-            train=dict(train or {}),
+            trainable=dict(trainable or {}),
         )
     except ValidationError as error:
         raise ConfigError(f"This cannot be trained on: {error}") from error
@@ -224,12 +224,12 @@ def imitating(
     policy_name: str,
     config: TrainConfig | None,
     key: str | None,
-    train: Mapping[str, bool] | None,
+    trainable: Mapping[str, bool] | None,
 ) -> Flow[TrainJob]:
     """Post the conversations that the server does not have, then order the job."""
     config = sft_config(config)
     ids: list[str] = yield from storing(read_conversations(conversations))
-    return (yield from training([ids], policy_name, config, key, train))
+    return (yield from training([ids], policy_name, config, key, trainable))
 
 
 def sft_config(config: TrainConfig | None) -> TrainConfig:

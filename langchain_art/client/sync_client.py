@@ -185,7 +185,7 @@ class ArtClient(Address):
         self,
         trajectory_id: str,
         policy: str | None = None,
-        train: Mapping[str, bool] | None = None,
+        trainable: Mapping[str, bool] | None = None,
         *,
         sft: bool = False,
     ) -> TrajectoryAudit:
@@ -194,13 +194,13 @@ class ArtClient(Address):
         Args:
             trajectory_id: of a stored trajectory.
             policy: the policy that is to learn. None: the one that sampled its calls.
-            train: which calls learn (`Turn.learns`). None: all.
+            trainable: which calls learn (`Turn.learns`). None: all.
             sft: audit what `sft` makes of it instead of training on its reward.
 
         Raises:
             NotFound: no such trajectory.
         """
-        return self._send(endpoints.audit(trajectory_id, policy, train, sft=sft))
+        return self._send(endpoints.audit(trajectory_id, policy, trainable, sft=sft))
 
     def call(self, call_id: str) -> dict[str, Any]:
         """The server's record of one completion: token ids, logprobs, tags and the model."""
@@ -212,7 +212,7 @@ class ArtClient(Address):
         policy: str,
         config: TrainConfig | None = None,
         key: str | None = None,
-        train: Mapping[str, bool] | None = None,
+        trainable: Mapping[str, bool] | None = None,
     ) -> TrainJob:
         """Order one training step, and return at once.
 
@@ -222,10 +222,10 @@ class ArtClient(Address):
             config: None: the defaults of `TrainConfig`.
             key: idempotency key: the same key and batch is the same job, the same key with
                 another batch raises Conflict. None: a new job at each call.
-            train: which calls learn, by node, tag or model (`Turn.learns`). None: all that the
+            trainable: which calls learn, by node, tag or model (`Turn.learns`). None: all that the
                 policy sampled.
         """
-        return self._run(endpoints.training(groups, policy, config, key, train))
+        return self._run(endpoints.training(groups, policy, config, key, trainable))
 
     def sft(
         self,
@@ -233,7 +233,7 @@ class ArtClient(Address):
         policy: str,
         config: TrainConfig | None = None,
         key: str | None = None,
-        train: Mapping[str, bool] | None = None,
+        trainable: Mapping[str, bool] | None = None,
     ) -> TrainJob:
         """Order one supervised step: the policy learns to say what the assistant says here.
 
@@ -249,12 +249,12 @@ class ArtClient(Address):
             config: with ``loss="sft"``. None: ``TrainConfig(loss="sft")``, which has a learning
                 rate of 1e-4.
             key: as for `train`.
-            train: as for `train`.
+            trainable: as for `train`.
 
         Raises:
             ConfigError: a conversation is malformed, or `config` has another loss.
         """
-        return self._run(endpoints.imitating(conversations, policy, config, key, train))
+        return self._run(endpoints.imitating(conversations, policy, config, key, trainable))
 
     def wait(
         self, job: TrainJob | str, on_event: Callable[[JobEvent], None] | None = None

@@ -13,11 +13,11 @@ from langchain_art.errors import ConfigError, JobFailed, NotFound
 from langchain_art.rollout import remote_graph
 from langchain_art.rollout.runner import Rollout
 from langchain_art.training.evaluate import evaluate
-from langchain_art.training.fit_settings import Plan
+from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.progress import Display
 from langchain_art.training.results import EvalResult, FitResult, StepRecord, tokens
-from langchain_art.training.step_batch import Collector, note
+from langchain_art.training.step_batch import StepBatchBuilder, note
 from langchain_art.wire import LoraConfig, TrainResult
 
 
@@ -41,7 +41,7 @@ class Fit:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: FitSettings,
         client: AsyncArtClient,
         history: History,
         display: Display,
@@ -61,10 +61,10 @@ class Fit:
         versions = await self._versions()
         if history.resumed:
             self._display.line(f"Going on after step {history.done} ({history.directory}).")
-        if (former := history.selects(self._plan.train)) is not None:
+        if (former := history.selects(self._plan.trainable)) is not None:
             self._display.warn(
-                f"Which calls learn has changed: train={former} until here, "
-                f"train={self._plan.train} in every batch that is collected from now on."
+                f"Which calls learn has changed: trainable={former} until here, "
+                f"trainable={self._plan.trainable} in every batch that is collected from now on."
             )
         with self._display.bar("steps", max(schedule.steps, history.done), history.done) as advance:
             await self._evaluate(history.done, schedule)
@@ -101,9 +101,9 @@ class Fit:
 
     # --- one step ---------------------------------------------------------------------------------
 
-    def _collector(self, scenarios: Sequence[Any], steps: int) -> Collector:
+    def _collector(self, scenarios: Sequence[Any], steps: int) -> StepBatchBuilder:
         pending = self._history.pending()
-        return Collector(
+        return StepBatchBuilder(
             self._plan,
             self._client,
             self._history,
@@ -114,7 +114,7 @@ class Fit:
             done=self._history.done if pending is None else pending.step,
         )
 
-    async def _step(self, step: int, collector: Collector, steps: int) -> dict[str, int]:
+    async def _step(self, step: int, collector: StepBatchBuilder, steps: int) -> dict[str, int]:
         history, first = self._history, self._first
         pending = history.pending() or await collector.collect(step)
         self._first = False
@@ -131,7 +131,7 @@ class Fit:
             failed=sum(t.status == "failed" for t in pending.trajectories),
             retried=pending.retried,
             unjudged=pending.unjudged,
-            refilled=pending.refilled,
+            resampled=pending.resampled,
             drawn=pending.drawn,
             seconds={**seconds, "total": sum(seconds.values())},
             tokens=tokens(pending.trajectories),
@@ -147,7 +147,7 @@ class Fit:
         groups = await self._hand_in(pending)
         for policy in self._plan.policies:
             key = history.state.key(policy, pending.step)
-            job = await self._client.train(groups, policy, pending.config, key, pending.train)
+            job = await self._client.train(groups, policy, pending.config, key, pending.trainable)
             try:
                 results[policy] = await self._client.wait(job)
             except JobFailed:

@@ -9,7 +9,7 @@ from langchain_art.wire import LoraConfig, TrainConfig
 
 
 @dataclass(frozen=True)
-class Plan:
+class FitSettings:
     """How steps are made; see `Trainer` for each field."""
 
     policies: tuple[str, ...]
@@ -21,6 +21,6 @@ class Plan:
     seed: int
     lora: LoraConfig | None
     max_failed: float
-    train: dict[str, bool] = field(default_factory=dict[str, bool])
-    ahead: int = 0
-    refill: int = 0
+    trainable: dict[str, bool] = field(default_factory=dict[str, bool])
+    max_steps_ahead: int = 0
+    dynamic_sampling_rounds: int = 0

@@ -26,7 +26,7 @@ class FitState(Record):
     fit_id: str
     policies: tuple[str, ...]
     seed: int
-    train: dict[str, bool] = Field(default_factory=dict)
+    trainable: dict[str, bool] = Field(default_factory=dict)
     """Which calls learned in the latest step."""
     pinned: dict[str, int] = Field(default_factory=dict)
     """policy -> the version that this fit pinned as its best."""
@@ -49,12 +49,12 @@ class PendingStep(Record):
     step: int
     groups: tuple[TrajectoryGroup, ...]
     config: TrainConfig
-    train: dict[str, bool] = Field(default_factory=dict)
+    trainable: dict[str, bool] = Field(default_factory=dict)
     remote: bool = False
     """The server has the runs already, put together from their calls: only rewards are sent."""
     unjudged: int = 0
     retried: int = 0
-    refilled: int = 0
+    resampled: int = 0
     drawn: int = 0
     seconds: dict[str, float] = Field(default_factory=dict)
 
@@ -145,12 +145,12 @@ class History:
         self._write(self.directory / "fit.json", state)
         self.state = state
 
-    def selects(self, train: Mapping[str, bool]) -> dict[str, bool] | None:
+    def selects(self, trainable: Mapping[str, bool]) -> dict[str, bool] | None:
         """Note which calls learn from now on; returns the former choice if it was another."""
-        former = self.state.train
-        if former == train:
+        former = self.state.trainable
+        if former == trainable:
             return None
-        self.save(self.state.model_copy(update={"train": dict(train)}))
+        self.save(self.state.model_copy(update={"trainable": dict(trainable)}))
         return former if self.resumed else None
 
     @property

@@ -14,36 +14,36 @@ from langchain_art.wire import Trajectory
 _SHOWN = 40
 
 
-def checked(train: Mapping[str, bool] | None) -> dict[str, bool]:
-    """`train` as it goes to the server; empty for None.
+def checked(trainable: Mapping[str, bool] | None) -> dict[str, bool]:
+    """`trainable` as it goes to the server; empty for None.
 
     Raises:
         ConfigError: it is no mapping from names to True or False.
     """
-    given: Any = {} if train is None else train
+    given: Any = {} if trainable is None else trainable
     named = cast("Mapping[Any, Any]", given).items() if isinstance(given, Mapping) else [(None, 0)]
     if any(not isinstance(key, str) or not isinstance(value, bool) for key, value in named):
         raise ConfigError(
-            f"got train={given!r:.200}, expected names of nodes, tags or models with True or "
+            f"got trainable={given!r:.200}, expected names of nodes, tags or models with True or "
             'False, such as {"writer": True, "critic": False}'
         )
     return dict(given)
 
 
-def frozen_nothing(train: Mapping[str, bool], runs: Sequence[Trajectory]) -> list[str]:
-    """Names that `train` freezes and that match no turn of `runs`.
+def frozen_nothing(trainable: Mapping[str, bool], runs: Sequence[Trajectory]) -> list[str]:
+    """Names that `trainable` freezes and that match no turn of `runs`.
 
     Raises:
         ConfigError: a name that is to learn matches none.
     """
     names = {name for run in runs for turn in run.turns for name in turn.names}
-    unknown = sorted(name for name, learns in train.items() if learns and name not in names)
+    unknown = sorted(name for name, learns in trainable.items() if learns and name not in names)
     if unknown:
         known = [repr(name) for name in sorted(names)]
         more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
         raise ConfigError(
-            f"train: {', '.join(map(repr, unknown))} is the name of no model call among the "
+            f"trainable: {', '.join(map(repr, unknown))} is the name of no model call among the "
             f"{len(runs)} runs of the first batch, so it would learn nothing. Its calls are named "
             f"{', '.join(known[:_SHOWN]) or 'nothing: no model call was heard'}{more}."
         )
-    return sorted(name for name, learns in train.items() if not learns and name not in names)
+    return sorted(name for name, learns in trainable.items() if not learns and name not in names)

@@ -103,8 +103,8 @@ def _headline(record: StepRecord, steps: int) -> list[str]:
     spread = "" if std is None else f" (std {std:.3f})"
     parts = [f"step {record.step:>{len(str(steps))}}/{steps}", reward + spread]
     parts += [f"{policy}@{version}" for policy, version in record.versions.items()]
-    refilled = f" ({record.refilled} refilled)" if record.refilled else ""
-    parts.append(f"{record.groups} groups{refilled}")
+    resampled = f" ({record.resampled} resampled)" if record.resampled else ""
+    parts.append(f"{record.groups} groups{resampled}")
     if record.failed:
         parts.append(f"{record.failed} failed")
     if "total" in record.seconds:

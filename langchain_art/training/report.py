@@ -28,7 +28,7 @@ _MEANING = {
     "runs.without_trainable_calls": "the policy sampled no call of it that may be trained",
     "runs.failed": "the rollout raised",
     "runs.already_trained": "trained on before",
-    "calls.frozen": "train= does not choose it",
+    "calls.frozen": "trainable= does not choose it",
     "calls.other_policy": "sampled by another model than the one that is trained",
     "calls.foreign": "sampled by a model that this server does not serve",
     "calls.lost": "the server has no tokens of it",
@@ -153,9 +153,11 @@ def summary_table(result: FitResult) -> Table:
     if rewards:
         table.add_row("training reward", f"{rewards[0]:.3f} first step, {rewards[-1]:.3f} last")
     table.add_row("left out", left_out(result) or "nothing")
-    if refilled := sum(record.refilled for record in result.history):
+    if resampled := sum(record.resampled for record in result.history):
         groups = sum(record.groups for record in result.history)
-        table.add_row("refilled", f"{refilled} of {groups} groups, in place of flat ones")
+        table.add_row(
+            "resampled", f"{resampled} of {groups} groups, in place of zero-variance ones"
+        )
     seconds = sum(record.seconds.get("total", 0.0) for record in result.history)
     spoken = sum(record.tokens.get("completion", 0) for record in result.history)
     learned = sum(report.tokens for report in result.nodes.values())

@@ -83,7 +83,7 @@ class StepRecord(Record):
     retried: int = 0
     unjudged: int = 0
     """Groups that the evaluator could not score."""
-    refilled: int = 0
+    resampled: int = 0
     """Groups that were rolled out to make up for others, which teach nothing."""
     drawn: int = 0
     """Scenarios that the fit has drawn until the end of this step."""

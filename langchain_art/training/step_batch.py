@@ -15,15 +15,15 @@ from langchain_art.rollout.graph_rollout import check_inputs, is_remote
 from langchain_art.rollout.group_stream import GroupStream
 from langchain_art.rollout.runner import Rollout
 from langchain_art.rollout.scenarios import draw, group_ids
-from langchain_art.training.fit_settings import Plan
+from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.node_filter import frozen_nothing
 from langchain_art.training.progress import Display
-from langchain_art.training.zero_variance import is_flat, is_rewarded
+from langchain_art.training.zero_variance import has_zero_variance, is_rewarded
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 
 
-class Collector:
+class StepBatchBuilder:
     """Makes the batches of a fit, one after the other; rollouts may run ahead of the training.
 
     Args:
@@ -33,7 +33,7 @@ class Collector:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: FitSettings,
         client: AsyncArtClient,
         history: History,
         display: Display,
@@ -48,7 +48,7 @@ class Collector:
         self._rollout, self._steps, self._done = rollout, steps, done
         check_inputs(rollout, scenarios)
         self._first = True
-        self._refills = 0
+        self._replacements = 0
         self._retried = 0
         self._taken = self._begun = history.drawn(plan.groups_per_step)
         self._advance: Callable[[str], None] | None = None
@@ -88,21 +88,23 @@ class Collector:
 
         Raises:
             RolloutFailed: more than `max_failed` of the rollouts raised.
-            ConfigError: no run has a reward, or `train` names what no call of the batch is.
+            ConfigError: no run has a reward, or `trainable` names what no call of the batch is.
             ArtError: the evaluator raised for every group.
         """
         plan = self._plan
         self._allow(step)
         groups, seconds, unjudged = await self._judged(plan.groups_per_step)
         _require_rewards(groups, plan.config)
-        refilled = 0
-        for _ in range(plan.refill):
-            useful = sum(not is_flat(group, plan.config, plan.train) for group in groups)
+        resampled = 0
+        for _ in range(plan.dynamic_sampling_rounds):
+            useful = sum(
+                not has_zero_variance(group, plan.config, plan.trainable) for group in groups
+            )
             missing = plan.groups_per_step - useful
             if missing <= 0:
                 break
-            refilled += missing
-            self._refills += missing
+            resampled += missing
+            self._replacements += missing
             self._allow(step)
             try:
                 more, took, lost = await self._judged(missing)
@@ -119,11 +121,11 @@ class Collector:
             step=step,
             groups=tuple(groups),
             config=plan.config,
-            train=plan.train,
+            trainable=plan.trainable,
             remote=is_remote(self._rollout),
             unjudged=unjudged,
             retried=self._stream.retried - self._retried,
-            refilled=refilled,
+            resampled=resampled,
             drawn=self._taken,
             seconds=seconds,
         )
@@ -133,9 +135,9 @@ class Collector:
 
     def _allow(self, step: int) -> None:
         """Let rollouts run as far ahead of this step as they may."""
-        ready = min(step + self._plan.ahead, self._steps) - self._done
+        ready = min(step + self._plan.max_steps_ahead, self._steps) - self._done
         self._stream.allow(
-            ready * self._plan.groups_per_step + self._refills - self._stream.allowed
+            ready * self._plan.groups_per_step + self._replacements - self._stream.allowed
         )
 
     async def _judged(self, count: int) -> tuple[list[TrajectoryGroup], dict[str, float], int]:
@@ -143,10 +145,10 @@ class Collector:
         plan, started = self._plan, time.monotonic()
         groups: list[TrajectoryGroup] = []
         with self._display.bar("rollouts", count * plan.group_size) as advance:
-            self._advance = None if plan.ahead else advance
+            self._advance = None if plan.max_steps_ahead else advance
             for _ in range(count):
                 groups += await self._stream.take(1)
-                if plan.ahead:
+                if plan.max_steps_ahead:
                     for run in groups[-1].trajectories:
                         advance(note(run))
             self._advance = None
@@ -169,9 +171,9 @@ class Collector:
     def _check_first(self, groups: Sequence[TrajectoryGroup]) -> None:
         if self._first:
             runs = [run for group in groups for run in group.trajectories]
-            for name in frozen_nothing(self._plan.train, runs):
+            for name in frozen_nothing(self._plan.trainable, runs):
                 self._display.warn(
-                    f"train: {name!r} is False and names no model call of the first batch; it "
+                    f"trainable: {name!r} is False and names no model call of the first batch; it "
                     "freezes nothing."
                 )
         self._first = False

@@ -20,7 +20,7 @@ from langchain_art.rollout.graph_rollout import is_graph
 from langchain_art.rollout.runner import Rollout
 from langchain_art.training.evaluate import evaluate
 from langchain_art.training.fit_loop import Fit, Schedule, serving_version
-from langchain_art.training.fit_settings import Plan
+from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History
 from langchain_art.training.node_filter import checked
 from langchain_art.training.progress import Display
@@ -59,7 +59,7 @@ class Trainer:
             trainer's. Or a policy's name; then the server is `client`'s or ART_BASE_URL's. Or
             several of these, of one server: then each step trains every policy on the same
             groups, each on the calls that it sampled.
-        train: which calls learn, by the name of a node (or its path), a tag or a model:
+        trainable: which calls learn, by the name of a node (or its path), a tag or a model:
             ``{"writer": True}`` for those alone, ``{"critic": False}`` for all others. None: all
             that the policies sampled. See `wire.Turn.learns`.
         evaluator: scores each group (see `judging.Evaluator`). None: rollouts bring their rewards.
@@ -75,26 +75,26 @@ class Trainer:
         lora: shape of the policy's adapter if it is made now. None: an existing policy as it is,
             or the defaults of `LoraConfig`.
         max_failed: fraction of a batch's rollouts that may raise before the fit ends.
-        ahead: steps that rollouts may run ahead of the training. 0: a step's rollouts begin when
-            the step before is trained, and the slowest is waited for. More: rollouts go on while
-            the server trains, and a step takes the groups that end first; their calls may be a few
-            versions old, which each turn says and the learner corrects for
+        max_steps_ahead: bound of asynchronous rollouts, in steps. 0: a step's rollouts begin after
+            the previous step is trained. More: rollouts continue while the server trains, and a
+            step takes the groups that end first. Their calls may be a few versions old (staleness):
+            each turn names its version, and the learner corrects for it
             (`TrainConfig.importance`, ``max_staleness``).
-        refill: how often, at most, a step rolls out further scenarios in place of groups that teach
-            nothing: whose runs are all worth the same, or that were not judged (dynamic sampling,
-            DAPO, arXiv 2503.14476, section 3.2).
+        dynamic_sampling_rounds: how often, at most, a step rolls out further scenarios in place
+            of groups that teach nothing: with zero variance, or not judged (DAPO, arXiv 2503.14476,
+            section 3.2). 0: never.
         console: where progress goes. None: standard output.
 
     Raises:
-        ConfigError: the numbers make no sense, `train` is no such mapping, or `model` says nothing
-            about a policy, names one twice, or is spread over several servers.
+        ConfigError: a number is out of range, `trainable` is not such a mapping, or `model` names
+            no policy, names one twice, or is spread over several servers.
     """
 
     def __init__(
         self,
         model: Model | Sequence[Model],
         *,
-        train: Mapping[str, bool] | None = None,
+        trainable: Mapping[str, bool] | None = None,
         evaluator: Evaluator | None = None,
         group_size: int = 8,
         groups_per_step: int = 16,
@@ -105,16 +105,18 @@ class Trainer:
         seed: int = 0,
         lora: LoraConfig | None = None,
         max_failed: float = 0.5,
-        ahead: int = 0,
-        refill: int = 0,
+        max_steps_ahead: int = 0,
+        dynamic_sampling_rounds: int = 0,
         console: Console | None = None,
     ) -> None:
         if group_size < 2 or groups_per_step < 1 or concurrency < 1:
             raise ConfigError(
                 f"got {group_size=}, {groups_per_step=}, {concurrency=}, expected at least 2, 1, 1"
             )
-        if ahead < 0 or refill < 0:
-            raise ConfigError(f"got {ahead=}, {refill=}, expected counts")
+        if max_steps_ahead < 0 or dynamic_sampling_rounds < 0:
+            raise ConfigError(
+                f"got {max_steps_ahead=}, {dynamic_sampling_rounds=}, expected counts"
+            )
         if config is not None and config.loss == "sft":
             raise ConfigError(
                 "got a config with loss='sft', which reads no rewards, expected another loss for "
@@ -122,9 +124,9 @@ class Trainer:
             )
         self.policies, self._base_url, self._api_key = _address(model, client)
         self.out_dir = Path(out_dir)
-        self._plan = Plan(
+        self._plan = FitSettings(
             policies=self.policies,
-            train=checked(train),
+            trainable=checked(trainable),
             evaluator=evaluator,
             group_size=group_size,
             groups_per_step=groups_per_step,
@@ -133,8 +135,8 @@ class Trainer:
             seed=seed,
             lora=lora,
             max_failed=max_failed,
-            ahead=ahead,
-            refill=refill,
+            max_steps_ahead=max_steps_ahead,
+            dynamic_sampling_rounds=dynamic_sampling_rounds,
         )
         self._display = Display(console)
 
@@ -171,8 +173,8 @@ class Trainer:
             JobFailed: the server could not train; the adapter is unchanged. Of several policies,
                 those whose turn was before keep what they learned; resumed, the step is made anew.
             ServerUnreachable: it stayed away for five minutes.
-            ConfigError: `out_dir` holds another fit, no run has a reward, a name in `train` that
-                is to learn is no call's, or a scenario is no input for the graph.
+            ConfigError: `out_dir` holds another fit, no run has a reward, a name in `trainable`
+                that is to learn is no call's, or a scenario is no input for the graph.
         """
         self._require_policies()
         self._require_reward(rollout)

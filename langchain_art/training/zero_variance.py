@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup, Turn
 
 
-def is_flat(
-    group: TrajectoryGroup, config: TrainConfig, train: Mapping[str, bool] | None = None
+def has_zero_variance(
+    group: TrajectoryGroup, config: TrainConfig, trainable: Mapping[str, bool] | None = None
 ) -> bool:
     """True if the server would leave the whole group out, since its runs are all worth the same.
 
@@ -21,11 +21,11 @@ def is_flat(
     Args:
         group: as it was judged.
         config: reads `credit`, `scores`, `discount`, `flat_tolerance` and the overlong penalty.
-        train: which calls learn (`Turn.learns`); None: all.
+        trainable: which calls learn (`Turn.learns`); None: all.
 
     Example::
 
-        is_flat(group_of_rewards(1.0, 1.0, None), TrainConfig())    # True: the third is not scored
+        has_zero_variance(group_of_rewards(1.0, 1.0, None), TrainConfig())  # True
     """
     runs = [run for run in group.trajectories if is_rewarded(run, config)]
     if len(runs) < 2:
@@ -34,8 +34,8 @@ def is_flat(
     if config.scores:
         return all(_equal([run.scores[name] for run in runs], tolerance) for name in config.scores)
     if config.credit == "node":
-        return all(_equal(values, tolerance) for values in _by_node(runs, config, train or {}))
-    totals = [_own(run, config, train or {}) + math.fsum(_rewards(run.turns)) for run in runs]
+        return all(_equal(values, tolerance) for values in _by_node(runs, config, trainable or {}))
+    totals = [_own(run, config, trainable or {}) + math.fsum(_rewards(run.turns)) for run in runs]
     if config.credit in ("turn", "anchor"):
         if any(turn.reward for run in runs for turn in run.turns):
             return False
@@ -62,29 +62,29 @@ def _rewards(turns: Sequence[Turn]) -> list[float]:
 
 
 def _by_node(
-    runs: Sequence[Trajectory], config: TrainConfig, train: Mapping[str, bool]
+    runs: Sequence[Trajectory], config: TrainConfig, trainable: Mapping[str, bool]
 ) -> list[list[float]]:
     """For each node that learns, what each run in which it speaks is worth to it."""
     pools: defaultdict[str, list[float]] = defaultdict(list)
     for run in runs:
         own: defaultdict[str, list[Turn]] = defaultdict(list)
-        for turn in _steps(run, train):
+        for turn in _steps(run, trainable):
             own["/".join(turn.path) or turn.node or "-"].append(turn)
         for node, turns in own.items():
-            pools[node].append(_own(run, config, train) + math.fsum(_rewards(turns)))
+            pools[node].append(_own(run, config, trainable) + math.fsum(_rewards(turns)))
     return list(pools.values())
 
 
-def _steps(run: Trajectory, train: Mapping[str, bool]) -> list[Turn]:
-    return [t for t in run.turns if t.ours and t.excluded_because is None and t.learns(train)]
+def _steps(run: Trajectory, trainable: Mapping[str, bool]) -> list[Turn]:
+    return [t for t in run.turns if t.ours and t.excluded_because is None and t.learns(trainable)]
 
 
-def _own(run: Trajectory, config: TrainConfig, train: Mapping[str, bool]) -> float:
+def _own(run: Trajectory, config: TrainConfig, trainable: Mapping[str, bool]) -> float:
     """The run's own reward, less the penalty for its length (DAPO, arXiv 2503.14476, eq. 13)."""
     reward = run.reward or 0.0
     if config.overlong_tokens is None or config.overlong_buffer is None:
         return reward
-    steps = _steps(run, train)
+    steps = _steps(run, trainable)
     tokens = sum(turn.usage.completion_tokens for turn in steps if turn.usage is not None)
     over = (config.overlong_tokens - config.overlong_buffer - tokens) / config.overlong_buffer
     return reward + min(0.0, max(-1.0, over))

@@ -83,7 +83,7 @@ class CallTags(Wire):
     attempt: int = Field(default=1, ge=1)
     thread: str | None = Field(default=None, max_length=256)
     tags: tuple[Tag, ...] = Field(default=(), max_length=32)
-    """The caller's own (LangChain's ``tags``): `TrainRequest.train` may choose calls by them."""
+    """The caller's own (LangChain's ``tags``); `TrainRequest.trainable` may name them."""
 
 
 class Usage(Wire):
@@ -138,13 +138,13 @@ class Turn(Wire):
 
     @property
     def names(self) -> frozenset[str]:
-        """What `TrainRequest.train` may call this turn by: node, path, tags, model, policy."""
+        """What `TrainRequest.trainable` may call this turn by: node, path, tags, model, policy."""
         model = self.model or ""
         named = (self.node or "", *self.path, *self.tags, model, model.partition("@")[0])
         return frozenset(name for name in named if name)
 
-    def learns(self, train: Mapping[str, bool]) -> bool:
-        """Whether `train` chooses this turn.
+    def learns(self, trainable: Mapping[str, bool]) -> bool:
+        """Whether `trainable` chooses this turn.
 
         A turn with a name that is False never learns. Of the others, all learn if no name is True,
         else those that have such a name.
@@ -154,9 +154,9 @@ class Turn(Wire):
             Turn(node="critic").learns({"writer": True})     # False
             Turn(node="writer").learns({"critic": False})    # True
         """
-        if any(not train.get(name, True) for name in self.names):
+        if any(not trainable.get(name, True) for name in self.names):
             return False
-        return not any(train.values()) or any(train.get(name, False) for name in self.names)
+        return not any(trainable.values()) or any(trainable.get(name, False) for name in self.names)
 
 
 class Trajectory(Wire):
@@ -251,7 +251,7 @@ class TrainRequest(Wire):
     groups: tuple[tuple[Id, ...], ...] = Field(min_length=1, max_length=4096)
     """Ids of trajectories that the server has, group by group."""
     config: TrainConfig = TrainConfig()
-    train: dict[str, bool] = Field(default_factory=dict, max_length=256)
+    trainable: dict[str, bool] = Field(default_factory=dict, max_length=256)
     """Which calls learn, by name (`Turn.learns`); empty: all that the policy sampled."""
 
 

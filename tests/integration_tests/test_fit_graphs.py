@@ -83,7 +83,7 @@ async def test_only_the_chosen_node_learns(art_server: LiveServer, tmp_path: Pat
     model = model_of(art_server, policy)
     graph = two_nodes(model, model, checkpointer=InMemorySaver())
     choice = {"writer": True, "critic": False, "editor": False}
-    trainer = trainer_of(art_server, tmp_path, policy, train=choice, console=console)
+    trainer = trainer_of(art_server, tmp_path, policy, trainable=choice, console=console)
     found = await trainer.fit(graph, QUESTIONS, steps=2, eval_scenarios=QUESTIONS[:2])
     assert (found.adapter, [step.version for step in found.history]) == (f"{policy}@2", [1, 2])
     for step in found.history:
@@ -99,7 +99,7 @@ async def test_only_the_chosen_node_learns(art_server: LiveServer, tmp_path: Pat
     assert found.nodes["writer"].calls == 16
     with client_of(art_server) as client:
         trained = [t for t in client.trajectories(100) if client.audit(t.id).trained_by]
-        audit = client.audit(trained[0].id, train={"critic": False})
+        audit = client.audit(trained[0].id, trainable={"critic": False})
         assert [turn.excluded_because for turn in audit.turns] == [None, "frozen"]
         assert audit.trained_tokens == audit.turns[0].sampled_tokens > 0
         assert policy in audit.trained_by
@@ -112,12 +112,12 @@ async def test_a_misspelled_node_ends_the_fit_before_anything_is_trained(
     model = model_of(art_server, policy)
     graph = two_nodes(model, model)
     with pytest.raises(ConfigError, match=r"'wirter'.*'writer'"):
-        await trainer_of(art_server, tmp_path, policy, train={"wirter": True}).fit(
+        await trainer_of(art_server, tmp_path, policy, trainable={"wirter": True}).fit(
             graph, QUESTIONS, steps=1
         )
     with client_of(art_server) as client:
         assert client.jobs(policy) == []
-    right = trainer_of(art_server, tmp_path, policy, train={"writer": True})
+    right = trainer_of(art_server, tmp_path, policy, trainable={"writer": True})
     assert (await right.fit(graph, QUESTIONS, steps=1)).version == 1
 
 
@@ -134,10 +134,10 @@ async def test_another_choice_in_a_resumed_fit_is_said_and_spares_the_pending_st
 
         patch.setattr("langchain_art.client.async_client.AsyncArtClient.wait", crash)
         with pytest.raises(Crash):
-            await trainer_of(art_server, tmp_path, policy, train={"critic": False}).fit(
+            await trainer_of(art_server, tmp_path, policy, trainable={"critic": False}).fit(
                 graph, QUESTIONS, steps=1
             )
-    again = trainer_of(art_server, tmp_path, policy, train={"writer": False}, console=console)
+    again = trainer_of(art_server, tmp_path, policy, trainable={"writer": False}, console=console)
     found = await again.fit(graph, QUESTIONS, steps=2)
     assert "Which calls learn has changed" in console.file.getvalue()  # type: ignore[attr-defined]
     trained = [{n: r.tokens > 0 for n, r in step.nodes.items()} for step in found.history]
@@ -347,7 +347,7 @@ async def test_the_audit_is_a_command(
     total = f"{writer + critic} of {writer + critic} sampled tokens learn"
     for word in ("writer", "critic", total, "Not trained yet", "extends"):
         assert word in shown
-    shown = text(told.id, "--train", "critic=false", "--policy", art_server.policy)
+    shown = text(told.id, "--trainable", "critic=false", "--policy", art_server.policy)
     assert f"{writer} of {writer + critic}" in shown
     rows = [[cell.strip() for cell in line.split("│")] for line in shown.splitlines()]
     told_of = {row[2]: (row[5], row[6], row[8]) for row in rows if len(row) > 8 and row[1]}
@@ -358,5 +358,5 @@ async def test_the_audit_is_a_command(
     found = json.loads(text(told.id, "--policy", "audit-another", "--json"))
     assert found["trained_tokens"] == 0
     assert {turn["excluded_because"] for turn in found["turns"]} == {"other_policy"}
-    done = CliRunner().invoke(app, ["audit", told.id, "--train", "critic=maybe"])
+    done = CliRunner().invoke(app, ["audit", told.id, "--trainable", "critic=maybe"])
     assert isinstance(done.exception, ConfigError)

@@ -1,4 +1,4 @@
-"""Groups that teach nothing are made up for: through the real server, bounded, and resumed."""
+"""Dynamic sampling: zero-variance groups are replaced within a step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Rollouts:
 def trainer_of(server: LiveServer, out: Path, policies: list[str], **options: Any) -> Any:
     models = [ChatART(model=p, base_url=server.base_url, max_tokens=4) for p in policies]
     chosen: dict[str, Any] = {"group_size": 2, "groups_per_step": 4, "seed": 3, "concurrency": 1}
-    chosen |= {"lora": LoraConfig(rank=2, alpha=4.0), "out_dir": out, "refill": 30}
+    chosen |= {"lora": LoraConfig(rank=2, alpha=4.0), "out_dir": out, "dynamic_sampling_rounds": 30}
     chosen["console"] = Console(file=io.StringIO(), width=200)
     return Trainer(models, **(chosen | options)), Rollouts(*models)
 
@@ -49,39 +49,43 @@ def new_policy() -> str:
     return f"p-{uuid.uuid4().hex[:8]}"
 
 
-def test_flat_groups_are_made_up_for_and_counted(art_server: LiveServer, tmp_path: Path) -> None:
+def test_zero_variance_groups_are_replaced_and_counted(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
     trainer, rollouts = trainer_of(art_server, tmp_path, [new_policy()])
     result = trainer.fit_sync(rollouts, SCENARIOS, steps=2)
     useful = {s["id"] for s in SCENARIOS if s["useful"]}
     for record in result.history:
-        assert record.groups == 4 + record.refilled
+        assert record.groups == 4 + record.resampled
         flat = record.excluded["groups.zero_variance"]
         assert record.groups - flat == 4
         assert record.metrics["runs_trained"] == 8
-        assert record.refilled > 0
+        assert record.resampled > 0
     times = Counter(rollouts.seen)
     assert set(times.values()) == {2}  # one epoch, without replacement, over both steps
     assert sum(r.groups for r in result.history) == len(times)
     assert len(useful & set(times)) == 8
     shown = Console(file=io.StringIO(), width=200)
     shown.print(summary_table(result))
-    refilled = sum(r.refilled for r in result.history)
-    assert f"{refilled} of {8 + refilled} groups" in shown.file.getvalue()  # type: ignore[attr-defined]
+    resampled = sum(r.resampled for r in result.history)
+    assert f"{resampled} of {8 + resampled} groups" in shown.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_without_refilling_a_step_is_what_is_left(art_server: LiveServer, tmp_path: Path) -> None:
-    trainer, rollouts = trainer_of(art_server, tmp_path, [new_policy()], refill=0)
+def test_without_dynamic_sampling_a_step_is_what_is_left(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    trainer, rollouts = trainer_of(art_server, tmp_path, [new_policy()], dynamic_sampling_rounds=0)
     (record,) = trainer.fit_sync(rollouts, SCENARIOS, steps=1).history
-    assert (record.groups, record.refilled) == (4, 0)
+    assert (record.groups, record.resampled) == (4, 0)
     assert record.metrics["runs_trained"] == 2 * (4 - record.excluded["groups.zero_variance"])
 
 
-def test_refilling_ends_at_its_bound(art_server: LiveServer, tmp_path: Path) -> None:
+def test_dynamic_sampling_ends_at_its_bound(art_server: LiveServer, tmp_path: Path) -> None:
     flat = [s for s in SCENARIOS if not s["useful"]]
-    trainer, rollouts = trainer_of(art_server, tmp_path, [new_policy()], refill=2)
+    trainer, rollouts = trainer_of(art_server, tmp_path, [new_policy()], dynamic_sampling_rounds=2)
     result = trainer.fit_sync(rollouts, flat, steps=1)
     (record,) = result.history
-    assert (record.groups, record.refilled, len(rollouts.seen)) == (12, 8, 24)
+    assert (record.groups, record.resampled, len(rollouts.seen)) == (12, 8, 24)
     assert record.excluded == {"groups.zero_variance": 12}
     assert result.version == 0
 
@@ -92,13 +96,17 @@ def test_several_policies_learn_from_the_same_groups(
     trainer, rollouts = trainer_of(art_server, tmp_path, [new_policy(), new_policy()])
     (record,) = trainer.fit_sync(rollouts, SCENARIOS, steps=1).history
     assert [r.metrics["runs_trained"] for r in record.results.values()] == [8, 8]
-    assert record.refilled > 0
+    assert record.resampled > 0
     assert record.groups - record.excluded[f"{trainer.policies[0]}/groups.zero_variance"] == 4
 
 
 def test_rewards_of_single_calls_keep_a_group(art_server: LiveServer, tmp_path: Path) -> None:
     trainer, rollouts = trainer_of(
-        art_server, tmp_path, [new_policy()], config=TrainConfig(credit="node"), refill=2
+        art_server,
+        tmp_path,
+        [new_policy()],
+        config=TrainConfig(credit="node"),
+        dynamic_sampling_rounds=2,
     )
     values = iter(range(100))
 
@@ -108,7 +116,7 @@ def test_rewards_of_single_calls_keep_a_group(art_server: LiveServer, tmp_path: 
         return run
 
     (record,) = trainer.fit_sync(rollout, SCENARIOS, steps=1).history
-    assert (record.groups, record.refilled, record.excluded) == (4, 0, {})
+    assert (record.groups, record.resampled, record.excluded) == (4, 0, {})
 
 
 async def test_a_fit_that_was_stopped_while_it_trained_goes_on_exactly(
@@ -132,5 +140,9 @@ async def test_a_fit_that_was_stopped_while_it_trained_goes_on_exactly(
     resumed = await stormy.fit(others, SCENARIOS, steps=3)
     assert others.seen == rollouts.seen  # nothing twice, nothing else, in the same order
     for one, other in zip(whole.history, resumed.history, strict=True):
-        assert (one.groups, one.refilled, one.drawn) == (other.groups, other.refilled, other.drawn)
+        assert (one.groups, one.resampled, one.drawn) == (
+            other.groups,
+            other.resampled,
+            other.drawn,
+        )
         assert one.excluded == other.excluded

@@ -106,7 +106,7 @@ def trainer_of(server: LiveServer, policy: str, out: Path, **options: Any) -> Tr
 async def test_a_remote_graph_is_trained_as_it_is(
     art_server: LiveServer, policy: str, remote: RemoteGraph, tmp_path: Path
 ) -> None:
-    trainer = trainer_of(art_server, policy, tmp_path, train={"writer": True})
+    trainer = trainer_of(art_server, policy, tmp_path, trainable={"writer": True})
     found = await trainer.fit(remote, ["Say one", "Say two"], steps=2)
     assert found.version == 2
     for step in found.history:

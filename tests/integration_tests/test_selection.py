@@ -126,11 +126,11 @@ def test_frozen_calls_never_enter_a_baseline(http: httpx.Client) -> None:
     alone = new_id("t")
     call(http, alone, 3, node="helper", tags=["frozen"])
     scored(http, alone, 30.0)
-    choice = {"train": ["frozen:false"], "policy": "tiny"}
+    choice = {"trainable": ["frozen:false"], "policy": "tiny"}
     audits = [audit(http, run, **choice) for run in [*runs, alone]]
     assert [turn.excluded_because for turn in audits[0].turns] == [None, "frozen"]
     assert audits[3].trained_tokens == 0 < audits[3].sampled_tokens
-    result = train(http, [*runs, alone], train={"frozen": False})
+    result = train(http, [*runs, alone], trainable={"frozen": False})
     assert result.excluded == {"runs.without_trainable_calls": 1, "calls.frozen": 4}
     assert result.metrics["runs_trained"] == 3 and result.metrics["reward_mean"] == 0.5
     agree(result, audits)
@@ -152,12 +152,12 @@ def test_names_that_no_call_has_are_said(http: httpx.Client) -> None:
         if call(http, run, i, node="writer") is not None
     ]
     before = ok(http.get("/v1/policies/tiny"))["version"]
-    result = train(http, runs, train={"writter": True, "tiny": True, "critic": False})
+    result = train(http, runs, trainable={"writter": True, "tiny": True, "critic": False})
     assert result.version == before + 1
     job = ok(http.get("/v1/jobs", params={"policy": "tiny"}))["data"][-1]["id"]
     said = [event["message"] for event in ok(http.get(f"/v1/jobs/{job}/events"))["data"]]
     assert any("['critic', 'writter']" in line for line in said), said
-    nothing = train(http, runs, train={"writter": True})
+    nothing = train(http, runs, trainable={"writter": True})
     assert nothing.version == result.version
     assert nothing.excluded["runs.already_trained"] == 2
 
@@ -167,10 +167,10 @@ def test_names_that_no_call_has_are_said(http: httpx.Client) -> None:
     [
         ({"policy": "nobody"}, 404, "nobody"),
         ({"policy": ""}, 404, "No policy ''"),
-        ({"train": "writer"}, 400, "NAME:true or NAME:false"),
-        ({"train": "writer:maybe"}, 400, "'writer:maybe'"),
-        ({"train": ["writer:true", "writer:false"]}, 400, "expected one of them"),
-        ({"train": ["a:true"] * 257}, 400, "train"),
+        ({"trainable": "writer"}, 400, "NAME:true or NAME:false"),
+        ({"trainable": "writer:maybe"}, 400, "'writer:maybe'"),
+        ({"trainable": ["writer:true", "writer:false"]}, 400, "expected one of them"),
+        ({"trainable": ["a:true"] * 257}, 400, "trainable"),
     ],
 )
 def test_an_audit_refuses_bad_input_by_name(
@@ -188,9 +188,9 @@ def test_an_audit_of_what_is_not_here_is_refused(http: httpx.Client) -> None:
     answer = http.get("/v1/trajectories/nobody/audit")
     assert answer.status_code == 404 and "nobody" in answer.json()["error"]["message"]
     for bad in ({"a": 3}, {"a": None}, ["a"], {"a": "perhaps"}):
-        body = {"policy": "tiny", "groups": [["x"]], "train": bad}
+        body = {"policy": "tiny", "groups": [["x"]], "trainable": bad}
         answer = http.post("/v1/train", json=body, headers={"Idempotency-Key": new_id("k")})
-        assert answer.status_code == 400 and "train" in answer.json()["error"]["message"], bad
+        assert answer.status_code == 400 and "trainable" in answer.json()["error"]["message"], bad
 
 
 def test_an_audit_of_a_run_that_was_sent_knows_what_is_not_ours(http: httpx.Client) -> None:
@@ -228,7 +228,7 @@ def test_a_job_that_ends_after_a_crash_reports_the_same(tmp_path: Path) -> None:
                 call(http, run, seed, node="writer")
                 call(http, run, seed, node="helper")
                 runs.append(scored(http, run, float(seed)))
-            first = train(http, runs, train={"writer": True})
+            first = train(http, runs, trainable={"writer": True})
             job = ok(http.get("/v1/jobs"))["data"][0]["id"]
         server.kill()
         # As a crash leaves it between the version's publishing and the job's end.

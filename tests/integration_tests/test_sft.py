@@ -166,7 +166,7 @@ def test_runs_that_were_sampled_here_count_with_their_own_tokens(
     result = client.wait(client.sft([run], policy, FAST))
     assert result.metrics["tokens_trained"] == sum(len(r["token_ids"]) for r in records)
     assert set(result.nodes) == {"As tiny.", "Greedily."}
-    only = client.wait(client.sft([run], policy, FAST, train={"Greedily.": False}))
+    only = client.wait(client.sft([run], policy, FAST, trainable={"Greedily.": False}))
     assert only.metrics["tokens_trained"] == len(records[0]["token_ids"])
     assert only.excluded == {"calls.frozen": 1}
     for _ in range(8):

@@ -139,7 +139,7 @@ def test_of_a_task_the_last_attempt_counts_and_tags_are_kept(
     stored = put(http, run)
     assert [turn["excluded_because"] for turn in stored["turns"]] == ["retried", None]
     assert [turn["tags"] for turn in stored["turns"]] == [["draft", "a b"]] * 2
-    chosen = {"train": "a b:false"}
+    chosen = {"trainable": "a b:false"}
     told = http.get(f"/v1/trajectories/{run}/audit", params=chosen).json()
     assert [turn["excluded_because"] for turn in told["turns"]] == ["superseded_retried", "frozen"]
 

@@ -258,16 +258,16 @@ def _trajectory_routes(app: FastAPI, service: Service) -> None:
     async def audit(
         trajectory_id: str,
         policy: str | None = None,
-        train: Annotated[list[str] | None, Query(max_length=256)] = None,
+        trainable: Annotated[list[str] | None, Query(max_length=256)] = None,
         sft: bool = False,
     ) -> TrajectoryAudit:
         """Which of its tokens learn for a policy, and why not the rest.
 
-        Without a policy each call is judged for the one that sampled it. ``train=NAME:true`` and
-        ``train=NAME:false``, any number of them, choose calls as `train` does in a request to
-        train. With ``sft`` the audit is that of a supervised step (``loss: sft``).
+        Without a policy each call is judged for the one that sampled it. ``trainable=NAME:true``
+        and ``trainable=NAME:false``, any number of them, choose calls as `trainable` does in a
+        request to train. With ``sft`` the audit is that of a supervised step (``loss: sft``).
         """
-        return await service.audit(trajectory_id, policy, chosen_calls(train or []), sft=sft)
+        return await service.audit(trajectory_id, policy, chosen_calls(trainable or []), sft=sft)
 
     @app.put("/v1/trajectories/{trajectory_id}/reward", openapi_extra=_docs(Reward))
     async def reward(trajectory_id: str, request: Request) -> Trajectory:

@@ -219,7 +219,12 @@ class Service:
         return await self.store.set_reward(trajectory_id, reward, assembled)
 
     async def audit(
-        self, trajectory_id: str, policy: str | None, train: dict[str, bool], *, sft: bool = False
+        self,
+        trajectory_id: str,
+        policy: str | None,
+        trainable: dict[str, bool],
+        *,
+        sft: bool = False,
     ) -> TrajectoryAudit:
         """What training on a trajectory would make, or made, of it.
 
@@ -237,7 +242,7 @@ class Service:
                 [stored.trajectory], records, self.learner, longest
             )
             stored = replace(stored, trajectory=run)
-        return await asyncio.to_thread(audit, stored, records, policy, train, imitates=sft)
+        return await asyncio.to_thread(audit, stored, records, policy, trainable, imitates=sft)
 
     async def train(self, request: TrainRequest, key: str) -> TrainJob:
         """Queue a job, once per key.

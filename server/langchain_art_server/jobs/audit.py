@@ -18,31 +18,32 @@ from langchain_art_server.storage.tables import CallRecord, StoredRun
 
 
 def chosen_calls(pairs: Sequence[str]) -> dict[str, bool]:
-    """`TrainRequest.train` from a query: ``["writer:true", "critic:false"]``.
+    """`TrainRequest.trainable` from a query: ``["writer:true", "critic:false"]``.
 
     Raises:
         InvalidRequest: a pair is malformed, or a name is chosen and not chosen.
     """
-    train: dict[str, bool] = {}
+    trainable: dict[str, bool] = {}
     for pair in pairs:
         name, _, choice = pair.rpartition(":")
         if not name or choice not in ("true", "false"):
             raise InvalidRequest(
-                f"got train={pair!r}, expected NAME:true or NAME:false, once per name",
-                param="train",
+                f"got trainable={pair!r}, expected NAME:true or NAME:false, once per name",
+                param="trainable",
             )
-        if train.setdefault(name, choice == "true") != (choice == "true"):
+        if trainable.setdefault(name, choice == "true") != (choice == "true"):
             raise InvalidRequest(
-                f"got train={name}:true and train={name}:false, expected one of them", param="train"
+                f"got trainable={name}:true and trainable={name}:false, expected one of them",
+                param="trainable",
             )
-    return train
+    return trainable
 
 
 def audit(
     stored: StoredRun,
     records: Mapping[str, CallRecord],
     policy: str | None,
-    train: Mapping[str, bool],
+    trainable: Mapping[str, bool],
     *,
     imitates: bool = False,
 ) -> TrajectoryAudit:
@@ -52,14 +53,14 @@ def audit(
         stored: the run.
         records: by call id, those of its calls that are here.
         policy: that would learn; None: each turn is judged for the policy that sampled it.
-        train: `TrainRequest.train`.
+        trainable: `TrainRequest.trainable`.
         imitates: audit a supervised step (``loss="sft"``), given what `imitation` makes of the run.
 
     Raises:
         InvalidRequest: a record makes no sense; training would refuse it with the same words.
     """
     run = stored.trajectory
-    judged = judge(run, records, policy, train, imitates=imitates)
+    judged = judge(run, records, policy, trainable, imitates=imitates)
     learners: defaultdict[str | None, list[Judged]] = defaultdict(list)
     for one in judged:
         learners[policy if imitates else one.policy].append(one)

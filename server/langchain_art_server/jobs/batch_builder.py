@@ -6,7 +6,7 @@ the words behind ``calls.`` in `TrainResult.excluded`:
 - ``superseded_…``: the graph threw the call away;
 - ``foreign``: another server's model;
 - ``other_policy``: sampled by another policy, or by the base model;
-- ``frozen``: `TrainRequest.train` does not choose it;
+- ``frozen``: `TrainRequest.trainable` does not choose it;
 - ``lost``: no record of it is here;
 - ``greedy``, ``top_p``, ``grammar`` …: not sampled as the learner would repeat it;
 - ``empty``: nothing was sampled;
@@ -14,10 +14,10 @@ the words behind ``calls.`` in `TrainResult.excluded`:
 - ``repeated``: a reply that was used twice (from a cache); it learns where it was used first.
 
 **What a baseline is made of.** A group's statistics are those of the policy's own behaviour, so a
-run counts in them only if the policy sampled a call of it that `train` chooses. Whether that call
-can be trained does not matter: if its tokens were lost, or drawn under a grammar, or its attempt
-was thrown away, the run's reward is still a sample of what the policy does. A run without such a
-call (frozen helpers, foreign models, other policies) is left out before the statistics.
+run counts in them only if the policy sampled a call of it that `trainable` chooses. Whether that
+call can be trained does not matter: if its tokens were lost, or drawn under a grammar, or its
+attempt was thrown away, the run's reward is still a sample of what the policy does. A run without
+such a call (frozen helpers, foreign models, other policies) is left out before the statistics.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def judge(
     run: Trajectory,
     records: Mapping[str, CallRecord],
     policy: str | None,
-    train: Mapping[str, bool],
+    trainable: Mapping[str, bool],
     *,
     imitates: bool = False,
 ) -> list[Judged]:
@@ -68,14 +68,14 @@ def judge(
         run: its turns are judged in their order.
         records: by call id, those that are here.
         policy: that is to learn; None: whichever sampled the turn.
-        train: `TrainRequest.train`.
+        trainable: `TrainRequest.trainable`.
         imitates: what is to be learned is that it was said, by whomever (`imitation`).
     """
     judged: list[Judged] = []
     learning: set[str] = set()
     for turn in run.turns:
         record = records.get(turn.call_id or "")
-        excluded_because = _why_excluded(turn, record, policy, train, imitates)
+        excluded_because = _why_excluded(turn, record, policy, trainable, imitates)
         if excluded_because is None and record is not None:
             excluded_because = "repeated" if record.id in learning else None
             learning.add(record.id)
@@ -87,7 +87,7 @@ def _why_excluded(
     turn: Turn,
     record: CallRecord | None,
     policy: str | None,
-    train: Mapping[str, bool],
+    trainable: Mapping[str, bool],
     imitates: bool,
 ) -> str | None:
     if turn.excluded_because is not None:
@@ -96,7 +96,7 @@ def _why_excluded(
         return "foreign"
     if not imitates and record and (not record.policy or policy not in (None, record.policy)):
         return "other_policy"
-    if not turn.learns(train):
+    if not turn.learns(trainable):
         return "frozen"
     if record is None:
         return "lost"
@@ -164,7 +164,7 @@ class Batch:
     trained: list[str] = field(default_factory=list[str])
     calls: list[CallRecord] = field(default_factory=list[CallRecord])
     names: set[str] = field(default_factory=set[str])
-    """All that `TrainRequest.train` could have chosen calls by."""
+    """All that `TrainRequest.trainable` could have chosen calls by."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     """`Plan.metrics`."""
     _runs: list[list[tuple[Trajectory, list[Judged]]]] = field(
@@ -179,8 +179,8 @@ class Batch:
         records: Mapping[str, CallRecord],
     ) -> None:
         """Add the runs of one group as they were scored, and the records of their calls."""
-        policy, train = self.request.policy, self.request.train
-        judged = [(run, judge(run, records, policy, train, imitates=self._sft)) for run in runs]
+        policy, trainable = self.request.policy, self.request.trainable
+        judged = [(run, judge(run, records, policy, trainable, imitates=self._sft)) for run in runs]
         self.names.update(*(turn.names for run in runs for turn in run.turns))
         self._runs.append(judged)
         self._candidates.append(
@@ -207,7 +207,8 @@ class Batch:
         return CandidateCall(
             tokens=len(record.token_ids) if record else 0,
             node=one.node,
-            learns=(self._sft or one.policy == request.policy) and one.turn.learns(request.train),
+            learns=(self._sft or one.policy == request.policy)
+            and one.turn.learns(request.trainable),
             superseded=superseded,
             excluded_because=one.excluded_because,
             truncated=record is not None and record.finish_reason == "length",

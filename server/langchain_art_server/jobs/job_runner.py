@@ -317,8 +317,8 @@ class JobRunner:
                 runs, records = await demonstrations(runs, records, self._learner, longest)
             batch.add_group(runs, records)
         batch.settle()
-        if unknown := sorted(set(request.train) - batch.names):
+        if unknown := sorted(set(request.trainable) - batch.names):
             await self._tell(
-                job, f"no call of this batch has a name of these that `train` gives: {unknown}"
+                job, f"no call of this batch has a name of these that `trainable` gives: {unknown}"
             )
         return batch

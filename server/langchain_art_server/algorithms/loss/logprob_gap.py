@@ -66,7 +66,7 @@ def check_sync(
     if staleness:
         cause += (
             " Or the policy itself has moved so far since the tokens were drawn: then lower "
-            "`ahead` or learning_rate, or raise max_logprob_gap."
+            "`max_steps_ahead` or learning_rate, or raise max_logprob_gap."
         )
     raise ArtError(
         f"The step was refused: learner and sampler are {gap:.3g} nats apart per token, up to "

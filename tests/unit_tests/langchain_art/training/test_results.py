@@ -147,7 +147,7 @@ def test_training_on_nothing_cannot_be_overlooked() -> None:
         assert "2 groups.zero_variance: all runs of a group have the same reward" in text
         assert "1 groups.unjudged" in text
     frozen = result("agent", 0, excluded={"calls.frozen": 4}, nodes={"a": node(0, 0.0, frozen=4)})
-    assert "train= does not choose it" in displayed(step(frozen), first=True)
+    assert "trainable= does not choose it" in displayed(step(frozen), first=True)
     assert nothing_trained(step(ONE)) == []
     [line] = nothing_trained(step(WRITER, result("c", 0)))
     assert "trained c on NOTHING" in line, "the other policy did learn"
@@ -195,8 +195,8 @@ def test_a_name_that_is_none_is_said() -> None:
         frozen_nothing({"x": True}, many)
 
 
-@pytest.mark.parametrize("train", ["writer", ["writer"], {"writer": 1}, {1: True}, {"a": None}])
-def test_what_chooses_nothing_is_refused(train: Any) -> None:
+@pytest.mark.parametrize("trainable", ["writer", ["writer"], {"writer": 1}, {1: True}, {"a": None}])
+def test_what_chooses_nothing_is_refused(trainable: Any) -> None:
     with pytest.raises(ConfigError, match="expected names of nodes"):
-        checked(train)
+        checked(trainable)
     assert checked(None) == {}

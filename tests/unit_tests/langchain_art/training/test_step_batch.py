@@ -1,4 +1,4 @@
-"""Batches: rollouts that run ahead of the training, groups that make up for flat ones."""
+"""Batches: rollouts that run ahead of the training, dynamic sampling."""
 
 from __future__ import annotations
 
@@ -49,30 +49,30 @@ def rollout_of(server: LiveServer, policy: str, reward: Callable[[str], float]) 
     return rollout
 
 
-# --- refilling ----------------------------------------------------------------------------------
+# --- dynamic sampling ---------------------------------------------------------------------------
 
 
-async def test_flat_groups_are_made_up_for(art_server: LiveServer, tmp_path: Path) -> None:
+async def test_zero_variance_groups_are_replaced(art_server: LiveServer, tmp_path: Path) -> None:
     numbers = count()
 
     def reward(scenario: str) -> float:  # of every second scenario all runs are alike
         return float(next(numbers)) if int(scenario[2:]) % 2 else 1.0
 
-    trainer = trainer_of(art_server, tmp_path, refill=8)
+    trainer = trainer_of(art_server, tmp_path, dynamic_sampling_rounds=8)
     rollout = rollout_of(art_server, trainer.policy, reward)
     found = await trainer.fit(rollout, SCENARIOS, steps=2)
     for step in found.history:
         flat = step.excluded.get("groups.zero_variance", 0)
         assert step.groups - flat == 2, "as many that teach as a step is to have"
-        assert step.refilled == step.groups - 2
-    assert sum(step.refilled for step in found.history) > 0
+        assert step.resampled == step.groups - 2
+    assert sum(step.resampled for step in found.history) > 0
     assert [step.drawn for step in found.history] == [
         found.history[0].groups,
         found.history[0].groups + found.history[1].groups,
     ]
     # A resumed fit draws on from there: no scenario is drawn twice in the first epoch.
     seen: list[str] = []
-    again = trainer_of(art_server, tmp_path, trainer.policy, refill=8)
+    again = trainer_of(art_server, tmp_path, trainer.policy, dynamic_sampling_rounds=8)
     await again.fit(
         rollout_of(art_server, trainer.policy, lambda s: seen.append(s) or reward(s)),
         SCENARIOS,
@@ -83,33 +83,35 @@ async def test_flat_groups_are_made_up_for(art_server: LiveServer, tmp_path: Pat
         assert len(set(seen)) >= min(2, len(SCENARIOS) - drawn)
 
 
-async def test_refilling_ends(art_server: LiveServer, tmp_path: Path) -> None:
-    trainer = trainer_of(art_server, tmp_path, refill=2)
+async def test_dynamic_sampling_ends(art_server: LiveServer, tmp_path: Path) -> None:
+    trainer = trainer_of(art_server, tmp_path, dynamic_sampling_rounds=2)
     rollout = rollout_of(art_server, trainer.policy, lambda _: 1.0)
     found = await trainer.fit(rollout, SCENARIOS, steps=1)
     (step,) = found.history
-    assert (step.groups, step.refilled, step.excluded["groups.zero_variance"]) == (6, 4, 6)
+    assert (step.groups, step.resampled, step.excluded["groups.zero_variance"]) == (6, 4, 6)
     assert step.version == 0, "nothing was trained"
 
 
-async def test_without_refill_flat_groups_stay(art_server: LiveServer, tmp_path: Path) -> None:
+async def test_without_dynamic_sampling_zero_variance_groups_stay(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
     trainer = trainer_of(art_server, tmp_path)
     rollout = rollout_of(art_server, trainer.policy, lambda _: 1.0)
     (step,) = (await trainer.fit(rollout, SCENARIOS, steps=1)).history
-    assert (step.groups, step.refilled) == (2, 0)
+    assert (step.groups, step.resampled) == (2, 0)
 
 
 # --- running ahead ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("max_steps_ahead", [0, 2])
 async def test_how_far_rollouts_run_ahead(
-    art_server: LiveServer, tmp_path: Path, ahead: int
+    art_server: LiveServer, tmp_path: Path, max_steps_ahead: int
 ) -> None:
     started = 0
     most: dict[int, int] = {}  # steps that were trained when a group began -> groups that had
     numbers = count()
-    trainer = trainer_of(art_server, tmp_path, ahead=ahead)
+    trainer = trainer_of(art_server, tmp_path, max_steps_ahead=max_steps_ahead)
     inner = rollout_of(art_server, trainer.policy, lambda _: float(next(numbers)))
     history = tmp_path / "fit" / "history.jsonl"
 
@@ -124,15 +126,15 @@ async def test_how_far_rollouts_run_ahead(
     assert [step.version for step in found.history] == [1, 2, 3, 4, 5]
     assert started == 5 * 2 * 2, "no more than the steps need"
     for done, runs in most.items():
-        assert runs <= (done + 1 + ahead) * 2 * 2
-    if ahead:
-        assert most[0] == (1 + ahead) * 2 * 2
+        assert runs <= (done + 1 + max_steps_ahead) * 2 * 2
+    if max_steps_ahead:
+        assert most[0] == (1 + max_steps_ahead) * 2 * 2
         assert max(step.metrics["staleness_mean"] for step in found.history) > 0
 
 
 async def test_a_step_does_not_wait_for_the_slowest(art_server: LiveServer, tmp_path: Path) -> None:
     numbers, held = count(), asyncio.Event()
-    trainer = trainer_of(art_server, tmp_path, ahead=1)
+    trainer = trainer_of(art_server, tmp_path, max_steps_ahead=1)
     inner = rollout_of(art_server, trainer.policy, lambda _: float(next(numbers)))
     slow: list[str] = []
     order: list[str] = []
@@ -154,6 +156,6 @@ async def test_a_step_does_not_wait_for_the_slowest(art_server: LiveServer, tmp_
 
 
 async def test_bad_numbers_are_refused(art_server: LiveServer, tmp_path: Path) -> None:
-    for bad in ({"ahead": -1}, {"refill": -1}):
+    for bad in ({"max_steps_ahead": -1}, {"dynamic_sampling_rounds": -1}):
         with pytest.raises(ConfigError, match="expected counts"):
             trainer_of(art_server, tmp_path, **bad)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from langchain_art.training.zero_variance import is_flat, is_rewarded
+from langchain_art.training.zero_variance import has_zero_variance, is_rewarded
 from langchain_art.wire import TrainConfig, TrainRequest, Trajectory, TrajectoryGroup, Turn, Usage
 from langchain_art_server.jobs.batch_builder import Batch
 from tests.support.call_records import record
@@ -57,7 +57,7 @@ def groups(draw: st.DrawFn) -> TrajectoryGroup:
     return TrajectoryGroup(id="g", trajectories=tuple(runs))
 
 
-def left_out(group: TrajectoryGroup, config: TrainConfig, train: dict[str, bool]) -> bool:
+def left_out(group: TrajectoryGroup, config: TrainConfig, trainable: dict[str, bool]) -> bool:
     """Whether the server finds nothing to learn from in it."""
     if config.scores:  # with them, rewards of calls are refused
         runs = [
@@ -69,7 +69,7 @@ def left_out(group: TrajectoryGroup, config: TrainConfig, train: dict[str, bool]
     else:
         runs = list(group.trajectories)
     ids = tuple(run.id for run in runs)
-    batch = Batch(TrainRequest(policy="p", groups=(ids,), config=config, train=train), 0)
+    batch = Batch(TrainRequest(policy="p", groups=(ids,), config=config, trainable=trainable), 0)
     records = {
         turn.call_id or "": record(turn.call_id or "", said=[2] * turn.usage.completion_tokens)
         for run in runs
@@ -83,23 +83,23 @@ def left_out(group: TrajectoryGroup, config: TrainConfig, train: dict[str, bool]
 
 @pytest.mark.parametrize("number", range(len(CONFIGS)), ids=lambda n: str(CONFIGS[n]))
 @settings(max_examples=150, deadline=None)
-@given(group=groups(), train=st.sampled_from([{}, {"critic": False}]))
+@given(group=groups(), trainable=st.sampled_from([{}, {"critic": False}]))
 def test_what_is_called_flat_is_left_out(
-    number: int, group: TrajectoryGroup, train: dict[str, bool]
+    number: int, group: TrajectoryGroup, trainable: dict[str, bool]
 ) -> None:
     config = TrainConfig(**CONFIGS[number])
     learning = [
-        any(turn.learns(train) for turn in run.turns)
+        any(turn.learns(trainable) for turn in run.turns)
         for run in group.trajectories
         if is_rewarded(run, config)
     ]
     if not all(learning):
         return  # in which runs the policy had a part is the server's to say
-    flat = is_flat(group, config, train)
+    flat = has_zero_variance(group, config, trainable)
     if number < EXACT:
-        assert flat == left_out(group, config, train)
+        assert flat == left_out(group, config, trainable)
     elif flat:
-        assert left_out(group, config, train)
+        assert left_out(group, config, trainable)
 
 
 def test_the_penalty_for_length_is_a_difference() -> None:
@@ -108,5 +108,5 @@ def test_the_penalty_for_length_is_a_difference() -> None:
         return Trajectory(id=name, reward=1.0, turns=(Turn(call_id=name, usage=usage),))
 
     pair = TrajectoryGroup(id="g", trajectories=(run("a", 2), run("b", 8)))
-    assert is_flat(pair, TrainConfig())
-    assert not is_flat(pair, TrainConfig(overlong_tokens=8, overlong_buffer=4))
+    assert has_zero_variance(pair, TrainConfig())
+    assert not has_zero_variance(pair, TrainConfig(overlong_tokens=8, overlong_buffer=4))

@@ -74,7 +74,7 @@ def test_which_calls_learn_can_be_asked_for() -> None:
     for bad in ("writer", "writer:yes", ":true", "true", ""):
         with pytest.raises(InvalidRequest, match="expected NAME:true or NAME:false") as caught:
             chosen_calls([bad])
-        assert repr(bad) in str(caught.value) and caught.value.param == "train"
+        assert repr(bad) in str(caught.value) and caught.value.param == "trainable"
     with pytest.raises(InvalidRequest, match="expected one of them"):
         chosen_calls(["writer:true", "writer:false"])
 
@@ -138,16 +138,16 @@ def tokens_of(turns: list[Turn], records: dict[str, CallRecord]) -> Counter[tupl
 @settings(max_examples=300, deadline=None)
 @given(runs("a"), runs("b"), CHOICES)
 def test_audit_and_training_agree_on_any_run(
-    one: Runs, other: Runs, train: dict[str, bool]
+    one: Runs, other: Runs, trainable: dict[str, bool]
 ) -> None:
     records = one[1] | other[1]
     trajectories = [
         Trajectory(id=name, turns=tuple(turns), reward=reward)
         for name, (turns, _), reward in (("a", one, 1.0), ("b", other, 0.0))
     ]
-    batch = Batch(TrainRequest(policy="p", groups=(("a", "b"),), train=train), 0)
+    batch = Batch(TrainRequest(policy="p", groups=(("a", "b"),), trainable=trainable), 0)
     batch.add_group(trajectories, records)
-    audits = [audit(StoredRun(t, False, {}), records, "p", train) for t in trajectories]
+    audits = [audit(StoredRun(t, False, {}), records, "p", trainable) for t in trajectories]
     for told, trajectory in zip(audits, trajectories, strict=True):
         for turn, source in zip(told.turns, trajectory.turns, strict=True):
             known = records.get(source.call_id or "")

@@ -20,13 +20,16 @@ def turn(call_id: str | None, node: str = "writer", **changes: Any) -> Turn:
 def batch_of(
     runs: dict[str, tuple[float, list[Turn]]],
     records: list[CallRecord],
-    train: dict[str, bool] | None = None,
+    trainable: dict[str, bool] | None = None,
     policy: str = "p",
     base: int = 0,
     **config: Any,
 ) -> Batch:
     request = TrainRequest(
-        policy=policy, groups=(tuple(runs),), train=train or {}, config=TrainConfig(**config)
+        policy=policy,
+        groups=(tuple(runs),),
+        trainable=trainable or {},
+        config=TrainConfig(**config),
     )
     batch = Batch(request, base)
     scored = [
@@ -42,7 +45,7 @@ def advantages(batch: Batch) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("one", "known", "policy", "train", "why"),
+    ("one", "known", "policy", "trainable", "why"),
     [
         (turn("c"), record("c"), "p", {}, None),
         (turn("c"), record("c"), None, {}, None),
@@ -63,10 +66,14 @@ def advantages(batch: Batch) -> list[float]:
     ],
 )
 def test_why_a_call_does_not_learn(
-    one: Turn, known: CallRecord | None, policy: str | None, train: dict[str, bool], why: str | None
+    one: Turn,
+    known: CallRecord | None,
+    policy: str | None,
+    trainable: dict[str, bool],
+    why: str | None,
 ) -> None:
     records = {known.id: known} if known else {}
-    (judged,) = judge(Trajectory(id="t", turns=(one,)), records, policy, train)
+    (judged,) = judge(Trajectory(id="t", turns=(one,)), records, policy, trainable)
     assert judged.excluded_because == why
 
 
