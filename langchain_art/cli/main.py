@@ -75,48 +75,19 @@ def _split(name: str) -> tuple[str, int]:
 # --- processes --------------------------------------------------------------------------------
 
 
-@app.command()
-def serve(
-    model: Annotated[
-        str | None, typer.Argument(help="Base model: a hub name or a path; or in --config.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
-    policy: Annotated[
-        list[str] | None, typer.Option(help="A policy to make; may be repeated.")
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Default 127.0.0.1; others need a key.")] = None,
-    port: Annotated[int | None, typer.Option(help="Default 8000.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Default art-data.")] = None,
-    database_url: Annotated[
-        str | None, typer.Option(help="Of SQLite or PostgreSQL. Default: SQLite in --data-dir.")
-    ] = None,
-    served_model_name: Annotated[
-        str | None, typer.Option(help="The base model's name for clients.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; default: found.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 …")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Tokens of a whole call.")] = None,
-    lora_rank: Annotated[int | None, typer.Option(help="Rank of --policy's adapters.")] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error.")] = None,
-) -> None:
-    """Serve a base model and the policies that are trained on it, in OpenAI's dialect.
-
-    \b
-    Example:
-      ART_API_KEY=… langchain-art serve Qwen/Qwen2.5-0.5B-Instruct --policy email-agent
-    """
-    options = locals()
-    del options["model"]
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],  # --help too is answered by the server's own parser
+    }
+)
+def serve(context: typer.Context) -> None:
+    """Serve a base model and its policies over OpenAI's API; `serve --help` lists the options."""
     from langchain_art.client.local_server import require_server
 
     require_server()
-    if model is None and config is None:
-        raise ConfigError("got no model: langchain-art serve MODEL, or --config FILE with `model`")
-    arguments = [model] if model else []
-    for name, value in options.items():
-        for one in value if isinstance(value, list) else [] if value is None else [value]:
-            arguments += [f"--{name.replace('_', '-')}", str(one)]
-    _become("langchain_art_server", arguments)
+    _become("langchain_art_server", context.args)
 
 
 @app.command()

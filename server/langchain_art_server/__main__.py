@@ -1,5 +1,9 @@
-"""``python -m langchain_art_server MODEL``: the only door that knows which backend there is."""
+"""``python -m langchain_art_server MODEL``, which ``langchain-art serve`` runs with its arguments.
 
+The only module that chooses the backends.
+"""
+
+# ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
 from __future__ import annotations
 
 import asyncio
@@ -16,13 +20,13 @@ from rich.console import Console
 from rich.logging import RichHandler
 from uvicorn.loops.auto import auto_loop_factory
 
-from langchain_art.errors import ArtError
+from langchain_art.errors import ArtError, ConfigError
 from langchain_art_server.config import Settings, load_settings
 from langchain_art_server.gateway.app import create_app
 from langchain_art_server.gateway.service import Service
 
 console = Console(stderr=True)
-cli = typer.Typer(add_completion=False)
+cli = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
 
 def build(settings: Settings) -> Service:
@@ -82,25 +86,37 @@ async def run(settings: Settings) -> None:
 
 @cli.command()
 def main(
-    model: Annotated[str | None, typer.Argument(help="Base model: hub name or local path")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with any of the settings")] = None,
-    policy: Annotated[
-        list[str] | None, typer.Option(help="Policy to make at start (repeat for several)")
+    model: Annotated[
+        str | None, typer.Argument(help="Base model: a hub name or a path; or in --config.")
     ] = None,
-    host: Annotated[str | None, typer.Option(help="127.0.0.1 by default")] = None,
-    port: Annotated[int | None, typer.Option(help="8000 by default; 0 takes a free one")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Database and adapters; art-data")] = None,
-    database_url: Annotated[str | None, typer.Option(help="Of SQLite or PostgreSQL")] = None,
-    served_model_name: Annotated[str | None, typer.Option(help="Base model's name")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Tokens of context")] = None,
-    lora_rank: Annotated[int | None, typer.Option(help="Rank of new policies' adapters")] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "info",
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="A policy to make; may be repeated.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Default 127.0.0.1; others need a key.")] = None,
+    port: Annotated[int | None, typer.Option(help="Default 8000; 0: a free one.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Database and adapters. Default art-data.")
+    ] = None,
+    database_url: Annotated[
+        str | None, typer.Option(help="Of SQLite or PostgreSQL. Default: SQLite in --data-dir.")
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="The base model's name for clients.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; default: found.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Tokens of a whole call.")] = None,
+    lora_rank: Annotated[int | None, typer.Option(help="Rank of --policy's adapters.")] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
-    """Serve a base model and the policies that are trained on it.
+    """Serve a base model and the policies that are trained on it, over OpenAI's API.
 
     The API key is read from ART_API_KEY; without one, the server binds to loopback only.
+
+    \b
+    Example:
+      ART_API_KEY=… langchain-art serve Qwen/Qwen2.5-0.5B-Instruct --policy email-agent
     """
     logging.basicConfig(
         level=log_level.upper(),
@@ -108,6 +124,10 @@ def main(
         handlers=[RichHandler(console=console, show_path=False)],
     )
     try:
+        if model is None and config is None:
+            raise ConfigError(
+                "got no model: langchain-art serve MODEL, or --config FILE with `model`"
+            )
         settings = load_settings(
             config,
             model=model,
@@ -132,4 +152,4 @@ def main(
 
 
 if __name__ == "__main__":
-    cli()
+    cli(prog_name="langchain-art serve")
