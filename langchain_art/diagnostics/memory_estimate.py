@@ -2,7 +2,7 @@
 
 What a backward pass keeps of each token is a sum over the sizes of a layer, whose coefficients were
 read off the learner itself (the bytes that autograd saves, Qwen3, Qwen2 and Llama, ranks 8, hidden
-sizes 64 to 192, relative error below 1 %). `tests/conformance/test_memory_model.py` holds it to the
+sizes 64 to 192, relative error below 1 %). `test_memory_model.py` holds it to the
 peak memory of real steps on a CPU. On a GPU it has not been measured.
 """
 

@@ -137,7 +137,7 @@ VLLM_PART = "## On vLLM\n"
 HEAD = f"""\
 # Model families
 
-Written by `tests/conformance/test_families.py` with `UPDATE_DOCS=1`; edit that. A small random
+Written by `test_families.py` with `UPDATE_DOCS=1`; edit that. A small random
 model of each family (3 layers, hidden size 32, float32, CPU) is sampled from, made to call tools,
 trained for {STEPS} steps and swapped after each, with the embedded sampler and the PEFT learner.
 
@@ -154,7 +154,7 @@ are one stacked tensor each, which no sampler here can adapt. In latent attentio
 
 
 VLLM_HEAD = f"""
-Written by `tests/conformance/test_vllm_families.py` with `UPDATE_DOCS=1`; edit that. The same, with
+Written by `test_vllm_families.py` with `UPDATE_DOCS=1`; edit that. The same, with
 vLLM {VLLM_VERSION} (its community build for a CPU, float32) as the sampler, behind the server's own
 process. The models have hidden size 64 and heads of 32 dimensions, the fewest that vLLM has there.
 What it does not run there is in the table too, with the first error that it gave; the test holds

@@ -23,7 +23,7 @@ from langchain_art_server.backends.peft.distributed.fsdp import decoder_layers
 from langchain_art_server.backends.peft.distributed.process_group import LOST
 from langchain_art_server.backends.peft.engine import PeftEngine
 from langchain_art_server.config import load_settings
-from tests.conformance.test_learner_ranks import (
+from tests.conformance.learner.test_learner_ranks import (
     check_twenty_steps,
     distance,
     ignore,

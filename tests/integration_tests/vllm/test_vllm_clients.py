@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration_tests import test_clients, test_standard
-from tests.integration_tests.test_standard import vcr_cassette_dir, vcr_config
+from tests.integration_tests.clients import test_clients, test_standard
+from tests.integration_tests.clients.test_standard import vcr_cassette_dir, vcr_config
 from tests.support.live_server import LiveServer, RuleServer
 from tests.support.vllm_engine import engine_toml, wide_model
 

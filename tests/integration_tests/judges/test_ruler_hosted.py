@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from langchain_openai import ChatOpenAI
@@ -43,7 +42,7 @@ def test_one_judge_serves_one_event_loop_after_another(server: JudgeServer) -> N
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # the environment takes minutes to make
 def test_a_name_is_asked_through_litellm(server: JudgeServer) -> None:
-    script = Path(__file__).parent / "litellm_judge.py"
+    script = REPO / "tests/support/judges/litellm_judge.py"
     done = subprocess.run(
         [environment("ruler", ["langchain-litellm>=0.11,<1"]), script, server.base_url],
         capture_output=True,

@@ -24,7 +24,7 @@ from langchain_art_server.jobs.batch_builder import Batch
 from tests.support.call_records import record
 from tests.support.learner_cases import fresh, quiet, shake
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "credit.md"
+PAGE = Path(__file__).parents[3] / "docs" / "credit.md"
 GROUPS, RUNS, TOKENS = 8, 8, 6
 PROMPTS = {"writer": [5, 6, 7], "noise": [5, 8, 9]}
 

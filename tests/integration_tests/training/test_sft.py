@@ -373,7 +373,7 @@ def test_a_fit_goes_on_from_a_warm_start(art_server: LiveServer, tmp_path: Path)
 def test_the_page_on_warm_starts_runs(
     art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = Path(__file__).parents[2] / "docs" / "warm-start.md"
+    page = Path(__file__).parents[3] / "docs" / "warm-start.md"
     (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     policy = new_id("p")
     monkeypatch.chdir(tmp_path)

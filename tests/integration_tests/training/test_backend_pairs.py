@@ -32,7 +32,7 @@ from langchain_art import ArtClient, TrainConfig
 from langchain_art.errors import InvalidRequest, NotFound
 from langchain_art.wire import LoraConfig, TrainResult
 from langchain_art_server.backends.base import ChatReply
-from tests.conformance.test_learner_unsloth import WANTED
+from tests.conformance.learner.test_learner_unsloth import WANTED
 from tests.support.environments import environment
 from tests.support.live_server import LiveServer
 from tests.support.tiny_models import WEATHER, load_plain, teacher_logprobs, with_adapter
