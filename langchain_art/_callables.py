@@ -1,4 +1,4 @@
-"""What a function that a user hands in is."""
+"""Inspection of functions that a user passes in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def is_async(rollout: Callable[..., Any]) -> bool:
-    """True for ``async def`` and for objects whose ``__call__`` is one."""
-    call = getattr(rollout, "__call__", None)  # noqa: B004 - an object with `async def __call__`
-    return inspect.iscoroutinefunction(rollout) or inspect.iscoroutinefunction(call)
+def is_async(function: Callable[..., Any]) -> bool:
+    """True for ``async def`` functions and for objects with an ``async def __call__``."""
+    call = getattr(function, "__call__", None)  # noqa: B004 - an object with `async def __call__`
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)

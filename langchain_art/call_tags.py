@@ -1,13 +1,13 @@
-"""Where a model call stands in its graph, said as `wire.CallTags` fields.
+"""The tags of a model call: its node, namespace, path and step, as fields of `wire.CallTags`.
 
-The one thing that the chat model and the capture handler share. A handler hears a call start in
-the very context in which its request is then built, on all four paths (invoke, ainvoke, stream,
-astream), so it leaves the call's tags in a context variable and the model picks them up.
+The chat model and the tracing handler share this module. LangChain runs a handler's
+`on_chat_model_start` in the context in which the model then builds the request (for ``invoke``,
+``ainvoke``, ``stream`` and ``astream``). The handler publishes the call's tags in a context
+variable, and the model reads them from there.
 
-Where nothing captures, a model's own `Tagger` does that. So a graph that runs elsewhere (on
-LangGraph's server, in a job of its own) needs no capture: whoever starts it says in the config's
-metadata which trajectory its calls belong to, and the server puts the trajectory together when it
-is scored::
+Without a `capture()`, each `ChatART` tags its calls with its own `MetadataTagger`. A graph that
+runs in another process (on LangGraph's server, in a job) needs no capture: the caller names the
+trajectory in the config's metadata, and the server assembles it when it is scored::
 
     remote = RemoteGraph("agent", url="http://agents:2024")
     metadata = {"art_trajectory_id": "run-17", "art_scenario": "q-7"}
@@ -30,49 +30,49 @@ from langchain_core.outputs import LLMResult
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.runtime import get_runtime
 
-# The limits of `wire.CallTags`: a tag that is too long is cut, since a label must not cost a call.
+# The limits of `wire.CallTags`. Longer tags are cut: a label must not make a call fail.
 _NAME_LENGTH = 256
 _NAMESPACE_LENGTH = 2048
 _PATH_DEPTH = 64
 _TAGS = 32
-# What LangChain and LangGraph write among the user's tags for their own book-keeping.
-_NOT_THE_USERS = re.compile(r"(seq:step|map:key|graph:step|retry:attempt|langsmith):|nostream$")
+# Tags that LangChain and LangGraph add for their own use.
+_FRAMEWORK_TAGS = re.compile(r"(seq:step|map:key|graph:step|retry:attempt|langsmith):|nostream$")
 
 
 @dataclass(slots=True)
-class Heard:
-    """A model call that a handler heard start and that has not ended yet."""
+class PendingTags:
+    """The tags of a model call that has started and not ended."""
 
     run_id: UUID
     serial: int
-    """Of the handler: where several hear one call, the newest one's tags are sent."""
+    """The handler's number. If several handlers tag one call, the highest number wins."""
     tags: dict[str, Any]
     open: bool = True
-    """False once the call has ended: its tags are nobody else's. The variable itself cannot be
-    reset then, because LangChain ends asynchronous calls in a copy of the context."""
+    """False once the call has ended. The context variable cannot be reset at that point, because
+    LangChain ends asynchronous calls in a copy of the context."""
 
 
-_HEARD: ContextVar[Heard | None] = ContextVar("langchain_art_heard", default=None)
+_PENDING: ContextVar[PendingTags | None] = ContextVar("langchain_art_call_tags", default=None)
 
 
-def announce(heard: Heard) -> None:
-    """Offers a call's tags to the model that is about to send it, in this context."""
-    known = _HEARD.get()
-    if known is None or known.run_id != heard.run_id or known.serial < heard.serial:
-        _HEARD.set(heard)
+def publish_tags(pending: PendingTags) -> None:
+    """Makes a call's tags visible to the model that sends the call in this context."""
+    known = _PENDING.get()
+    if known is None or known.run_id != pending.run_id or known.serial < pending.serial:
+        _PENDING.set(pending)
 
 
 def current_tags() -> dict[str, Any]:
-    """The tags of the call that this context is about to make; empty outside of any graph or run.
+    """The tags of the call that this context is about to send; empty outside of graphs and runs.
 
-    Only fields that are known and differ from their default are there, in JSON's types.
+    Holds only fields that are known and differ from their defaults, in JSON types.
     """
-    heard = _HEARD.get()
-    return dict(heard.tags) if heard is not None and heard.open else {}
+    pending = _PENDING.get()
+    return dict(pending.tags) if pending is not None and pending.open else {}
 
 
-class Tagger(BaseCallbackHandler):
-    """A model's own handler: tags its calls by their metadata where no capture hears them."""
+class MetadataTagger(BaseCallbackHandler):
+    """A model's own handler: tags calls from their metadata if no tracing handler does."""
 
     run_inline = True
 
@@ -86,78 +86,79 @@ class Tagger(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Leaves the call's tags for the model."""
+        """Publishes the call's tags."""
         metadata = metadata or {}
-        sent = place(metadata, node_attempt(), tags or ())
+        sent = tags_from_metadata(metadata, node_attempt(), tags or ())
         for name in ("trajectory_id", "scenario"):
             if (value := metadata.get(f"art_{name}")) is not None:
                 sent[name] = str(value)
-        announce(Heard(run_id, -1, sent))
+        publish_tags(PendingTags(run_id, -1, sent))
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
-        """The tags have been sent."""
-        self._close(run_id)
+        """Withdraws the call's tags."""
+        self._withdraw(run_id)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """The tags have been sent, or never will be."""
-        self._close(run_id)
+        """Withdraws the call's tags."""
+        self._withdraw(run_id)
 
-    def _close(self, run_id: UUID) -> None:
-        heard = _HEARD.get()
-        if heard is not None and heard.run_id == run_id:
-            heard.open = False
-
-
-TAGGER = Tagger()
+    def _withdraw(self, run_id: UUID) -> None:
+        pending = _PENDING.get()
+        if pending is not None and pending.run_id == run_id:
+            pending.open = False
 
 
-def place(
+METADATA_TAGGER = MetadataTagger()
+
+
+def tags_from_metadata(
     metadata: Mapping[str, Any], attempt: int = 1, tags: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What LangGraph's metadata of a run, and the user's tags on it, say about its place.
+    """The tags of a call, read from LangGraph's metadata and the user's tags.
 
     Example::
 
-        place({"langgraph_node": "inner", "langgraph_checkpoint_ns": "team:8f…|inner:03…"})
-        # {"node": "inner", "namespace": "team:8f…|inner:03…", "path": ["team", "inner"]}
+        at = {"langgraph_node": "inner", "langgraph_checkpoint_ns": "team:8f|inner:03"}
+        tags_from_metadata(at)
+        # {"node": "inner", "namespace": "team:8f|inner:03", "path": ["team", "inner"]}
 
-    A call that a middleware makes for itself (summaries, tool selection) ends its path with the
-    name of its source. A node is tagged by its metadata, since LangGraph's nodes have no tags:
+    The path of a call that a middleware makes for itself (summaries, tool selection) ends with the
+    name of the middleware's ``lc_source``. LangGraph's nodes have no tags; metadata tags them:
     ``add_node("writer", …, metadata={"art_tags": ["main"]})``.
     """
-    marks = metadata.get("art_tags") or ()
-    marks = [*tags, *([marks] if isinstance(marks, str) else marks)]
-    where: dict[str, Any] = {}
+    art_tags = metadata.get("art_tags") or ()
+    user_tags = [*tags, *([art_tags] if isinstance(art_tags, str) else art_tags)]
+    found: dict[str, Any] = {}
     if node := metadata.get("langgraph_node"):
-        where["node"] = str(node)[:_NAME_LENGTH]
+        found["node"] = str(node)[:_NAME_LENGTH]
     namespace = str(metadata.get("langgraph_checkpoint_ns") or "")
-    path = path_of(namespace)
+    path = _node_names(namespace)
     if source := metadata.get("lc_source"):
         path.append(str(source))
     if namespace:
-        where["namespace"] = namespace[:_NAMESPACE_LENGTH]
+        found["namespace"] = namespace[:_NAMESPACE_LENGTH]
     if path:
-        where["path"] = path[:_PATH_DEPTH]
+        found["path"] = path[:_PATH_DEPTH]
     if isinstance(step := metadata.get("langgraph_step"), int):
-        where["step"] = step
+        found["step"] = step
     if (thread := metadata.get("thread_id")) is not None:
-        where["thread"] = str(thread)[:_NAME_LENGTH]
+        found["thread"] = str(thread)[:_NAME_LENGTH]
     if attempt > 1:
-        where["attempt"] = attempt
-    own = [str(tag)[:_NAME_LENGTH] for tag in marks if tag and not _NOT_THE_USERS.match(str(tag))]
+        found["attempt"] = attempt
+    own = [str(tag) for tag in user_tags if tag and not _FRAMEWORK_TAGS.match(str(tag))]
     if own:
-        where["tags"] = list(dict.fromkeys(own))[:_TAGS]
-    return where
+        found["tags"] = list(dict.fromkeys(tag[:_NAME_LENGTH] for tag in own))[:_TAGS]
+    return found
 
 
-def put_inside(where: dict[str, Any], namespaces: Sequence[str]) -> None:
-    """Begins a call's path with the tasks around its graph, given their namespaces."""
+def prepend_outer_path(tags: dict[str, Any], namespaces: Sequence[str]) -> None:
+    """Puts the nodes of the enclosing tasks, given by namespace, in front of a call's path."""
     if namespaces:
-        outer = [name for namespace in namespaces for name in path_of(namespace)]
-        where["path"] = [*outer, *where.get("path", ())][:_PATH_DEPTH]
+        outer = [name for namespace in namespaces for name in _node_names(namespace)]
+        tags["path"] = [*outer, *tags.get("path", ())][:_PATH_DEPTH]
 
 
-def path_of(namespace: str) -> list[str]:
+def _node_names(namespace: str) -> list[str]:
     """The node names of a checkpoint namespace, without task ids and counters.
 
     Example: ``"team:8f…|1|writer:03…"`` → ``["team", "writer"]``.
@@ -167,7 +168,7 @@ def path_of(namespace: str) -> list[str]:
 
 
 def node_attempt() -> int:
-    """Which attempt of its node this context runs in, by LangGraph's own count; 1 outside."""
+    """The attempt of the node that this context runs in, as LangGraph counts; 1 outside nodes."""
     if var_child_runnable_config.get() is None:
         return 1
     try:

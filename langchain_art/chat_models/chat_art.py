@@ -24,7 +24,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field, SecretStr, model_validator
 
 from langchain_art._version import __version__
-from langchain_art.call_tags import TAGGER, current_tags
+from langchain_art.call_tags import METADATA_TAGGER, current_tags
 from langchain_art.chat_models.fast_path import LeanChatOpenAI
 from langchain_art.chat_models.structured_output import is_legacy, parsed, response_format
 from langchain_art.errors import ConfigError
@@ -156,9 +156,9 @@ class ChatART(LeanChatOpenAI):
     def _tag_own_calls(self) -> Self:
         if isinstance(self.callbacks, BaseCallbackManager):
             self.callbacks = self.callbacks.copy()
-            self.callbacks.add_handler(TAGGER, inherit=False)
-        elif TAGGER not in (self.callbacks or ()):
-            self.callbacks = [*(self.callbacks or ()), TAGGER]
+            self.callbacks.add_handler(METADATA_TAGGER, inherit=False)
+        elif METADATA_TAGGER not in (self.callbacks or ()):
+            self.callbacks = [*(self.callbacks or ()), METADATA_TAGGER]
         return self
 
     @model_validator(mode="after")

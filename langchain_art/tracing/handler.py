@@ -23,7 +23,13 @@ from langchain_core.runnables.config import RunnableConfig, var_child_runnable_c
 from langchain_core.tracers.context import register_configure_hook
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 
-from langchain_art.call_tags import Heard, announce, node_attempt, place, put_inside
+from langchain_art.call_tags import (
+    PendingTags,
+    node_attempt,
+    prepend_outer_path,
+    publish_tags,
+    tags_from_metadata,
+)
 from langchain_art.errors import ConfigError
 from langchain_art.tracing.recorder import Call
 from langchain_art.tracing.run import Run
@@ -83,7 +89,7 @@ class CaptureHandler(GraphCallbackHandler):
         super().__init__()
         self.run = run if run is not None else Run()
         self._serial = next(_serials)
-        self._open: dict[UUID, tuple[Call, Heard]] = {}
+        self._open: dict[UUID, tuple[Call, PendingTags]] = {}
 
     # ---- model calls
 
@@ -131,8 +137,8 @@ class CaptureHandler(GraphCallbackHandler):
         frame = _frame("model", run_id, parent, metadata)
         self.run.story.started(frame)
         # LangGraph's own count is not known in the later steps of a node that is a chain.
-        where = place(metadata, max(node_attempt(), frame.number), tags or ())
-        put_inside(where, self.run.story.around(parent, where.get("namespace", "")))
+        where = tags_from_metadata(metadata, max(node_attempt(), frame.number), tags or ())
+        prepend_outer_path(where, self.run.story.around(parent, where.get("namespace", "")))
         params: dict[str, Any] = kwargs.get("invocation_params") or {}
         call = Call(
             run_id=run_id,
@@ -144,9 +150,9 @@ class CaptureHandler(GraphCallbackHandler):
         sent = {**where, "trajectory_id": self.run.id}
         if self.run.scenario is not None:
             sent["scenario"] = self.run.scenario
-        heard = Heard(run_id, self._serial, sent)
-        announce(heard)
-        self._open[run_id] = (call, heard)
+        pending = PendingTags(run_id, self._serial, sent)
+        publish_tags(pending)
+        self._open[run_id] = (call, pending)
         self.run.story.asked(call, messages)
 
     @_safely
@@ -162,8 +168,8 @@ class CaptureHandler(GraphCallbackHandler):
     def _answer(
         self, run_id: UUID, response: LLMResult | None, error: BaseException | None
     ) -> None:
-        call, heard = self._open.pop(run_id)
-        heard.open = False
+        call, pending = self._open.pop(run_id)
+        pending.open = False
         call.latency = time.perf_counter() - call.clock
         call.error = None if error is None else f"{type(error).__name__}: {error}"
         self.run.story.answered(call, response)

@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableLambda
 from langgraph.graph import START, MessagesState, StateGraph
 
 from langchain_art import ChatART, capture
-from langchain_art.call_tags import place
+from langchain_art.call_tags import tags_from_metadata
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.wire import CallTags
 from tests.support.live_server import LiveServer
@@ -33,20 +33,23 @@ def client(art_server: LiveServer) -> Any:
 def test_only_the_users_tags_count() -> None:
     told = ["seq:step:1", "mine", "map:key:k", "graph:step:3", "retry:attempt:2", "theirs"]
     told += ["langsmith:hidden", "langsmith:nostream", "nostream", "mine", "seq", "nostreams", ""]
-    assert place({}, tags=told)["tags"] == ["mine", "theirs", "seq", "nostreams"]
-    assert "tags" not in place({}, tags=["seq:step:1"])
+    assert tags_from_metadata({}, tags=told)["tags"] == ["mine", "theirs", "seq", "nostreams"]
+    assert "tags" not in tags_from_metadata({}, tags=["seq:step:1"])
 
 
 def test_a_node_is_tagged_by_its_metadata() -> None:
-    assert place({"art_tags": "main"}, tags=["mine"])["tags"] == ["mine", "main"]
-    assert place({"art_tags": ["main", "mine"]}, tags=["mine"])["tags"] == ["mine", "main"]
+    assert tags_from_metadata({"art_tags": "main"}, tags=["mine"])["tags"] == ["mine", "main"]
+    assert tags_from_metadata({"art_tags": ["main", "mine"]}, tags=["mine"])["tags"] == [
+        "mine",
+        "main",
+    ]
 
 
 def test_tags_fit_the_wire() -> None:
-    where = place({"art_tags": ["x" * 300]}, tags=[str(i) for i in range(40)])
+    where = tags_from_metadata({"art_tags": ["x" * 300]}, tags=[str(i) for i in range(40)])
     assert len(where["tags"]) == 32
     assert len(CallTags(**where).tags) == 32
-    assert CallTags(**place({"art_tags": "x" * 300})).tags == ("x" * 256,)
+    assert CallTags(**tags_from_metadata({"art_tags": "x" * 300})).tags == ("x" * 256,)
 
 
 def test_turns_carry_tags() -> None:
