@@ -22,7 +22,7 @@ from examples.email_search.train import MAX_TOKENS
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import ChatRequest, LearnerStep, Sampling
-from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 from tests.support.families import VllmSamples, on_vllm, row_of
 from tests.support.vllm_engine import wide_model
 

@@ -39,7 +39,7 @@ from benchmarks.learning.methods import Method, distance, make_engine, methods
 from benchmarks.learning.plots import plot
 from benchmarks.learning.workloads import WORKLOADS, Workload
 from langchain_art_server.algorithms.sequences.prefix_forest import grow
-from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 
 ROUNDS = 3
 #: CPU seconds after which a method is not measured again on a workload.

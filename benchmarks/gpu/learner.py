@@ -44,7 +44,7 @@ from benchmarks.learning.workloads import WORKLOADS, Workload
 from langchain_art_server.algorithms.sequences.prefix_forest import grow
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft import engine as peft_engine
-from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 
 OUT = Path("out/bench/gpu")
 GROUP = 8

@@ -38,7 +38,7 @@ from benchmarks.gpu.shapes import SHAPES, random_model
 from benchmarks.learning.methods import LORA
 from langchain_art_server.backends.base import ChatReply, ChatRequest, Sampling
 from langchain_art_server.backends.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
-from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 from langchain_art_server.backends.vllm.sampler import VllmSampler
 from langchain_art_server.config import Settings
 from tests.support.families import row_of

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from benchmarks.learning.methods import Gradient
 from benchmarks.learning.workloads import VOCAB, Workload
 from langchain_art_server.algorithms.sequences.training_rows import Row, rows_of_run
-from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 from tests.support.environments import environment
 
 HERE = Path(__file__).parent

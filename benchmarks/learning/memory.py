@@ -21,7 +21,7 @@ from benchmarks.learning.workloads import sixteen_thousand
 from langchain_art_server.algorithms.loss.step_loss import StepLoss
 from langchain_art_server.algorithms.sequences.prefix_forest import grow
 from langchain_art_server.backends.peft import packer
-from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 from langchain_art_server.backends.peft.logprob_scoring import (
     Counted,
     Edges,

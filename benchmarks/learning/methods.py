@@ -19,9 +19,9 @@ from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.prefix_forest import Forest, Segment
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft import adapter_io
-from langchain_art_server.backends.peft.engine import PeftEngine
 from langchain_art_server.backends.peft.forest import packing
 from langchain_art_server.backends.peft.forest.attention_interface import FOREST_ATTENTION
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 
 #: The policy gradient and nothing else, so that every method can be told to compute it.
 CONFIG = TrainConfig(importance="off", guard=None, dual_clip=None, max_logprob_gap=None)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from langchain_art_server.backends.peft import packer
-from langchain_art_server.backends.peft.distributed.ddp_engine import DdpEngine
+from langchain_art_server.backends.peft.distributed.data_parallel import DdpEngine
 from langchain_art_server.backends.peft.distributed.fsdp import decoder_layers
 from langchain_art_server.backends.peft.distributed.process_group import Ranks
 from tests.support.learner_cases import make_rows, take

@@ -9,7 +9,7 @@ import pytest
 
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends.models.loading import load_outline
-from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 from langchain_art_server.backends.vllm.adapter_copies import Shelf
 from langchain_art_server.config import Settings
 from tests.support.families import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from langchain_art.errors import ArtError
-from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 from langchain_art_server.backends.vllm.process import root_causes
 from tests.support.families import (
     FAMILIES,

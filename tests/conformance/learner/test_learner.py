@@ -20,8 +20,8 @@ from langchain_art.errors import ArtError, ConfigError, InvalidRequest
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft.engine import PeftEngine
 from langchain_art_server.backends.peft.learner import PeftLearner
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 from langchain_art_server.config import LearnerSettings, Settings
 from tests.support.learner_cases import (
     CONFIGS,

@@ -17,7 +17,7 @@ from langchain_art_server.algorithms.credit.candidates import CandidateCall, Can
 from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft import gap_diagnosis
-from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 from tests.support import tiny_models
 from tests.support.learner_cases import (
     FILES,

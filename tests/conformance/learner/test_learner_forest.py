@@ -18,10 +18,10 @@ from langchain_art_server.algorithms.sequences.forest_parts import split
 from langchain_art_server.algorithms.sequences.prefix_forest import grow
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft import logprob_scoring, packer
-from langchain_art_server.backends.peft.engine import PeftEngine
 from langchain_art_server.backends.peft.forest import attention_flex
 from langchain_art_server.backends.peft.forest.attention_tiles import Tiles, plan_tiles
 from langchain_art_server.backends.peft.forest.support_check import use_forest
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 from langchain_art_server.backends.peft.logprob_scoring import Counted, Scorer
 from langchain_art_server.backends.peft.padded_rows import load_base
 from tests.support.learner_cases import (

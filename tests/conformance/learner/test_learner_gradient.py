@@ -16,9 +16,9 @@ from transformers.models.qwen3 import modeling_qwen3
 
 from langchain_art.wire import TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.peft.engine import PeftEngine
 from langchain_art_server.backends.peft.forest import attention_tiles
 from langchain_art_server.backends.peft.forest.support_check import has_plain_head
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 from langchain_art_server.backends.peft.logprob_scoring import Scorer
 from langchain_art_server.backends.peft.padded_rows import load_base
 from langchain_art_server.backends.peft.training_batch import TrainingBatch

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import TrainConfig
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft.distributed.ddp_engine import rank_devices
-from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.distributed.data_parallel import rank_devices
 from langchain_art_server.backends.peft.learner import PeftLearner
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 from langchain_art_server.config import LearnerSettings, Settings
 from tests.support.learner_cases import (
     FILES,

@@ -21,7 +21,7 @@ from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.distributed.fsdp import decoder_layers
 from langchain_art_server.backends.peft.distributed.process_group import LOST
-from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 from langchain_art_server.config import load_settings
 from tests.conformance.learner.test_learner_ranks import (
     check_twenty_steps,

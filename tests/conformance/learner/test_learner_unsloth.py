@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from langchain_art.errors import ConfigError, InvalidRequest
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 from langchain_art_server.backends.unsloth.learner import UnslothLearner
 from langchain_art_server.config import LearnerSettings, Settings, load_settings
 from tests.support.environments import environment

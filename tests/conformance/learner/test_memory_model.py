@@ -38,7 +38,7 @@ torch.set_num_threads(1)
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 
 folder, dtype, length, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 

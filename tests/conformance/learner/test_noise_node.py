@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from langchain_art.wire import TrainConfig, TrainRequest, Trajectory, Turn
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 from langchain_art_server.jobs.batch_builder import Batch
 from tests.support.call_records import record
 from tests.support.learner_cases import fresh, quiet, shake

@@ -12,7 +12,7 @@ import httpx
 import torch
 
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 from tests.support.live_server import BASE_MODEL, LiveServer
 
 STEPS, CALLERS = 3, 16

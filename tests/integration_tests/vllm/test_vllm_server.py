@@ -25,7 +25,7 @@ import torch
 
 from examples.email_search.train import make_rollout
 from langchain_art import ChatART, TrainConfig, Trainer
-from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 from tests.integration_tests.examples import test_email_example
 from tests.integration_tests.examples.test_email_example import mails_of
 from tests.integration_tests.training.test_hot_swap import row_of, train_once

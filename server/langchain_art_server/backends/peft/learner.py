@@ -1,7 +1,7 @@
 """The embedded learner: transformers and PEFT in a process of its own. No torch on this side.
 
 `PeftLearner` is what the server holds; `serve` is the child's loop around
-`langchain_art_server.backends.peft.engine.PeftEngine`. Adapters and rows travel as files, requests
+`langchain_art_server.backends.peft.learner_core.PeftEngine`. Adapters and rows travel as files, requests
 and metrics as frames of `worker`.
 """
 
@@ -35,7 +35,7 @@ from langchain_art_server.backends.ipc.worker import Worker, WorkerDied
 from langchain_art_server.config import Settings
 
 if TYPE_CHECKING:
-    from langchain_art_server.backends.peft.engine import PeftEngine
+    from langchain_art_server.backends.peft.learner_core import PeftEngine
 
 log = logging.getLogger(__name__)
 #: How often a step is begun at most when the process that takes it dies (out of memory, killed).
@@ -53,7 +53,7 @@ class PeftLearner:
     """
 
     engine: ClassVar[str] = (
-        "langchain_art_server.backends.peft.distributed.ddp_engine:ranked_engine"
+        "langchain_art_server.backends.peft.distributed.data_parallel:ranked_engine"
     )
     """What makes the engine in the child, as ``module:function``."""
     env: ClassVar[dict[str, str]] = {}

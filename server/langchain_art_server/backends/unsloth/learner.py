@@ -15,7 +15,7 @@ class UnslothLearner(PeftLearner):
         settings: reads `model`, `device`, `dtype`, `max_model_len` and `learner`.
     """
 
-    engine: ClassVar[str] = "langchain_art_server.backends.unsloth.engine:serving_engine"
+    engine: ClassVar[str] = "langchain_art_server.backends.unsloth.learner_core:serving_engine"
     # Unsloth asks a hub for a file at each start, only to be counted.
     env: ClassVar[dict[str, str]] = {"UNSLOTH_DISABLE_STATISTICS": "1"}
 

@@ -18,7 +18,7 @@ import transformers
 from torch import nn
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 from langchain_art_server.backends.models.device import set_threads
 
 #: Context of a model whose config does not say.

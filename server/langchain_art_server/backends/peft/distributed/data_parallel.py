@@ -40,7 +40,7 @@ from langchain_art_server.backends.ipc.step_codec import read_step, step_words, 
 from langchain_art_server.backends.models.device import set_threads, torch_device
 from langchain_art_server.backends.peft.distributed.fsdp import sharded_base, sharded_forward
 from langchain_art_server.backends.peft.distributed.process_group import LOST, Ranks
-from langchain_art_server.backends.peft.engine import PeftEngine, Progress, serving_engine
+from langchain_art_server.backends.peft.learner_core import PeftEngine, Progress, serving_engine
 from langchain_art_server.backends.peft.logprob_scoring import Scorer, Visit
 from langchain_art_server.backends.peft.packer import Packer
 from langchain_art_server.backends.peft.training_batch import TrainingBatch
@@ -161,7 +161,11 @@ class RankZero(DdpEngine):
             told = {"model": model, "device": devices[rank], "dtype": dtype, "threads": threads}
             told |= {"rank": rank, "ranks": ranks, "meeting": str(meeting), "shard": shard}
             other = subprocess.Popen(
-                [sys.executable, "-m", "langchain_art_server.backends.peft.distributed.ddp_engine"],
+                [
+                    sys.executable,
+                    "-m",
+                    "langchain_art_server.backends.peft.distributed.data_parallel",
+                ],
                 stdin=subprocess.PIPE,
                 text=True,
             )

@@ -17,7 +17,7 @@ from langchain_art.errors import ArtError, ConfigError, InvalidRequest
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.ipc.step_codec import read_rows, write_rows
-from langchain_art_server.backends.peft.engine import PeftEngine
+from langchain_art_server.backends.peft.learner_core import PeftEngine
 from tests.support.learner_cases import (
     FILES,
     LORA,
