@@ -22,7 +22,7 @@ from examples.email_search.train import MAX_TOKENS
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import ChatRequest, LearnerStep, Sampling
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.families import VllmSamples, on_vllm, row_of
 from tests.support.vllm_engine import wide_model
 
@@ -47,7 +47,7 @@ def requests(count: int, adapter: str) -> list[ChatRequest]:
     ]
 
 
-def made_adapter(sampler: VllmSamples, learner: PeftEngine, folder: Path) -> Path:
+def made_adapter(sampler: VllmSamples, learner: LearnerCore, folder: Path) -> Path:
     """A policy after some steps that reward every second run."""
     adapter = folder / "0"
     adapter.mkdir()
@@ -82,7 +82,7 @@ def run() -> tuple[dict[str, float], dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = wide_model(folder / "model")
-        float32, bfloat16 = (PeftEngine(str(model), "cpu", d) for d in ("float32", "bfloat16"))
+        float32, bfloat16 = (LearnerCore(str(model), "cpu", d) for d in ("float32", "bfloat16"))
         rows: dict[str, list[Row]] = {}
         adapter = folder
         for dtype in ("float32", "bfloat16"):
@@ -92,7 +92,7 @@ def run() -> tuple[dict[str, float], dict[str, Any]]:
                 sampler.load(POLICY, adapter)
                 rows[dtype] = rows_of(sampler, requests(QUESTIONS, POLICY))
 
-        def values(learner: PeftEngine, dtype: str) -> np.ndarray:
+        def values(learner: LearnerCore, dtype: str) -> np.ndarray:
             return drawn(rows[dtype], learner.logprobs(adapter, rows[dtype]))
 
         said = {d: drawn(rows[d], [row.logprobs for row in rows[d]]) for d in rows}

@@ -35,11 +35,11 @@ from rich.table import Table
 
 from benchmarks.learning.children import ART, TRL, Child, rows_of_packed
 from benchmarks.learning.memory import measure_all
-from benchmarks.learning.methods import Method, distance, make_engine, methods
+from benchmarks.learning.methods import Method, distance, make_core, methods
 from benchmarks.learning.plots import plot
 from benchmarks.learning.workloads import WORKLOADS, Workload
 from langchain_art_server.algorithms.sequences.prefix_forest import grow
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 
 ROUNDS = 3
 #: CPU seconds after which a method is not measured again on a workload.
@@ -62,21 +62,21 @@ class Timed:
         return len(self.seconds) == ROUNDS or sum(self.seconds) > SHARE
 
 
-def ours_and_rows(engine: PeftEngine, workload: Workload) -> dict[str, Timed]:
+def ours_and_rows(core: LearnerCore, workload: Workload) -> dict[str, Timed]:
     """The methods of this process, their gradients compared."""
 
     def measure(method: Method) -> float:
         rows = method.rows(workload)
-        with method.around(engine):
+        with method.around(core):
             begun = time.process_time()
-            method.gradient(engine, rows)
+            method.gradient(core, rows)
             return time.process_time() - begun
 
     found: dict[str, Timed] = {}
     reference = None
     for method in methods():
-        with method.around(engine):
-            gradient = method.gradient(engine, method.rows(workload))
+        with method.around(core):
+            gradient = method.gradient(core, method.rows(workload))
         reference = reference or gradient
         gap = distance(reference, gradient)
         assert gap < EQUAL, (workload.name, method.name, gap)
@@ -84,13 +84,13 @@ def ours_and_rows(engine: PeftEngine, workload: Workload) -> dict[str, Timed]:
     return found
 
 
-def others(engine: PeftEngine, workload: Workload, stack: ExitStack) -> dict[str, Timed]:
+def others(core: LearnerCore, workload: Workload, stack: ExitStack) -> dict[str, Timed]:
     """The other libraries, each in its process, their gradients compared with ours."""
     ours = methods()[0]
     found: dict[str, Timed] = {}
 
     def start(*args: Any) -> Child:
-        child = Child(args[0], args[1], engine, workload, *args[2:])
+        child = Child(args[0], args[1], core, workload, *args[2:])
         stack.callback(child.close)
         return child
 
@@ -98,7 +98,7 @@ def others(engine: PeftEngine, workload: Workload, stack: ExitStack) -> dict[str
     if len(rows) == len(workload.runs):  # TRL has one row for each run
         child = start("trl", TRL, "1")
         child.step()
-        gap = distance(ours.gradient(engine, rows), child.gradient())
+        gap = distance(ours.gradient(core, rows), child.gradient())
         assert gap < EQUAL, (workload.name, "TRL", gap)
         longest = max(row.mask.index(1) for row in rows) + max(
             len(row.mask) - row.mask.index(1) for row in rows
@@ -108,16 +108,16 @@ def others(engine: PeftEngine, workload: Workload, stack: ExitStack) -> dict[str
         child = start("art", ART, mode)
         seen = child.step()
         given = rows_of_packed(child.file("packed.safetensors"))
-        gap = distance(ours.gradient(engine, given), child.gradient())
+        gap = distance(ours.gradient(core, given), child.gradient())
         assert gap < EQUAL, (workload.name, name, gap)
         found[name] = Timed(lambda c=child: c.step()["seconds"], int(seen["tokens"]))
     return found
 
 
-def compare(engine: PeftEngine, workload: Workload) -> dict[str, dict[str, float]]:
+def compare(core: LearnerCore, workload: Workload) -> dict[str, dict[str, float]]:
     """For each method tokens, seconds and ratios to ours."""
     with ExitStack() as stack:
-        timed = ours_and_rows(engine, workload) | others(engine, workload, stack)
+        timed = ours_and_rows(core, workload) | others(core, workload, stack)
         for _ in range(ROUNDS):
             for name, one in timed.items():
                 if name == "forest" or not one.done:
@@ -155,12 +155,12 @@ def show(name: str, found: dict[str, dict[str, float]]) -> None:
 
 def run() -> tuple[dict[str, float], dict[str, object]]:
     torch.set_num_threads(1)
-    engine = make_engine()
+    core = make_core()
     found: dict[str, dict[str, dict[str, float]]] = {}
     loads: dict[str, float] = {}
     for make in WORKLOADS:
         workload = make()
-        found[workload.name] = compare(engine, workload)
+        found[workload.name] = compare(core, workload)
         loads[workload.name] = round(os.getloadavg()[0], 2)
         show(workload.name, found[workload.name])
     with tempfile.TemporaryDirectory(prefix="art-bench-") as folder:

@@ -43,8 +43,8 @@ from benchmarks.learning.methods import LORA, Method, as_it_is, distance, packed
 from benchmarks.learning.workloads import WORKLOADS, Workload
 from langchain_art_server.algorithms.sequences.prefix_forest import grow
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.peft import engine as peft_engine
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft import learner_core
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 
 OUT = Path("out/bench/gpu")
 GROUP = 8
@@ -55,20 +55,20 @@ EQUAL = 1e-5
 console = Console()
 
 
-def make_engine(name: str, device: torch.device, dtype: torch.dtype) -> PeftEngine:
+def make_core(name: str, device: torch.device, dtype: torch.dtype) -> LearnerCore:
     """Our learner on random weights, with an adapter that already does something."""
     model = random_model(SHAPES[name](), dtype, device)
-    with mock.patch.object(peft_engine, "load_base", lambda *_: model):
-        engine = PeftEngine(name, str(device), str(dtype).removeprefix("torch."))
+    with mock.patch.object(learner_core, "load_base", lambda *_: model):
+        core = LearnerCore(name, str(device), str(dtype).removeprefix("torch."))
     with tempfile.TemporaryDirectory(prefix="art-bench-") as folder:
-        engine.init_adapter(Path(folder), LORA)
+        core.init_adapter(Path(folder), LORA)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for one in sorted(engine.parameters):
+        for one in sorted(core.parameters):
             if "lora_B" in one:
-                parameter = engine.parameters[one]
+                parameter = core.parameters[one]
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
-    return engine
+    return core
 
 
 def methods() -> list[Method]:
@@ -99,15 +99,15 @@ def peak_bytes(device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else memory.peak()
 
 
-def take(engine: PeftEngine, method: Method, rows: Sequence[Row]) -> tuple[float, dict[str, Any]]:
+def take(core: LearnerCore, method: Method, rows: Sequence[Row]) -> tuple[float, dict[str, Any]]:
     """Seconds of one step, and its gradient."""
-    with method.around(engine):
-        begun = now(engine.device)
-        gradient = method.gradient(engine, rows)
-        return now(engine.device) - begun, gradient
+    with method.around(core):
+        begun = now(core.device)
+        gradient = method.gradient(core, rows)
+        return now(core.device) - begun, gradient
 
 
-def needed(engine: PeftEngine, method: Method, rows: Sequence[Row]) -> float:
+def needed(core: LearnerCore, method: Method, rows: Sequence[Row]) -> float:
     """Operations of a step over what the method puts through the model."""
     inputs = [row.token_ids[:-1] for row in rows]
     trie = grow(inputs)
@@ -123,11 +123,11 @@ def needed(engine: PeftEngine, method: Method, rows: Sequence[Row]) -> float:
         place[np.flatnonzero(row.mask) - 1] for place, row in zip(trie.rows, rows, strict=True)
     ]
     predicted = len(np.unique(np.concatenate(places))) if shared else sum(map(len, places))
-    config = engine.base.config.get_text_config()
+    config = core.base.config.get_text_config()
     return step_flops(config, tokens, attended, predicted, LORA.rank)
 
 
-def measure(engine: PeftEngine, workload: Workload, rounds: int, peak: float) -> dict[str, Any]:
+def measure(core: LearnerCore, workload: Workload, rounds: int, peak: float) -> dict[str, Any]:
     """Both methods on one workload, in turn."""
     rows = workload.rows()
     distinct = len(grow([row.token_ids[:-1] for row in rows]).token_ids_N)
@@ -135,29 +135,29 @@ def measure(engine: PeftEngine, workload: Workload, rounds: int, peak: float) ->
     ways, found = methods(), dict[str, Any]()
     reference = None
     for method in ways:
-        settle(engine.device)
-        _, gradient = take(engine, method, rows)
+        settle(core.device)
+        _, gradient = take(core, method, rows)
         reference = reference or gradient
         found[method.name] = {
             "tokens": method.tokens,
-            "peak_bytes": peak_bytes(engine.device),
-            "checkpointed": engine.packer.checkpoints,
+            "peak_bytes": peak_bytes(core.device),
+            "checkpointed": core.packer.checkpoints,
             "gradient_distance": distance(reference, gradient),
         }
-        if engine.dtype == torch.float32:
+        if core.dtype == torch.float32:
             assert found[method.name]["gradient_distance"] < EQUAL, (workload.name, found)
     del reference, gradient
     seconds: dict[str, list[float]] = {method.name: [] for method in ways}
     for _ in range(rounds):
         for method in ways:
-            seconds[method.name].append(take(engine, method, rows)[0])
+            seconds[method.name].append(take(core, method, rows)[0])
     for method in ways:
         spent = statistics.median(seconds[method.name])
         found[method.name] |= {
             "seconds": spent,
             "distinct_tokens_per_second": distinct / spent,
             "run_tokens_per_second": total / spent,
-            "mfu": needed(engine, method, rows) / spent / peak,
+            "mfu": needed(core, method, rows) / spent / peak,
         }
     ratios = [b / a for a, b in zip(seconds["forest"], seconds["packed rows"], strict=True)]
     return {
@@ -185,29 +185,29 @@ def group_of(context: int, vocab: int) -> list[Row]:
     ]
 
 
-def longest(engine: PeftEngine, method: Method, most: int) -> dict[str, Any]:
+def longest(core: LearnerCore, method: Method, most: int) -> dict[str, Any]:
     """The longest context whose group of 8 goes through: doubled from 1,024, then by eighths."""
-    vocab, good, bad = engine.base.config.get_text_config().vocab_size, 0, most + 1
+    vocab, good, bad = core.base.config.get_text_config().vocab_size, 0, most + 1
     tried: list[dict[str, Any]] = []
     context = min(1024, most)
     while context > good:
-        settle(engine.device)
+        settle(core.device)
         try:
-            seconds, _ = take(engine, method, group_of(context, vocab))
+            seconds, _ = take(core, method, group_of(context, vocab))
             good = context
             tried.append(
                 {
                     "context": context,
                     "seconds": seconds,
                     "tokens": method.tokens,
-                    "peak_bytes": peak_bytes(engine.device),
-                    "checkpointed": engine.packer.checkpoints,
+                    "peak_bytes": peak_bytes(core.device),
+                    "checkpointed": core.packer.checkpoints,
                 }
             )
         except torch.OutOfMemoryError:
             bad = context
             tried.append({"context": context, "out_of_memory": True})
-        for parameter in engine.parameters.values():
+        for parameter in core.parameters.values():
             parameter.grad = None
         context = min(2 * good, most) if bad > most else good + (bad - good) // 2
         if bad <= most and bad - good <= max(1024, good // 8):
@@ -252,12 +252,12 @@ def run(
     about = hardware(device)
     known = [peak for key, peak in PEAKS.items() if key in about.get("name", "")]
     peak = known[0] if known else matmul_peak(device, dtype)
-    engine = make_engine(name, device, dtype)
+    core = make_core(name, device, dtype)
     workloads: dict[str, Any] = {}
     for workload in (make() for make in WORKLOADS if make.__name__ in wanted):
-        workloads[workload.name] = measure(engine, workload, rounds, peak)
+        workloads[workload.name] = measure(core, workload, rounds, peak)
         show(workload.name, workloads[workload.name])
-    contexts = {method.name: longest(engine, method, most) for method in methods()}
+    contexts = {method.name: longest(core, method, most) for method in methods()}
     for method, found in contexts.items():
         limit = f"limited by {found['limited_by']}"
         console.print(f"longest context at group {GROUP}, {method}: {found['longest']:,} ({limit})")
@@ -265,9 +265,9 @@ def run(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python -m benchmarks.gpu.learner", *sys.argv[1:]]),
         "model": name,
-        "parameters": engine.info["parameters"],
-        "padded_because": engine.packer.padded_because,
-        "dtype": engine.info["dtype"],
+        "parameters": core.info["parameters"],
+        "padded_because": core.packer.padded_because,
+        "dtype": core.info["dtype"],
         "lora_rank": LORA.rank,
         "hardware": about,
         "peak_flops": peak,

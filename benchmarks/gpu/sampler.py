@@ -38,7 +38,7 @@ from benchmarks.gpu.shapes import SHAPES, random_model
 from benchmarks.learning.methods import LORA
 from langchain_art_server.backends.base import ChatReply, ChatRequest, Sampling
 from langchain_art_server.backends.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.vllm.sampler import VllmSampler
 from langchain_art_server.config import Settings
 from tests.support.families import row_of
@@ -123,11 +123,11 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
-def gap(engine: PeftEngine, adapter: Path | None, replies: list[ChatReply]) -> dict[str, float]:
+def gap(core: LearnerCore, adapter: Path | None, replies: list[ChatReply]) -> dict[str, float]:
     """How far the learner's logprobs are from those that the sampler recorded, in nats."""
     rows = [row_of(reply, 0.0) for reply in replies]
     said = drawn(rows, [row.logprobs for row in rows])
-    apart = abs(said - drawn(rows, engine.logprobs(adapter, rows)))
+    apart = abs(said - drawn(rows, core.logprobs(adapter, rows)))
     return {"mean": float(apart.mean()), "max": float(apart.max()), "tokens": float(len(apart))}
 
 
@@ -167,9 +167,9 @@ async def measure(
         ) / len(adapted)
     finally:
         await sampler.close()
-    engine = PeftEngine(settings.model, str(device), settings.dtype)
-    found["gap_base"] = gap(engine, None, plain)
-    found["gap_adapter"] = gap(engine, paths[0], adapted)
+    core = LearnerCore(settings.model, str(device), settings.dtype)
+    found["gap_base"] = gap(core, None, plain)
+    found["gap_adapter"] = gap(core, paths[0], adapted)
     return found
 
 

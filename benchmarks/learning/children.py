@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from benchmarks.learning.methods import Gradient
 from benchmarks.learning.workloads import VOCAB, Workload
 from langchain_art_server.algorithms.sequences.training_rows import Row, rows_of_run
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.environments import environment
 
 HERE = Path(__file__).parent
@@ -33,7 +33,7 @@ class Child:
     Args:
         script: of this folder.
         wanted: packages of its environment.
-        engine: whose model and adapter it gets.
+        core: whose model and adapter it gets.
         workload: whose runs it gets.
         options: further arguments of the script.
     """
@@ -42,13 +42,13 @@ class Child:
         self,
         script: str,
         wanted: list[str],
-        engine: PeftEngine,
+        core: LearnerCore,
         workload: Workload,
         *options: str,
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="art-bench-child-"))
-        shutil.copytree(engine.name, self._folder, dirs_exist_ok=True)
-        (self._folder / "rows.json").write_text(json.dumps(describe(engine, workload)))
+        shutil.copytree(core.name, self._folder, dirs_exist_ok=True)
+        (self._folder / "rows.json").write_text(json.dumps(describe(core, workload)))
         self._log = (self._folder / "log").open("w")
         self._process = subprocess.Popen(
             [environment(script, wanted), HERE / f"child_{script}.py", self._folder, *options],
@@ -95,13 +95,13 @@ class Child:
         raise RuntimeError((self._folder / "log").read_text()[-4000:])
 
 
-def describe(engine: PeftEngine, workload: Workload) -> dict[str, Any]:
+def describe(core: LearnerCore, workload: Workload) -> dict[str, Any]:
     """A workload as the children read it, with the logprobs that our learner gives its tokens."""
     rows: list[dict[str, Any]] = []
     for run, calls in enumerate(workload.runs):
         for row in rows_of_run(calls, workload.advantages[run]):
             rows.append({"run": run, "row": row})
-    found = engine.logprobs(Path(engine.name), [entry["row"] for entry in rows])
+    found = core.logprobs(Path(core.name), [entry["row"] for entry in rows])
     return {
         "vocab": VOCAB,
         "size": workload.size,

@@ -16,12 +16,12 @@ from unittest import mock
 import numpy as np
 import torch
 
-from benchmarks.learning.methods import CONFIG, Gradient, distance, make_engine
+from benchmarks.learning.methods import CONFIG, Gradient, distance, make_core
 from benchmarks.learning.workloads import sixteen_thousand
 from langchain_art_server.algorithms.loss.step_loss import StepLoss
 from langchain_art_server.algorithms.sequences.prefix_forest import grow
 from langchain_art_server.backends.peft import packer
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.logprob_scoring import (
     Counted,
     Edges,
@@ -44,17 +44,17 @@ def reset() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def forest(engine: PeftEngine) -> int:
+def forest(core: LearnerCore) -> int:
     config = CONFIG.model_copy(update={"tokens_per_microbatch": 1 << 20})
-    batch = engine.batch(sixteen_thousand().rows(), config)
-    engine.accumulate(batch, lambda _fraction, _message: None)
+    batch = core.batch(sixteen_thousand().rows(), config)
+    core.accumulate(batch, lambda _fraction, _message: None)
     return batch.packing.tokens
 
 
-def dense(engine: PeftEngine) -> int:
+def dense(core: LearnerCore) -> int:
     """The forest's tokens under one mask."""
     rows = sixteen_thousand().rows()
-    engine.base.set_attn_implementation("sdpa")
+    core.base.set_attn_implementation("sdpa")
     counted, cpu = Counted.of(rows), torch.device("cpu")
     trie = grow([row.token_ids[:-1] for row in rows])
     size = len(trie.token_ids_N)
@@ -73,8 +73,8 @@ def dense(engine: PeftEngine) -> int:
     }
     loss = StepLoss(step_tokens(rows, counted, torch.float32, cpu), CONFIG)
     loss.begin_update()
-    outputs = engine._scorer.outputs(inputs, edges.select_M)
-    scored = Scored(engine._scorer, outputs, edges, soon=True)
+    outputs = core._scorer.outputs(inputs, edges.select_M)
+    scored = Scored(core._scorer, outputs, edges, soon=True)
     terms = torch.arange(len(targets))
     visit_terms(loss.visit, terms, [(scored, Share(terms, torch.from_numpy(edge)))])
     scored.descend()
@@ -83,18 +83,18 @@ def dense(engine: PeftEngine) -> int:
 
 def measure(way: str, folder: Path) -> None:
     torch.set_num_threads(1)
-    engine = make_engine()
-    engine.batch(sixteen_thousand().rows(), CONFIG)  # what is made once
+    core = make_core()
+    core.batch(sixteen_thousand().rows(), CONFIG)  # what is made once
     reset()
     before = peak()
     if way == "dense":
-        tokens = dense(engine)
+        tokens = dense(core)
     else:
         limit = packer.CPU_TOKENS if way == "forest" else 1 << 20
         with mock.patch.object(packer, "CPU_TOKENS", limit):
-            tokens = forest(engine)
+            tokens = forest(core)
     found = {"bytes": peak() - before, "tokens": tokens}
-    torch.save({n: p.grad for n, p in engine.parameters.items()}, folder / f"{way}.pt")
+    torch.save({n: p.grad for n, p in core.parameters.items()}, folder / f"{way}.pt")
     print(json.dumps(found))
 
 

@@ -21,7 +21,7 @@ from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft import adapter_io
 from langchain_art_server.backends.peft.forest import packing
 from langchain_art_server.backends.peft.forest.attention_interface import FOREST_ATTENTION
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 
 #: The policy gradient and nothing else, so that every method can be told to compute it.
 CONFIG = TrainConfig(importance="off", guard=None, dual_clip=None, max_logprob_gap=None)
@@ -47,19 +47,19 @@ def save_model(folder: Path) -> Path:
     return folder
 
 
-def make_engine() -> PeftEngine:
+def make_core() -> LearnerCore:
     """Our learner, with an adapter that already does something; both lie in its model's folder."""
     transformers.utils.logging.disable_progress_bar()
     folder = Path(tempfile.mkdtemp(prefix="art-bench-"))
-    engine = PeftEngine(str(save_model(folder)))
-    engine.init_adapter(folder, LORA)
+    core = LearnerCore(str(save_model(folder)))
+    core.init_adapter(folder, LORA)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for name in sorted(engine.parameters):
+        for name in sorted(core.parameters):
             if "lora_B" in name:
-                engine.parameters[name].normal_(std=0.02, generator=generator)
-    adapter_io.write_adapter(folder, engine._config, engine.parameters)
-    return engine
+                core.parameters[name].normal_(std=0.02, generator=generator)
+    adapter_io.write_adapter(folder, core._config, core.parameters)
+    return core
 
 
 @dataclass
@@ -68,41 +68,41 @@ class Method:
 
     name: str
     rows: Callable[[Workload], list[Row]]
-    around: Callable[[PeftEngine], object]
+    around: Callable[[LearnerCore], object]
     tokens: int = 0
 
-    def gradient(self, engine: PeftEngine, rows: Sequence[Row]) -> Gradient:
+    def gradient(self, core: LearnerCore, rows: Sequence[Row]) -> Gradient:
         """From rows to the gradients of all parameters of the adapter."""
-        batch = engine.batch(rows, CONFIG)
-        engine.accumulate(batch, lambda _fraction, _message: None)
+        batch = core.batch(rows, CONFIG)
+        core.accumulate(batch, lambda _fraction, _message: None)
         self.tokens = batch.packing.tokens
         found: Gradient = {}
-        for name, parameter in engine.parameters.items():
+        for name, parameter in core.parameters.items():
             assert parameter.grad is not None
             found[name], parameter.grad = parameter.grad, None
         return found
 
 
 @contextmanager
-def as_it_is(_engine: PeftEngine) -> Iterator[None]:
+def as_it_is(_engine: LearnerCore) -> Iterator[None]:
     """Our learner."""
     yield
 
 
 @contextmanager
-def padded(engine: PeftEngine) -> Iterator[None]:
+def padded(core: LearnerCore) -> Iterator[None]:
     """Rows sorted by length, padded on the right, through transformers' own SDPA attention."""
-    engine.packer.padded_because = "benchmark"
-    engine.base.set_attn_implementation("sdpa")
+    core.packer.padded_because = "benchmark"
+    core.base.set_attn_implementation("sdpa")
     try:
         yield
     finally:
-        engine.packer.padded_because = None
-        engine.base.set_attn_implementation(FOREST_ATTENTION)
+        core.packer.padded_because = None
+        core.base.set_attn_implementation(FOREST_ATTENTION)
 
 
 @contextmanager
-def packed(_engine: PeftEngine) -> Iterator[None]:
+def packed(_engine: LearnerCore) -> Iterator[None]:
     """Rows end to end without padding; each attends to itself alone, by the fused causal kernel."""
     with mock.patch.object(packing, "grow", apart):
         yield

@@ -26,7 +26,7 @@ from langchain_art.errors import UnknownModel
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import ChatReply, ChatRequest, LearnerStep
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.vllm.sampler import VllmSampler
 from langchain_art_server.config import Settings
 from tests.support.live_server import REPO
@@ -256,7 +256,7 @@ def save_family(family: str, folder: Path, *, wide: bool = False) -> Path:
 
 
 def go_through(
-    sampler: Samples, learner: PeftEngine, folder: Path, lora: LoraConfig = LORA
+    sampler: Samples, learner: LearnerCore, folder: Path, lora: LoraConfig = LORA
 ) -> Outcome:
     """Sample, call a tool, train, swap, again and again.
 

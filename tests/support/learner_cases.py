@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 
 torch.set_num_threads(1)
 
@@ -101,9 +101,9 @@ def branching_rows(count: int, seed: int = 0, *, temperature: float = 1.0) -> li
     return rows
 
 
-def on_policy(engine: PeftEngine, adapter: Path | None, rows: list[Row]) -> list[Row]:
+def on_policy(core: LearnerCore, adapter: Path | None, rows: list[Row]) -> list[Row]:
     """The same rows, as if the learner itself had sampled them."""
-    found = engine.logprobs(adapter, rows)
+    found = core.logprobs(adapter, rows)
     return [
         replace(row, logprobs=[float(p) * m for p, m in zip(own, row.mask, strict=True)])
         for row, own in zip(rows, found, strict=True)
@@ -132,9 +132,9 @@ def folder(parent: Path, name: str) -> Path:
     return parent / name
 
 
-def fresh(engine: PeftEngine, where: Path, lora: LoraConfig = LORA) -> Path:
+def fresh(core: LearnerCore, where: Path, lora: LoraConfig = LORA) -> Path:
     out = folder(where, f"v0-{len(list(where.iterdir()))}")
-    engine.init_adapter(out, lora)
+    core.init_adapter(out, lora)
     return out
 
 
@@ -150,18 +150,18 @@ def shake(adapter: Path, scale: float = 0.3) -> Path:
 
 
 def take(
-    engine: PeftEngine, parent: Path, out: Path, rows: list[Row], step: int = 1, **config: Any
+    core: LearnerCore, parent: Path, out: Path, rows: list[Row], step: int = 1, **config: Any
 ) -> dict[str, float]:
     settings = TrainConfig(**({"learning_rate": 1e-2} | LENIENT | config))
-    return engine.step(LearnerStep(parent, out, step, rows, settings), quiet)
+    return core.step(LearnerStep(parent, out, step, rows, settings), quiet)
 
 
 def contents(adapter: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(adapter.iterdir())}
 
 
-def trained_logprob(engine: PeftEngine, adapter: Path, rows: list[Row]) -> float:
-    found = engine.logprobs(adapter, rows)
+def trained_logprob(core: LearnerCore, adapter: Path, rows: list[Row]) -> float:
+    found = core.logprobs(adapter, rows)
     return math.fsum(
         p * m
         for own, row in zip(found, rows, strict=True)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from langchain_art_server.backends.peft import packer
-from langchain_art_server.backends.peft.distributed.data_parallel import DdpEngine
+from langchain_art_server.backends.peft.distributed.data_parallel import DataParallelCore
 from langchain_art_server.backends.peft.distributed.fsdp import decoder_layers
 from langchain_art_server.backends.peft.distributed.process_group import Ranks
 from tests.support.learner_cases import make_rows, take
@@ -19,13 +19,13 @@ from tests.support.learner_cases import make_rows, take
 
 def main(rank: int, meeting: str, model: str, parent: str, out: str) -> None:
     ranks = Ranks(rank, 2, Path(meeting), torch.device("cpu"))
-    engine = DdpEngine(model, "cpu", None, ranks, shard=True)
+    core = DataParallelCore(model, "cpu", None, ranks, shard=True)
     if rank == 0:
         packer.MEMORY_SHARE = 0.0  # its layers are computed twice, those of rank 1 are not
-    metrics = take(engine, Path(parent), Path(out), make_rows(12))
+    metrics = take(core, Path(parent), Path(out), make_rows(12))
     weights = [
         p
-        for layer in decoder_layers(engine.base)
+        for layer in decoder_layers(core.base)
         for name, p in layer.named_parameters()
         if "lora_" not in name
     ]
@@ -33,14 +33,14 @@ def main(rank: int, meeting: str, model: str, parent: str, out: str) -> None:
     found = {
         "held": sum(held),
         "gathered": len(weights) - len(held),
-        "bytes_per_token": engine.packer._measured(),  # pyright: ignore[reportPrivateUsage]
+        "bytes_per_token": core.packer._measured(),  # pyright: ignore[reportPrivateUsage]
         "checkpointed": metrics["checkpointed"],
     }
     sys.stdout.write(json.dumps(found))
     sys.stdout.flush()
     if rank == 0:
-        decoder_layers(engine.base)[1].register_forward_hook(fail)
-    take(engine, Path(parent), Path(out), make_rows(12), step=2)
+        decoder_layers(core.base)[1].register_forward_hook(fail)
+    take(core, Path(parent), Path(out), make_rows(12), step=2)
 
 
 def fail(_layer: nn.Module, _args: object, _outputs: object) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends.models.loading import load_outline
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.vllm.adapter_copies import Shelf
 from langchain_art_server.config import Settings
 from tests.support.families import (
@@ -37,7 +37,7 @@ PADDED = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_sampled_is_what_is_trained(family: str, tmp_path: Path) -> None:
     model = save_family(family, tmp_path / "model")
-    learner = PeftEngine(str(model), "cpu")
+    learner = LearnerCore(str(model), "cpu")
     one = go_through(LocalSampler(model), learner, tmp_path, LORAS.get(family, LORA))
     assert max(one.gaps) <= 1e-4  # also after each swap: a version that was not loaded is far off
     assert one.moved > 0.01
@@ -54,11 +54,11 @@ def test_the_page_names_every_family() -> None:
 
 def test_layers_that_peft_takes_for_experts_are_no_targets(tmp_path: Path) -> None:
     model = save_family("DeepSeek V3, Kimi K2", tmp_path / "model")
-    engine = PeftEngine(str(model), "cpu")
+    core = LearnerCore(str(model), "cpu")
     (tmp_path / "v0").mkdir()
-    engine.init_adapter(tmp_path / "v0", LORA)
-    assert engine.parameters
-    assert not [name for name in engine.parameters if "experts" in name or ".mlp." in name]
+    core.init_adapter(tmp_path / "v0", LORA)
+    assert core.parameters
+    assert not [name for name in core.parameters if "experts" in name or ".mlp." in name]
 
 
 def test_what_vllm_would_leave_out_in_silence_never_reaches_it(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from langchain_art.errors import ArtError
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.vllm.process import root_causes
 from tests.support.families import (
     FAMILIES,
@@ -33,7 +33,7 @@ RUN = [family for family in FAMILIES if family not in REFUSED]
 def test_what_vllm_sampled_is_what_is_trained(family: str, tmp_path: Path) -> None:
     model = save_family(family, tmp_path / "model", wide=True)
     with on_vllm(model, tmp_path / "data") as sampler:
-        learner = PeftEngine(str(model), "cpu")
+        learner = LearnerCore(str(model), "cpu")
         one = go_through(sampler, learner, tmp_path, LORAS.get(family, LORA))
     assert max(one.gaps) <= 1e-4  # also after each swap: a version that was not loaded is far off
     assert one.moved > 0.01

@@ -21,7 +21,7 @@ from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.learner import PeftLearner
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.config import LearnerSettings, Settings
 from tests.support.learner_cases import (
     CONFIGS,
@@ -44,39 +44,39 @@ from tests.support.learner_cases import (
 def test_a_positive_advantage_raises_that_reply_and_a_negative_one_lowers_it(
     name: str, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    engine = PeftEngine(str(models[name]))
-    start = fresh(engine, tmp_path)
-    good, bad = on_policy(engine, start, make_rows(2, seed=5))
+    core = LearnerCore(str(models[name]))
+    start = fresh(core, tmp_path)
+    good, bad = on_policy(core, start, make_rows(2, seed=5))
     good = replace(good, advantages=[1.0 * m for m in good.mask])
     bad = replace(bad, advantages=[-1.0 * m for m in bad.mask])
-    metrics = take(engine, start, folder(tmp_path, "v1"), [good, bad], learning_rate=1e-3)
+    metrics = take(core, start, folder(tmp_path, "v1"), [good, bad], learning_rate=1e-3)
     after = tmp_path / "v1"
-    assert trained_logprob(engine, after, [good]) > trained_logprob(engine, start, [good]) + 1e-3
-    assert trained_logprob(engine, after, [bad]) < trained_logprob(engine, start, [bad]) - 1e-3
+    assert trained_logprob(core, after, [good]) > trained_logprob(core, start, [good]) + 1e-3
+    assert trained_logprob(core, after, [bad]) < trained_logprob(core, start, [bad]) - 1e-3
     assert metrics["logprob_gap_max"] < 1e-5
     assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_a_zero_advantage_changes_nothing_even_with_momentum(tiny: str, tmp_path: Path) -> None:
-    engine = PeftEngine(tiny)
-    start, rows = fresh(engine, tmp_path), make_rows(6)
+    core = LearnerCore(tiny)
+    start, rows = fresh(core, tmp_path), make_rows(6)
     silent = [replace(row, advantages=[0.0] * len(row.mask)) for row in rows]
     one, two, three = (folder(tmp_path, name) for name in ("one", "two", "three"))
-    take(engine, start, one, rows)
-    metrics = take(engine, one, two, silent, step=2, updates=3)
+    take(core, start, one, rows)
+    metrics = take(core, one, two, silent, step=2, updates=3)
     assert contents(two) == contents(one)
     assert contents(one)[FILES[1]] != contents(start)[FILES[1]]
     assert metrics["grad_norm"] == 0.0 and metrics["loss"] == 0.0
-    take(engine, start, three, silent)
+    take(core, start, three, silent)
     assert contents(three)[FILES[1]] == contents(start)[FILES[1]]
 
 
 def test_a_fresh_adapter_equals_the_base_and_its_seed_decides_it(tiny: str, tmp_path: Path) -> None:
-    engine = PeftEngine(tiny)
+    core = LearnerCore(tiny)
     rows = make_rows(5, low=1)
-    zero, again = fresh(engine, tmp_path), fresh(engine, tmp_path)
-    other = fresh(engine, tmp_path, LORA.model_copy(update={"seed": 1}))
-    for own, base in zip(engine.logprobs(zero, rows), engine.logprobs(None, rows), strict=True):
+    zero, again = fresh(core, tmp_path), fresh(core, tmp_path)
+    other = fresh(core, tmp_path, LORA.model_copy(update={"seed": 1}))
+    for own, base in zip(core.logprobs(zero, rows), core.logprobs(None, rows), strict=True):
         assert own.tolist() == base.tolist()
         assert own[0] == 0.0
     assert contents(zero) == contents(again)
@@ -96,12 +96,12 @@ def test_a_fresh_adapter_equals_the_base_and_its_seed_decides_it(tiny: str, tmp_
 def test_save_and_load_reproduce_logprobs_exactly_here_and_in_peft(
     tiny: str, tmp_path: Path
 ) -> None:
-    engine = PeftEngine(tiny)
-    start, rows = fresh(engine, tmp_path), make_rows(6)
+    core = LearnerCore(tiny)
+    start, rows = fresh(core, tmp_path), make_rows(6)
     out = folder(tmp_path, "out")
-    take(engine, start, out, rows)
-    held = engine.logprobs(out, rows)
-    loaded = PeftEngine(tiny).logprobs(out, rows)
+    take(core, start, out, rows)
+    held = core.logprobs(out, rows)
+    loaded = LearnerCore(tiny).logprobs(out, rows)
     assert [h.tolist() for h in held] == [x.tolist() for x in loaded]
     base = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     model = peft.PeftModel.from_pretrained(base, str(out)).eval()
@@ -111,16 +111,16 @@ def test_save_and_load_reproduce_logprobs_exactly_here_and_in_peft(
         theirs_T = logits_TV.log_softmax(-1)[range(len(own) - 1), row.token_ids[1:]]
         assert own[1:].tolist() == pytest.approx(theirs_T.tolist(), abs=1e-5)
     assert any(
-        own.tolist() != b.tolist() for own, b in zip(held, engine.logprobs(None, rows), strict=True)
+        own.tolist() != b.tolist() for own, b in zip(held, core.logprobs(None, rows), strict=True)
     )
 
 
 def test_two_runs_give_the_same_bytes(tiny: str, tmp_path: Path) -> None:
     rows, results = make_rows(12), []
     for name in ("one", "two"):
-        engine, here = PeftEngine(tiny), folder(tmp_path, name)
+        core, here = LearnerCore(tiny), folder(tmp_path, name)
         out = folder(here, "out")
-        metrics = take(engine, fresh(engine, here), out, rows, tokens_per_microbatch=96, updates=2)
+        metrics = take(core, fresh(core, here), out, rows, tokens_per_microbatch=96, updates=2)
         timeless = {k: v for k, v in metrics.items() if not k.endswith("seconds")}
         results.append((contents(out), timeless))
     assert results[0] == results[1]
@@ -141,10 +141,10 @@ async def ignore(_fraction: float, _message: str) -> None: ...
 async def test_a_child_that_is_killed_in_the_middle_loses_nothing(
     tiny: str, tmp_path: Path
 ) -> None:
-    engine, rows = PeftEngine(tiny), make_rows(40)
+    core, rows = LearnerCore(tiny), make_rows(40)
     config = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64, **LENIENT)
-    start, expected = fresh(engine, tmp_path), folder(tmp_path, "expected")
-    engine.step(LearnerStep(start, expected, 1, rows, config), quiet)
+    start, expected = fresh(core, tmp_path), folder(tmp_path, "expected")
+    core.step(LearnerStep(start, expected, 1, rows, config), quiet)
     learner = learner_for(tiny)
     await learner.start()
     try:
@@ -166,9 +166,9 @@ async def test_a_child_that_is_killed_in_the_middle_loses_nothing(
         assert metrics["rows"] == 40 and seen[-1] == 1.0
         assert seen.count(seen[0]) == 2
         got = await learner.logprobs(out, rows)
-        assert got == [p.tolist() for p in engine.logprobs(expected, rows)]
+        assert got == [p.tolist() for p in core.logprobs(expected, rows)]
         base = await learner.logprobs(None, rows[:1])
-        assert base == [p.tolist() for p in engine.logprobs(None, rows[:1])]
+        assert base == [p.tolist() for p in core.logprobs(None, rows[:1])]
     finally:
         await learner.close()
 
@@ -215,8 +215,8 @@ async def test_refusals_and_cancelled_steps_leave_the_child_in_order(
         whole = TrainConfig(learning_rate=1e-2, **LENIENT)
         await learner.step(LearnerStep(start, out, 1, rows, whole), ignore)
         assert contents(left) == {}  # it stopped in the middle, long before this step began
-        engine, expected = PeftEngine(tiny), folder(tmp_path, "expected")
-        engine.step(LearnerStep(start, expected, 1, rows, whole), quiet)
+        core, expected = LearnerCore(tiny), folder(tmp_path, "expected")
+        core.step(LearnerStep(start, expected, 1, rows, whole), quiet)
         assert contents(out) == contents(expected)
         assert learner.restarts == 0
     finally:
@@ -225,14 +225,14 @@ async def test_refusals_and_cancelled_steps_leave_the_child_in_order(
 
 @pytest.mark.slow
 async def test_a_process_for_each_step_gives_the_same_bytes(tiny: str, tmp_path: Path) -> None:
-    engine = PeftEngine(tiny)
-    one = apart = fresh(engine, tmp_path)
+    core = LearnerCore(tiny)
+    one = apart = fresh(core, tmp_path)
     for step in range(1, 6):
         rows = make_rows(8, seed=step)
         request = LearnerStep(
             one, folder(tmp_path, f"one{step}"), step, rows, TrainConfig(**LENIENT)
         )
-        engine.step(request, quiet)
+        core.step(request, quiet)
         one = request.out
         learner = learner_for(tiny)
         await learner.start()

@@ -17,7 +17,7 @@ from langchain_art_server.algorithms.credit.candidates import CandidateCall, Can
 from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft import gap_diagnosis
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support import tiny_models
 from tests.support.learner_cases import (
     FILES,
@@ -96,7 +96,7 @@ def outcome(tiny: str, where: Path, rows: list[Row], start: Path, config: TrainC
     out = folder(where, f"out{len(list(where.iterdir()))}")
     try:
         step = LearnerStep(start, out, 2, rows, config)
-        PeftEngine(tiny).step(step, lambda _, message: heard.append(message))
+        LearnerCore(tiny).step(step, lambda _, message: heard.append(message))
         made: Any = contents(out)[FILES[1]]
     except ArtError as error:
         made = str(error)
@@ -105,10 +105,10 @@ def outcome(tiny: str, where: Path, rows: list[Row], start: Path, config: TrainC
 
 @pytest.mark.parametrize("field", CHANGES)
 def test_every_field_acts(field: str, tiny: str, tmp_path: Path) -> None:
-    engine = PeftEngine(tiny)
-    start = shake(fresh(engine, tmp_path))
+    core = LearnerCore(tiny)
+    start = shake(fresh(core, tmp_path))
     rows = branching_rows(8, seed=9)
-    rows = jittered(on_policy(engine, start, rows), 0.3)
+    rows = jittered(on_policy(core, start, rows), 0.3)
     given, changed = CHANGES[field]
     base = {"learning_rate": 1e-2, "guard": None, "max_logprob_gap": None} | given
     before = outcome(tiny, tmp_path, rows, start, TrainConfig(**base))
@@ -128,14 +128,14 @@ def test_no_field_is_left_out_of_the_test_above() -> None:
 
 
 def test_the_base_model_is_the_model_without_its_adapter(tiny: str, tmp_path: Path) -> None:
-    engine = PeftEngine(tiny)
-    start = shake(fresh(engine, tmp_path))
-    rows = on_policy(engine, start, make_rows(6) + branching_rows(6))
-    metrics = take(engine, start, folder(tmp_path, "out"), rows, kl="k3", kl_coefficient=0.1)
+    core = LearnerCore(tiny)
+    start = shake(fresh(core, tmp_path))
+    rows = on_policy(core, start, make_rows(6) + branching_rows(6))
+    metrics = take(core, start, folder(tmp_path, "out"), rows, kl="k3", kl_coefficient=0.1)
     gaps = [
         base - own
         for row, base_T, own_T in zip(
-            rows, engine.logprobs(None, rows), engine.logprobs(start, rows), strict=True
+            rows, core.logprobs(None, rows), core.logprobs(start, rows), strict=True
         )
         for base, own, trained in zip(base_T, own_T, row.mask, strict=True)
         if trained
@@ -143,7 +143,7 @@ def test_the_base_model_is_the_model_without_its_adapter(tiny: str, tmp_path: Pa
     expected = math.fsum(math.expm1(gap) - gap for gap in gaps) / len(gaps)
     assert expected > 0.1
     assert metrics["kl_base"] == pytest.approx(expected, rel=1e-4)
-    plain = take(engine, start, folder(tmp_path, "plain"), rows)
+    plain = take(core, start, folder(tmp_path, "plain"), rows)
     assert plain["kl_base"] == 0.0
 
 
@@ -210,7 +210,7 @@ def try_step(
     step = LearnerStep(
         folders[1], folder(where, "out"), 1, rows, TrainConfig(**config), staleness=staleness
     )
-    return PeftEngine(str(folders[0])).step(step, quiet)
+    return LearnerCore(str(folders[0])).step(step, quiet)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -271,13 +271,13 @@ def test_the_rows_that_are_furthest_off_are_looked_at(
 def test_with_nothing_else_to_learn_the_divergence_shrinks(
     kind: str, sampler: tiny_models.LocalSampler, folders: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
-    engine, held, name = PeftEngine(str(folders[0])), folders[1], "agent@1"
+    core, held, name = LearnerCore(str(folders[0])), folders[1], "agent@1"
     seen: list[float] = []
     for step in range(1, 7):
         rows = [replace(r, advantages=[0.0] * len(r.mask)) for r in sampled(sampler, name)]
         out = folder(tmp_path, f"out{step}")
         options = {"kl": kind, "kl_coefficient": 1.0, "learning_rate": 1e-2}
-        seen.append(take(engine, held, out, rows, step, **options)["kl_base"])
+        seen.append(take(core, held, out, rows, step, **options)["kl_base"])
         held, name = out, f"{kind}@{step}"
         sampler.load(name, out)
     assert max(seen[-2:]) < 0.6 * seen[0]

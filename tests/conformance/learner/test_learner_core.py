@@ -1,4 +1,4 @@
-"""What the embedded learner's engine promises beyond the protocol."""
+"""What the embedded learner's core promises beyond the protocol."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from langchain_art.errors import ArtError, ConfigError, InvalidRequest
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.ipc.step_codec import read_rows, write_rows
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.learner_cases import (
     FILES,
     LORA,
@@ -34,24 +34,24 @@ from tests.support.learner_cases import (
 
 
 def test_memory_and_disk_give_the_same_bits_also_after_a_rename(tiny: str, tmp_path: Path) -> None:
-    engine = PeftEngine(tiny)
-    kept = read_again = fresh(engine, tmp_path)
+    core = LearnerCore(tiny)
+    kept = read_again = fresh(core, tmp_path)
     loads = 0
-    original = engine._put_on
+    original = core._put_on
 
     def counted(config: bytes) -> None:
         nonlocal loads
         loads += 1
         original(config)
 
-    engine._put_on = counted  # type: ignore[method-assign]
+    core._put_on = counted  # type: ignore[method-assign]
     for step in range(1, 6):
         rows = make_rows(8, seed=step)
         staged, out = folder(tmp_path, f"staged{step}"), tmp_path / f"kept{step}"
-        take(engine, kept, staged, rows, step)
+        take(core, kept, staged, rows, step)
         kept = staged.rename(out)  # as a publisher does
         again = folder(tmp_path, f"again{step}")
-        take(PeftEngine(tiny), read_again, again, rows, step)
+        take(LearnerCore(tiny), read_again, again, rows, step)
         read_again = again
         assert contents(kept) == contents(again)
     assert loads == 1  # only version 0 was read
@@ -61,38 +61,38 @@ def test_memory_and_disk_give_the_same_bits_also_after_a_rename(tiny: str, tmp_p
 
 
 def test_a_path_that_was_used_before_is_read_again(tiny: str, tmp_path: Path) -> None:
-    engine, rows = PeftEngine(tiny), make_rows(6)
-    start = fresh(engine, tmp_path)
+    core, rows = LearnerCore(tiny), make_rows(6)
+    start = fresh(core, tmp_path)
     one, two, reference = (folder(tmp_path, name) for name in ("one", "two", "reference"))
-    take(engine, start, one, rows)
+    take(core, start, one, rows)
     shutil.rmtree(one)
     shutil.copytree(start, one)
-    take(engine, one, two, rows)
-    take(engine, start, reference, rows)
+    take(core, one, two, rows)
+    take(core, start, reference, rows)
     assert contents(two) == contents(reference)
 
 
 def test_adapters_of_different_shapes_take_turns(tiny: str, tmp_path: Path) -> None:
-    engine, rows = PeftEngine(tiny), make_rows(4)
+    core, rows = LearnerCore(tiny), make_rows(4)
     shapes = [LORA, LoraConfig(rank=2, targets=("q_proj", "down_proj")), LORA]
-    starts = [shake(fresh(engine, tmp_path, shape)) for shape in shapes[:2]]
+    starts = [shake(fresh(core, tmp_path, shape)) for shape in shapes[:2]]
     starts.append(starts[0])
-    results = [[p.tolist() for p in engine.logprobs(start, rows)] for start in starts]
+    results = [[p.tolist() for p in core.logprobs(start, rows)] for start in starts]
     assert results[0] == results[2] != results[1]
-    fresh_engine = [p.tolist() for p in PeftEngine(tiny).logprobs(starts[1], rows)]
-    assert results[1] == fresh_engine
+    fresh_core = [p.tolist() for p in LearnerCore(tiny).logprobs(starts[1], rows)]
+    assert results[1] == fresh_core
     assert len(load_file(starts[1] / FILES[1])) == 2 * 2 * 2
-    assert engine.info["parameters"] == PeftEngine(tiny).info["parameters"]
+    assert core.info["parameters"] == LearnerCore(tiny).info["parameters"]
 
 
 @pytest.mark.parametrize("cause", ["ratio", "parent"])
 def test_a_step_that_is_not_finite_is_refused_and_leaves_no_trace(
     cause: str, tiny: str, tmp_path: Path
 ) -> None:
-    engine, rows = PeftEngine(tiny), make_rows(6)
-    start = fresh(engine, tmp_path)
+    core, rows = LearnerCore(tiny), make_rows(6)
+    start = fresh(core, tmp_path)
     one, bad, two, reference = (folder(tmp_path, n) for n in ("one", "bad", "two", "reference"))
-    take(engine, start, one, rows)
+    take(core, start, one, rows)
     before = contents(one)
     if cause == "ratio":  # e^1000 times a negative advantage: the loss is infinite
         wild = replace(rows[0], logprobs=[-1000.0] * len(rows[0].mask))
@@ -106,45 +106,45 @@ def test_a_step_that_is_not_finite_is_refused_and_leaves_no_trace(
         save_file(tensors, parent / FILES[1])
     with pytest.raises(ArtError, match=r"refused.*(nan|inf)"):
         # of all losses this one has the sampler in its ratio
-        take(engine, parent, bad, batch, 2, tokens_per_microbatch=64, loss="dppo_tv")
+        take(core, parent, bad, batch, 2, tokens_per_microbatch=64, loss="dppo_tv")
     assert contents(bad) == {} and contents(one) == before
-    take(engine, one, two, rows, 2)
-    take(PeftEngine(tiny), one, reference, rows, 2)
+    take(core, one, two, rows, 2)
+    take(LearnerCore(tiny), one, reference, rows, 2)
     assert contents(two) == contents(reference)
 
 
 def test_a_result_that_is_not_finite_is_not_written(tiny: str, tmp_path: Path) -> None:
-    engine = PeftEngine(tiny)
-    start, out = fresh(engine, tmp_path), folder(tmp_path, "out")
-    step = LearnerStep(start, out, 1, on_policy(engine, start, make_rows(3)), TrainConfig())
-    optimizer = engine._optimizer
+    core = LearnerCore(tiny)
+    start, out = fresh(core, tmp_path), folder(tmp_path, "out")
+    step = LearnerStep(start, out, 1, on_policy(core, start, make_rows(3)), TrainConfig())
+    optimizer = core._optimizer
 
     def overflow(*_: Any) -> None:
         with torch.no_grad():
-            next(iter(engine.parameters.values())).fill_(math.inf)
+            next(iter(core.parameters.values())).fill_(math.inf)
 
     optimizer.step = overflow  # type: ignore[method-assign]
     with pytest.raises(ArtError, match="not finite"):
-        engine.step(step, quiet)
+        core.step(step, quiet)
     assert contents(out) == {}
     reference = folder(tmp_path, "reference")
-    engine.step(step, quiet)  # what is in memory is not the parent any more: it is read again
-    PeftEngine(tiny).step(replace(step, out=reference), quiet)
+    core.step(step, quiet)  # what is in memory is not the parent any more: it is read again
+    LearnerCore(tiny).step(replace(step, out=reference), quiet)
     assert contents(out) == contents(reference)
 
 
 def test_unknown_targets_are_refused_with_the_names_that_exist(tiny: str, tmp_path: Path) -> None:
-    engine = PeftEngine(tiny)
+    core = LearnerCore(tiny)
     for targets in (("nonsense",), ("q_proj", "nonsense"), ("embed_tokens",), ("self_attn",), ()):
         with pytest.raises(ConfigError, match=r"down_proj.*q_proj"):
-            engine.init_adapter(tmp_path, LoraConfig(targets=targets))
+            core.init_adapter(tmp_path, LoraConfig(targets=targets))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_broken_adapters_are_refused(tiny: str, tmp_path: Path) -> None:
-    engine, rows = PeftEngine(tiny), make_rows(2)
-    good, out = fresh(engine, tmp_path), folder(tmp_path, "out")
-    take(engine, good, out, rows)
+    core, rows = LearnerCore(tiny), make_rows(2)
+    good, out = fresh(core, tmp_path), folder(tmp_path, "out")
+    take(core, good, out, rows)
 
     def damaged(name: str, damage: Callable[[Path], None]) -> Path:
         where = tmp_path / name
@@ -168,26 +168,26 @@ def test_broken_adapters_are_refused(tiny: str, tmp_path: Path) -> None:
     ]
     for broken in cases:
         with pytest.raises(ConfigError):
-            engine.logprobs(broken, rows)
-    assert engine.logprobs(out, rows)[0][1] < 0
+            core.logprobs(broken, rows)
+    assert core.logprobs(out, rows)[0][1] < 0
 
 
 def test_a_bfloat16_base_learns_in_float32(tiny: str, tmp_path: Path) -> None:
-    engine = PeftEngine(tiny, dtype="bfloat16")
-    start, out = fresh(engine, tmp_path), folder(tmp_path, "out")
-    rows = on_policy(engine, start, make_rows(6))
-    take(engine, start, out, rows, learning_rate=1e-6)
+    core = LearnerCore(tiny, dtype="bfloat16")
+    start, out = fresh(core, tmp_path), folder(tmp_path, "out")
+    rows = on_policy(core, start, make_rows(6))
+    take(core, start, out, rows, learning_rate=1e-6)
     for name in FILES[1:]:
         assert {t.dtype for t in load_file(out / name).values()} == {torch.float32}
     changed = load_file(out / FILES[1])
     before = load_file(start / FILES[1])
     assert any(not torch.equal(changed[k], before[k]) for k in before if "lora_B" in k)
-    assert {p.dtype for p in engine.base.get_input_embeddings().parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in core.base.get_input_embeddings().parameters()} == {torch.bfloat16}
 
 
 def test_metrics_are_complete_and_count_right(tiny: str, tmp_path: Path) -> None:
-    engine = PeftEngine(tiny)
-    start, rows = fresh(engine, tmp_path), make_rows(12)
+    core = LearnerCore(tiny)
+    start, rows = fresh(core, tmp_path), make_rows(12)
     silent = replace(rows[0], mask=[0] * len(rows[0].mask))
     seen: list[tuple[float, str]] = []
     step = LearnerStep(
@@ -203,7 +203,7 @@ def test_metrics_are_complete_and_count_right(tiny: str, tmp_path: Path) -> None
             max_logprob_gap=None,
         ),
     )
-    metrics = engine.step(step, lambda fraction, message: seen.append((fraction, message)))
+    metrics = core.step(step, lambda fraction, message: seen.append((fraction, message)))
     assert set(metrics) == {
         *("loss", "grad_norm", "learning_rate", "ratio_mean", "ratio_max_dev"),
         *("clip_low_fraction", "clip_high_fraction", "logprob_gap_mean", "logprob_gap_max", "kl"),
@@ -218,17 +218,17 @@ def test_metrics_are_complete_and_count_right(tiny: str, tmp_path: Path) -> None
     assert metrics["forest"] == 1.0
     assert metrics["tokens_processed"] == 2 * sum(len(row.token_ids) - 1 for row in rows)
     assert metrics["learning_rate"] == 2.5e-4
-    own = [p for r in engine.logprobs(start, rows) for p in r[1:]]
+    own = [p for r in core.logprobs(start, rows) for p in r[1:]]
     said = [
         p
-        for row, found in zip(rows, engine.logprobs(start, rows), strict=True)
+        for row, found in zip(rows, core.logprobs(start, rows), strict=True)
         for p, counts in zip(found, row.mask, strict=True)
         if counts
     ]
     assert metrics["entropy"] == pytest.approx(-sum(said) / len(said), rel=1e-5)
     gaps = [
         abs(p - row.logprobs[i + 1])
-        for row, r in zip(rows, engine.logprobs(start, rows), strict=True)
+        for row, r in zip(rows, core.logprobs(start, rows), strict=True)
         for i, p in enumerate(r[1:])
         if row.mask[i + 1]
     ]
@@ -242,11 +242,11 @@ def test_metrics_are_complete_and_count_right(tiny: str, tmp_path: Path) -> None
 
 def test_what_cannot_be_loaded_is_refused(tiny: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot load"):
-        PeftEngine(str(tmp_path / "nowhere"))
+        LearnerCore(str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="float16"):
-        PeftEngine(tiny, dtype="float16")
+        LearnerCore(tiny, dtype="float16")
     with pytest.raises(ConfigError, match="abacus"):
-        PeftEngine(tiny, device="abacus")
+        LearnerCore(tiny, device="abacus")
 
 
 def test_rows_survive_their_file_exactly(tmp_path: Path) -> None:

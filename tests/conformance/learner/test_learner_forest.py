@@ -21,7 +21,7 @@ from langchain_art_server.backends.peft import logprob_scoring, packer
 from langchain_art_server.backends.peft.forest import attention_flex
 from langchain_art_server.backends.peft.forest.attention_tiles import Tiles, plan_tiles
 from langchain_art_server.backends.peft.forest.support_check import use_forest
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.logprob_scoring import Counted, Scorer
 from langchain_art_server.backends.peft.padded_rows import load_base
 from tests.support.learner_cases import (
@@ -44,23 +44,23 @@ def test_computing_layers_twice_changes_no_bit(
     rows, results = branching_rows(12) + make_rows(6), []
     for free in (1e12, 1.0):
         monkeypatch.setattr(packer, "free_bytes", lambda _device, free=free: free)
-        engine, here = PeftEngine(str(models[name])), folder(tmp_path, f"free{free}")
-        start, out = shake(fresh(engine, here)), folder(here, "out")
-        metrics = take(engine, start, out, rows, tokens_per_microbatch=64, updates=2)
+        core, here = LearnerCore(str(models[name])), folder(tmp_path, f"free{free}")
+        start, out = shake(fresh(core, here)), folder(here, "out")
+        metrics = take(core, start, out, rows, tokens_per_microbatch=64, updates=2)
         assert metrics["checkpointed"] == float(free == 1.0)
         results.append(contents(out))
-        assert [m for m in engine.base.modules() if m.training] == [] or free == 1.0
+        assert [m for m in core.base.modules() if m.training] == [] or free == 1.0
     assert results[0] == results[1]
 
 
 def test_checkpointing_needs_less_memory(tiny: str, tmp_path: Path) -> None:
     """Counted in what autograd keeps, which is what the learner measures."""
-    engine = PeftEngine(tiny)
-    engine._hold(shake(fresh(engine, tmp_path)))
-    plain = engine.packer._measured()
+    core = LearnerCore(tiny)
+    core._hold(shake(fresh(core, tmp_path)))
+    plain = core.packer._measured()
     # Of each layer at least: its input, four projections' inputs and three of the block behind.
     assert plain > 2 * 4 * (4 * 32 + 3 * 48)
-    batch = engine.batch(make_rows(3), TrainConfig())
+    batch = core.batch(make_rows(3), TrainConfig())
     kept: list[int] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -68,10 +68,10 @@ def test_checkpointing_needs_less_memory(tiny: str, tmp_path: Path) -> None:
         return tensor
 
     for on in (False, True):
-        engine.packer._checkpoint(on)
+        core.packer._checkpoint(on)
         kept.append(0)
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            engine.accumulate(batch, quiet)
+            core.accumulate(batch, quiet)
     assert kept[1] < 0.3 * kept[0]
 
 
@@ -81,13 +81,13 @@ def test_logits_in_chunks_change_nothing(
     rows, gradients = branching_rows(10), []
     for elements in (1 << 24, 64 * 3):
         monkeypatch.setattr(logprob_scoring, "CHUNK_ELEMENTS", elements)
-        engine = PeftEngine(tiny)
-        engine._hold(shake(fresh(engine, folder(tmp_path, f"of{elements}"))))
+        core = LearnerCore(tiny)
+        core._hold(shake(fresh(core, folder(tmp_path, f"of{elements}"))))
         seen: list[int] = []
-        engine._scorer.head.register_forward_hook(lambda *a, s=seen: s.append(a[2].shape[-2]))
-        engine.accumulate(engine.batch(rows, TrainConfig(guard=None)), quiet)
+        core._scorer.head.register_forward_hook(lambda *a, s=seen: s.append(a[2].shape[-2]))
+        core.accumulate(core.batch(rows, TrainConfig(guard=None)), quiet)
         assert (max(seen) <= 3) == (elements < 1000)
-        gradients.append([p.grad for p in engine.parameters.values()])
+        gradients.append([p.grad for p in core.parameters.values()])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
@@ -109,21 +109,21 @@ def test_terms_are_numbered_row_by_row_and_so_are_their_calls() -> None:
 
 
 def test_parts_read_each_distinct_token_once(tiny: str, tmp_path: Path) -> None:
-    engine = PeftEngine(tiny)
-    engine._hold(fresh(engine, tmp_path))
-    engine.packer.token_cost = math.inf
+    core = LearnerCore(tiny)
+    core._hold(fresh(core, tmp_path))
+    core.packer.token_cost = math.inf
     rows = branching_rows(30)
     shown = [row.token_ids[:-1] for row in rows]
     distinct = {tuple(ids[: i + 1]) for ids in shown for i in range(len(ids))}
     seen: list[int] = []
-    hook = engine.base.get_input_embeddings().register_forward_hook(
+    hook = core.base.get_input_embeddings().register_forward_hook(
         lambda _module, args, _out: seen.append(args[0].numel())
     )
     for budget in (64, 4096):
         seen.clear()
-        batch = engine.batch(rows, TrainConfig(tokens_per_microbatch=budget))
+        batch = core.batch(rows, TrainConfig(tokens_per_microbatch=budget))
         seen.clear()  # the measurement of memory
-        engine.accumulate(batch, quiet)
+        core.accumulate(batch, quiet)
         assert sum(seen) == batch.packing.tokens == len(distinct)
         assert (len(seen) == 1) == (budget == 4096)
         assert batch.packing.alive <= 1.25 * budget
@@ -211,10 +211,10 @@ def test_attention_that_is_wrong_is_noticed_by_its_logprobs(
 def test_a_cpu_takes_fewer_tokens_at_once_than_it_may(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = PeftEngine(tiny)
-    engine._hold(fresh(engine, tmp_path))
+    core = LearnerCore(tiny)
+    core._hold(fresh(core, tmp_path))
     monkeypatch.setattr(packer, "CPU_TOKENS", 64)
-    packing = engine.batch(make_rows(30), TrainConfig()).packing
+    packing = core.batch(make_rows(30), TrainConfig()).packing
     assert packing.alive <= 64 < packing.tokens
 
 

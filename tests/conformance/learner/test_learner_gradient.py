@@ -18,7 +18,7 @@ from langchain_art.wire import TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft.forest import attention_tiles
 from langchain_art_server.backends.peft.forest.support_check import has_plain_head
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.logprob_scoring import Scorer
 from langchain_art_server.backends.peft.padded_rows import load_base
 from langchain_art_server.backends.peft.training_batch import TrainingBatch
@@ -94,9 +94,9 @@ def naive_gradient(
     }
 
 
-def second_update(engine: PeftEngine, rows: list[Row], config: TrainConfig) -> TrainingBatch:
+def second_update(core: LearnerCore, rows: list[Row], config: TrainConfig) -> TrainingBatch:
     """A batch whose first update was taken where the rows' logprobs are from: the clip acts."""
-    batch = engine.batch(rows, config)
+    batch = core.batch(rows, config)
     batch.loss.begin_update()
     batch.loss.old_logprobs_N[:] = torch.tensor(
         [p for row in rows for p, m in zip(row.logprobs, row.mask, strict=True) if m],
@@ -105,11 +105,11 @@ def second_update(engine: PeftEngine, rows: list[Row], config: TrainConfig) -> T
     return batch
 
 
-def worst_error(engine: PeftEngine, expected: dict[str, torch.Tensor]) -> float:
+def worst_error(core: LearnerCore, expected: dict[str, torch.Tensor]) -> float:
     """Relative to the whole tensor's size, of the worst parameter; gradients are taken away."""
-    assert set(expected) == set(engine.parameters) and len(expected) == 28
+    assert set(expected) == set(core.parameters) and len(expected) == 28
     errors: list[float] = []
-    for name, parameter in engine.parameters.items():
+    for name, parameter in core.parameters.items():
         assert parameter.grad is not None
         difference = parameter.grad.double() - expected[name].double()
         errors.append((difference.norm() / expected[name].norm()).item())
@@ -131,17 +131,17 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_gradient_equals_a_naive_float64_computation(
     dtype: str, tolerance: float, kind: str, tiny: str, tmp_path: Path
 ) -> None:
-    engine = PeftEngine(tiny, dtype=dtype)
-    adapter = shake(fresh(engine, tmp_path))
+    core = LearnerCore(tiny, dtype=dtype)
+    adapter = shake(fresh(core, tmp_path))
     make = branching_rows if kind == "forest" else make_rows
     rows = make(8, seed=1, temperature=0.7) + make(7, seed=2)
-    rows = jittered(on_policy(engine, adapter, rows), 0.4)
-    engine._hold(adapter)
-    batch = second_update(engine, rows, PLAIN)
-    loss, stats = engine.accumulate(batch, quiet)
+    rows = jittered(on_policy(core, adapter, rows), 0.4)
+    core._hold(adapter)
+    batch = second_update(core, rows, PLAIN)
+    loss, stats = core.accumulate(batch, quiet)
     expected_loss, expected = naive_gradient(tiny, adapter, rows, PLAIN)
     assert loss == pytest.approx(expected_loss, rel=tolerance)
-    assert worst_error(engine, expected) < tolerance
+    assert worst_error(core, expected) < tolerance
     metrics = stats.metrics()
     assert 0.02 < metrics["clip_low_fraction"] < 0.5 and 0.02 < metrics["clip_high_fraction"] < 0.5
     assert stats.tokens == sum(sum(row.mask) for row in rows)
@@ -184,9 +184,9 @@ def forests(draw: st.DrawFn) -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def double_engine(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[PeftEngine, Path]:
-    engine = PeftEngine(tiny, dtype="float64")
-    return engine, shake(fresh(engine, tmp_path_factory.mktemp("double")))
+def double_core(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[LearnerCore, Path]:
+    core = LearnerCore(tiny, dtype="float64")
+    return core, shake(fresh(core, tmp_path_factory.mktemp("double")))
 
 
 @pytest.mark.usefixtures("exact")
@@ -205,25 +205,25 @@ def test_any_forest_gives_the_gradient_of_its_rows(
     block: int,
     loss: str,
     tiny: str,
-    double_engine: tuple[PeftEngine, Path],
+    double_core: tuple[LearnerCore, Path],
 ) -> None:
     if not any(any(row.mask) for row in rows):
         return
-    engine, adapter = double_engine
-    engine._hold(adapter)
+    core, adapter = double_core
+    core._hold(adapter)
     rows = [row for row in rows if any(row.mask)]
     config = TrainConfig(importance="off", guard=None, dual_clip=None, loss=loss)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention_tiles, "BLOCK", block)
-        patch.setattr(engine.packer, "token_cost", token_cost)
+        patch.setattr(core.packer, "token_cost", token_cost)
         batch = second_update(
-            engine, rows, config.model_copy(update={"tokens_per_microbatch": budget})
+            core, rows, config.model_copy(update={"tokens_per_microbatch": budget})
         )
-        total, _ = engine.accumulate(batch, quiet)
+        total, _ = core.accumulate(batch, quiet)
     expected_total, expected = naive_gradient(tiny, adapter, rows, config)
     assert total == pytest.approx(expected_total, rel=1e-9, abs=1e-12)
     size = math.sqrt(sum(e.square().sum().item() for e in expected.values()))
-    for name, parameter in engine.parameters.items():
+    for name, parameter in core.parameters.items():
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         error = (gradient - expected.get(name, 0)).norm().item()
         parameter.grad = None
@@ -234,26 +234,26 @@ def test_any_forest_gives_the_gradient_of_its_rows(
 def test_micro_batches_and_company_change_nothing(
     name: str, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    engine = PeftEngine(str(models[name]))
-    assert (engine.packer.padded_because is None) == (name != "gemma3")
+    core = LearnerCore(str(models[name]))
+    assert (core.packer.padded_because is None) == (name != "gemma3")
     rows = make_rows(9, seed=6, temperature=1.3) + branching_rows(9, seed=6)
-    adapter = shake(fresh(engine, tmp_path))
-    engine._hold(adapter)
+    adapter = shake(fresh(core, tmp_path))
+    core._hold(adapter)
     gradients, losses = [], []
     for tokens in (64, 10_000):
         config = PLAIN.model_copy(update={"tokens_per_microbatch": tokens})
-        loss, _ = engine.accumulate(engine.batch(rows, config), quiet)
+        loss, _ = core.accumulate(core.batch(rows, config), quiet)
         losses.append(loss)
-        gradients.append({n: p.grad.clone() for n, p in engine.parameters.items()})
-        for parameter in engine.parameters.values():
+        gradients.append({n: p.grad.clone() for n, p in core.parameters.items()})
+        for parameter in core.parameters.values():
             parameter.grad = None
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     for key, gradient in gradients[0].items():
         error = (gradient - gradients[1][key]).norm() / gradient.norm()
         assert error < 2e-5, key
-    together = engine.logprobs(adapter, rows)
+    together = core.logprobs(adapter, rows)
     for row, own in zip(rows, together, strict=True):
-        (alone,) = engine.logprobs(adapter, [row])
+        (alone,) = core.logprobs(adapter, [row])
         assert own.tolist() == pytest.approx(alone.tolist(), abs=5e-6)
 
 
@@ -276,22 +276,22 @@ def test_outputs_give_the_models_own_logits(name: str, models: dict[str, Path]) 
 
 @pytest.mark.usefixtures("exact")
 def test_a_supervised_step_is_the_mean_negative_log_likelihood(tiny: str, tmp_path: Path) -> None:
-    engine = PeftEngine(tiny, dtype="float64")
-    adapter = shake(fresh(engine, tmp_path))
+    core = LearnerCore(tiny, dtype="float64")
+    adapter = shake(fresh(core, tmp_path))
     rows = branching_rows(9, seed=3)  # made up: no sampler's logprobs have a say
-    engine._hold(adapter)
+    core._hold(adapter)
     config = TrainConfig(loss="sft", tokens_per_microbatch=64)
-    batch = engine.batch(rows, config)
-    loss, stats = engine.accumulate(batch, quiet)
+    batch = core.batch(rows, config)
+    loss, stats = core.accumulate(batch, quiet)
     expected_loss, expected = naive_gradient(tiny, adapter, rows, config)
     assert loss == pytest.approx(expected_loss, rel=1e-9)
-    assert worst_error(engine, expected) < 1e-9
+    assert worst_error(core, expected) < 1e-9
     shown = sum(len(row.token_ids) - 1 for row in rows)
     assert batch.packing.tokens < 0.9 * shown  # common beginnings once
     assert stats.metrics()["logprob_gap_max"] == 0.0 and stats.metrics()["ratio_mean"] == 1.0
     plain = math.fsum(
         -p * m
-        for row, own in zip(rows, engine.logprobs(adapter, rows), strict=True)
+        for row, own in zip(rows, core.logprobs(adapter, rows), strict=True)
         for p, m in zip(own, row.mask, strict=True)
     ) / sum(sum(row.mask) for row in rows)
     assert loss == pytest.approx(plain, rel=1e-9)

@@ -1,4 +1,4 @@
-"""Learners on several gloo ranks, as a server starts them, against one engine in this process."""
+"""Learners on several gloo ranks, as a server starts them, against one core in this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from langchain_art.wire import TrainConfig
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.distributed.data_parallel import rank_devices
 from langchain_art_server.backends.peft.learner import PeftLearner
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.config import LearnerSettings, Settings
 from tests.support.learner_cases import (
     FILES,
@@ -58,8 +58,8 @@ async def check_twenty_steps(
     learner: PeftLearner, tiny: str, tmp_path: Path, **changes: Any
 ) -> None:
     """The adapter of several ranks is one rank's, and so are their metrics."""
-    engine = PeftEngine(tiny)
-    alone = together = fresh(engine, tmp_path)
+    core = LearnerCore(tiny)
+    alone = together = fresh(core, tmp_path)
     config = TrainConfig(
         learning_rate=1e-3, updates=2, kl="k3", kl_coefficient=0.01, **LENIENT, **changes
     )
@@ -69,7 +69,7 @@ async def check_twenty_steps(
             make = branching_rows if step % 2 else make_rows  # with and without weights, shared
             rows = make(12, seed=step)
             out = folder(tmp_path, f"alone{step}")
-            expected = engine.step(LearnerStep(alone, out, step, rows, config), quiet)
+            expected = core.step(LearnerStep(alone, out, step, rows, config), quiet)
             alone, out = out, folder(tmp_path, f"together{step}")
             metrics = await learner.step(LearnerStep(together, out, step, rows, config), ignore)
             together = out
@@ -79,7 +79,7 @@ async def check_twenty_steps(
         assert learner.restarts == 0
     finally:
         await learner.close()
-    assert distance(alone, fresh(engine, tmp_path), FILES[1]) > 0.05  # they have learned
+    assert distance(alone, fresh(core, tmp_path), FILES[1]) > 0.05  # they have learned
     apart = distance(together, alone, FILES[1])
     assert apart <= 1e-6
     assert sorted(contents(together)) == sorted(FILES)
@@ -92,11 +92,11 @@ async def test_two_ranks_equal_one_after_twenty_steps(tiny: str, tmp_path: Path)
 
 @pytest.mark.slow
 async def test_a_rank_without_rows_waits_and_the_others_learn(tiny: str, tmp_path: Path) -> None:
-    engine, learner = PeftEngine(tiny), ranked(tiny, 3)
-    start, rows = fresh(engine, tmp_path), make_rows(1)
+    core, learner = LearnerCore(tiny), ranked(tiny, 3)
+    start, rows = fresh(core, tmp_path), make_rows(1)
     expected, out = folder(tmp_path, "expected"), folder(tmp_path, "out")
     config = TrainConfig(learning_rate=1e-2, **LENIENT)
-    alone = engine.step(LearnerStep(start, expected, 1, rows, config), quiet)
+    alone = core.step(LearnerStep(start, expected, 1, rows, config), quiet)
     await learner.start()
     try:
         metrics = await learner.step(LearnerStep(start, out, 1, rows, config), ignore)
@@ -143,8 +143,8 @@ async def test_a_rank_that_is_killed_takes_the_step_with_it_and_it_is_begun_agai
 
 @pytest.mark.slow
 async def test_what_one_rank_refuses_all_refuse_and_go_on(tiny: str, tmp_path: Path) -> None:
-    engine, learner = PeftEngine(tiny), ranked(tiny)
-    start, rows = fresh(engine, tmp_path), make_rows(12)
+    core, learner = LearnerCore(tiny), ranked(tiny)
+    start, rows = fresh(core, tmp_path), make_rows(12)
     out, expected = folder(tmp_path, "out"), folder(tmp_path, "expected")
     config = TrainConfig(learning_rate=1e-2, **LENIENT)
     await learner.start()
@@ -154,7 +154,7 @@ async def test_what_one_rank_refuses_all_refuse_and_go_on(tiny: str, tmp_path: P
         with pytest.raises(ConfigError, match="nowhere"):
             await learner.step(LearnerStep(tmp_path / "nowhere", out, 1, rows, config), ignore)
         assert contents(out) == {}
-        engine.step(LearnerStep(start, expected, 1, rows, config), quiet)
+        core.step(LearnerStep(start, expected, 1, rows, config), quiet)
         await learner.step(LearnerStep(start, out, 1, rows, config), ignore)
         assert learner.restarts == 0
     finally:

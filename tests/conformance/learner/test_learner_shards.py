@@ -1,4 +1,4 @@
-"""Learners on gloo ranks that hold a part of the base each, against one engine with all of it."""
+"""Learners on gloo ranks that hold a part of the base each, against one core with all of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.distributed.fsdp import decoder_layers
 from langchain_art_server.backends.peft.distributed.process_group import LOST
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.config import load_settings
 from tests.conformance.learner.test_learner_ranks import (
     check_twenty_steps,
@@ -71,7 +71,7 @@ async def test_two_shards_equal_one_whole_after_twenty_steps(tiny: str, tmp_path
 
 @pytest.mark.slow
 async def test_shards_take_other_shapes_and_ranks_without_rows(tiny: str, tmp_path: Path) -> None:
-    engine, learner = PeftEngine(tiny), ranked(tiny, shard=True)
+    core, learner = LearnerCore(tiny), ranked(tiny, shard=True)
     config = TrainConfig(
         learning_rate=1e-2, kl="k3", kl_coefficient=0.01, tokens_per_microbatch=64, **LENIENT
     )
@@ -83,13 +83,13 @@ async def test_shards_take_other_shapes_and_ranks_without_rows(tiny: str, tmp_pa
             start = folder(tmp_path, f"start{number}")
             await learner.init_adapter(start, lora)
             out, expected = (folder(tmp_path, f"{name}{number}") for name in ("out", "expected"))
-            engine.step(LearnerStep(shake(start), expected, 1, rows, config), quiet)
+            core.step(LearnerStep(shake(start), expected, 1, rows, config), quiet)
             metrics = await learner.step(LearnerStep(start, out, 1, rows, config), ignore)
             assert metrics["rows"] == len(rows)
             assert distance(out, expected, FILES[1]) <= 1e-6
             for adapter in (out, None):
                 found = await learner.logprobs(adapter, make_rows(5))
-                whole = engine.logprobs(adapter, make_rows(5))
+                whole = core.logprobs(adapter, make_rows(5))
                 np.testing.assert_allclose(np.concatenate(found), np.concatenate(whole), atol=1e-5)
         assert learner.restarts == 0
     finally:
@@ -100,12 +100,12 @@ async def test_shards_take_other_shapes_and_ranks_without_rows(tiny: str, tmp_pa
 async def test_shards_refuse_together_and_begin_again_when_one_is_killed(
     tiny: str, tmp_path: Path
 ) -> None:
-    engine, learner = PeftEngine(tiny), ranked(tiny, shard=True)
-    start, rows = shake(fresh(engine, tmp_path)), make_rows(24)
+    core, learner = LearnerCore(tiny), ranked(tiny, shard=True)
+    start, rows = shake(fresh(core, tmp_path)), make_rows(24)
     out, expected = folder(tmp_path, "out"), folder(tmp_path, "expected")
     config = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64, **LENIENT)
     request = LearnerStep(start, out, 1, rows, config)
-    engine.step(LearnerStep(start, expected, 1, rows, config), quiet)
+    core.step(LearnerStep(start, expected, 1, rows, config), quiet)
     killed: list[int] = []
 
     async def leave(_fraction: float, _message: str) -> None:
@@ -138,8 +138,8 @@ async def test_shards_refuse_together_and_begin_again_when_one_is_killed(
 def test_a_shard_is_half_of_the_layers_and_its_layers_may_be_computed_twice(
     tiny: str, tmp_path: Path
 ) -> None:
-    engine, rows = PeftEngine(tiny), make_rows(12)
-    start, expected = shake(fresh(engine, tmp_path)), folder(tmp_path, "expected")
+    core, rows = LearnerCore(tiny), make_rows(12)
+    start, expected = shake(fresh(core, tmp_path)), folder(tmp_path, "expected")
     outs = [folder(tmp_path, f"rank{rank}") for rank in range(2)]
     argv = [sys.executable, "-m", "tests.support.shard_rank"]
     where = [str(tmp_path / "meeting"), tiny, str(start)]
@@ -148,19 +148,19 @@ def test_a_shard_is_half_of_the_layers_and_its_layers_may_be_computed_twice(
         for rank, out in enumerate(outs)
     ]
     found: list[dict[str, Any]] = [json.loads(rank.communicate()[0]) for rank in ranks]
-    layers = decoder_layers(engine.base)
+    layers = decoder_layers(core.base)
     whole = sum(
         p.numel() for layer in layers for n, p in layer.named_parameters() if "lora" not in n
     )
     for rank in found:
         assert rank["held"] == pytest.approx(whole / 2, rel=0.01)
         assert rank["gathered"] == 0  # nothing of the other's is left behind a step
-    measured = engine.packer._measured()  # pyright: ignore[reportPrivateUsage]
+    measured = core.packer._measured()  # pyright: ignore[reportPrivateUsage]
     assert [rank.returncode for rank in ranks] == [LOST, LOST]  # after what fails on one of them
     for rank in found:
         assert rank["bytes_per_token"] == pytest.approx(measured, rel=0.2)
     assert [rank["checkpointed"] for rank in found] == [1.0, 0.0]
-    take(engine, start, expected, rows)
+    take(core, start, expected, rows)
     assert distance(outs[0], expected, FILES[1]) <= 1e-6
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from langchain_art.errors import ConfigError, InvalidRequest
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.unsloth.learner import UnslothLearner
 from langchain_art_server.config import LearnerSettings, Settings, load_settings
 from tests.support.environments import environment
@@ -60,10 +60,10 @@ def learner_for(model: Path, python: Path, **settings: object) -> UnslothLearner
 
 
 async def test_its_adapter_is_the_peft_learners(model: Path, python: Path, tmp_path: Path) -> None:
-    engine, learner = PeftEngine(str(model)), learner_for(model, python)
+    core, learner = LearnerCore(str(model)), learner_for(model, python)
     await learner.start()
     try:
-        ours, theirs = fresh(engine, tmp_path), folder(tmp_path, "theirs0")
+        ours, theirs = fresh(core, tmp_path), folder(tmp_path, "theirs0")
         await learner.init_adapter(theirs, LORA)
         assert contents(theirs)[FILES[1]] == contents(ours)[FILES[1]]
         for step in range(1, 6):
@@ -72,7 +72,7 @@ async def test_its_adapter_is_the_peft_learners(model: Path, python: Path, tmp_p
                 learning_rate=1e-2, updates=2, kl="k3", kl_coefficient=0.02, **LENIENT
             )
             out = folder(tmp_path, f"ours{step}")
-            expected = engine.step(LearnerStep(ours, out, step, rows, config), quiet)
+            expected = core.step(LearnerStep(ours, out, step, rows, config), quiet)
             ours, out = out, folder(tmp_path, f"theirs{step}")
             metrics = await learner.step(LearnerStep(theirs, out, step, rows, config), ignore)
             theirs = out
@@ -87,7 +87,7 @@ async def test_its_adapter_is_the_peft_learners(model: Path, python: Path, tmp_p
         rows = make_rows(4)
         for adapter in (theirs, None):
             found = await learner.logprobs(adapter, rows)
-            for own, plain in zip(found, engine.logprobs(adapter, rows), strict=True):
+            for own, plain in zip(found, core.logprobs(adapter, rows), strict=True):
                 assert own == pytest.approx(plain.tolist(), abs=1e-4)
         assert learner.restarts == 0
     finally:

@@ -38,7 +38,7 @@ torch.set_num_threads(1)
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 
 folder, dtype, length, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 
@@ -46,10 +46,10 @@ def now():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 before = now()
-engine = PeftEngine(str(folder / "model"), "cpu", dtype)
+core = LearnerCore(str(folder / "model"), "cpu", dtype)
 (folder / "v0").mkdir()
 (folder / "v1").mkdir()
-engine.init_adapter(folder / "v0", LoraConfig(rank=8, alpha=16.0))
+core.init_adapter(folder / "v0", LoraConfig(rank=8, alpha=16.0))
 rows = []
 for k in range(count):
     ids = [(7919 * (k + 1) + 31 * t) % 4000 for t in range(length)]
@@ -58,12 +58,12 @@ for k in range(count):
 config = TrainConfig(
     importance="off", guard=None, max_logprob_gap=None, tokens_per_microbatch=length * count
 )
-alive = engine.batch(rows, config).packing.alive
-engine.step(LearnerStep(folder / "v0", folder / "v1", 1, rows, config), lambda f, m: None)
+alive = core.batch(rows, config).packing.alive
+core.step(LearnerStep(folder / "v0", folder / "v1", 1, rows, config), lambda f, m: None)
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-checkpointed = engine.packer.checkpoints
+checkpointed = core.packer.checkpoints
 print(json.dumps({"bytes": peak - before, "alive": alive, "checkpointed": checkpointed,
-                  "token": engine.packer._measured(), "parameters": engine.info["parameters"]}))
+                  "token": core.packer._measured(), "parameters": core.info["parameters"]}))
 """
 
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from langchain_art.wire import TrainConfig, TrainRequest, Trajectory, Turn
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.jobs.batch_builder import Batch
 from tests.support.call_records import record
 from tests.support.learner_cases import fresh, quiet, shake
@@ -46,11 +46,11 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
 class Graph:
     """Runs of the graph, sampled once: a writer whose first token earns something, then noise."""
 
-    def __init__(self, engine: PeftEngine, adapter: Path) -> None:
-        self.engine = engine
-        base = AutoModelForCausalLM.from_pretrained(engine.name, dtype=torch.float64)
+    def __init__(self, core: LearnerCore, adapter: Path) -> None:
+        self.core = core
+        base = AutoModelForCausalLM.from_pretrained(core.name, dtype=torch.float64)
         self.sampler = peft.PeftModel.from_pretrained(base, str(adapter)).eval()
-        engine._hold(adapter)
+        core._hold(adapter)
         said = {node: self._sampled(prompt, seed) for seed, (node, prompt) in enumerate(NODES)}
         self.rewards = [float(ids[0] % 3 == 0) for ids in said["writer"]]
         rows = {
@@ -60,7 +60,7 @@ class Graph:
             ]
             for node, prompt in NODES
         }
-        logprobs = {node: engine.logprobs(adapter, rows[node]) for node in rows}
+        logprobs = {node: core.logprobs(adapter, rows[node]) for node in rows}
         self.records = {
             f"{node}-{i}": record(
                 f"{node}-{i}", prompt, said[node][i], logprobs=logprobs[node][i][3:].tolist()
@@ -110,9 +110,9 @@ class Graph:
             row if row.token_ids[:3] == prompt else replace(row, weights=[0.0] * len(row.mask))
             for row in rows
         ]
-        self.engine.accumulate(self.engine.batch(own, config), quiet)
+        self.core.accumulate(self.core.batch(own, config), quiet)
         squares = 0.0
-        for parameter in self.engine.parameters.values():
+        for parameter in self.core.parameters.values():
             if parameter.grad is not None:
                 squares += float(parameter.grad.double().square().sum())
                 parameter.grad = None
@@ -124,8 +124,8 @@ NODES = list(PROMPTS.items())
 
 @pytest.fixture(scope="module")
 def measured(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float, float]]:
-    engine = PeftEngine(tiny, dtype="float64")
-    graph = Graph(engine, shake(fresh(engine, tmp_path_factory.mktemp("noise"))))
+    core = LearnerCore(tiny, dtype="float64")
+    graph = Graph(core, shake(fresh(core, tmp_path_factory.mktemp("noise"))))
     found: dict[str, tuple[float, float]] = {}
     for name, (fields, rewards) in CASES.items():
         norms = graph.norms(TrainConfig(**fields), rewards)

@@ -12,7 +12,7 @@ import httpx
 import torch
 
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.live_server import BASE_MODEL, LiveServer
 
 STEPS, CALLERS = 3, 16
@@ -88,12 +88,12 @@ def test_calls_keep_the_version_that_they_began_with(tmp_path: Path) -> None:
         by_version[record["version"]].append(record)
     assert set(by_version) == set(range(STEPS + 1))
     torch.set_num_threads(1)
-    engine = PeftEngine(str(BASE_MODEL))
+    core = LearnerCore(str(BASE_MODEL))
     for version, calls in by_version.items():
         folder = server.data_dir / "adapters" / "tiny" / str(version)
         sample = calls[:6] + calls[-6:]  # those at the swaps are the last and the first
         rows = [row_of(call) for call in sample]
-        for call, again in zip(sample, engine.logprobs(folder, rows), strict=True):
+        for call, again in zip(sample, core.logprobs(folder, rows), strict=True):
             said = len(call["token_ids"])
             assert max(abs(again[-said:] - call["logprobs"])) <= 1e-3, (version, call["id"])
 

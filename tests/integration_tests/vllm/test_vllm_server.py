@@ -25,7 +25,7 @@ import torch
 
 from examples.email_search.train import make_rollout
 from langchain_art import ChatART, TrainConfig, Trainer
-from langchain_art_server.backends.peft.learner_core import PeftEngine
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.integration_tests.examples import test_email_example
 from tests.integration_tests.examples.test_email_example import mails_of
 from tests.integration_tests.training.test_hot_swap import row_of, train_once
@@ -170,10 +170,10 @@ def recheck(server: VllmServer, records: list[dict[str, Any]]) -> None:
         by_version[record["version"]].append(record)
     assert len(by_version) >= VERSIONS // 2
     torch.set_num_threads(1)
-    engine = PeftEngine(str(server.data_dir.parent / "model"))
+    core = LearnerCore(str(server.data_dir.parent / "model"))
     for version, calls in by_version.items():
         folder = server.data_dir / "adapters" / "tiny" / str(version)
-        again = engine.logprobs(folder, [row_of(call) for call in calls])
+        again = core.logprobs(folder, [row_of(call) for call in calls])
         for call, logprobs in zip(calls, again, strict=True):
             said = len(call["token_ids"])
             gaps = abs(logprobs[-said:] - call["logprobs"])

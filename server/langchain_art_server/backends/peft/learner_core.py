@@ -1,4 +1,4 @@
-"""The embedded learner's engine: one base model, one adapter on it at a time. Child side only.
+"""The embedded learner's core: one base model, one adapter on it at a time. Child side only.
 
 Index suffixes as in `peft_forward`.
 """
@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import peft
@@ -52,9 +52,10 @@ LOGPROB_TOKENS = 4096
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 Progress = Callable[[float, str], None]
+C = TypeVar("C", bound="LearnerCore")
 
 
-class PeftEngine:
+class LearnerCore:
     """Loads a base model and makes, trains and reads LoRA adapters on it.
 
     The adapter's weights and the optimizer's state are float32 (float64 on a float64 base)
@@ -312,23 +313,19 @@ class PeftEngine:
         return contextlib.nullcontext() if self._peft is None else self._peft.disable_adapter()
 
 
-def serving_engine(
-    model: str, device: str | None, dtype: str | None, threads: int | None
-) -> PeftEngine:
-    """An engine for a process that does nothing else: sets torch's threads and determinism.
+def process_core(make: Callable[[], C], threads: int | None) -> C:
+    """Make the core of a process that does nothing else: sets torch's threads and determinism.
 
     Args:
-        model: hub name or local path.
-        device: as for `PeftEngine`.
-        dtype: as for `PeftEngine`.
+        make: makes the core.
         threads: torch threads; None: half of the cores, at least one.
     """
     set_threads(threads)
     transformers.utils.logging.disable_progress_bar()
-    engine = PeftEngine(model, device, dtype)
+    core = make()
     # On CPU the same step must give the same bytes; on GPUs some kernels have no such variant.
-    torch.use_deterministic_algorithms(engine.device.type == "cpu")
-    return engine
+    torch.use_deterministic_algorithms(core.device.type == "cpu")
+    return core
 
 
 def _guard(loss: float, norm: float, stats: LossStats) -> None:

@@ -1,4 +1,4 @@
-"""The learner on Unsloth's kernels, as the server holds it: no torch on this side."""
+"""The learner on Unsloth's kernels, as the server holds it. No torch here."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ from langchain_art_server.config import Settings
 
 
 class UnslothLearner(PeftLearner):
-    """A `base.Learner` on a model that Unsloth loaded, in a process of its own.
+    """A `base.Learner` on a model that Unsloth loads, in one child process.
 
     Args:
         settings: reads `model`, `device`, `dtype`, `max_model_len` and `learner`.
     """
 
-    engine: ClassVar[str] = "langchain_art_server.backends.unsloth.learner_core:serving_engine"
-    # Unsloth asks a hub for a file at each start, only to be counted.
+    core: ClassVar[str] = "langchain_art_server.backends.unsloth.learner_core:make_core"
+    # Without it, Unsloth downloads a file from a model hub at each start, to count its users.
     env: ClassVar[dict[str, str]] = {"UNSLOTH_DISABLE_STATISTICS": "1"}
 
     @staticmethod
     def options(settings: Settings) -> dict[str, Any]:
-        """What `engine` gets."""
-        return {
-            "model": settings.model,
-            "device": settings.device,
-            "dtype": settings.dtype,
-            "threads": settings.learner.threads,
+        """Keyword arguments of `core`."""
+        options = PeftLearner.options(settings)
+        del options["ranks"], options["shard"]  # one process; Settings refuses others
+        return options | {
             "max_model_len": settings.max_model_len,
             "load_in_4bit": settings.learner.load_in_4bit,
         }

@@ -10,31 +10,29 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from unsloth import FastLanguageModel  # pyright: ignore[reportMissingImports]
+from unsloth import FastLanguageModel  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
 import peft
-import torch
 import transformers
 from torch import nn
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.backends.peft.learner_core import PeftEngine
-from langchain_art_server.backends.models.device import set_threads
+from langchain_art_server.backends.peft.learner_core import LearnerCore, process_core
 
 #: Context of a model whose config does not say.
 MAX_MODEL_LEN = 32768
 
 
-class UnslothEngine(PeftEngine):
-    """`PeftEngine` on a model that Unsloth loaded.
+class UnslothCore(LearnerCore):
+    """`LearnerCore` on a model that Unsloth loaded.
 
     On a GPU, where Unsloth's own attention cannot be told of a forest, rows are padded; the reason
     is logged, and `metrics["forest"]` is 0. On a CPU its model is plain transformers.
 
     Args:
         model: hub name or local path.
-        device: as for `PeftEngine`.
-        dtype: as for `PeftEngine`.
+        device: as for `LearnerCore`.
+        dtype: as for `LearnerCore`.
         max_model_len: tokens of the longest row; None: what the model's config allows.
         load_in_4bit: quantise the base's weights (bitsandbytes, NF4); LoRA stays in float32.
 
@@ -109,26 +107,15 @@ class UnslothEngine(PeftEngine):
         return dressed
 
 
-def serving_engine(
+def make_core(
     model: str,
     device: str | None,
     dtype: str | None,
     threads: int | None,
     max_model_len: int | None,
     load_in_4bit: bool,
-) -> UnslothEngine:
-    """An engine for a process that does nothing else.
-
-    Args:
-        model: as for `UnslothEngine`.
-        device: as for `UnslothEngine`.
-        dtype: as for `UnslothEngine`.
-        threads: torch threads; None: half of the cores, at least one.
-        max_model_len: as for `UnslothEngine`.
-        load_in_4bit: as for `UnslothEngine`.
-    """
-    set_threads(threads)
-    transformers.utils.logging.disable_progress_bar()
-    engine = UnslothEngine(model, device, dtype, max_model_len, load_in_4bit=load_in_4bit)
-    torch.use_deterministic_algorithms(engine.device.type == "cpu")
-    return engine
+) -> UnslothCore:
+    """The core of a process that does nothing else; see `UnslothCore` and `process_core`."""
+    return process_core(
+        lambda: UnslothCore(model, device, dtype, max_model_len, load_in_4bit=load_in_4bit), threads
+    )

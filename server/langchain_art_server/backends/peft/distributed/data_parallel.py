@@ -40,7 +40,7 @@ from langchain_art_server.backends.ipc.step_codec import read_step, step_words, 
 from langchain_art_server.backends.models.device import set_threads, torch_device
 from langchain_art_server.backends.peft.distributed.fsdp import sharded_base, sharded_forward
 from langchain_art_server.backends.peft.distributed.process_group import LOST, Ranks
-from langchain_art_server.backends.peft.learner_core import PeftEngine, Progress, serving_engine
+from langchain_art_server.backends.peft.learner_core import LearnerCore, Progress, process_core
 from langchain_art_server.backends.peft.logprob_scoring import Scorer, Visit
 from langchain_art_server.backends.peft.packer import Packer
 from langchain_art_server.backends.peft.training_batch import TrainingBatch
@@ -48,13 +48,13 @@ from langchain_art_server.backends.peft.training_batch import TrainingBatch
 log = logging.getLogger(__name__)
 
 
-class DdpEngine(PeftEngine):
-    """One rank's engine: what `PeftEngine` does, on a share of the rows.
+class DataParallelCore(LearnerCore):
+    """One rank's core: what `LearnerCore` does, on a share of the rows.
 
     Args:
-        model: as for `PeftEngine`.
+        model: as for `LearnerCore`.
         device: of this rank.
-        dtype: as for `PeftEngine`.
+        dtype: as for `LearnerCore`.
         ranks: this rank among the others, which must all be made at the same time.
         shard: each rank holds a part of the base's layers, see `sharding`.
 
@@ -68,10 +68,10 @@ class DdpEngine(PeftEngine):
     ) -> None:
         self._ranks, self._shard = ranks, shard
         ranks.together(lambda: torch_device(device))
-        ranks.together(lambda: super(DdpEngine, self).__init__(model, device, dtype))
+        ranks.together(lambda: super(DataParallelCore, self).__init__(model, device, dtype))
 
     def step(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
-        """See `PeftEngine.step`; counts of rows, tokens and CPU seconds are sums over ranks."""
+        """See `LearnerCore.step`; counts of rows, tokens and CPU seconds are sums over ranks."""
         self._ranks.together(lambda: self._hold(request.parent))
         metrics = super().step(request, progress)
         counts = ("rows", "tokens_processed", "cpu_seconds")
@@ -92,7 +92,7 @@ class DdpEngine(PeftEngine):
     def accumulate(self, batch: TrainingBatch, progress: Progress) -> tuple[float, LossStats]:
         """Add the gradient of all ranks' rows; their loss, and what it says of the step."""
         own = self._ranks.together(
-            lambda: super(DdpEngine, self).accumulate(batch, progress), on_ways=True
+            lambda: super(DataParallelCore, self).accumulate(batch, progress), on_ways=True
         )
         self._ranks.add_gradients(self.parameters.values())
         return self._ranks.add_stats(*own)
@@ -112,13 +112,13 @@ class DdpEngine(PeftEngine):
     def _write(self, out: Path) -> None:
         def write() -> None:
             if self._ranks.rank == 0:
-                super(DdpEngine, self)._write(out)
+                super(DataParallelCore, self)._write(out)
 
         self._ranks.together(write)
 
     def _suspects(self, batch: TrainingBatch) -> list[Suspect]:
         def suspects() -> list[Suspect]:
-            return super(DdpEngine, self)._suspects(batch) if self._ranks.rank == 0 else []
+            return super(DataParallelCore, self)._suspects(batch) if self._ranks.rank == 0 else []
 
         return self._ranks.together(suspects, on_ways=True)
 
@@ -128,16 +128,16 @@ class DdpEngine(PeftEngine):
         return TrainingBatch(rows, _NoRows(), StepLoss(StepTokens(none, none, none, calls), config))
 
 
-class RankZero(DdpEngine):
+class RankZero(DataParallelCore):
     """Rank 0: starts the others, tells them each step, and is what the parent talks to.
 
     Args:
-        model: as for `PeftEngine`.
+        model: as for `LearnerCore`.
         device: of the first rank; None: cuda or cpu. Rank k takes the k-th GPU from there on.
-        dtype: as for `PeftEngine`.
+        dtype: as for `LearnerCore`.
         threads: of each rank; None: all ranks together take half of the cores.
         ranks: how many.
-        shard: as for `DdpEngine`.
+        shard: as for `DataParallelCore`.
 
     Raises:
         ConfigError: there are not that many GPUs, or a rank cannot load the model.
@@ -179,7 +179,7 @@ class RankZero(DdpEngine):
             raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from error
 
     def step(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
-        """See `DdpEngine.step`."""
+        """See `DataParallelCore.step`."""
         rows = Path(self._folder.name, "rows.npz")
         write_rows(rows, request.rows)
         for other in self._others:
@@ -187,7 +187,7 @@ class RankZero(DdpEngine):
         return super().step(request, progress)
 
     def logprobs(self, adapter: Path | None, rows: Sequence[Row]) -> list[np.ndarray]:
-        """See `PeftEngine.logprobs`; rank 0 reads the rows, and the others assist if need be."""
+        """See `LearnerCore.logprobs`; rank 0 reads the rows, and the others assist if need be."""
         if not self._shard:
             return super().logprobs(adapter, rows)
         for other in self._others:
@@ -231,15 +231,15 @@ def rank_devices(first: torch.device, ranks: int) -> list[str]:
     return [f"{first.type}:{start + rank}" for rank in range(ranks)]
 
 
-def ranked_engine(
+def make_core(
     model: str,
     device: str | None,
     dtype: str | None,
     threads: int | None,
     ranks: int,
     shard: bool,
-) -> PeftEngine:
-    """An engine for a process that does nothing else, on one rank or several.
+) -> LearnerCore:
+    """The core of a process that does nothing else, on one rank or several.
 
     Args:
         model: as for `RankZero`.
@@ -250,17 +250,19 @@ def ranked_engine(
         shard: as for `RankZero`; with several ranks only.
     """
     if ranks == 1:
-        return serving_engine(model, device, dtype, threads)
-    _prepare(threads, ranks)
-    engine = RankZero(model, device, dtype, threads, ranks, shard=shard)
-    torch.use_deterministic_algorithms(engine.device.type == "cpu")
-    return engine
+        return process_core(lambda: LearnerCore(model, device, dtype), threads)
+    return process_core(
+        lambda: RankZero(model, device, dtype, threads, ranks, shard=shard),
+        _threads(threads, ranks),
+    )
 
 
-def _prepare(threads: int | None, ranks: int) -> None:
-    set_threads(threads)
-    if threads is None:
-        torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
+def _threads(threads: int | None, ranks: int) -> int:
+    """Torch threads of one rank: all ranks together take half of the processors by default."""
+    if threads is not None:
+        return threads
+    set_threads(None)
+    return max(1, torch.get_num_threads() // ranks)
 
 
 def _weighed(row: Row, weight: float) -> Row:
@@ -284,21 +286,24 @@ def rank_main() -> None:
 
     threading.Thread(target=read, daemon=True, name="rank-0").start()
     told = lines.get()
-    _prepare(told["threads"], told["ranks"])
     group = Ranks(told["rank"], told["ranks"], Path(told["meeting"]), torch.device(told["device"]))
     try:
-        engine = DdpEngine(told["model"], told["device"], told["dtype"], group, shard=told["shard"])
+        core = process_core(
+            lambda: DataParallelCore(
+                told["model"], told["device"], told["dtype"], group, shard=told["shard"]
+            ),
+            _threads(told["threads"], told["ranks"]),
+        )
     except ArtError:
         lines.get()  # rank 0 says why, and then ends, and this process with it
         return
-    torch.use_deterministic_algorithms(engine.device.type == "cpu")
     while True:
         p = lines.get()
         try:
             if "assist" in p:
-                engine.assist()
+                core.assist()
             else:
-                engine.step(read_step(p), lambda _fraction, _message: None)
+                core.step(read_step(p), lambda _fraction, _message: None)
         except ArtError as error:
             log.debug("Rank %d: %s", group.rank, error)  # rank 0 says the same
 

@@ -1,0 +1,100 @@
+"""The loop of the learner's process: one call of the parent after the other.
+
+Torch is imported when the first call, ``start``, makes the process's `LearnerCore`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from langchain_art.errors import ArtError, ConfigError
+from langchain_art.wire import LoraConfig
+from langchain_art_server.backends.base import Demonstration
+from langchain_art_server.backends.ipc.channel import Call, Channel
+from langchain_art_server.backends.ipc.step_codec import read_rows, read_step
+
+if TYPE_CHECKING:
+    from langchain_art_server.backends.peft.learner_core import LearnerCore
+
+log = logging.getLogger(__name__)
+
+
+def serve(channel: Channel, config: dict[str, Any]) -> None:
+    """Answer calls until the process ends.
+
+    Args:
+        channel: to the parent; the first call is ``start``.
+        config: `core`, the function that makes the core, as ``module:function``, and its `options`.
+    """
+    channel.listen()
+    methods: dict[str, Callable[[Call], Any]] = {}
+    while True:
+        call = channel.inbox.get()
+        try:
+            if call.method == "start":
+                core = _make_core(config)
+                methods, payload = _methods(core, channel), core.info
+            elif call.cancelled:
+                raise ArtError("The call was cancelled before it began.")
+            else:
+                payload = methods[call.method](call)
+            channel.result(call, payload)
+        except Exception as error:  # sent to the caller, whatever it is
+            log.debug("The call %s failed.", call.method, exc_info=True)
+            channel.error(call, error)
+        channel.flush()
+
+
+def _make_core(config: dict[str, Any]) -> LearnerCore:
+    module, _, function = config["core"].partition(":")
+    try:
+        make = getattr(importlib.import_module(module), function)
+    except ImportError as error:
+        raise ConfigError(
+            f"{sys.executable} lacks what learns: {error}. Install it there, or give the setting "
+            "`python` of [learner] the path of one that has it (docs/gpu.md)."
+        ) from error
+    return make(**config["options"])
+
+
+def _methods(core: LearnerCore, channel: Channel) -> dict[str, Callable[[Call], Any]]:
+    """The methods that the parent may call. Imports come after the core's: Unsloth patches them."""
+    from langchain_art_server.backends.chat.tokenize_replies import token_turns  # noqa: PLC0415
+
+    def init_adapter(call: Call) -> None:
+        core.init_adapter(Path(call.params["out"]), LoraConfig(**call.params["lora"]))
+
+    def step(call: Call) -> dict[str, float]:
+        def progress(fraction: float, message: str) -> None:
+            if call.cancelled:
+                raise ArtError("The step was cancelled; nothing was published.")
+            channel.event(call, {"progress": fraction, "message": message})
+            channel.flush()
+
+        return core.step(read_step(call.params), progress)
+
+    def logprobs(call: Call) -> None:
+        p = call.params
+        adapter = None if p["adapter"] is None else Path(p["adapter"])
+        numbers = core.logprobs(adapter, read_rows(Path(p["rows"])))
+        with Path(p["out"]).open("wb") as file:
+            np.save(file, np.concatenate(numbers), allow_pickle=False)
+
+    def tokenize(call: Call) -> list[str | dict[str, Any]]:
+        turns = [Demonstration(**turn) for turn in call.params["turns"]]
+        found = token_turns(core.name, core.base, turns)
+        return [one if isinstance(one, str) else vars(one) for one in found]
+
+    return {
+        "init_adapter": init_adapter,
+        "step": step,
+        "logprobs": logprobs,
+        "tokenize": tokenize,
+    }
