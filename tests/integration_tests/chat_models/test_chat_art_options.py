@@ -14,8 +14,8 @@ from langchain_core.runnables import ConfigurableField, Runnable
 
 from langchain_art import ChatART, capture
 from langchain_art.errors import ConfigError
+from tests.support.chat_models import model_of, recorded
 from tests.support.raw_server import RawServer, refusal
-from tests.unit_tests.langchain_art.chat_models.test_chat_art import model_of, recorded
 
 Ask = Callable[..., AIMessage]
 

@@ -1,69 +1,33 @@
-"""LangChain's own integration tests of a chat model, against our server and its rule's model.
-
-What they skip is inherent to a model that reads and writes text only: images, audio, video, PDF.
-"""
+"""LangChain's own integration tests of a chat model, against our server and its rule's model."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 import pytest
-from langchain_core.language_models import BaseChatModel
-from langchain_tests.integration_tests import ChatModelIntegrationTests
 
-from langchain_art import ChatART
+from tests.support.standard_suite import (
+    FunctionCallingSuite,
+    StandardSuite,
+    vcr_cassette_dir,
+    vcr_config,
+)
+
+__all__ = ["vcr_cassette_dir", "vcr_config"]  # fixtures of the suite
 
 
 @pytest.fixture(scope="module", autouse=True)
 def where(request: pytest.FixtureRequest) -> Iterator[None]:
     """The session's server, or (under other releases of LangChain) that of ART_TEST_URL."""
     url = os.environ.get("ART_TEST_URL") or request.getfixturevalue("rule_server").base_url
-    TestChatART.url = url
+    TestChatART.url = TestFunctionCalling.url = url
     yield
 
 
-@pytest.fixture(scope="module")
-def vcr_config() -> dict[str, Any]:
-    """The server is real and near: nothing is played back."""
-    return {"record_mode": "all"}
+class TestChatART(StandardSuite):
+    """Structured output by JSON schema."""
 
 
-@pytest.fixture(scope="module")
-def vcr_cassette_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tmp_path_factory.mktemp("cassettes"))
-
-
-class TestChatART(ChatModelIntegrationTests):
-    url: ClassVar[str] = ""
-
-    @property
-    def chat_model_class(self) -> type[BaseChatModel]:
-        return ChatART
-
-    @property
-    def chat_model_params(self) -> dict[str, Any]:
-        return {"model": "tiny", "base_url": self.url}
-
-    @property
-    def supports_json_mode(self) -> bool:
-        return True
-
-    @property
-    def supports_anthropic_inputs(self) -> bool:
-        return True
-
-    @property
-    def enable_vcr_tests(self) -> bool:
-        return True
-
-    @property
-    def model_override_value(self) -> str:
-        return "base_model"
-
-
-class TestFunctionCalling(TestChatART):
-    @property
-    def structured_output_kwargs(self) -> dict[str, Any]:
-        return {"method": "function_calling"}
+class TestFunctionCalling(FunctionCallingSuite):
+    """Structured output by tool calls."""

@@ -19,17 +19,11 @@ import pytest
 from examples.email_search.inbox import MailStore, build
 from examples.email_search.train import make_rollout
 from langchain_art import ChatART, TrainConfig, Trainer
+from tests.support.engines import engines
 from tests.support.live_server import LiveServer
 from tests.support.seeds import drawn_seed
 
 KILLS = 10
-
-
-def engines(server: LiveServer) -> list[int]:
-    """Process ids of the server's children: the sampler and the learner."""
-    assert server.process is not None
-    path = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-    return [int(pid) for pid in path.read_text().split()]
 
 
 class Witness(threading.Thread):

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration_tests.crashes.test_crashes import engines
+from tests.support.engines import engines
 from tests.support.live_server import LiveServer
 
 STEPS = 20

@@ -10,12 +10,9 @@ import pytest
 from examples.email_search import build_base_model
 from examples.email_search.inbox import MailStore, build, split_pairs
 from examples.email_search.train import BASE_MODEL, make_rollout, shuffled, summary
-from langchain_art import AsyncArtClient, ChatART, TrainConfig, Trainer, gather
+from langchain_art import ChatART, TrainConfig, Trainer
 from tests.support.live_server import LiveServer
-
-
-def mails_of(folder: Path, n_train: int, n_test: int) -> MailStore:
-    return MailStore(build(folder / "mails.sqlite3", n_train=n_train, n_test=n_test, seed=5))
+from tests.support.mails import check_exact_runs, mails_of
 
 
 def test_training_and_held_out_questions_are_disjoint(tmp_path: Path) -> None:
@@ -42,34 +39,7 @@ def test_any_query_gets_an_answer(tmp_path: Path, query: str) -> None:
 async def test_runs_are_captured_recorded_and_trained_exactly(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
-    mails = mails_of(tmp_path, 8, 1)
-    model = ChatART(model="tiny", base_url=art_server.base_url, max_tokens=48)
-    async with AsyncArtClient(art_server.base_url) as client:
-        await client.create_policy("exact")
-        model = model.model_copy(update={"model_name": "exact"})
-        done = await gather(make_rollout(model, mails), mails.scenarios("train"), group_size=8)
-        assert not done.failed
-        runs = done.trajectories
-        assert {turn.node for run in runs for turn in run.turns} == {"model"}
-        for run in runs:
-            shown: list[int] = []
-            for turn in run.turns:
-                assert turn.model == "exact@0" and turn.call_id
-                call = await client.call(turn.call_id)
-                assert call["tags"]["trajectory_id"] == run.id
-                assert len(call["token_ids"]) == len(call["logprobs"])
-                # No sampled token was tokenised again: each prompt begins with all of the last.
-                assert call["prompt_token_ids"][: len(shown)] == shown
-                shown = call["prompt_token_ids"] + call["token_ids"]
-        config = TrainConfig(learning_rate=1e-3)
-        result = await client.wait(await client.train(done.groups, "exact", config))
-        metrics = result.metrics
-        assert metrics["rows"] == metrics["runs_trained"]  # one row a run: nothing forked
-        assert metrics["logprob_gap_mean"] <= 1e-5
-        assert abs(metrics["ratio_mean"] - 1) <= 1e-5
-        # The worst of some thousand tokens: 7e-6 as a rule, and now and then twice that.
-        assert metrics["ratio_max_dev"] <= 5e-5
-        assert result.version == 1
+    await check_exact_runs(art_server, tmp_path)
 
 
 def fit(

@@ -9,7 +9,7 @@ import pytest
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
 from langchain_art_server.storage.database import Database
-from tests.integration_tests.training.test_hot_swap import train_once
+from tests.support.hot_swap import train_once
 from tests.support.live_server import LiveServer
 from tests.support.postgres import Postgres
 

@@ -32,8 +32,7 @@ from langchain_art import ArtClient, TrainConfig
 from langchain_art.errors import InvalidRequest, NotFound
 from langchain_art.wire import LoraConfig, TrainResult
 from langchain_art_server.backends.base import ChatReply
-from tests.conformance.learner.test_learner_unsloth import WANTED
-from tests.support.environments import environment
+from tests.support.environments import unsloth_python
 from tests.support.live_server import LiveServer
 from tests.support.tiny_models import WEATHER, load_plain, teacher_logprobs, with_adapter
 from tests.support.vllm_engine import children, command, engine, gone, wide_model
@@ -61,7 +60,7 @@ BROKEN: dict[tuple[str, str], tuple[dict[str, Any], str]] = {
 
 def learner_table(learner: str) -> dict[str, Any]:
     if learner == "unsloth":
-        python = environment("unsloth", ["--no-deps", *WANTED])
+        python = unsloth_python()
         return {"threads": 1, "kind": "unsloth", "python": str(python)}
     return {"threads": 1, "ranks": 2 if learner == "ranks" else 1}
 

@@ -8,11 +8,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import httpx
 import torch
 
-from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft.learner_core import LearnerCore
+from tests.support.hot_swap import row_of, train_once
 from tests.support.live_server import BASE_MODEL, LiveServer
 
 STEPS, CALLERS = 3, 16
@@ -41,26 +40,6 @@ class Caller(threading.Thread):
                     self.calls.append(answer.json()["id"])
                 else:
                     self.refused.append(answer.text)
-
-
-def train_once(http: httpx.Client, step: int) -> None:
-    ids: list[str] = []
-    for seed in range(8):
-        run = f"swap-{step}-{seed}"
-        body = {"model": "tiny", "messages": [{"role": "user", "content": "When?"}], "seed": seed}
-        body |= {"max_tokens": 16, "art": {"trajectory_id": run}}
-        assert http.post("/v1/chat/completions", json=body).status_code == 200
-        http.put(f"/v1/trajectories/{run}/reward", json={"reward": float(seed % 2)})
-        ids.append(run)
-    config = {"learning_rate": 3e-2}  # so large a step that mixed weights would show
-    job = http.post(
-        "/v1/train",
-        json={"policy": "tiny", "groups": [ids], "config": config},
-        headers={"Idempotency-Key": f"swap-{step}"},
-    ).json()
-    while job["state"] not in ("succeeded", "failed"):
-        job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 10}).json()
-    assert job["result"]["version"] == step + 1, job
 
 
 def test_calls_keep_the_version_that_they_began_with(tmp_path: Path) -> None:
@@ -96,9 +75,3 @@ def test_calls_keep_the_version_that_they_began_with(tmp_path: Path) -> None:
         for call, again in zip(sample, core.logprobs(folder, rows), strict=True):
             said = len(call["token_ids"])
             assert max(abs(again[-said:] - call["logprobs"])) <= 1e-3, (version, call["id"])
-
-
-def row_of(call: dict[str, Any]) -> Row:
-    tokens = call["prompt_token_ids"] + call["token_ids"]
-    nothing = [0.0] * len(tokens)
-    return Row(tokens, [0] * len(tokens), nothing, nothing, call["temperature"])

@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration_tests.clients import test_clients, test_standard
-from tests.integration_tests.clients.test_standard import vcr_cassette_dir, vcr_config
+from tests.support.client_matrix import PROGRAMS, check_client
 from tests.support.live_server import LiveServer, RuleServer
+from tests.support.standard_suite import (
+    FunctionCallingSuite,
+    StandardSuite,
+    vcr_cassette_dir,
+    vcr_config,
+)
 from tests.support.vllm_engine import engine_toml, wide_model
 
 __all__ = ["vcr_cassette_dir", "vcr_config"]  # fixtures of the suite
@@ -45,18 +50,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmRuleServer]
         made.stop()
 
 
-@pytest.mark.parametrize("client", list(test_clients.PROGRAMS))
+@pytest.mark.parametrize("client", list(PROGRAMS))
 def test_a_foreign_client_is_served_captured_and_trained(
     client: str, server: VllmRuleServer
 ) -> None:
-    test_clients.test_a_foreign_client_is_served_captured_and_trained(client, server)
+    check_client(client, server)
 
 
-class TestStandard(test_standard.TestChatART):
-    """LangChain's suite. What it skips: see `test_standard`."""
+class TestStandard(StandardSuite):
+    """LangChain's suite. What it skips: see `standard_suite`."""
 
 
-class TestStandardFunctionCalling(test_standard.TestFunctionCalling):
+class TestStandardFunctionCalling(FunctionCallingSuite):
     """The same with structured output by tool calls."""
 
 

@@ -26,10 +26,9 @@ import torch
 from examples.email_search.train import make_rollout
 from langchain_art import ChatART, TrainConfig, Trainer
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from tests.integration_tests.examples import test_email_example
-from tests.integration_tests.examples.test_email_example import mails_of
-from tests.integration_tests.training.test_hot_swap import row_of, train_once
+from tests.support.hot_swap import row_of, train_once
 from tests.support.live_server import LiveServer
+from tests.support.mails import check_exact_runs, mails_of
 from tests.support.seeds import drawn_seed
 from tests.support.vllm_engine import (
     command,
@@ -74,7 +73,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
 async def test_the_demos_agent_is_captured_and_trained_exactly(
     server: VllmServer, tmp_path: Path
 ) -> None:
-    await test_email_example.test_runs_are_captured_recorded_and_trained_exactly(server, tmp_path)
+    await check_exact_runs(server, tmp_path)
 
 
 def test_the_demos_agent_takes_a_few_steps(server: VllmServer, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any, TypedDict
 
-import httpx
 import openai
 import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, InvalidToolCall
@@ -17,21 +16,7 @@ from pydantic import BaseModel
 
 from langchain_art import ChatART, capture
 from langchain_art.wire import CallTags
-
-
-def model_of(server: Any, **kwargs: Any) -> ChatART:
-    options = {"max_tokens": 8, **kwargs}
-    return ChatART(
-        model=server.policy, base_url=server.base_url, api_key=server.api_key or "EMPTY", **options
-    )
-
-
-def recorded(server: Any, message: AIMessage) -> dict[str, Any]:
-    headers = {"Authorization": f"Bearer {server.api_key or 'EMPTY'}"}
-    call_id = message.response_metadata["call_id"]
-    reply = httpx.get(f"{server.base_url}/calls/{call_id}", headers=headers)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
+from tests.support.chat_models import model_of, recorded
 
 
 def known(tags: dict[str, Any]) -> dict[str, Any]:

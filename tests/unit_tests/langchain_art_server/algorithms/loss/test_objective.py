@@ -18,13 +18,7 @@ from langchain_art.wire import TrainConfig
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
 from langchain_art_server.algorithms.loss.objective import LossTerms, objective
 from langchain_art_server.algorithms.loss.step_loss import StepLoss, StepTokens
-from tests.unit_tests.langchain_art_server.algorithms.loss.test_token_losses import (
-    Naive,
-    naive_cispo,
-    naive_clip,
-    naive_dppo,
-    naive_gspo,
-)
+from tests.support.naive_losses import Naive, naive_cispo, naive_clip, naive_dppo, naive_gspo
 
 torch.set_num_threads(1)
 F64 = torch.float64

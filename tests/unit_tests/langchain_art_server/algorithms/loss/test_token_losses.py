@@ -22,54 +22,9 @@ from langchain_art_server.algorithms.loss.token_losses import (
     gspo_loss,
     token_logprobs,
 )
+from tests.support.naive_losses import Naive, naive_cispo, naive_clip, naive_dppo, naive_gspo
 
 torch.set_num_threads(1)
-
-#: One token's loss, its derivative with respect to its own logprob (gspo: of the ratio's exponent),
-#: and which bound acted.
-Naive = tuple[float, float, str]
-
-
-def naive_clip(
-    new: float, old: float, a: float, low: float, high: float, dual: float | None
-) -> Naive:
-    ratio = math.exp(new - old)
-    if a < 0 and dual is not None and ratio > dual:
-        return -dual * a, 0.0, "high"
-    if a > 0 and ratio > 1 + high:
-        return -(1 + high) * a, 0.0, "high"
-    if a < 0 and ratio < 1 - low:
-        return -(1 - low) * a, 0.0, "low"
-    return -ratio * a, -ratio * a, ""
-
-
-def naive_cispo(new: float, old: float, a: float, low: float, high: float) -> Naive:
-    ratio = math.exp(new - old)
-    weight = min(max(ratio, 1 - low), 1 + high)
-    bound = "low" if ratio < 1 - low else "high" if ratio > 1 + high else ""
-    return -weight * a * new, -weight * a, bound
-
-
-def naive_dppo(new: float, sampler: float, a: float, low: float, high: float) -> Naive:
-    log_ratio, moved = new - sampler, math.exp(new) - math.exp(sampler)
-    penalty, slope = 1e-3 * log_ratio**2, 2e-3 * log_ratio
-    if a > 0 and moved > high:
-        return penalty, slope, "high"
-    if a < 0 and moved < -low:
-        return penalty, slope, "low"
-    ratio = math.exp(log_ratio)
-    return -ratio * a + penalty, -ratio * a + slope, ""
-
-
-def naive_gspo(
-    new: list[float], old: list[float], a: list[float], calls: list[int], low: float, high: float
-) -> list[Naive]:
-    found = []
-    for t, call in enumerate(calls):
-        own = [k for k, other in enumerate(calls) if other == call]
-        mean = math.fsum(new[k] - old[k] for k in own) / len(own)
-        found.append(naive_clip(mean, 0.0, a[t], low, high, None))
-    return found
 
 
 @st.composite

@@ -8,15 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_art_server.algorithms.sequences.prefix_tree import Meeting, PrefixTree
+from tests.support.call_trees import common
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
-
-
-def common(one: list[int], other: list[int]) -> int:
-    count = 0
-    while count < min(len(one), len(other)) and one[count] == other[count]:
-        count += 1
-    return count
 
 
 def naive(sequences: list[list[int]], prompt: list[int]) -> Meeting:
