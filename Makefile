@@ -1,4 +1,4 @@
-# The words are all you need: demo, test, check, bench, serve. Each installs what it needs.
+# The words are all you need: demo, test, check, bench, docs, serve. Each installs what it needs.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -11,7 +11,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 export OMP_NUM_THREADS ?= 1
 
 
-.PHONY: help install demo test test-vllm test-fast check format bench serve clean
+.PHONY: help install demo test test-vllm test-fast check format bench docs serve clean
 
 help:  ## show the words
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -51,6 +51,13 @@ format: install  ## mend what ruff can mend
 
 bench: install  ## all benchmarks, or one: NAME=loop
 	$(BIN)/python -m benchmarks $(NAME)
+
+docs: $(VENV)/.docs-installed  ## build the documentation into out/site; a broken link or an undocumented name fails it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(VENV)/.docs-installed: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --group docs
+	touch $@
 
 serve: install  ## serve a model: MODEL=Qwen/Qwen2.5-0.5B-Instruct POLICY=my-agent
 	$(BIN)/langchain-art serve $(MODEL) $(if $(POLICY),--policy $(POLICY))
