@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,20 +12,10 @@ import pytest
 from tests.support.judges.hosted import Hosted
 from tests.support.judges.ranking_judge import RankingJudge
 from tests.support.live_server import LiveServer
+from tests.support.pages import REPO, blocks, run_page
 
 pytest_plugins = ["pytester"]
-PAGE = (Path(__file__).parents[2] / "docs" / "judging.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-
-
-def promised(block: str) -> list[str]:
-    """What the comments say that a block prints: behind a print, and on lines of their own."""
-    said: list[str] = []
-    for line in block.splitlines():
-        found = re.fullmatch(r"print\(.*\)\s+# (.*)|# (.*)", line)
-        if found is not None:
-            said.append(found[1] or found[2])
-    return said
+PAGE = REPO / "docs" / "judging.md"
 
 
 @pytest.fixture
@@ -55,14 +43,7 @@ def test_every_block_runs_and_prints_what_it_says(
     services: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names: dict[str, Any] = {"judge": RankingJudge()}
-    assert len(BLOCKS) == 11
-    for block in BLOCKS:
-        code = ast.parse(block)  # where it fails, the traceback has the block's lines
-        capsys.readouterr()
-        exec(compile(code, block, "exec"), names)
-        out = capsys.readouterr().out
-        for line in promised(block):
-            assert line in out.splitlines(), (block, out)
+    assert run_page(PAGE, names, lambda: capsys.readouterr().out) == 11
     assert names["compared"].comparative_experiment.name
     names["langfuse"].shutdown()
     for composite in ("gated", "careful", "jury"):
@@ -71,7 +52,7 @@ def test_every_block_runs_and_prints_what_it_says(
 
 
 def test_the_pytest_block_is_a_test(pytester: pytest.Pytester) -> None:
-    block = next(block for block in BLOCKS if block.startswith("def test_"))
+    block = next(block.code for block in blocks(PAGE) if block.code.startswith("def test_"))
     pytester.makeconftest(
         'pytest_plugins = ["langchain_art.evaluators.integrations.pytest_plugin"]\n'
     )

@@ -1,0 +1,110 @@
+"""What the pages say of the repository is so: files, links, public names, messages, the version."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from langchain_art import __version__
+from tests.support.pages import PAGES, REPO
+
+PACKAGES = [REPO / "langchain_art", REPO / "server" / "langchain_art_server"]
+TROUBLES = (REPO / "docs" / "troubleshooting.md").read_text()
+
+
+def label(page: Path) -> str:
+    return page.relative_to(REPO).as_posix()
+
+
+def test_the_readme_is_short_and_says_where_gpu_claims_stand() -> None:
+    readme = (REPO / "README.md").read_text()
+    assert len(readme) <= 9000
+    assert "Nothing has been run on a GPU yet" in readme
+
+
+@pytest.mark.parametrize("page", PAGES, ids=label)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text()
+    rooms = "benchmarks|docs|examples|langchain_art|requirements|server|tests"
+    named = set(re.findall(rf"`((?:{rooms})/[\w./-]+)`", text))
+    gone = {path for path in named if not (REPO / path).exists()}
+    assert not gone
+
+
+@pytest.mark.parametrize("page", PAGES, ids=label)
+def test_links_between_files_lead_somewhere(page: Path) -> None:
+    """Anchors, and links in docs/, are checked by `make docs` as well."""
+    generated = {"index.md", "contributing.md", "changelog.md", "http-api.md", "command-line.md"}
+    targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
+    gone = {
+        target
+        for target in targets
+        if not (page.parent / target).exists()
+        and (page.parent / target).resolve() not in {REPO / "docs" / name for name in generated}
+    }
+    assert not gone
+
+
+@pytest.mark.parametrize("package", ["langchain_art"])
+def test_public_names_are_documented(package: str) -> None:
+    module = importlib.import_module(package)
+    reference = "".join(page.read_text() for page in (REPO / "docs" / "reference").glob("*.md"))
+    for name in module.__all__:
+        value = getattr(module, name)
+        assert f"::: {package}.{name}\n" in reference, f"{name} is not in docs/reference"
+        if callable(value):
+            assert (value.__doc__ or "").strip(), f"{name} has no docstring"
+
+
+def said_by_the_code() -> str:
+    """All texts of both packages; where a value goes in, there is an ellipsis."""
+    texts: list[str] = []
+    for root in PACKAGES:
+        for path in root.rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    texts.append(node.value)
+                elif isinstance(node, ast.JoinedStr):
+                    parts = [getattr(part, "value", "…") for part in node.values]
+                    texts.append("".join(p if isinstance(p, str) else "…" for p in parts))
+    return "\n".join(texts)
+
+
+def test_messages_that_troubleshooting_explains_exist() -> None:
+    said = said_by_the_code()
+    messages = re.findall(r"^`([^`]+)`.*\n:   ", TROUBLES, re.MULTILINE)
+    assert len(messages) > 20
+    parts = {part.strip(" `") for one in messages for part in re.split("…", one)}
+    unknown = {part for part in parts if len(part) > 3 and part not in said}
+    assert not unknown
+
+
+def test_reasons_that_troubleshooting_explains_exist() -> None:
+    said = said_by_the_code()
+    reasons = re.findall(
+        r"`(groups|runs|calls)\.(\w+)`", TROUBLES.partition("What was excluded")[2]
+    )
+    assert len(reasons) > 15
+    unknown = {f"{unit}.{word}" for unit, word in reasons if word.rstrip("_") not in said}
+    assert not unknown
+
+
+def test_the_version_stands_once() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=REPO, capture_output=True, text=True, check=True
+    )
+    suffixes = {".py", ".md", ".toml", ".yml", ".cfg", ".json"}
+    pattern = re.compile(rf"(?<![\d.]){re.escape(__version__)}(?![\d.])")
+    places = [
+        name
+        for name in listed.stdout.splitlines()
+        if Path(name).suffix in suffixes
+        and (REPO / name).exists()
+        and pattern.search((REPO / name).read_text())
+    ]
+    assert places == ["langchain_art/_version.py"]
