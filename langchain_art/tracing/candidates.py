@@ -1,4 +1,4 @@
-"""Which of several answers to one prompt a graph went on with; the others are not to learn."""
+"""Which of several replies to one prompt the graph continued with; the others do not count."""
 
 from __future__ import annotations
 
@@ -9,58 +9,60 @@ from uuid import UUID
 from langchain_core.messages import AIMessage
 from langgraph.types import Command
 
+from langchain_art.wire.turn_links import unused_choices
+
 _DEPTH = 4  # of a node's output: a list of commands, each with a state, with a list of messages
 
 
-class Choices:
-    """Answers to one prompt within one attempt of a node, and what the node passed on.
+class CandidateReplies:
+    """Replies to one prompt within one attempt of a node, and what the node returned.
 
-    A node that asks the same again (middleware that checks a reply, the best of several) shows its
-    choice by what it returns: where one of the replies is in its output, the others are not chosen.
-    Where none is, a node used them in a way of its own, and all count. Of one request's several
-    choices (``n > 1``) the first counts, which is what LangChain returns, unless the node or a
-    later prompt shows another. Not thread-safe: lock around it.
+    A node that sends the same prompt again (middleware that checks a reply, best of n) shows its
+    choice by what it returns: if one of the replies is in its output, the others are not chosen. If
+    none is, the node used them in its own way, and all count. Of one request's choices (``n > 1``)
+    the first counts, which LangChain returns, unless the node or a later prompt shows another. Not
+    thread-safe.
     """
 
     def __init__(self) -> None:
-        self._rivals: dict[tuple[UUID | None, int], list[int]] = {}
+        self._candidates: dict[tuple[UUID | None, int], list[int]] = {}
         self._prompts: dict[UUID, list[int]] = {}
         self._requests: dict[int, int] = {}
-        self._ids: dict[str, int] = {}
-        self._passed: set[int] = set()
+        self._by_message: dict[str, int] = {}
+        self._returned: set[int] = set()
 
-    def asked(self, attempt: UUID | None, prompt: int, index: int, first: int) -> None:
-        """Notes call `index`, one of the choices of the request that call `first` made."""
-        self._rivals.setdefault((attempt, prompt), []).append(index)
-        self._requests[index] = first
+    def add_call(self, attempt: UUID | None, prompt: int, call: int, first: int) -> None:
+        """Add a call, one of the choices of the request that call `first` made."""
+        self._candidates.setdefault((attempt, prompt), []).append(call)
+        self._requests[call] = first
         if attempt is not None:
             self._prompts.setdefault(attempt, []).append(prompt)
 
-    def answered(self, index: int, message_id: str | None) -> None:
-        """Notes the id of a call's reply."""
+    def add_reply(self, call: int, message_id: str | None) -> None:
+        """Add the id of a call's reply."""
         if message_id is not None:
-            self._ids[message_id] = index
+            self._by_message[message_id] = call
 
-    def returned(self, attempt: UUID, output: Any) -> None:
-        """Notes what a node passed on."""
+    def add_output(self, attempt: UUID, output: Any) -> None:
+        """Add what a node returned."""
         prompts = self._prompts.get(attempt, ())
-        if any(len(self._rivals[attempt, prompt]) > 1 for prompt in prompts):
-            held = (self._ids.get(message.id or "") for message in _replies(output, _DEPTH))
-            self._passed.update(index for index in held if index is not None)
+        if any(len(self._candidates[attempt, prompt]) > 1 for prompt in prompts):
+            held = (self._by_message.get(message.id or "") for message in _replies(output, _DEPTH))
+            self._returned.update(call for call in held if call is not None)
 
     def unchosen(self, continued: set[int]) -> set[int]:
-        """The calls whose answers were not gone on with, given those that prompts continue."""
-        left: set[int] = set()
-        went_on = self._passed | continued
-        for (attempt, _), rivals in self._rivals.items():
+        """The calls whose replies were not used, given those that later prompts continue."""
+        unchosen: set[int] = set()
+        used = self._returned | continued
+        for (attempt, _), calls in self._candidates.items():
             requests: dict[int, list[int]] = {}
-            for index in rivals:
-                requests.setdefault(self._requests[index], []).append(index)
+            for call in calls:
+                requests.setdefault(self._requests[call], []).append(call)
             for choices in requests.values():
-                left.update(choices if went_on.intersection(choices) else choices[1:])
-            if attempt is not None and self._passed.intersection(rivals):
-                left.update(rivals)
-        return left - went_on
+                unchosen.update(unused_choices(choices, used))
+            if attempt is not None and self._returned.intersection(calls):
+                unchosen.update(calls)
+        return unchosen - used
 
 
 def _replies(value: Any, depth: int) -> Iterator[AIMessage]:

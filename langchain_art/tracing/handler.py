@@ -1,8 +1,8 @@
-"""Hears a graph run and tells it as turns: `capture()`, or `CaptureHandler` as a callback.
+"""Captures a graph run as turns: `capture()`, or `CaptureHandler` as a callback.
 
 Callbacks see every model call of a graph, in whatever node, subgraph, branch, tool or attempt it
-is made. A `Turn` says where the call stood and what it was asked and answered; the sampled tokens
-stay on the server, under the completion's id. The handler does no I/O and holds each message once.
+is made. A `Turn` holds the call's place in the graph, its prompt and its reply; the sampled tokens
+stay on the server, under the completion's id. The handler does no I/O and keeps each message once.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from langchain_art.call_tags import (
     tags_from_metadata,
 )
 from langchain_art.errors import ConfigError
-from langchain_art.tracing.recorder import Call
+from langchain_art.tracing.recorder import ModelCall
 from langchain_art.tracing.run import Run
-from langchain_art.tracing.spans import Frame
+from langchain_art.tracing.spans import Span
 
 __all__ = ["CaptureHandler", "Run", "capture"]
 
@@ -44,13 +44,13 @@ _serials = count()
 def _safely(
     method: Callable[Concatenate[CaptureHandler, P], None],
 ) -> Callable[Concatenate[CaptureHandler, P], None]:
-    """Keeps a payload that we cannot read from harming the graph, and says so on the run."""
+    """Record an error of a callback on the run, instead of letting it reach the graph."""
 
     @wraps(method)
     def guarded(self: CaptureHandler, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
             method(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - the graph's own work comes first
+        except Exception as error:  # noqa: BLE001 - capturing must not break the graph
             why = f"{method.__name__} was not captured: {type(error).__name__}: {error}"
             self.run.error = self.run.error or why
             self.run.metadata.setdefault("not_captured", []).append(why)
@@ -58,11 +58,11 @@ def _safely(
     return guarded
 
 
-def _frame(
+def _span(
     kind: Literal["chain", "model"], run_id: UUID, parent: UUID | None, metadata: dict[str, Any]
-) -> Frame:
+) -> Span:
     thread = metadata.get("thread_id")
-    return Frame(
+    return Span(
         run_id=run_id,
         parent=parent,
         kind=kind,
@@ -74,13 +74,13 @@ def _frame(
 class CaptureHandler(GraphCallbackHandler):
     """A callback handler that records one run: what `capture()` installs.
 
-    Pass it where a scope cannot reach, as ``config={"callbacks": [handler]}`` or, for threads
-    without a context of their own, as ``ChatART(callbacks=[handler])``. One handler tells one run:
-    a second graph invocation under it (a resumed thread, the next user turn) goes on with the same
-    story. A handler that hears only the model knows nodes, but not what became of their attempts.
+    Pass it where a scope cannot reach, as ``config={"callbacks": [handler]}`` or, for threads that
+    copy no context, as ``ChatART(callbacks=[handler])``. One handler records one run: a second
+    graph invocation under it (a resumed thread, the next user turn) continues the same run. A
+    handler that is given to the model alone knows nodes, but not which of their attempts failed.
 
     Args:
-        run: the story to tell; a new one, without a scenario, if left out.
+        run: where to record; by default a new one without a scenario.
     """
 
     run_inline = True  # in the caller's thread and context, in order, in asynchronous graphs too
@@ -89,7 +89,7 @@ class CaptureHandler(GraphCallbackHandler):
         super().__init__()
         self.run = run if run is not None else Run()
         self._serial = next(_serials)
-        self._open: dict[UUID, tuple[Call, PendingTags]] = {}
+        self._open: dict[UUID, tuple[ModelCall, PendingTags]] = {}
 
     # ---- model calls
 
@@ -105,9 +105,9 @@ class CaptureHandler(GraphCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Opens a turn and leaves its tags for the model."""
-        asked = messages[0] if messages else []
-        self._ask(asked, run_id, parent_run_id, tags, metadata or {}, kwargs)
+        """Start a turn, and publish its tags for the model."""
+        prompt = messages[0] if messages else []
+        self._start_call(prompt, run_id, parent_run_id, tags, metadata or {}, kwargs)
 
     @_safely
     def on_llm_start(
@@ -121,11 +121,11 @@ class CaptureHandler(GraphCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Opens a turn of a plain text model, as if a user had said the prompt."""
-        said = [HumanMessage(prompt) for prompt in prompts[:1]]
-        self._ask(said, run_id, parent_run_id, tags, metadata or {}, kwargs)
+        """Start a turn of a text model; its prompt becomes a user message."""
+        messages = [HumanMessage(prompt) for prompt in prompts[:1]]
+        self._start_call(messages, run_id, parent_run_id, tags, metadata or {}, kwargs)
 
-    def _ask(
+    def _start_call(
         self,
         messages: Sequence[BaseMessage],
         run_id: UUID,
@@ -134,45 +134,47 @@ class CaptureHandler(GraphCallbackHandler):
         metadata: dict[str, Any],
         kwargs: dict[str, Any],
     ) -> None:
-        frame = _frame("model", run_id, parent, metadata)
-        self.run.story.started(frame)
-        # LangGraph's own count is not known in the later steps of a node that is a chain.
-        where = tags_from_metadata(metadata, max(node_attempt(), frame.number), tags or ())
-        prepend_outer_path(where, self.run.story.around(parent, where.get("namespace", "")))
-        params: dict[str, Any] = kwargs.get("invocation_params") or {}
-        call = Call(
-            run_id=run_id,
-            where=where,
-            tools=params.get("tools") or (),
-            ours=metadata.get("ls_provider") == "art",
-            model=metadata.get("ls_model_name"),
-        )
+        recorder = self.run.recorder
+        span = _span("model", run_id, parent, metadata)
+        recorder.start_span(span)
+        # In the later steps of a node that is a chain, LangGraph's own count is not available.
+        attempt = max(node_attempt(), span.attempt_number)
+        where = tags_from_metadata(metadata, attempt, tags or ())
+        prepend_outer_path(where, recorder.enclosing_namespaces(parent, where.get("namespace", "")))
         sent = {**where, "trajectory_id": self.run.id}
         if self.run.scenario is not None:
             sent["scenario"] = self.run.scenario
         pending = PendingTags(run_id, self._serial, sent)
         publish_tags(pending)
+        params: dict[str, Any] = kwargs.get("invocation_params") or {}
+        call = ModelCall(
+            run_id=run_id,
+            tags=where,
+            tools=params.get("tools") or (),
+            ours=metadata.get("ls_provider") == "art",
+            model=metadata.get("ls_model_name"),
+        )
         self._open[run_id] = (call, pending)
-        self.run.story.asked(call, messages)
+        recorder.start_call(call, messages)
 
     @_safely
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
-        """Closes a turn with its reply."""
-        self._answer(run_id, response, None)
+        """End a turn with its reply."""
+        self._end_call(run_id, response, None)
 
     @_safely
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Closes a turn with an error, and with what had been streamed before it."""
-        self._answer(run_id, kwargs.get("response"), error)
+        """End a turn with an error, and with what was streamed before it."""
+        self._end_call(run_id, kwargs.get("response"), error)
 
-    def _answer(
+    def _end_call(
         self, run_id: UUID, response: LLMResult | None, error: BaseException | None
     ) -> None:
         call, pending = self._open.pop(run_id)
         pending.open = False
         call.latency = time.perf_counter() - call.clock
         call.error = None if error is None else f"{type(error).__name__}: {error}"
-        self.run.story.answered(call, response)
+        self.run.recorder.end_call(call, response)
         self._end(run_id, None, error)
 
     # ---- the graph around them
@@ -189,7 +191,7 @@ class CaptureHandler(GraphCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Notes a graph, a node or a chain."""
+        """Start the span of a graph, a node or a chain."""
         self._start(run_id, parent_run_id, metadata, inputs)
 
     @_safely
@@ -205,55 +207,55 @@ class CaptureHandler(GraphCallbackHandler):
         inputs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Notes a tool, whose body may call models."""
+        """Start the span of a tool, whose body may call models."""
         self._start(run_id, parent_run_id, metadata, inputs or input_str)
 
     def _start(
         self, run_id: UUID, parent: UUID | None, metadata: dict[str, Any] | None, inputs: Any
     ) -> None:
-        top = self.run.story.started(_frame("chain", run_id, parent, metadata or {}))
+        top = self.run.recorder.start_span(_span("chain", run_id, parent, metadata or {}))
         if top and self.run.input is None:
             self.run.input = inputs
 
     @_safely
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Notes a result."""
+        """End a span."""
         self._end(run_id, outputs, None)
 
     @_safely
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Notes a result."""
+        """End a span."""
         self._end(run_id, output, None)
 
     @_safely
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Notes a failed attempt or an interrupt."""
+        """End a span that failed or was interrupted."""
         self._end(run_id, None, error)
 
     @_safely
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Notes a failed tool."""
+        """End the span of a tool that failed."""
         self._end(run_id, None, error)
 
     def _end(self, run_id: UUID, outputs: Any, error: BaseException | None) -> None:
-        if not self.run.story.ended(run_id, outputs, error):
+        if not self.run.recorder.end_span(run_id, outputs, error):
             return
         if error is not None:
-            self.run.ended(error)
+            self.run.fail(error)
         else:
             self.run.output = outputs if outputs is not None else self.run.output
-            self.run.settled()
+            self.run.complete()
 
     @_safely
     def on_interrupt(self, event: GraphInterruptEvent) -> None:
-        """Notes that a graph waits: at a node named in ``interrupt_before``, say."""
-        self.run.story.stopped(event.run_id)
+        """Record that a graph waits, for example at a node named in ``interrupt_before``."""
+        self.run.recorder.interrupt_span(event.run_id)
 
 
-# One hook per depth of nested scopes, so that each scope's handler is heard beside the outer ones'.
-# LangChain keeps hooks for good, so they are shared by all runs: one is enough until scopes nest.
+# One hook per depth of nested scopes, so that all scopes' handlers are called. LangChain never
+# removes hooks, so all runs share them: one is enough until scopes nest.
 _scopes: list[ContextVar[CaptureHandler | None]] = []
-#: Where scopes note their runs, if somebody asks: `gather` finds here the run of what has raised.
+#: Where scopes add their runs, if set: `gather` finds here the run of a rollout that raised.
 opened: ContextVar[list[Run] | None] = ContextVar("langchain_art_opened", default=None)
 _scopes_lock = Lock()
 
@@ -268,11 +270,11 @@ _add_scope()
 
 
 def _config_with(handler: CaptureHandler) -> RunnableConfig | None:
-    """What a scope adds to the config of the graphs inside of it, for LangGraph's own events.
+    """The config for graphs inside of a scope, with its handler; None inside of a running node.
 
-    Models and chains hear of a handler by the hook, but a graph tells that it waits only to the
-    handlers of its config (before LangGraph 1.2.3: not to these, if it is run with callbacks of its
-    own). Inside of a running node the config is LangGraph's: left alone.
+    Models and chains get the handler by the hook, but LangGraph's interrupt event goes only to the
+    handlers of the graph's config (before LangGraph 1.2.3: not to these, if the graph is run with
+    callbacks of its own). Inside of a running node the config is LangGraph's and stays as it is.
     """
     config = var_child_runnable_config.get() or {}
     callbacks = config.get("callbacks") or []
@@ -284,24 +286,24 @@ def _config_with(handler: CaptureHandler) -> RunnableConfig | None:
 class capture:
     """A scope that records every model call made inside of it, whatever graph makes it.
 
-    Use it with ``with`` or ``async with``; it yields the `Run`. Scopes nest: each hears all that
-    happens inside, and calls are tagged with the innermost one's id. Calls made in raw threads that
-    copy no context are not heard (LangChain's own executors copy it): give the model a
-    `CaptureHandler` there. Nor is a graph that another process runs: name the trajectory in its
-    config's metadata, and the server puts it together (`tagging`).
+    Use it with ``with`` or ``async with``; it yields the `Run`. Scopes nest: each records all calls
+    made inside, and calls are tagged with the id of the innermost. Not recorded are calls in raw
+    threads that copy no context (LangChain's own executors copy it): give the model a
+    `CaptureHandler` there; and graphs that another process runs: name the trajectory in the
+    config's metadata, and the server assembles it (`call_tags`).
 
     One scope is one trajectory with one reward, whatever is run in it: several turns of a thread,
     forks of it, ``graph.batch``. Open a scope around each run that is to be scored by itself. A
-    thread that is resumed or forked in another scope goes on in another trajectory: what was said
-    before is context there, and is learned where it was sampled.
+    thread that is resumed or forked in another scope continues in another trajectory: earlier
+    replies are context there, and are trained in the trajectory where they were sampled.
 
     An exception that leaves the scope marks the run as failed (truncated, if the graph's recursion
-    limit was reached) and goes on its way.
+    limit was reached) and is raised on.
 
     Args:
         scenario: which task this is a run of; default none.
         id: of the trajectory; default a new one.
-        metadata: whatever should stand beside the run in review; default nothing.
+        metadata: kept with the run for review; default nothing.
 
     Raises:
         ConfigError: `id` or `scenario` cannot go over the wire.
@@ -346,7 +348,7 @@ class capture:
         self, kind: object, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None:
-            self._run.ended(error)
+            self._run.fail(error)
         for variable, token in reversed(self._entered):
             try:
                 variable.reset(token)

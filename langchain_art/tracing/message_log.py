@@ -1,10 +1,9 @@
 """The messages of a run, each kept once, however many prompts repeat it.
 
 An agent's prompts grow by a reply and a tool result per call, so prompts stored whole grow with
-the square of the calls. A `Transcript` interns messages (by identity, then by content) and keeps
-every ``prompt + reply`` as a path in a tree; a new prompt walks the tree once and finds the deepest
-earlier call that it continues. That costs a dictionary look-up per message of the prompt, and one
-conversion per message that is new.
+the square of the calls. A `MessageLog` interns messages (by identity, then by content) and keeps
+every ``prompt + reply`` in a `ConversationTree`. A new prompt costs one dictionary access per
+message, and one conversion per message that is new.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 from langchain_core.messages import (
@@ -24,32 +23,32 @@ from langchain_core.messages import (
 from pydantic import BaseModel
 
 from langchain_art.wire import Message
+from langchain_art.wire.turn_links import ConversationTree, PromptPosition, nearest_call
 
-_ROOT = 0
 # Content blocks of assistants, by LangChain's names and those of providers.
 _REASONING = ("reasoning", "thinking")
 _CALLS = ("tool_call", "tool_call_chunk", "invalid_tool_call", "function_call")
 _canonical = json.JSONEncoder(sort_keys=True).encode
-_DEPTH = 32  # of a graph's input or output; deeper values are written as text
+_DEPTH = 32  # of a graph's input or output; deeper values become text
 
 
 def wire_message(message: BaseMessage) -> Message:
-    """A LangChain message in OpenAI's dialect, as JSON can carry it.
+    """A LangChain message in OpenAI's format, as JSON values.
 
-    Reasoning and tool calls whose arguments did not parse are kept as the model said them. A
-    message that LangChain cannot convert becomes its text.
+    Reasoning, and tool calls whose arguments could not be parsed, are kept as the model wrote them.
+    A message that LangChain cannot convert is reduced to its text.
     """
     try:
         form = "block" if isinstance(message.content, list) else "string"
         wire: Message = convert_to_openai_messages(message, text_format=form)
     except (ValueError, TypeError, KeyError, AttributeError):
-        # Content blocks of a foreign provider: better its text than a lost turn.
+        # content blocks of another provider
         wire = {"role": message.type, "content": str(message.content)}
     if isinstance(message, ToolMessage):
-        wire.pop("name", None)  # not sent, and the call that it answers says it
+        wire.pop("name", None)  # not sent; the tool call has it
     if isinstance(message, AIMessage):
         if isinstance(wire["content"], list):
-            _tidy(wire)
+            _reduce_blocks(wire)
         if reasoning := message.additional_kwargs.get("reasoning_content"):
             wire["reasoning_content"] = reasoning
         for call in message.invalid_tool_calls:
@@ -58,12 +57,12 @@ def wire_message(message: BaseMessage) -> Message:
                 {"type": "function", "id": call["id"], "function": function}
             )
         if "tool_calls" in wire:
-            wire["content"] = wire["content"] or None  # as it is sent, and as OpenAI writes it
+            wire["content"] = wire["content"] or None  # as OpenAI's format has it
     return wire
 
 
-def _tidy(wire: Message) -> None:
-    """Leaves out of an assistant's content blocks what stands beside them, or is never sent."""
+def _reduce_blocks(wire: Message) -> None:
+    """Move reasoning out of an assistant's content blocks, and drop its tool calls from them."""
     blocks: list[dict[str, Any]] = []
     for block in wire["content"]:
         kind = block.get("type")
@@ -76,7 +75,7 @@ def _tidy(wire: Message) -> None:
 
 
 def jsonable(value: Any, depth: int = _DEPTH) -> Any:
-    """A graph's input or output as JSON can carry it; what it cannot is written as text."""
+    """A graph's input or output as JSON values; anything that JSON does not have, as text."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -94,114 +93,102 @@ def jsonable(value: Any, depth: int = _DEPTH) -> Any:
     return str(value)
 
 
-@dataclass(slots=True)
-class Prompt:
-    """A prompt's place in the transcript."""
+@dataclass(frozen=True, slots=True)
+class LoggedPrompt:
+    """A prompt in a `MessageLog`.
 
-    atoms: list[int]
-    """The messages, as numbers of the transcript."""
-    end: int
-    """Where the prompt ends in the tree; its reply is the next step from there."""
-    extends: int | None = None
-    """The call that it continues: deepest first, then the nearest in the graph, then the latest."""
-    known: int = 0
-    """How many of its first messages that call's prompt and reply already hold."""
+    Attributes:
+        position: in the tree of conversations.
+        new: numbers of the messages that the call which it continues does not hold.
+        extends: the call that it continues: of equal conversations, `turn_links.nearest_call`.
+    """
 
-    @property
-    def new(self) -> list[int]:
-        """What this prompt added."""
-        return self.atoms[self.known :]
+    position: PromptPosition
+    new: tuple[int, ...]
+    extends: int | None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Seen:
-    message: BaseMessage  # held, so that its id() stays its own
+    message: BaseMessage  # kept alive, so that its id() is not given to another message
     content: Any
-    atom: int
+    number: int
 
 
-@dataclass(slots=True)
-class Transcript:
-    """All messages of one run and which prompt continues which. Not thread-safe: lock around it.
+class MessageLog:
+    """All messages of one run, and which prompt continues which call. Not thread-safe.
 
     Example::
 
-        transcript = Transcript()
-        first = transcript.ask([system, user], namespace="model:1")
-        transcript.answer(0, first, reply, namespace="model:1")
-        second = transcript.ask([system, user, reply, result], namespace="model:2")
-        second.extends, [transcript.wires[atom] for atom in second.new]   # 0, [result]
+        log = MessageLog()
+        first = log.add_prompt([system, user], namespace="model:1")
+        log.add_reply(0, first, reply, namespace="model:1")
+        second = log.add_prompt([system, user, reply, result], namespace="model:2")
+        second.extends, [log.messages[number] for number in second.new]   # 0, [result]
     """
 
-    wires: list[Message] = field(default_factory=list[Message])
-    _seen: dict[int, _Seen] = field(default_factory=dict[int, _Seen])
-    _atoms: dict[object, int] = field(default_factory=dict[object, int])
-    _steps: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    _ends: dict[int, dict[str, int]] = field(default_factory=dict[int, dict[str, int]])
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._seen: dict[int, _Seen] = {}
+        self._numbers: dict[object, int] = {}
+        self._tree = ConversationTree()
+        self._namespaces: dict[int, str] = {}
+        self._extra_choices: set[int] = set()
 
-    def ask(self, messages: Sequence[BaseMessage], namespace: str) -> Prompt:
-        """Notes a prompt and finds the earlier call that it continues."""
-        atoms = [self.atom(message) for message in messages]
-        node, found, known = _ROOT, None, 0
-        for position, atom in enumerate(atoms, start=1):
-            node = self._step(node, atom)
-            if (ends := self._ends.get(node)) is not None:
-                found, known = ends, position
-        prompt = Prompt(atoms, node)
-        if found is not None:
-            near, around, anywhere = _places(namespace)
-            prompt.extends = found.get(near, found.get(around, found[anywhere]))
-            prompt.known = known
-        return prompt
+    def add_prompt(self, messages: Sequence[BaseMessage], namespace: str) -> LoggedPrompt:
+        """Add a call's prompt and find the earlier call that it continues."""
+        numbers = [self._number(message) for message in messages]
+        position = self._tree.locate(numbers)
+        equal = ((call, self._namespaces[call]) for call in position.continues)
+        extends = nearest_call(namespace, equal, self._extra_choices)
+        return LoggedPrompt(position, tuple(numbers[position.known :]), extends)
 
-    def answer(
+    def add_reply(
         self,
-        index: int,
-        prompt: Prompt,
+        call: int,
+        prompt: LoggedPrompt,
         reply: BaseMessage,
         namespace: str,
         *,
-        rival: bool = False,
-    ) -> int:
-        """Notes what call number `index` answered to its prompt; later prompts may continue it.
+        extra_choice: bool = False,
+    ) -> Message:
+        """Add a call's reply, so that later prompts may continue it.
 
-        A `rival` is a further answer to one request; where it says what another call said, prompts
-        continue that one.
+        Args:
+            call: its number.
+            prompt: of the call.
+            reply: what the model answered.
+            namespace: of the call.
+            extra_choice: it is a second or later choice of a request. If another call gave the same
+                reply, prompts continue that one.
         """
-        atom = self.atom(reply)
-        ends = self._ends.setdefault(self._step(prompt.end, atom), {})
-        for place in _places(namespace):
-            ends[place] = max(ends.get(place, -1), -1 if rival and place in ends else index)
-        return atom
+        number = self._number(reply)
+        self._namespaces[call] = namespace
+        if extra_choice:
+            self._extra_choices.add(call)
+        self._tree.add_reply(prompt.position, number, call)
+        return self.messages[number]
 
-    def atom(self, message: BaseMessage) -> int:
-        """The number of this message; equal messages have one number."""
+    def _number(self, message: BaseMessage) -> int:
+        """The number of a message; equal messages have one number."""
         seen = self._seen.get(id(message))
         if seen is not None and seen.content is message.content:
-            return seen.atom
+            return seen.number
         wire = wire_message(message)
         try:
             key = _key(wire)
         except (TypeError, ValueError):
             wire = jsonable(wire)
             key = _key(wire)
-        atom = self._atoms.setdefault(key, len(self.wires))
-        if atom == len(self.wires):
-            self.wires.append(wire)
-        self._seen[id(message)] = _Seen(message, message.content, atom)
-        return atom
-
-    def _step(self, node: int, atom: int) -> int:
-        return self._steps.setdefault((node, atom), len(self._steps) + 1)
+        number = self._numbers.setdefault(key, len(self.messages))
+        if number == len(self.messages):
+            self.messages.append(wire)
+        self._seen[id(message)] = _Seen(message, message.content, number)
+        return number
 
 
 def _key(wire: Message) -> object:
-    """What equal messages have in common; most are text alone."""
+    """Equal for equal messages; most have text only."""
     if all(isinstance(value, str) for value in wire.values()):
         return tuple(wire.items())
     return _canonical(wire)
-
-
-def _places(namespace: str) -> tuple[str, str, str]:
-    """The same task, the same enclosing task (a subgraph's run, a branch), anywhere."""
-    return f"={namespace}", f"^{namespace.rpartition('|')[0]}", ""

@@ -1,4 +1,4 @@
-"""What was heard of one run, in order, and which model calls its graph threw away."""
+"""Records the spans and model calls of one run, and tells which calls count."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from uuid import UUID
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, Generation, LLMResult
 
-from langchain_art.tracing.candidates import Choices
-from langchain_art.tracing.message_log import Prompt, Transcript, jsonable
-from langchain_art.tracing.spans import Frame, Frames, Outcome
-from langchain_art.wire import Turn, Usage
+from langchain_art.tracing.candidates import CandidateReplies
+from langchain_art.tracing.message_log import LoggedPrompt, MessageLog, jsonable
+from langchain_art.tracing.spans import Span, SpanOutcome, SpanTree
+from langchain_art.wire import Message, Turn, Usage
+from langchain_art.wire.turn_links import superseded_attempts
 
 
 @dataclass(slots=True)
-class Call:
-    """One model call, until it becomes a `Turn`."""
+class ModelCall:
+    """One model call, from its start until it becomes a `Turn`."""
 
     run_id: UUID
-    where: dict[str, Any]
+    tags: dict[str, Any]
     """Fields of `wire.CallTags`."""
     tools: Sequence[Any]
     ours: bool
+    """Whether the model is a `ChatART`."""
     model: str | None
     started_at: float = field(default_factory=time.time)
     clock: float = field(default_factory=time.perf_counter)
     latency: float | None = None
-    prompt: Prompt | None = None
+    prompt: LoggedPrompt | None = None
     reply: BaseMessage | None = None
-    reply_atom: int | None = None
+    logged_reply: Message | None = None
     call_id: str | None = None
     usage: Usage | None = None
     error: str | None = None
@@ -41,89 +43,84 @@ class Call:
     @property
     def namespace(self) -> str:
         """LangGraph's checkpoint namespace; empty outside of a graph."""
-        return self.where.get("namespace", "")
+        return self.tags.get("namespace", "")
 
-    @property
-    def number(self) -> int:
-        """Which attempt of its node, from 1."""
-        return self.where.get("attempt", 1)
-
-    def answered(self, generation: Generation, told: dict[str, Any]) -> None:
-        """Takes reply, id, model and usage from what the model gave, complete or not."""
+    def set_reply(self, generation: Generation, llm_output: dict[str, Any]) -> None:
+        """Take reply, id, model and usage from a model's answer, which may be incomplete."""
         is_chat = isinstance(generation, ChatGeneration)
         reply = generation.message if is_chat else AIMessage(generation.text)
-        told = {**told, **reply.response_metadata}
-        self.call_id = told.get("call_id") or (None if self.ours else told.get("id"))
-        self.model = told.get("model_name") or self.model
+        metadata = {**llm_output, **reply.response_metadata}
+        self.call_id = metadata.get("call_id") or (None if self.ours else metadata.get("id"))
+        self.model = metadata.get("model_name") or self.model
         if usage := getattr(reply, "usage_metadata", None):
             self.usage = Usage(
                 prompt_tokens=usage["input_tokens"], completion_tokens=usage["output_tokens"]
             )
-        # A refused request comes with an empty message about the refusal: that is no reply.
+        # A refused request comes with an empty message about the refusal, which is no reply.
         if self.error is None or self.call_id or reply.content:
             self.reply = reply
 
 
-class Story:
-    """Frames and calls of one run. Its methods may be called from any thread."""
+class RunRecorder:
+    """Spans and model calls of one run. Its methods may be called from any thread."""
 
     def __init__(self) -> None:
-        self._frames = Frames()
-        self._choices = Choices()
-        self._calls: list[Call] = []
-        self._unread: list[int] = []  # calls whose reply is not in the transcript yet
+        self._spans = SpanTree()
+        self._candidates = CandidateReplies()
+        self._messages = MessageLog()
+        self._calls: list[ModelCall] = []
         self._index: dict[UUID, int] = {}
-        self._transcript = Transcript()
-        self._ids: set[str] = set()
+        self._unlogged: list[int] = []  # calls whose reply is not in the message log yet
+        self._call_ids: set[str] = set()
         self._elsewhere: dict[str, None] = {}
         self._lock = Lock()
 
-    def started(self, frame: Frame) -> bool:
-        """`Frames.started`."""
+    def start_span(self, span: Span) -> bool:
+        """`SpanTree.start`."""
         with self._lock:
-            return self._frames.started(frame)
+            return self._spans.start(span)
 
-    def ended(self, run_id: UUID, output: Any, error: BaseException | None) -> bool:
-        """`Frames.ended`."""
+    def end_span(self, run_id: UUID, output: Any, error: BaseException | None) -> bool:
+        """`SpanTree.end`, with what the span returned."""
         with self._lock:
             if output is not None:
-                self._choices.returned(run_id, output)
-            return self._frames.ended(run_id, error)
+                self._candidates.add_output(run_id, output)
+            return self._spans.end(run_id, error)
 
-    def stopped(self, run_id: UUID | None) -> None:
-        """`Frames.stopped`."""
+    def interrupt_span(self, run_id: UUID | None) -> None:
+        """`SpanTree.interrupt`."""
         with self._lock:
-            self._frames.stopped(run_id)
+            self._spans.interrupt(run_id)
 
-    def around(self, parent: UUID | None, namespace: str) -> list[str]:
-        """`Frames.around`."""
+    def enclosing_namespaces(self, parent: UUID | None, namespace: str) -> list[str]:
+        """`SpanTree.enclosing_namespaces`."""
         with self._lock:
-            return self._frames.around(parent, namespace)
+            return self._spans.enclosing_namespaces(parent, namespace)
 
-    def outcome(self) -> Outcome:
-        """`Frames.outcome`."""
+    def outcome(self) -> SpanOutcome:
+        """`SpanTree.outcome`."""
         with self._lock:
-            return self._frames.outcome()
+            return self._spans.outcome()
 
-    def asked(self, call: Call, messages: Sequence[BaseMessage]) -> None:
-        """Notes a call and its prompt: once, though several handlers may tell of it."""
+    def start_call(self, call: ModelCall, messages: Sequence[BaseMessage]) -> None:
+        """Record a call and its prompt; once, if several handlers report it."""
         with self._lock:
             if call.run_id in self._index:
                 return
-            self._read()
-            call.prompt = self._transcript.ask(messages, call.namespace)
+            self._log_replies()
+            call.prompt = self._messages.add_prompt(messages, call.namespace)
             self._index[call.run_id] = len(self._calls)
             self._add(call)
-            self._meet(messages[call.prompt.known :])
+            self._note_replies(messages[call.prompt.position.known :])
 
-    def answered(self, call: Call, response: LLMResult | None) -> None:
-        """Notes how a call ended.
+    def end_call(self, call: ModelCall, response: LLMResult | None) -> None:
+        """Record how a call ended.
 
-        The reply is read when the next prompt is: an agent signs its replies (`AIMessage.name`)
-        only after the model has ended, and the next prompt repeats them signed.
+        The reply is logged with the next prompt: an agent adds its name to a reply
+        (`AIMessage.name`) only after the model has ended, and the next prompt repeats it with it.
         """
         generations = response.generations[0] if response and response.generations else []
-        told = (response and response.llm_output) or {}
+        llm_output = (response and response.llm_output) or {}
         with self._lock:
             index = self._index[call.run_id]
             if self._calls[index] is not call:
@@ -132,88 +129,83 @@ class Story:
                 if number > 0:  # of a request with n > 1: a call of its own on the server
                     index, call = len(self._calls), replace(call, call_id=None)
                     self._add(call)
-                call.answered(generation, told)
+                call.set_reply(generation, llm_output)
                 if call.call_id is not None:
-                    self._ids.add(call.call_id)
+                    self._call_ids.add(call.call_id)
                 if len(generations) > 1:
-                    call.usage = None  # what is reported is the sum over all of them
+                    call.usage = None  # only the sum over all choices is reported
                 if call.reply is not None:
-                    self._unread.append(index)
-                    self._choices.answered(index, call.reply.id)
+                    self._unlogged.append(index)
+                    self._candidates.add_reply(index, call.reply.id)
 
     def turns(self) -> list[Turn]:
-        """The calls so far as turns, in order of their start."""
+        """The calls so far as turns, in the order in which they started."""
         with self._lock:
-            self._read()
-            tries: dict[tuple[str | UUID | None, str], int] = {}
-            continued: set[int] = set()
-            for call in self._calls:
-                task = self._frames[call.run_id].task
-                tries[task] = max(call.number, tries.get(task, 1))
-                if call.prompt is not None and call.prompt.extends is not None:
-                    continued.add(call.prompt.extends)
-            unchosen = self._choices.unchosen(continued)
+            self._log_replies()
+            superseded = superseded_attempts(
+                (self._spans[call.run_id].task, call.tags.get("attempt", 1)) for call in self._calls
+            )
+            extended = [call.prompt.extends for call in self._calls if call.prompt is not None]
+            unchosen = self._candidates.unchosen({one for one in extended if one is not None})
             return [
-                self._turn(call, tries, index not in unchosen)
+                self._turn(call, index in superseded, index in unchosen)
                 for index, call in enumerate(self._calls)
             ]
 
-    def elsewhere(self, output: Any) -> list[str]:
-        """Call ids of our server's replies that prompts and `output` hold and no call gave."""
+    def sampled_elsewhere(self, output: Any) -> list[str]:
+        """Ids of our server's calls of other runs whose replies are in prompts or `output`."""
         with self._lock:
             is_state = isinstance(output, Mapping)
             values = cast("Mapping[Any, Any]", output).values() if is_state else (output,)
             for value in values:
-                self._meet(cast("list[Any]", value) if isinstance(value, list) else [value])
+                self._note_replies(cast("list[Any]", value) if isinstance(value, list) else [value])
             return list(self._elsewhere)
 
-    def _add(self, call: Call) -> None:
-        index, attempt = len(self._calls), self._frames[call.run_id].attempt
+    def _add(self, call: ModelCall) -> None:
+        index, attempt = len(self._calls), self._spans[call.run_id].attempt
         self._calls.append(call)
         if call.prompt is not None:
-            self._choices.asked(attempt, call.prompt.end, index, self._index[call.run_id])
+            prompt = call.prompt.position.node
+            self._candidates.add_call(attempt, prompt, index, self._index[call.run_id])
 
-    def _meet(self, messages: Sequence[Any]) -> None:
+    def _note_replies(self, messages: Sequence[Any]) -> None:
         for message in messages:
             if isinstance(message, AIMessage):
                 id = message.response_metadata.get("call_id")
-                if id is not None and id not in self._ids:
+                if id is not None and id not in self._call_ids:
                     self._elsewhere[str(id)] = None
 
-    def _read(self) -> None:
-        for index in self._unread:
+    def _log_replies(self) -> None:
+        for index in self._unlogged:
             call = self._calls[index]
-            first = self._index[call.run_id] == index
+            extra = self._index[call.run_id] != index
             if call.prompt is not None and call.reply is not None:
-                call.reply_atom = self._transcript.answer(
-                    index, call.prompt, call.reply, call.namespace, rival=not first
+                call.logged_reply = self._messages.add_reply(
+                    index, call.prompt, call.reply, call.namespace, extra_choice=extra
                 )
-        self._unread.clear()
+        self._unlogged.clear()
 
-    def _turn(
-        self, call: Call, tries: dict[tuple[str | UUID | None, str], int], chosen: bool
-    ) -> Turn:
-        wires, prompt = self._transcript.wires, call.prompt
-        frame = self._frames[call.run_id]
+    def _turn(self, call: ModelCall, superseded: bool, unchosen: bool) -> Turn:
+        messages, prompt = self._messages.messages, call.prompt
+        span = self._spans[call.run_id]
+        if call.error is not None or span.outcome is None:
+            excluded_because = "error"
+        else:
+            thrown = self._spans.exclusion(span, superseded)
+            excluded_because = thrown or ("unchosen" if unchosen else None)
         tools = call.tools if call.ours else jsonable(call.tools)
         return Turn(
-            **call.where,
+            **call.tags,
             call_id=call.call_id,
             model=call.model,
             extends=prompt.extends if prompt else None,
-            messages=tuple(wires[atom] for atom in prompt.new) if prompt else (),
+            messages=tuple(messages[number] for number in prompt.new) if prompt else (),
             tools=tuple(tool for tool in tools if isinstance(tool, dict)),
-            reply=None if call.reply_atom is None else wires[call.reply_atom],
+            reply=call.logged_reply,
             usage=call.usage,
             started_at=call.started_at,
             latency=call.latency,
             ours=call.ours,
-            excluded_because=self._exclusion(frame, call, tries[frame.task], chosen),
-            error=call.error if frame.outcome else "no end was heard: cancelled, or still running",
+            excluded_because=excluded_because,
+            error=call.error if span.outcome else "it has not ended: cancelled, or still running",
         )
-
-    def _exclusion(self, frame: Frame, call: Call, tries: int, chosen: bool) -> str | None:
-        if call.error is not None or frame.outcome is None:
-            return "error"
-        thrown = self._frames.exclusion(frame, call.number, tries)
-        return thrown or (None if chosen else "unchosen")

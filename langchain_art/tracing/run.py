@@ -1,4 +1,4 @@
-"""`Run`, what `capture()` yields: the story of one graph run, and what it is worth."""
+"""`Run`, what `capture()` yields: one graph run, its status and its rewards."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from pydantic import ValidationError
 
 from langchain_art.errors import ConfigError
 from langchain_art.tracing.message_log import jsonable
-from langchain_art.tracing.recorder import Story
+from langchain_art.tracing.recorder import RunRecorder
 from langchain_art.wire import CallTags, Status, Trajectory, Turn
 
 
 class Run:
-    """The story of one graph run, told while it happens; `capture()` yields it.
+    """One graph run, recorded while it happens; `capture()` yields it.
 
-    Set `reward`, `scores` and `metadata` as you see fit, and rewards of single calls with
-    `reward_turn` and `reward_node`; `input`, `output`, `status` and `error` are filled in by what
-    is heard, and may be overwritten.
+    Set `reward`, `scores` and `metadata`, and rewards of single calls with `reward_turn` and
+    `reward_node`; `input`, `output`, `status` and `error` are recorded, and may be overwritten.
 
     Args:
         scenario: which task this is a run of; runs of one scenario are judged as a group.
-        id: of the trajectory, unique; made up if left out.
-        metadata: whatever should stand beside the run in review.
+        id: of the trajectory, unique; default a new one.
+        metadata: kept with the run for review.
 
     Raises:
         ConfigError: `id` or `scenario` cannot go over the wire.
@@ -61,11 +60,11 @@ class Run:
         self.error: str | None = None
         self._reward: float | None = None
         self._turn_rewards: dict[str, float | None] = {}
-        self.story = Story()
+        self.recorder = RunRecorder()
 
     @property
     def reward(self) -> float | None:
-        """The run's reward; None, which is the default, means not scored and is not zero."""
+        """The run's reward; None (default) means not scored, which is not zero."""
         return self._reward
 
     @reward.setter
@@ -73,9 +72,9 @@ class Run:
         self._reward = _checked(value)
 
     def reward_turn(self, turn: AIMessage | Turn | str, value: float | None) -> None:
-        """Score one model call by itself, beside the run.
+        """Score one model call, in addition to the run.
 
-        `TrainConfig.credit` says what becomes of it: ``run`` adds it to the run's reward, ``node``
+        `TrainConfig.credit` decides its effect: ``run`` adds it to the run's reward, ``node``
         compares it with those of the same node in the group's other runs, ``turn`` gives it to this
         call and to those before it.
 
@@ -84,7 +83,7 @@ class Run:
             value: its reward; None takes it back.
 
         Raises:
-            ConfigError: no such call was heard in this run, or `value` is not finite.
+            ConfigError: this run has no such call, or `value` is not finite.
 
         Example::
 
@@ -94,16 +93,16 @@ class Run:
                     run.reward_turn(message, 0.0 if message.invalid_tool_calls else 0.1)
         """
         if isinstance(turn, AIMessage):
-            told = turn.response_metadata
-            given: Any = told.get("call_id") or told.get("id")  # the latter of a foreign model
+            metadata = turn.response_metadata
+            given: Any = metadata.get("call_id") or metadata.get("id")  # `id`: of a foreign model
             call_id = None if given is None else str(given)
         else:
             call_id = turn.call_id if isinstance(turn, Turn) else turn
-        known = [one.call_id for one in self.story.turns()]
+        known = [one.call_id for one in self.recorder.turns()]
         if call_id is None or call_id not in known:
             raise ConfigError(
-                f"got a reward for the call {call_id!r}, expected one of the {len(known)} calls "
-                "that were heard in this run, with an id (`run.turns`)"
+                f"got a reward for the call {call_id!r}, expected the id of one of the "
+                f"{len(known)} calls of this run (`run.turns`)"
             )
         self._turn_rewards[call_id] = _checked(value)
 
@@ -122,39 +121,41 @@ class Run:
             run.reward_node("writer", 1.0)
             run.reward_node("critic", 0.0)
         """
-        turns = [turn for turn in self.story.turns() if turn.call_id and not turn.excluded_because]
+        turns = [
+            turn for turn in self.recorder.turns() if turn.call_id and not turn.excluded_because
+        ]
         own = [turn for turn in turns if node in (turn.node, "/".join(turn.path))]
         if not own:
-            heard = sorted({"/".join(turn.path) or turn.node or "-" for turn in turns})
+            nodes = sorted({"/".join(turn.path) or turn.node or "-" for turn in turns})
             raise ConfigError(
                 f"got a reward for the node {node!r}, expected one that has called a model in this "
-                f"run: {heard}"
+                f"run: {nodes}"
             )
         self.reward_turn(own[-1], value)
 
     @property
     def turns(self) -> list[Turn]:
-        """The calls heard so far, in the order in which they started."""
+        """The calls so far, in the order in which they started."""
         given = self._turn_rewards
         return [
             turn.model_copy(update={"reward": given[turn.call_id]})
             if turn.call_id in given
             else turn
-            for turn in self.story.turns()
+            for turn in self.recorder.turns()
         ]
 
     def trajectory(self) -> Trajectory:
         """A frozen snapshot of the run as it stands now.
 
-        Where prompts or the output hold replies of our server that no call of this run gave (a
-        cached node, an earlier run of the thread, a raw thread that no handler hears), its
-        metadata names their calls: ``sampled_elsewhere``.
+        If prompts or the output hold replies of our server that were not sampled in this run (a
+        cached node, an earlier run of the thread, a raw thread without a handler), its metadata
+        names their calls: ``sampled_elsewhere``.
 
         Raises:
             ValidationError: a score is not finite, or the run has more than 4096 turns.
         """
         metadata = self.metadata
-        if elsewhere := self.story.elsewhere(self.output):
+        if elsewhere := self.recorder.sampled_elsewhere(self.output):
             metadata = {**metadata, "sampled_elsewhere": elsewhere}
         return Trajectory(
             id=self.id,
@@ -173,17 +174,17 @@ class Run:
         scored = "not scored" if self.reward is None else f"reward {self.reward:g}"
         return f"<Run {self.id} of {self.scenario!r}: {self.status}, {scored}>"
 
-    def settled(self) -> None:
-        """Notes that a graph of the run ended well."""
-        outcome = self.story.outcome()
+    def complete(self) -> None:
+        """Record that a graph of the run ended without an error."""
+        outcome = self.recorder.outcome()
         if outcome == "error":
-            return  # another one failed beside it
-        if self.status in ("failed", "truncated"):  # and went on after all
+            return  # a graph beside it failed
+        if self.status in ("failed", "truncated"):  # an earlier graph, and the run continued
             self.error = None
         self.status = "interrupted" if outcome == "interrupted" else "completed"
 
-    def ended(self, error: BaseException) -> None:
-        """Notes that the run ended with `error`."""
+    def fail(self, error: BaseException) -> None:
+        """Record that the run ended with `error`."""
         self.status = "failed"
         if isinstance(error, GraphRecursionError):
             self.status = "truncated"

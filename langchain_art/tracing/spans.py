@@ -1,21 +1,24 @@
-"""The tree of what ran: graphs, attempts of nodes, chains, tools, models; and what came of each."""
+"""The spans of one run: a tree of graphs, attempts of nodes, chains, tools and model calls."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
 from itertools import count
-from typing import Literal
+from typing import Literal, TypeAlias
 from uuid import UUID
 
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 
-Outcome = Literal["ok", "error", "interrupted"]
+SpanOutcome = Literal["ok", "error", "interrupted"]
+Task: TypeAlias = "tuple[str | UUID | None, str]"
+"""What the attempts of one task share: its thread, which outlives a graph's runs (without one, the
+topmost span), and its namespace."""
 
 
 @dataclass(slots=True)
-class Frame:
-    """One thing that runs: a graph, a node's attempt, a chain, a tool, a model."""
+class Span:
+    """One thing that runs: a graph, an attempt of a node, a chain, a tool or a model call."""
 
     run_id: UUID
     parent: UUID | None
@@ -23,174 +26,176 @@ class Frame:
     namespace: str = ""
     thread: str | None = None
     root: UUID | None = None
-    """The topmost frame above it that was heard; a tracer's may stand higher still."""
+    """The topmost span above it that this run's handler saw."""
     attempt: UUID | None = None
-    """The frame that runs the node (this attempt of it) around this frame, where that is known."""
-    number: int = 1
-    """Which attempt that is: of those that one run of the graph made of one task."""
-    outcome: Outcome | None = None
+    """The span of the node's attempt around it; None if the handler saw no node start."""
+    attempt_number: int = 1
+    """Of the attempts that one run of the graph made of one task, from 1."""
+    outcome: SpanOutcome | None = None
     """None while it runs."""
     waits: bool = False
     """It is a graph that an interrupt has stopped."""
-    began: int = 0
-    """By the tree's own clock, as `over`, which is 0 while it runs."""
-    over: int = 0
+    started: int = 0
+    """By the tree's own clock, as `ended`, which is 0 while it runs."""
+    ended: int = 0
 
     @property
-    def task(self) -> tuple[str | UUID | None, str]:
-        """What attempts of one task share: a thread outlives its graph's runs."""
+    def task(self) -> Task:
+        """See `Task`."""
         return self.thread or self.root, self.namespace
 
 
-class Frames:
-    """All frames of one run. Not thread-safe: lock around it."""
+class SpanTree:
+    """All spans of one run. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._frames: dict[UUID, Frame] = {}
-        self._latest: dict[tuple[str | UUID | None, str], UUID] = {}
-        self._tries: Counter[tuple[UUID | None, str]] = Counter()
-        self._graphs: list[Frame] = []  # those at the top that are no model call
+        self._spans: dict[UUID, Span] = {}
+        self._latest_attempt: dict[Task, UUID] = {}
+        self._attempts: Counter[tuple[UUID | None, str]] = Counter()
+        self._graphs: list[Span] = []  # topmost spans that are no model calls
         self._clock = count(1)
 
-    def __getitem__(self, run_id: UUID) -> Frame:
-        return self._frames[run_id]
+    def __getitem__(self, run_id: UUID) -> Span:
+        return self._spans[run_id]
 
-    def started(self, frame: Frame) -> bool:
-        """Notes a frame; says whether it is a graph or chain that nothing known stands above."""
-        if (known := self._frames.get(frame.run_id)) is not None:
-            frame.number = known.number
+    def start(self, span: Span) -> bool:
+        """Add a span. Returns whether it is a graph or chain with no known span above it."""
+        if (known := self._spans.get(span.run_id)) is not None:
+            span.attempt_number = known.attempt_number
             return False
-        above = self._above(frame)
-        frame.root = above.root if above else frame.run_id
-        if above is not None and above.namespace == frame.namespace:
-            frame.attempt, frame.number = above.attempt, above.number
+        above = self._above(span)
+        span.root = above.root if above else span.run_id
+        if above is not None and above.namespace == span.namespace:
+            span.attempt, span.attempt_number = above.attempt, above.attempt_number
         elif above is not None:
-            frame.attempt = frame.run_id
-            self._tries[frame.parent, frame.namespace] += 1
-            frame.number = self._tries[frame.parent, frame.namespace]
-        elif frame.kind == "chain":
-            frame.attempt = frame.parent  # a scope that was opened inside of the node
-        if frame.namespace and frame.attempt:
-            self._latest[frame.task] = frame.attempt
-        frame.began = next(self._clock)
-        self._frames[frame.run_id] = frame
-        top = above is None and frame.kind == "chain"
+            span.attempt = span.run_id
+            self._attempts[span.parent, span.namespace] += 1
+            span.attempt_number = self._attempts[span.parent, span.namespace]
+        elif span.kind == "chain":
+            span.attempt = span.parent  # the scope was opened inside of the node
+        if span.namespace and span.attempt:
+            self._latest_attempt[span.task] = span.attempt
+        span.started = next(self._clock)
+        self._spans[span.run_id] = span
+        top = above is None and span.kind == "chain"
         if top:
-            self._graphs.append(frame)
+            self._graphs.append(span)
         return top
 
-    def ended(self, run_id: UUID, error: BaseException | None) -> bool:
-        """Notes a frame's end; says whether the run's outcome is this frame's."""
-        frame = self._frames[run_id]
-        frame.over = next(self._clock)
-        frame.outcome = "ok"
+    def end(self, run_id: UUID, error: BaseException | None) -> bool:
+        """Record a span's end. Returns whether the run ends with this span."""
+        span = self._spans[run_id]
+        span.ended = next(self._clock)
+        span.outcome = "ok"
         if isinstance(error, GraphInterrupt):
-            frame.outcome = "interrupted"
+            span.outcome = "interrupted"
         elif error is not None and not isinstance(error, GraphBubbleUp):
-            frame.outcome = "error"  # a handoff to a parent graph bubbles up too, and is none
-        above = self._above(frame)
-        # Only outside of nodes: a node may run a graph of its own, let it wait, and go on.
-        waits = frame.outcome == "interrupted" or (frame.waits and not frame.namespace)
+            span.outcome = "error"  # the other bubble-up, a handoff to a parent graph, is no error
+        above = self._above(span)
+        # Only outside of nodes: a node may run a graph of its own, let it wait, and continue.
+        waits = span.outcome == "interrupted" or (span.waits and not span.namespace)
         if above is not None and waits:
             above.waits = True
-        if frame.root != run_id:
+        if span.root != run_id:
             return False
-        return frame.kind == "chain" or not self._graphs
+        return span.kind == "chain" or not self._graphs
 
-    def stopped(self, run_id: UUID | None) -> None:
-        """Notes that a graph waits at a node where it was told to."""
-        if run_id is not None and (frame := self._frames.get(run_id)) is not None:
-            frame.waits = True
+    def interrupt(self, run_id: UUID | None) -> None:
+        """Record that a graph waits at a node named in ``interrupt_before`` or ``_after``."""
+        if run_id is not None and (span := self._spans.get(run_id)) is not None:
+            span.waits = True
 
-    def outcome(self) -> Outcome:
-        """What the run came to: the worst of its graphs, without those that others followed."""
+    def outcome(self) -> SpanOutcome:
+        """The worst outcome of the run's graphs, without those that another graph followed."""
         if not self._graphs:
             return "ok"
-        newest = max(graph.began for graph in self._graphs)
-        last = [graph for graph in self._graphs if not 0 < graph.over < newest]
+        newest = max(graph.started for graph in self._graphs)
+        last = [graph for graph in self._graphs if not 0 < graph.ended < newest]
         if any(graph.outcome == "error" for graph in last):
             return "error"
         waits = any(graph.waits or graph.outcome == "interrupted" for graph in last)
         return "interrupted" if waits else "ok"
 
-    def around(self, parent: UUID | None, namespace: str) -> list[str]:
-        """Namespaces of the tasks whose own graphs, on threads of their own, hold `namespace`.
+    def enclosing_namespaces(self, parent: UUID | None, namespace: str) -> list[str]:
+        """Namespaces of the tasks around a graph that was started with a thread of its own.
 
-        Such a graph's namespaces begin anew. Outermost first; empty for a graph's own parts.
+        Such a graph's namespaces start anew, so `namespace` does not contain them. Outermost first;
+        empty for parts of one graph.
         """
         found: list[str] = []
-        frame = self._frames.get(parent) if parent else None
-        while frame is not None:
-            if frame.namespace and frame.namespace.split("|")[0] != namespace.split("|")[0]:
-                namespace = frame.namespace
+        span = self._spans.get(parent) if parent else None
+        while span is not None:
+            if span.namespace and span.namespace.split("|")[0] != namespace.split("|")[0]:
+                namespace = span.namespace
                 found.insert(0, namespace)
-            frame = self._above(frame)
+            span = self._above(span)
         return found
 
-    def exclusion(self, frame: Frame, number: int, tries: int) -> str | None:
-        """Why the graph threw a call's frame away, or None.
+    def exclusion(self, span: Span, superseded: bool) -> str | None:
+        """Why the graph threw a model call away; None if the call counts.
 
-        A call counts if it was made in the last attempt of its task, and nothing around it failed
-        in a way that the run recovered from (a chain with retries or fallbacks, a caught
-        exception, another graph after it), or waited for an answer that never came though the
-        thread went on. Where nothing recovered, the whole run failed, and its status says so: what
-        led there is kept, for it may earn a bad reward.
+        A call counts if it was made in the last attempt of its task, unless something around it
+        failed and the run recovered (a chain with retries or fallbacks, a caught exception, another
+        graph after it), or waited for an answer that never came while its thread went on. Without
+        recovery the whole run failed, as its status says; its calls count, for they may earn a bad
+        reward.
 
         Args:
-            frame: of the call.
-            number: which attempt of its node the call was made in, by LangGraph's count.
-            tries: the highest such number of the same task.
+            span: of the call.
+            superseded: LangGraph counted a later attempt of the task; used where the handler saw no
+                node start.
         """
-        if frame.attempt is None:  # no node's start was heard: LangGraph's count must do
-            if number < tries:
+        if span.attempt is None:
+            if superseded:
                 return "retried"
-        elif frame.namespace and self._latest[frame.task] != frame.attempt:
-            attempt = self._frames.get(frame.attempt)
+        elif span.namespace and self._latest_attempt[span.task] != span.attempt:
+            attempt = self._spans.get(span.attempt)
             interrupted = attempt is not None and attempt.outcome == "interrupted"
             return "interrupted" if interrupted else "retried"
-        return self._left_behind(frame)
-
-    def _left_behind(self, frame: Frame) -> str | None:
-        """What stopped something around a call, if that was never gone on with and the run was."""
-        above = self._above(frame)
+        above = self._above(span)
         while above is not None:
-            beyond = self._above(above)
-            if above.outcome == "interrupted" and self._abandoned(above):
-                return "interrupted"
-            if above.outcome != "error":
-                pass
-            elif above.namespace and above.attempt == above.run_id:  # a node around a subgraph
-                latest = self._frames.get(self._latest[above.task])
-                # A retry starts the subgraph anew; another run of the thread goes on within it.
-                if latest is not above and latest is not None and latest.root == above.root:
-                    return "retried"
-            elif self._followed(above) if beyond is None else beyond.outcome == "ok":
-                return "error"
-            above = beyond
+            if (why := self._recovered(above)) is not None:
+                return why
+            above = self._above(above)
         return None
 
-    def _abandoned(self, node: Frame) -> bool:
-        """Whether a node's thread was gone on with to an end, and the node's question was not."""
+    def _recovered(self, span: Span) -> str | None:
+        """How a span stopped, if the run recovered from that; else None."""
+        if span.outcome == "interrupted":
+            return "interrupted" if self._is_abandoned(span) else None
+        if span.outcome != "error":
+            return None
+        if span.namespace and span.attempt == span.run_id:  # a node around a subgraph
+            latest = self._spans.get(self._latest_attempt[span.task])
+            # A retry starts the subgraph anew; another run of the thread continues within it.
+            retried = latest is not None and latest is not span and latest.root == span.root
+            return "retried" if retried else None
+        above = self._above(span)
+        recovered = self._is_followed(span) if above is None else above.outcome == "ok"
+        return "error" if recovered else None
+
+    def _is_abandoned(self, node: Span) -> bool:
+        """Whether a later graph finished the thread of an interrupted node without resuming it."""
         return (
             node.namespace != ""
-            and self._latest.get(node.task) == node.attempt
+            and self._latest_attempt.get(node.task) == node.attempt
             and any(
                 later.outcome == "ok"
                 and not later.waits
-                and later.began > node.over
+                and later.started > node.ended
                 and later.thread == node.thread is not None
                 for later in self._graphs
             )
         )
 
-    def _followed(self, graph: Frame) -> bool:
-        """Whether another graph was run after this one failed, and not to go on with its thread."""
+    def _is_followed(self, graph: Span) -> bool:
+        """Whether another graph ran after this one failed, other than on the same thread."""
         return any(
             later.outcome == "ok"
-            and later.began > graph.over
+            and later.started > graph.ended
             and (later.thread is None or later.thread != graph.thread)
             for later in self._graphs
         )
 
-    def _above(self, frame: Frame) -> Frame | None:
-        return self._frames.get(frame.parent) if frame.parent else None
+    def _above(self, span: Span) -> Span | None:
+        return self._spans.get(span.parent) if span.parent else None

@@ -1,4 +1,4 @@
-"""Messages in the transcript are those that were sent: what ChatART sends is the measure."""
+"""Messages in the log are those that were sent: what ChatART sends is the measure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from langchain_art import ChatART
-from langchain_art.tracing.message_log import Transcript, wire_message
+from langchain_art.tracing.message_log import MessageLog, wire_message
 
 CALL: Any = {"name": "look", "args": {"what": "Tür"}, "id": "c1", "type": "tool_call"}
 
@@ -61,12 +61,12 @@ def test_a_broken_tool_call_is_kept_as_it_was_said() -> None:
     assert wire["content"] is None
 
 
-def test_a_rival_reply_that_says_the_same_is_not_what_prompts_go_on_from() -> None:
-    transcript = Transcript()
+def test_an_extra_choice_that_says_the_same_is_not_what_prompts_continue() -> None:
+    log = MessageLog()
     hi, reply = HumanMessage("hi"), AIMessage("hello")
-    prompt = transcript.ask([hi], "a:1")
-    transcript.answer(0, prompt, reply, "a:1")
-    transcript.answer(1, prompt, AIMessage("hello"), "a:1", rival=True)
-    transcript.answer(2, prompt, AIMessage("other"), "a:1", rival=True)
-    assert transcript.ask([hi, reply, hi], "a:1").extends == 0
-    assert transcript.ask([hi, AIMessage("other"), hi], "a:1").extends == 2
+    prompt = log.add_prompt([hi], "a:1")
+    log.add_reply(0, prompt, reply, "a:1")
+    log.add_reply(1, prompt, AIMessage("hello"), "a:1", extra_choice=True)
+    log.add_reply(2, prompt, AIMessage("other"), "a:1", extra_choice=True)
+    assert log.add_prompt([hi, reply, hi], "a:1").extends == 0
+    assert log.add_prompt([hi, AIMessage("other"), hi], "a:1").extends == 2

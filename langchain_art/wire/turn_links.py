@@ -1,0 +1,113 @@
+"""Which model call continues which, and which calls were superseded.
+
+The client decides this while a graph runs (`tracing`), the server from the records of calls that
+were tagged with a trajectory's id (`jobs.trajectory_assembly`). Both number calls by their start.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+_ROOT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPosition:
+    """Where a prompt ends in a `ConversationTree`, and what it continues.
+
+    Attributes:
+        node: equal for equal prompts.
+        known: how many of its first messages are the prompt and reply of an earlier call; 0: none.
+        continues: the calls with exactly these messages, in the order in which they were answered.
+    """
+
+    node: int
+    known: int
+    continues: tuple[int, ...]
+
+
+class ConversationTree:
+    """A prefix tree of conversations, each a sequence of hashable messages.
+
+    A lookup costs one dictionary access per message of the prompt, however many calls there are.
+
+    Example::
+
+        tree = ConversationTree()
+        first = tree.locate(["system", "user"])
+        tree.add_reply(first, "reply", call=0)
+        tree.locate(["system", "user", "reply", "tool result"])    # known=3, continues=(0,)
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[tuple[int, Hashable], int] = {}
+        self._ends: defaultdict[int, list[int]] = defaultdict(list)
+
+    def locate(self, prompt: Iterable[Hashable]) -> PromptPosition:
+        """Add a prompt, and find the longest earlier conversation that it begins with."""
+        node, known, continues = _ROOT, 0, list[int]()
+        for position, message in enumerate(prompt, start=1):
+            node = self._step(node, message)
+            if node in self._ends:
+                known, continues = position, self._ends[node]
+        return PromptPosition(node, known, tuple(continues))
+
+    def add_reply(self, prompt: PromptPosition, reply: Hashable, call: int) -> None:
+        """Add the conversation that a call's reply makes of its prompt; later prompts find it."""
+        self._ends[self._step(prompt.node, reply)].append(call)
+
+    def _step(self, node: int, message: Hashable) -> int:
+        return self._steps.setdefault((node, message), len(self._steps) + 1)
+
+
+def nearest_call(
+    namespace: str, calls: Iterable[tuple[int, str]], extra_choices: Container[int] = ()
+) -> int | None:
+    """The call that a prompt continues, of several whose conversations are equal.
+
+    The nearest in the graph (the same task, else one in the same subgraph run or branch), then
+    one that is no extra choice, then the latest.
+
+    Args:
+        namespace: LangGraph's checkpoint namespace of the call with the prompt; empty outside.
+        calls: number and namespace of each earlier call.
+        extra_choices: numbers of those that are a second or later choice of a request (``n`` > 1).
+    """
+
+    def rank(call: tuple[int, str]) -> tuple[bool, bool, bool, int]:
+        number, other = call
+        around = other.rpartition("|")[0] == namespace.rpartition("|")[0]
+        return other == namespace, around, number not in extra_choices, number
+
+    return max(calls, key=rank, default=(None, ""))[0]
+
+
+def unused_choices(choices: Sequence[int], used: Container[int]) -> list[int]:
+    """The choices of one request that do not count: the unused; if none is used, all but the first.
+
+    Args:
+        choices: numbers of the calls, in the order of the request's choices; at least one.
+        used: calls that a later prompt continues, or that a node returned.
+    """
+    kept = [choice for choice in choices if choice in used] or choices[:1]
+    return [choice for choice in choices if choice not in kept]
+
+
+def superseded_attempts(attempts: Iterable[tuple[Hashable, int]]) -> set[int]:
+    """Positions of the calls whose task was attempted again: only a task's last attempt counts.
+
+    Args:
+        attempts: of each call, its task, and which attempt of it the call was made in, from 1. Task
+            None: unknown, so the call always counts.
+    """
+    given = list(attempts)
+    last: dict[Hashable, int] = {}
+    for task, attempt in given:
+        last[task] = max(attempt, last.get(task, attempt))
+    return {
+        position
+        for position, (task, attempt) in enumerate(given)
+        if task is not None and attempt < last[task]
+    }

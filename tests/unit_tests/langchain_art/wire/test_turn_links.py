@@ -1,0 +1,48 @@
+"""`wire.turn_links`: which call continues which, and which were superseded."""
+
+from __future__ import annotations
+
+from langchain_art.wire.turn_links import (
+    ConversationTree,
+    nearest_call,
+    superseded_attempts,
+    unused_choices,
+)
+
+
+def test_a_prompt_continues_the_longest_conversation_that_it_begins_with() -> None:
+    tree = ConversationTree()
+    tree.add_reply(tree.locate(["q"]), "a", call=0)
+    tree.add_reply(tree.locate(["q", "a", "r"]), "b", call=1)
+    tree.add_reply(tree.locate(["q", "a", "r"]), "b", call=2)
+    found = tree.locate(["q", "a", "r", "b", "s"])
+    assert (found.known, found.continues) == (4, (1, 2))
+    forked = tree.locate(["q", "a", "other"])
+    assert (forked.known, forked.continues) == (2, (0,))
+    assert tree.locate(["q"]).continues == tree.locate(["x", "a"]).continues == ()
+    assert tree.locate(["q", "a", "other"]).node == forked.node
+
+
+def test_the_nearest_of_equal_calls_is_continued() -> None:
+    calls = [(0, "team:1|writer:2"), (1, "team:1|critic:3"), (2, "other:9|writer:2"), (3, "solo:4")]
+    assert nearest_call("team:1|writer:2", calls) == 0
+    assert nearest_call("team:1|judge:5", calls) == 1
+    assert nearest_call("far:7|judge:5", calls) == 3
+    assert nearest_call("solo:4", []) is None
+
+
+def test_an_extra_choice_is_continued_only_where_nothing_nearer_says_the_same() -> None:
+    calls = [(0, "a:1"), (1, "a:1"), (2, "b:2")]
+    assert nearest_call("a:1", calls, extra_choices={1}) == 0
+    assert nearest_call("a:1", calls[1:], extra_choices={1}) == 1
+
+
+def test_used_choices_count_and_else_the_first() -> None:
+    assert unused_choices([3, 4, 5], used={4, 9}) == [3, 5]
+    assert unused_choices([3, 4, 5], used=()) == [4, 5]
+    assert unused_choices([3], used=()) == []
+
+
+def test_only_the_last_attempt_of_a_task_counts() -> None:
+    assert superseded_attempts([("a", 1), ("b", 1), ("a", 2), (None, 1), (None, 2)]) == {0}
+    assert superseded_attempts([("a", 2), ("a", 1), ("a", 2)]) == {1}
