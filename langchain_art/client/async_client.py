@@ -13,7 +13,7 @@ import httpx
 from langchain_art.client import endpoints
 from langchain_art.client.conversations import Conversations
 from langchain_art.client.endpoints import Groups
-from langchain_art.client.requests import RETRYABLE, Address, Flow, Request, unreachable
+from langchain_art.client.http_request import RETRYABLE, Address, Flow, Request, unreachable
 from langchain_art.wire import (
     Checkpoint,
     JobEvent,

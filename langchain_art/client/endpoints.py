@@ -19,7 +19,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ValidationError
 
 from langchain_art.client.conversations import Conversations, read_conversations
-from langchain_art.client.requests import Flow, Request
+from langchain_art.client.http_request import Flow, Request
 from langchain_art.errors import ArtError, ConfigError, JobFailed
 from langchain_art.wire import (
     Checkpoint,

@@ -19,9 +19,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from langchain_art.client import requests
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.client.endpoints import unpack
+from langchain_art.client.http_request import split_base_url
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import (
     REFUSALS,
@@ -95,8 +95,8 @@ def give(body: Any) -> Answer:
 
 
 def test_base_url_ends_with_v1_whatever_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert requests.split_base_url("http://a:1") == ("http://a:1/v1", "http://a:1")
-    assert requests.split_base_url("https://a/art/v1/") == ("https://a/art/v1", "https://a/art")
+    assert split_base_url("http://a:1") == ("http://a:1/v1", "http://a:1")
+    assert split_base_url("https://a/art/v1/") == ("https://a/art/v1", "https://a/art")
     monkeypatch.setenv("ART_BASE_URL", "http://env:9/v1")
     monkeypatch.setenv("ART_API_KEY", "from-the-environment")
     client = ArtClient()
