@@ -19,7 +19,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from examples.email_search.agent import SYSTEM_PROMPT, TOOLS
 from examples.email_search.inbox import generate
 from examples.email_search.train import MAX_TOKENS
-from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art import LoraConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import ChatRequest, LearnerStep, Sampling
 from langchain_art_server.backends.peft.learner_core import LearnerCore

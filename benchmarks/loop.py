@@ -20,8 +20,7 @@ import httpx
 
 from examples.email_search.inbox import MailStore, build
 from examples.email_search.train import BASE_MODEL, MAX_TOKENS, POLICY, make_rollout
-from langchain_art import AsyncArtClient, ChatART, TrainConfig, gather
-from langchain_art.client.local_server import LocalServer
+from langchain_art import AsyncArtClient, ChatART, LocalServer, TrainConfig, gather
 
 STEPS, GROUPS, SIZE = 3, 16, 8
 

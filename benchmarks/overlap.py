@@ -31,9 +31,7 @@ from rich.console import Console
 from examples.email_search.agent import MAX_MODEL_CALLS, SYSTEM_PROMPT, TOOLS, CallCap, reward
 from examples.email_search.inbox import Inbox, MailStore, Scenario, build
 from examples.email_search.train import BASE_MODEL, MAX_TOKENS, POLICY
-from langchain_art import ChatART, Run, TrainConfig, Trainer, capture
-from langchain_art.client.local_server import LocalServer
-from langchain_art.training.results import FitResult
+from langchain_art import ChatART, FitResult, LocalServer, Run, TrainConfig, Trainer, capture
 
 SEEDS, STEPS, GROUPS, SIZE, HELD_OUT = 5, 12, 8, 8, 100
 AHEAD = 2

@@ -30,7 +30,7 @@ from typing import Any
 import httpx
 import peft  # for the size of what is collected  # noqa: F401
 
-from langchain_art.client.local_server import LocalServer
+from langchain_art import LocalServer
 from langchain_art_server.backends.models.loading import load_outline
 from langchain_art_server.backends.vllm.adapter_copies import Shelf
 from langchain_art_server.backends.vllm.process import VllmProcess

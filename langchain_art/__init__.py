@@ -1,7 +1,7 @@
-"""Reinforcement learning for LangGraph agents.
+"""Reinforcement learning for LangGraph agents: the public names of the client.
 
-The names below load on first use (PEP 562), so that importing the package, or only
-`langchain_art.wire`, stays light.
+They load on first use (PEP 562), so that importing the package, or only `langchain_art.wire`, stays
+light.
 """
 
 from __future__ import annotations
@@ -9,52 +9,95 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from langchain_art._version import __version__
+from langchain_art._version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from langchain_art.chat_models.chat_art import ChatART
-    from langchain_art.client.async_client import AsyncArtClient
-    from langchain_art.client.sync_client import ArtClient
-    from langchain_art.evaluators.ruler.evaluator import RulerEvaluator, ruler_score_group
-    from langchain_art.rollout.gather import gather
-    from langchain_art.tracing.handler import CaptureHandler, Run, capture
-    from langchain_art.training.trainer import Trainer
-    from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup, Turn
+if TYPE_CHECKING:  # the table below, for type checkers; a test compares the two
+    from langchain_art.chat_models import ChatART as ChatART
+    from langchain_art.client.async_client import AsyncArtClient as AsyncArtClient
+    from langchain_art.client.local_server import LocalServer as LocalServer
+    from langchain_art.client.sync_client import ArtClient as ArtClient
+    from langchain_art.errors import (
+        ArtError as ArtError,
+        AuthenticationFailed as AuthenticationFailed,
+        BodyTooLarge as BodyTooLarge,
+        ConfigError as ConfigError,
+        Conflict as Conflict,
+        EngineUnavailable as EngineUnavailable,
+        InvalidRequest as InvalidRequest,
+        JobFailed as JobFailed,
+        JudgeError as JudgeError,
+        NotFound as NotFound,
+        Overloaded as Overloaded,
+        PromptTooLong as PromptTooLong,
+        RequestRefused as RequestRefused,
+        RolloutFailed as RolloutFailed,
+        ServerUnreachable as ServerUnreachable,
+        UnknownModel as UnknownModel,
+    )
+    from langchain_art.evaluators.base import GroupEvaluator as GroupEvaluator
+    from langchain_art.evaluators.ruler.evaluator import (
+        RulerEvaluator as RulerEvaluator,
+        ruler_score_group as ruler_score_group,
+    )
+    from langchain_art.rollout.gather import (
+        GatherResult as GatherResult,
+        gather as gather,
+        gather_sync as gather_sync,
+    )
+    from langchain_art.rollout.runner import Rollout as Rollout
+    from langchain_art.tracing.handler import (
+        CaptureHandler as CaptureHandler,
+        capture as capture,
+    )
+    from langchain_art.tracing.run import Run as Run
+    from langchain_art.training.report import reward_plot as reward_plot
+    from langchain_art.training.results import (
+        EvalResult as EvalResult,
+        FitResult as FitResult,
+        StepRecord as StepRecord,
+    )
+    from langchain_art.training.trainer import Trainer as Trainer
+    from langchain_art.training.warm_start import WarmStart as WarmStart
+    from langchain_art.wire import (
+        LoraConfig as LoraConfig,
+        Reward as Reward,
+        TrainConfig as TrainConfig,
+        TrainJob as TrainJob,
+        TrainResult as TrainResult,
+        Trajectory as Trajectory,
+        TrajectoryGroup as TrajectoryGroup,
+        Turn as Turn,
+        Usage as Usage,
+    )
 
-_HOME = {
-    "ArtClient": "client.sync_client",
-    "AsyncArtClient": "client.async_client",
-    "CaptureHandler": "tracing.handler",
-    "ChatART": "chat_models",
-    "RulerEvaluator": "evaluators.ruler.evaluator",
-    "Run": "tracing.run",
-    "TrainConfig": "wire",
-    "Trainer": "training.trainer",
-    "Trajectory": "wire",
-    "TrajectoryGroup": "wire",
-    "Turn": "wire",
-    "capture": "tracing.handler",
-    "gather": "rollout.gather",
-    "ruler_score_group": "evaluators.ruler.evaluator",
+_NAMES = {
+    "chat_models": "ChatART",
+    "client.async_client": "AsyncArtClient",
+    "client.local_server": "LocalServer",
+    "client.sync_client": "ArtClient",
+    "errors": (
+        "ArtError AuthenticationFailed BodyTooLarge ConfigError Conflict "
+        "EngineUnavailable InvalidRequest JobFailed JudgeError NotFound Overloaded "
+        "PromptTooLong RequestRefused RolloutFailed ServerUnreachable UnknownModel"
+    ),
+    "evaluators.base": "GroupEvaluator",
+    "evaluators.ruler.evaluator": "RulerEvaluator ruler_score_group",
+    "rollout.gather": "GatherResult gather gather_sync",
+    "rollout.runner": "Rollout",
+    "tracing.handler": "CaptureHandler capture",
+    "tracing.run": "Run",
+    "training.report": "reward_plot",
+    "training.results": "EvalResult FitResult StepRecord",
+    "training.trainer": "Trainer",
+    "training.warm_start": "WarmStart",
+    "wire": (
+        "LoraConfig Reward TrainConfig TrainJob TrainResult Trajectory TrajectoryGroup Turn Usage"
+    ),
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "ArtClient",
-    "AsyncArtClient",
-    "CaptureHandler",
-    "ChatART",
-    "RulerEvaluator",
-    "Run",
-    "TrainConfig",
-    "Trainer",
-    "Trajectory",
-    "TrajectoryGroup",
-    "Turn",
-    "__version__",
-    "capture",
-    "gather",
-    "ruler_score_group",
-]
+if not TYPE_CHECKING:  # a type checker takes the names imported above `as` themselves
+    __all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
@@ -66,4 +109,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *_HOME})

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -58,10 +59,30 @@ def test_importing_the_package_loads_no_framework() -> None:
 
 def test_every_public_name_is_there() -> None:
     import langchain_art
+    from langchain_art import errors
 
     for name in langchain_art.__all__:
         assert getattr(langchain_art, name) is not None
     assert callable(langchain_art.capture)
+    kinds = [v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, Exception)]
+    assert {kind.__name__ for kind in kinds} <= set(langchain_art.__all__)
+
+
+def test_type_checkers_see_the_public_names_where_they_are() -> None:
+    import langchain_art
+
+    tree = ast.parse((CLIENT / "__init__.py").read_text())
+    blocks = [node for node in tree.body if isinstance(node, ast.If)]
+    [block] = [node for node in blocks if ast.unparse(node.test) == "TYPE_CHECKING"]
+    typed = {
+        name.asname: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    assert set(typed) | {"__version__"} == set(langchain_art.__all__)
+    for name, module in typed.items():
+        assert getattr(import_module(str(module)), str(name)) is getattr(langchain_art, str(name))
 
 
 def test_the_server_app_loads_no_engine_and_no_framework() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gateways.exchange import sampled
-from langchain_art.wire import LoraConfig
+from langchain_art import LoraConfig
 from langchain_art_server import __main__ as door
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import (

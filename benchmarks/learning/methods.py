@@ -15,7 +15,7 @@ import transformers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.learning.workloads import VOCAB, Workload
-from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art import LoraConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.prefix_forest import Forest, Segment
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft import adapter_io

@@ -29,12 +29,20 @@ from rich.console import Console
 from examples.email_search.agent import build_agent, reward
 from examples.email_search.inbox import MailStore, Scenario, build
 from examples.email_search.scripted_judge import ScriptedJudge
-from langchain_art import ChatART, Run, TrainConfig, Trainer, TrajectoryGroup, capture
-from langchain_art.client.local_server import LocalServer
-from langchain_art.errors import ArtError
-from langchain_art.evaluators.ruler.evaluator import RulerEvaluator
-from langchain_art.training.report import reward_plot
-from langchain_art.training.results import EvalResult, FitResult
+from langchain_art import (
+    ArtError,
+    ChatART,
+    EvalResult,
+    FitResult,
+    LocalServer,
+    RulerEvaluator,
+    Run,
+    TrainConfig,
+    Trainer,
+    TrajectoryGroup,
+    capture,
+    reward_plot,
+)
 
 BASE_MODEL = Path(__file__).parent / "base_model"
 POLICY = "email-agent"

@@ -26,7 +26,7 @@ class _WrongScores(ConfigError):
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedGroups:
     """The groups that were scored, in order, and how many were not."""
 
     groups: list[TrajectoryGroup]
@@ -36,7 +36,7 @@ class Judged:
 
 async def judge(
     groups: Sequence[TrajectoryGroup], evaluator: Evaluator, *, concurrency: int = 16
-) -> Judged:
+) -> JudgedGroups:
     """Score groups, at most `concurrency` at once. A plain ``def`` evaluator runs in threads.
 
     Failed runs are not shown to the evaluator, and stay in their group as they are.
@@ -65,7 +65,7 @@ async def judge(
             f"from. The first: {first}"
         ) from errors[0]
     judged = [outcome for outcome in outcomes if isinstance(outcome, TrajectoryGroup)]
-    return Judged(judged, len(errors), first)
+    return JudgedGroups(judged, len(errors), first)
 
 
 async def scored(group: TrajectoryGroup, evaluator: Evaluator) -> TrajectoryGroup:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from langchain_art.rollout.runner import Rollout, Runner, group_of
+from langchain_art.rollout.runner import Rollout, RolloutWorker, group_of
 from langchain_art.rollout.scenarios import scenario_id
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
@@ -50,7 +50,7 @@ class GroupStream:
         ready: Callable[[], Awaitable[object]] | None = None,
         max_failed: float = 0.5,
     ) -> None:
-        self._runner = Runner(rollout, concurrency, retries, ready, on_done)
+        self._runner = RolloutWorker(rollout, concurrency, retries, ready, on_done)
         self._scenario, self._name = scenario, name
         self._group_size, self._concurrency = group_size, concurrency
         self._max_failed = max_failed

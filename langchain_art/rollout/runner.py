@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from langchain_art.tracing.handler import Run
 
 S = TypeVar("S")
-Outcome: TypeAlias = "Run | Trajectory | float"
-Rollout: TypeAlias = "Callable[[Any], Outcome | Awaitable[Outcome]] | Graph"
+RolloutOutcome: TypeAlias = "Run | Trajectory | float"
+Rollout: TypeAlias = "Callable[[Any], RolloutOutcome | Awaitable[RolloutOutcome]] | Graph"
 """``async def`` or ``def``; takes a scenario, returns the `Run` of its own ``capture()``, a
 `Trajectory`, or a reward (then `capture()` is opened around it). Or a graph as it is, which is run
 on what `plain_graphs.graph_input` makes of a scenario, in a thread of its own; it brings no
@@ -46,7 +46,7 @@ class _WrongOutcome(ConfigError):
     pass
 
 
-class Runner:
+class RolloutWorker:
     """How a single run is made, and what went wrong so far. Its threads end with the context."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Runner:
         self.retried = 0
         self.first_error: str | None = None
 
-    def __enter__(self) -> Runner:
+    def __enter__(self) -> RolloutWorker:
         return self
 
     def __exit__(self, *exc: object) -> None:

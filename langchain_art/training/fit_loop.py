@@ -36,7 +36,7 @@ class Schedule:
         return bool(self.eval_scenarios) and (step % every == 0 or step >= self.steps)
 
 
-class Fit:
+class FitLoop:
     """One call of `Trainer.fit`."""
 
     def __init__(

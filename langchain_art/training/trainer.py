@@ -19,7 +19,7 @@ from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.rollout.graph_rollout import is_graph
 from langchain_art.rollout.runner import Rollout
 from langchain_art.training.evaluate import evaluate
-from langchain_art.training.fit_loop import Fit, Schedule, serving_version
+from langchain_art.training.fit_loop import FitLoop, Schedule, serving_version
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History
 from langchain_art.training.node_filter import checked
@@ -183,7 +183,7 @@ class Trainer:
         history = History(self.out_dir, self.policies, self._plan.seed, resume=resume)
         schedule = Schedule(steps, eval_scenarios or (), eval_every, eval_samples)
         async with self._client() as client:
-            fit = Fit(self._plan, client, history, self._display, rollout)
+            fit = FitLoop(self._plan, client, history, self._display, rollout)
             try:
                 result = await fit.run(train_scenarios, schedule)
             except (asyncio.CancelledError, KeyboardInterrupt):
