@@ -35,7 +35,7 @@ from langchain_art_server.backends.models.loading import load_outline
 from langchain_art_server.backends.vllm.adapter_copies import Shelf
 from langchain_art_server.backends.vllm.process import VllmProcess
 from langchain_art_server.config import Settings
-from tests.support.vllm_engine import engine, engine_toml, wide_model
+from tests.support.vllm_engine import vllm_table, vllm_toml, wide_model
 
 SWAPS, RUNS = 20, 8
 COLLECTIONS, PAUSE = 6, 0.5
@@ -92,7 +92,7 @@ async def ours(base: str, adapters: Path) -> list[float]:
 async def arts(model: Path, folder: Path, adapters: Path) -> tuple[list[float], list[float]]:
     """Seconds of each swap in ART's order, and those of them that went into collections."""
     settings = Settings.model_validate(
-        {"model": str(model), "data_dir": str(folder), "engine": engine()}
+        {"model": str(model), "data_dir": str(folder), "sampler": vllm_table()}
     )
     outline = load_outline(settings)
     shelf = Shelf(outline.model, settings.lora.rank, outline.info.dtype)
@@ -134,7 +134,7 @@ def run() -> tuple[dict[str, float], dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model, toml = wide_model(folder / "model"), folder / "art.toml"
-        options = ["--config", str(engine_toml(toml, keep_checkpoints=SWAPS))]
+        options = ["--config", str(vllm_toml(toml, keep_checkpoints=SWAPS))]
         data = folder / "data"
         with LocalServer(model, policies=[POLICY], data_dir=data, options=options) as server:
             root = server.base_url.removesuffix("/v1")

@@ -192,15 +192,16 @@ def main() -> None:
         asked.error(f"{name} needs a GPU; --small proves the script on a CPU")
     dtype = "float32" if device.type == "cpu" else "bfloat16"
     load = Load(8, 16, 32, 2) if given.small else Load(given.calls, given.words, given.tokens)
-    engine: dict[str, Any] = {"python": str(given.python), "gpu_memory": given.gpu_memory}
-    engine |= {"max_rank": LORA.rank, "max_batch": load.calls + 1}
+    vllm: dict[str, Any] = {"kind": "vllm", "python": str(given.python)}
+    vllm |= {"gpu_memory": given.gpu_memory}
+    vllm |= {"max_rank": LORA.rank, "max_batch": load.calls + 1}
     if device.type == "cpu":
-        engine |= {"threads": 1, "kv_cache_bytes": 256 << 20}
+        vllm |= {"threads": 1, "kv_cache_bytes": 256 << 20}
     with tempfile.TemporaryDirectory(prefix="art-bench-") as temporary:
         folder = Path(temporary)
         save(name, folder / "model", getattr(torch, dtype))
         told = {"model": str(folder / "model"), "data_dir": folder, "dtype": dtype}
-        told |= {"engine": engine, "take_turns": True, "max_model_len": 8192}
+        told |= {"sampler": vllm, "take_turns": True, "max_model_len": 8192}
         settings = Settings.model_validate(told)
         figures = asyncio.run(measure(settings, name, folder, load, device))
     found = {

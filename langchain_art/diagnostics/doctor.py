@@ -365,8 +365,8 @@ def _key(host: str) -> Finding:
 
 _HOW: dict[Way | None, str] = {
     "beside": "",
-    "in turns": "They fit if vLLM sleeps while the learner learns: [engine] and take_turns = true "
-    "in the server's TOML file",
+    "in turns": "They fit if vLLM sleeps while the learner learns: take_turns = true, and "
+    'kind = "vllm" under [sampler], in the server\'s TOML file',
     "apart": 'They fit on two GPUs: device = "cuda:1" in the server\'s TOML file',
     "in parts": "They fit on {devices} GPUs, the learner's base in parts on {parts} of them: "
     'device = "cuda:1", and under [learner] ranks = {parts} and shard = true',

@@ -36,7 +36,7 @@ def build(settings: Settings) -> Service:
     from langchain_art_server.backends.unsloth.learner import UnslothLearner
     from langchain_art_server.backends.vllm.sampler import VllmSampler
 
-    sampler = TransformersSampler if settings.engine is None else VllmSampler
+    sampler = VllmSampler if settings.sampler.kind == "vllm" else TransformersSampler
     learner = UnslothLearner if settings.learner.kind == "unsloth" else PeftLearner
     return Service(settings, sampler(settings), learner(settings))
 

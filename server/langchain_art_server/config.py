@@ -7,9 +7,17 @@ import os
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import LoraConfig, Name
@@ -21,35 +29,36 @@ class _Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class SamplerSettings(_Settings):
-    """The embedded transformers sampler."""
-
+class _SamplerSettings(_Settings):
     threads: int | None = Field(default=None, ge=1)
-    """Torch threads of its process; None: half of the cores, at least one (with more threads than
-    free cores, decoding gets slower by an order of magnitude)."""
+    """On a CPU: threads of the process that computes; None: half of the cores, at least one (with
+    more threads than free cores, decoding gets slower by an order of magnitude)."""
     max_batch: int = Field(default=128, ge=1, le=4096)
     """Completions that are decoded at once; more wait."""
+
+
+class TransformersSettings(_SamplerSettings):
+    """The embedded sampler, on transformers: ``[sampler]`` with ``kind = "transformers"``."""
+
+    kind: Literal["transformers"] = "transformers"
     kv_cache_bytes: int = Field(default=2 << 30, ge=1 << 20)
-    """Memory for running calls' keys and values; the cache of prefixes has as much again."""
+    """Memory for running calls' keys and values; the prefix cache has as much again."""
 
 
-class EngineSettings(_Settings):
-    """vLLM as the sampler, in the place of the embedded one: the table ``[engine]``."""
+class VllmSettings(_SamplerSettings):
+    """vLLM: ``[sampler]`` with ``kind = "vllm"``."""
 
+    kind: Literal["vllm"] = "vllm"
     python: Path = Path(sys.executable)
     """Python of the environment that vLLM is installed in; may be one of its own, so that its pins
     never meet the learner's."""
-    threads: int | None = Field(default=None, ge=1)
-    """On a CPU: threads of vLLM's worker; None: half of the cores, at least one."""
-    max_batch: int = Field(default=128, ge=1, le=4096)
-    """Completions that are decoded at once; more wait."""
     gpu_memory: float = Field(default=0.5, gt=0, lt=1)
     """On a GPU: share of its memory for vLLM's weights, activations and cache. The learner needs
     the rest; with `take_turns` its weights alone do, since vLLM's share is free during a step."""
     kv_cache_bytes: int | None = Field(default=None, ge=1 << 20)
     """Memory for keys and values; None: what `gpu_memory` leaves on a GPU, 1 GiB on a CPU."""
     max_loras: int = Field(default=4, ge=1, le=64)
-    """Versions that are computed in one batch; calls of more wait for each other."""
+    """Versions that are computed in one batch (multi-LoRA); calls of more wait for each other."""
     max_rank: int | None = Field(default=None, ge=1, le=512)
     """Highest rank of an adapter; None: that of `lora`."""
     tool_format: Literal["hermes", "mistral", "llama"] | None = None
@@ -62,44 +71,65 @@ class EngineSettings(_Settings):
     """More options of ``vllm serve``, such as ``--tensor-parallel-size=2``."""
 
 
-class LearnerSettings(_Settings):
-    """What learns: the table ``[learner]``."""
-
-    kind: Literal["peft", "unsloth"] = "peft"
-    """Unsloth's kernels need a GPU; its own environment is best named by `python`."""
-    load_in_4bit: bool = False
-    """Unsloth only: the base's weights in 4 bits, so that it fits into a quarter of the memory. The
-    sampler must serve the same weights, or learner and sampler are far apart."""
+class _LearnerSettings(_Settings):
     threads: int | None = Field(default=None, ge=1)
     """Torch threads of each of its processes; None: half of the cores in all, at least one."""
+    python: Path = Path(sys.executable)
+    """Python of the environment that learns; may be one of its own, so that its pins never meet
+    the server's. It needs torch, transformers, PEFT and what `kind` names; not this package, which
+    the server puts on the process's path."""
+
+
+class PeftSettings(_LearnerSettings):
+    """transformers and PEFT: ``[learner]`` with ``kind = "peft"``."""
+
+    kind: Literal["peft"] = "peft"
     ranks: int = Field(default=1, ge=1, le=64)
     """Processes that learn together, each with the whole base unless `shard` is set: on GPUs one on
     each, from `device` on. Their adapter is that of one process, up to the order of additions."""
     shard: bool = False
     """Each rank holds a part of each of the base's layers (FSDP2), for a base that does not fit on
     one GPU. Slower: the ranks send each other the layers in every pass."""
-    python: Path = Path(sys.executable)
-    """Python of the environment that learns; may be one of its own, so that Unsloth's pins never
-    meet the server's. It needs torch, transformers, peft and what `kind` names; of this package
-    nothing, since the server lends it its own."""
 
     @model_validator(mode="after")
-    def _of_its_kind(self) -> LearnerSettings:
-        if self.kind == "unsloth" and self.ranks > 1:
-            raise ValueError(
-                f"got ranks={self.ranks} with kind='unsloth', which learns in one process, "
-                "expected ranks=1, or kind='peft'"
-            )
-        if self.shard and self.kind == "unsloth":
-            raise ValueError("got shard=true with kind='unsloth', expected it with kind='peft'")
+    def _sharded_over_ranks(self) -> PeftSettings:
         if self.shard and self.ranks < 2:
             raise ValueError(
                 "got shard=true with ranks=1, expected as many ranks as there are GPUs to hold the "
                 "base's parts, at least 2"
             )
-        if self.load_in_4bit and self.kind != "unsloth":
-            raise ValueError("got load_in_4bit with kind='peft', expected it with kind='unsloth'")
         return self
+
+
+class UnslothSettings(_LearnerSettings):
+    """Unsloth's kernels, on one GPU: ``[learner]`` with ``kind = "unsloth"``."""
+
+    kind: Literal["unsloth"] = "unsloth"
+    load_in_4bit: bool = False
+    """The base's weights in 4 bits, so that it fits into a quarter of the memory. The sampler must
+    serve the same weights, or learner and sampler are far apart."""
+
+
+def _with_kind(default: str) -> BeforeValidator:
+    """Makes `kind` optional in a table that is told apart by it."""
+
+    def fill_in(table: Any) -> Any:
+        return {"kind": default} | table if isinstance(table, dict) else table
+
+    return BeforeValidator(fill_in)
+
+
+SamplerTable = Annotated[
+    TransformersSettings | VllmSettings, Field(discriminator="kind"), _with_kind("transformers")
+]
+LearnerTable = Annotated[
+    PeftSettings | UnslothSettings, Field(discriminator="kind"), _with_kind("peft")
+]
+#: The tables by name, and in each the options that a kind has.
+_KINDS: dict[str, dict[str, type[_Settings]]] = {
+    "sampler": {"transformers": TransformersSettings, "vllm": VllmSettings},
+    "learner": {"peft": PeftSettings, "unsloth": UnslothSettings},
+}
 
 
 class Settings(_Settings):
@@ -135,15 +165,13 @@ class Settings(_Settings):
     take_turns: bool = False
     """Sampler and learner take turns, for the two on one device: calls that arrive during a
     training step wait for its end, and are answered by the new version. vLLM sleeps in that time:
-    its weights are in the host's memory, its cache is excluded."""
+    its weights are in the host's memory, its cache is dropped."""
     max_waiting_calls: int = Field(default=256, ge=0)
     """Calls that may wait for such a step; more get 503 with Retry-After."""
     keep_checkpoints: int = Field(default=4, ge=1)
     """Newest versions kept per policy, beside pinned ones, the first and the one that serves."""
-    sampler: SamplerSettings = SamplerSettings()
-    engine: EngineSettings | None = None
-    """vLLM samples if this is there, the embedded sampler if not."""
-    learner: LearnerSettings = LearnerSettings()
+    sampler: SamplerTable = TransformersSettings()
+    learner: LearnerTable = PeftSettings()
 
     @model_validator(mode="after")
     def _key_off_loopback(self) -> Settings:
@@ -157,15 +185,6 @@ class Settings(_Settings):
             raise ValueError(
                 f"host {self.host!r} is reachable from other machines, and no api_key is set; set "
                 "ART_API_KEY (or api_key in the TOML file), or bind to 127.0.0.1"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _one_sampler(self) -> Settings:
-        if self.engine is not None and self.sampler != SamplerSettings():
-            raise ValueError(
-                "got [sampler], which is of the embedded sampler, together with [engine], which "
-                "takes its place; keep one of them"
             )
         return self
 
@@ -208,9 +227,18 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        lines = [
-            f"{'.'.join(map(str, e['loc'])) or 'settings'}: "
-            f"{e['msg'].removeprefix('Value error, ')}"
-            for e in error.errors()
-        ]
+        lines = [_in_words(dict(one)) for one in error.errors()]
         raise ConfigError("The server's settings are not valid.\n" + "\n".join(lines)) from error
+
+
+def _in_words(error: dict[str, Any]) -> str:
+    """One of pydantic's errors, with the option's full name."""
+    where = ".".join(map(str, error["loc"])) or "settings"
+    if error["type"] == "extra_forbidden" and len(error["loc"]) == 3:
+        table, kind, option = map(str, error["loc"])
+        where = f"{table}.{option}"
+        for other, options in _KINDS.get(table, {}).items():
+            if option in options.model_fields:
+                got = f"got {option}={error['input']!r} with kind={kind!r}"
+                return f"{where}: {got}, expected it with kind={other!r}"
+    return f"{where}: {error['msg'].removeprefix('Value error, ')}"

@@ -31,7 +31,7 @@ from langchain_art_server.backends.vllm.sampler import VllmSampler
 from langchain_art_server.config import Settings
 from tests.support.live_server import REPO
 from tests.support.tiny_models import CLOCK, SMALL, WEATHER, ask, tokenizer
-from tests.support.vllm_engine import command, engine, gone, guard_of, shared_memory, vllm_of
+from tests.support.vllm_engine import command, gone, guard_of, shared_memory, vllm_of, vllm_table
 from tests.support.vllm_sampling import chat, pid_of
 
 LLAMA3_ROPE = {
@@ -199,7 +199,7 @@ class VllmSamples:
 def on_vllm(model: Path, data_dir: Path, **settings: Any) -> Generator[VllmSamples]:
     """vLLM with a model; it leaves no process and no folder. Raises ConfigError."""
     loop = asyncio.new_event_loop()
-    told = {"model": str(model), "data_dir": data_dir, "engine": engine()} | settings
+    told = {"model": str(model), "data_dir": data_dir, "sampler": vllm_table()} | settings
     sampler = VllmSampler(Settings.model_validate(told))
     held: list[int] = []
     try:

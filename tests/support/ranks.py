@@ -12,7 +12,7 @@ from langchain_art.wire import TrainConfig
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from langchain_art_server.config import LearnerSettings, Settings
+from langchain_art_server.config import PeftSettings, Settings
 from tests.support.learner_cases import (
     FILES,
     LENIENT,
@@ -31,7 +31,7 @@ async def ignore(_fraction: float, _message: str) -> None: ...
 
 
 def ranked(model: str, ranks: int = 2, *, shard: bool = False) -> PeftLearner:
-    learner = LearnerSettings(threads=1, ranks=ranks, shard=shard)
+    learner = PeftSettings(threads=1, ranks=ranks, shard=shard)
     return PeftLearner(Settings(model=model, device="cpu", learner=learner))
 
 

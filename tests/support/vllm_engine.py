@@ -19,16 +19,16 @@ from tests.support.live_server import BASE_MODEL
 HEAD, WIDE = 16, 32
 
 
-def engine(**changes: Any) -> dict[str, Any]:
-    """The table ``[engine]``, small."""
+def vllm_table(**changes: Any) -> dict[str, Any]:
+    """The table ``[sampler]`` for vLLM, small."""
     small = {"threads": 1, "kv_cache_bytes": 256 << 20, "max_rank": 16}
-    return {"python": str(vllm_python())} | small | changes
+    return {"kind": "vllm", "python": str(vllm_python())} | small | changes
 
 
-def engine_toml(path: Path, **top: Any) -> Path:
+def vllm_toml(path: Path, **top: Any) -> Path:
     """The same as a file of settings; `top` are settings beside the table."""
-    lines = [f"{name} = {json.dumps(value)}" for name, value in top.items()] + ["[engine]"]
-    lines += [f"{name} = {json.dumps(value)}" for name, value in engine().items()]
+    lines = [f"{name} = {json.dumps(value)}" for name, value in top.items()] + ["[sampler]"]
+    lines += [f"{name} = {json.dumps(value)}" for name, value in vllm_table().items()]
     path.write_text("\n".join([*lines, ""]))
     return path
 

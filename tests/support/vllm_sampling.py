@@ -13,7 +13,7 @@ from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest
 from langchain_art_server.backends.vllm.sampler import VllmSampler
 from langchain_art_server.config import Settings
 from tests.support.tiny_models import save_model, three_adapters
-from tests.support.vllm_engine import command, engine, gone, guard_of, vllm_of
+from tests.support.vllm_engine import command, gone, guard_of, vllm_of, vllm_table
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +36,7 @@ async def vllm_sampler(
             {
                 "model": str(vllm_model),
                 "data_dir": data_dir,
-                "engine": engine(hang_seconds=20),
+                "sampler": vllm_table(hang_seconds=20),
                 "take_turns": True,
             }
         )

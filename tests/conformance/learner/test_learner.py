@@ -22,7 +22,7 @@ from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from langchain_art_server.config import LearnerSettings, Settings
+from langchain_art_server.config import PeftSettings, Settings
 from tests.support.learner_cases import (
     CONFIGS,
     FILES,
@@ -131,7 +131,7 @@ def test_two_runs_give_the_same_bytes(tiny: str, tmp_path: Path) -> None:
 
 
 def learner_for(model: str) -> PeftLearner:
-    return PeftLearner(Settings(model=model, device="cpu", learner=LearnerSettings(threads=1)))
+    return PeftLearner(Settings(model=model, device="cpu", learner=PeftSettings(threads=1)))
 
 
 async def ignore(_fraction: float, _message: str) -> None: ...

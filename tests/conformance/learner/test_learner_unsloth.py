@@ -12,7 +12,7 @@ from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.unsloth.learner import UnslothLearner
-from langchain_art_server.config import LearnerSettings, Settings, load_settings
+from langchain_art_server.config import Settings, UnslothSettings, load_settings
 from tests.support.environments import unsloth_python
 from tests.support.learner_cases import (
     FILES,
@@ -46,9 +46,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def learner_for(model: Path, python: Path, **settings: object) -> UnslothLearner:
-    chosen = {"kind": "unsloth", "python": python, "threads": 1} | settings
+    chosen = {"python": python, "threads": 1} | settings
     return UnslothLearner(
-        Settings(model=str(model), device="cpu", learner=LearnerSettings.model_validate(chosen))
+        Settings(model=str(model), device="cpu", learner=UnslothSettings.model_validate(chosen))
     )
 
 
@@ -122,7 +122,7 @@ async def test_what_cannot_be_loaded_stops_the_start(python: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"kind": "unsloth", "ranks": 2}, "ranks=1"),
+        ({"kind": "unsloth", "ranks": 2}, "got ranks=2.*expected it with kind='peft'"),
         ({"load_in_4bit": True}, "kind='unsloth'"),
         ({"kind": "fast"}, "unsloth"),
     ],

@@ -26,7 +26,7 @@ from langchain_art_server.backends.vllm import adapter_copies, process_guard
 from langchain_art_server.backends.vllm.adapter_copies import Shelf
 from langchain_art_server.backends.vllm.client import events
 from langchain_art_server.backends.vllm.process import VllmProcess, root_causes
-from langchain_art_server.config import EngineSettings, Settings, load_settings
+from langchain_art_server.config import Settings, TransformersSettings, VllmSettings, load_settings
 from tests.support.tiny_models import KINDS, save_adapter, save_model
 from tests.support.vllm_engine import gone
 
@@ -258,21 +258,29 @@ async def test_events_end_at_a_line_feed_and_nowhere_else() -> None:
 # --- settings -----------------------------------------------------------------------------------
 
 
-def test_the_engine_is_a_table_of_the_settings(tmp_path: Path) -> None:
+def test_the_sampler_is_chosen_by_the_kind_of_its_table(tmp_path: Path) -> None:
     file = tmp_path / "art.toml"
-    file.write_text('[engine]\npython = "/opt/vllm/bin/python"\ngpu_memory = 0.4\n')
+    file.write_text('[sampler]\nkind = "vllm"\npython = "/opt/vllm/bin/python"\ngpu_memory = 0.4\n')
     settings = load_settings(file, model="m")
-    assert settings.engine is not None
-    assert settings.engine.python == Path("/opt/vllm/bin/python")
-    assert settings.engine.gpu_memory == 0.4
-    assert load_settings(model="m").engine is None
+    assert settings.sampler.kind == "vllm"
+    assert settings.sampler.python == Path("/opt/vllm/bin/python")
+    assert settings.sampler.gpu_memory == 0.4
+    assert load_settings(model="m").sampler.kind == "transformers"
+    assert load_settings(model="m", sampler={"max_batch": 3}).sampler == TransformersSettings(
+        max_batch=3
+    )
 
 
 @pytest.mark.parametrize("take_turns", [False, True])
 def test_on_a_gpu_it_can_sleep_where_the_engines_take_turns(
     model: Path, tmp_path: Path, take_turns: bool
 ) -> None:
-    told = {"model": str(model), "data_dir": tmp_path, "engine": {}, "take_turns": take_turns}
+    told = {
+        "model": str(model),
+        "data_dir": tmp_path,
+        "sampler": {"kind": "vllm"},
+        "take_turns": take_turns,
+    }
     settings = Settings.model_validate(told)
     info = replace(load_outline(settings).info, device="cuda")
     process = VllmProcess(settings, info, tmp_path, ["q_proj"], 16)
@@ -280,9 +288,14 @@ def test_on_a_gpu_it_can_sleep_where_the_engines_take_turns(
     assert ("VLLM_SERVER_DEV_MODE" in process._environment()) == take_turns
 
 
-def test_settings_of_two_samplers_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"\[sampler\].*together with \[engine\]"):
-        load_settings(model="m", engine={}, sampler={"max_batch": 3})
+def test_an_option_of_the_other_sampler_is_refused_with_the_kind_that_has_it() -> None:
+    wanted = r"sampler\.gpu_memory: got gpu_memory=0\.4 with kind='transformers', expected it "
+    with pytest.raises(ConfigError, match=wanted + "with kind='vllm'"):
+        load_settings(model="m", sampler={"max_batch": 3, "gpu_memory": 0.4})
+    with pytest.raises(ConfigError, match=r"'other'.*'transformers', 'vllm'"):
+        load_settings(model="m", sampler={"kind": "other"})
+    with pytest.raises(ConfigError, match=r"sampler\.batch: Extra inputs"):
+        load_settings(model="m", sampler={"kind": "vllm", "batch": 3})
 
 
 def test_the_tool_format_is_told_or_read_off_the_template(model: Path) -> None:
@@ -290,5 +303,5 @@ def test_the_tool_format_is_told_or_read_off_the_template(model: Path) -> None:
     assert ChatFormat(outline.tokenizer, outline.eos).tools is FORMATS["hermes"]
     told = ChatFormat(outline.tokenizer, outline.eos, FORMATS["llama"])
     assert told.tools is FORMATS["llama"]
-    names, _none = get_args(EngineSettings.model_fields["tool_format"].annotation)
+    names, _none = get_args(VllmSettings.model_fields["tool_format"].annotation)
     assert set(FORMATS) == set(get_args(names))

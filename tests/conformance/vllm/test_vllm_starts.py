@@ -12,18 +12,18 @@ import pytest
 from langchain_art.errors import ConfigError, EngineUnavailable
 from langchain_art_server.backends.vllm.sampler import VllmSampler
 from langchain_art_server.config import Settings
-from tests.support.vllm_engine import empty_shelves, engine
+from tests.support.vllm_engine import empty_shelves, vllm_table
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
 def sampler_of(model: Path, data_dir: Path, table: dict[str, Any]) -> VllmSampler:
-    told = {"model": str(model), "data_dir": data_dir, "engine": table}
+    told = {"model": str(model), "data_dir": data_dir, "sampler": table}
     return VllmSampler(Settings.model_validate(told))
 
 
 async def test_a_python_without_vllm_is_refused_in_words(vllm_model: Path, tmp_path: Path) -> None:
-    nowhere, ours = engine() | {"python": "/nowhere/python"}, engine()
+    nowhere, ours = vllm_table() | {"python": "/nowhere/python"}, vllm_table()
     del ours["python"]
     for table, words in ((nowhere, "No such file"), (ours, "No module named 'vllm'")):
         made = sampler_of(vllm_model, tmp_path, table)
@@ -37,7 +37,7 @@ async def test_a_python_without_vllm_is_refused_in_words(vllm_model: Path, tmp_p
 async def test_a_start_that_fails_is_told_with_its_first_cause(
     vllm_model: Path, tmp_path: Path
 ) -> None:
-    made = sampler_of(vllm_model, tmp_path, engine(kv_cache_bytes=1 << 50))
+    made = sampler_of(vllm_model, tmp_path, vllm_table(kv_cache_bytes=1 << 50))
     with pytest.raises(ConfigError) as refused:
         await made.start()
     await made.close()
@@ -48,7 +48,7 @@ async def test_a_start_that_fails_is_told_with_its_first_cause(
 
 async def test_an_option_that_is_ours_is_refused(vllm_model: Path, tmp_path: Path) -> None:
     before = empty_shelves()
-    table = engine(args=("--max-num-batched-tokens=4096", "--seed=1"))
+    table = vllm_table(args=("--max-num-batched-tokens=4096", "--seed=1"))
     made = sampler_of(vllm_model, tmp_path, table)
     with pytest.raises(ConfigError, match="'--max-num-batched-tokens'"):
         await made.start()

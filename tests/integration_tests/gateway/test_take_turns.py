@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.support.live_server import BASE_MODEL, LiveServer
-from tests.support.vllm_engine import engine_toml, wide_model
+from tests.support.vllm_engine import vllm_toml, wide_model
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Caller(threading.Thread):
                     self.stop.wait(0.05)
 
 
-@pytest.mark.parametrize("engine", ["embedded", pytest.param("vllm", marks=pytest.mark.vllm)])
+@pytest.mark.parametrize("sampler", ["embedded", pytest.param("vllm", marks=pytest.mark.vllm)])
 def test_calls_wait_for_a_step_and_are_answered_by_what_it_made(
-    tmp_path: Path, engine: str
+    tmp_path: Path, sampler: str
 ) -> None:
     settings, model = tmp_path / "settings.toml", BASE_MODEL
     settings.write_text("take_turns = true\nmax_waiting_calls = 2\n")
-    if engine == "vllm":
-        engine_toml(settings, take_turns=True, max_waiting_calls=2)
+    if sampler == "vllm":
+        vllm_toml(settings, take_turns=True, max_waiting_calls=2)
         model = wide_model(tmp_path / "model")
     server = LiveServer(tmp_path / "data", "--config", str(settings), model=model)
     server.start(timeout=600)

@@ -35,7 +35,7 @@ from langchain_art_server.backends.base import ChatReply
 from tests.support.environments import unsloth_python
 from tests.support.live_server import LiveServer
 from tests.support.tiny_models import WEATHER, load_plain, teacher_logprobs, with_adapter
-from tests.support.vllm_engine import children, command, engine, gone, wide_model
+from tests.support.vllm_engine import children, command, gone, vllm_table, wide_model
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ BROKEN: dict[tuple[str, str], tuple[dict[str, Any], str]] = {
     ("embedded", "peft"): ({"learner": {"python": "/nowhere/python"}}, "/nowhere/python"),
     ("embedded", "ranks"): ({"learner": {"load_in_4bit": True}}, "expected it with kind='unsloth'"),
     ("embedded", "unsloth"): ({"learner": {"python": sys.executable}}, "No module named 'unsloth'"),
-    ("vllm", "peft"): ({"engine": {"args": ["--host=0.0.0.0"]}}, "got ['--host']"),
-    ("vllm", "ranks"): ({"sampler": {"threads": 1}}, "keep one of them"),
+    ("vllm", "peft"): ({"sampler": {"args": ["--host=0.0.0.0"]}}, "got ['--host']"),
+    ("vllm", "ranks"): ({"sampler": {"kind": "transformers"}}, "expected it with kind='vllm'"),
     ("vllm", "unsloth"): ({"learner": {"load_in_4bit": True}}, "expected a CUDA device"),
 }
 
@@ -73,7 +73,7 @@ class Pair(LiveServer):
     ) -> None:
         self.sampler, self.learner = names
         tables = {"learner": learner_table(self.learner)}
-        tables |= {"engine": engine()} if self.sampler == "vllm" else {"sampler": {"threads": 1}}
+        tables["sampler"] = vllm_table() if self.sampler == "vllm" else {"threads": 1}
         lines = ['device = "cpu"']
         for name in tables | changes:
             lines.append(f"[{name}]")

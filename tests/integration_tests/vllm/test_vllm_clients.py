@@ -18,7 +18,7 @@ from tests.support.standard_suite import (
     vcr_cassette_dir,
     vcr_config,
 )
-from tests.support.vllm_engine import engine_toml, wide_model
+from tests.support.vllm_engine import vllm_toml, wide_model
 
 __all__ = ["vcr_cassette_dir", "vcr_config"]  # fixtures of the suite
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -33,7 +33,7 @@ class VllmRuleServer(RuleServer):
         LiveServer.__init__(
             self,
             folder / "data",
-            *("--config", str(engine_toml(folder / "engine.toml"))),
+            *("--config", str(vllm_toml(folder / "vllm.toml"))),
             model=model,
             env={"RULE_JOURNAL": str(self.journal)},
             module="tests.support.rule_model.vllm_server",

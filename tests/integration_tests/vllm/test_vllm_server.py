@@ -32,11 +32,11 @@ from tests.support.mails import check_exact_runs, mails_of
 from tests.support.seeds import drawn_seed
 from tests.support.vllm_engine import (
     command,
-    engine_toml,
     gone,
     guard_of,
     shared_memory,
     vllm_of,
+    vllm_toml,
     wide_model,
 )
 
@@ -50,7 +50,7 @@ class VllmServer(LiveServer):
     """The server with vLLM, as a user starts it."""
 
     def __init__(self, folder: Path) -> None:
-        toml = engine_toml(folder / "art.toml", keep_checkpoints=VERSIONS)
+        toml = vllm_toml(folder / "art.toml", keep_checkpoints=VERSIONS)
         model = wide_model(folder / "model")
         super().__init__(folder / "data", "--config", str(toml), model=model)
 

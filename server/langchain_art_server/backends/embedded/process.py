@@ -77,6 +77,7 @@ class SamplerHost:
     """Everything the child holds: the model, its adapters, the engine and the open calls."""
 
     def __init__(self, settings: Settings, channel: Channel) -> None:
+        assert settings.sampler.kind == "transformers"
         set_threads(settings.sampler.threads)
         loaded = load_model(settings)
         budget = settings.sampler.kv_cache_bytes

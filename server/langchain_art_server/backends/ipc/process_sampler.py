@@ -33,7 +33,7 @@ class ProcessSampler:
         config = settings.model_dump(mode="json", exclude={"api_key", "host", "database_url"})
         # OpenMP reads its variable when torch is imported: a later change leaves idle threads.
         env = {"TOKENIZERS_PARALLELISM": "false"}
-        if settings.sampler.threads is not None:
+        if settings.sampler.kind == "transformers" and settings.sampler.threads is not None:
             env["OMP_NUM_THREADS"] = str(settings.sampler.threads)
         self.worker = Worker(self.target, config, self._restore, env=env)
         self._info: ModelInfo | None = None

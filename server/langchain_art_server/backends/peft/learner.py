@@ -59,14 +59,8 @@ class PeftLearner:
     @staticmethod
     def options(settings: Settings) -> dict[str, Any]:
         """Keyword arguments of `core`."""
-        return {
-            "model": settings.model,
-            "device": settings.device,
-            "dtype": settings.dtype,
-            "threads": settings.learner.threads,
-            "ranks": settings.learner.ranks,
-            "shard": settings.learner.shard,
-        }
+        where = {"model": settings.model, "device": settings.device, "dtype": settings.dtype}
+        return where | settings.learner.model_dump(exclude={"kind", "python"})
 
     @property
     def restarts(self) -> int:

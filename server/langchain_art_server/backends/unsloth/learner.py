@@ -22,9 +22,4 @@ class UnslothLearner(PeftLearner):
     @staticmethod
     def options(settings: Settings) -> dict[str, Any]:
         """Keyword arguments of `core`."""
-        options = PeftLearner.options(settings)
-        del options["ranks"], options["shard"]  # one process; Settings refuses others
-        return options | {
-            "max_model_len": settings.max_model_len,
-            "load_in_4bit": settings.learner.load_in_4bit,
-        }
+        return PeftLearner.options(settings) | {"max_model_len": settings.max_model_len}

@@ -99,7 +99,7 @@ class Shelf:
         if rank > self.max_rank:
             raise ConfigError(
                 f"{path}: got rank {rank}, expected at most {self.max_rank}. Start the server with "
-                f"[engine] max_rank = {rank}."
+                f"[sampler] max_rank = {rank}."
             )
         if others := sorted(set(pairs) - self._modules):
             raise ConfigError(

@@ -92,16 +92,16 @@ class VllmHost:
     process_type: ClassVar[type[VllmProcess]] = VllmProcess
 
     def __init__(self, settings: Settings, channel: Channel) -> None:
-        assert settings.engine is not None
+        assert settings.sampler.kind == "vllm"
         outline = load_outline(settings)
         self.info = outline.info
-        form = settings.engine.tool_format
+        form = settings.sampler.tool_format
         self._format = ChatFormat(outline.tokenizer, outline.eos, FORMATS[form] if form else None)
         self._eos = outline.eos
         self._hidden = hidden_ids(self._format)
         self._grammars = Grammars(outline.tokenizer, self.info.vocab_size, sorted(outline.eos))
         self._shelf = Shelf(
-            outline.model, settings.engine.max_rank or settings.lora.rank, self.info.dtype
+            outline.model, settings.sampler.max_rank or settings.lora.rank, self.info.dtype
         )
         self.process = self.process_type(
             settings, self.info, self._shelf.folder, self._shelf.targets, self._shelf.max_rank

@@ -38,7 +38,7 @@ class VllmProcess:
     """One run of vLLM.
 
     Args:
-        settings: with `engine`.
+        settings: with vLLM as the sampler.
         info: the model.
         folder: for the socket; removed with the process.
         targets: names of the layers that adapters may have.
@@ -53,8 +53,8 @@ class VllmProcess:
         targets: list[str],
         max_rank: int,
     ) -> None:
-        assert settings.engine is not None
-        self._settings, self._engine, self._info = settings, settings.engine, info
+        assert settings.sampler.kind == "vllm"
+        self._settings, self._options, self._info = settings, settings.sampler, info
         self._folder, self._socket = folder, folder / "vllm.sock"
         self._targets, self._max_rank = targets, max_rank
         self._on_cpu = info.device == "cpu"
@@ -65,47 +65,47 @@ class VllmProcess:
         self.ended: asyncio.Task[int] | None = None
 
     def command(self) -> list[str]:
-        """What starts it. Raises ConfigError if `[engine] args` has what is set here."""
-        engine = self._engine
+        """What starts it. Raises ConfigError if `[sampler] args` has what is set here."""
+        chosen = self._options
         options = {
             "--model": self._settings.model,
             "--served-model-name": BASE,
             "--uds": str(self._socket),
             "--dtype": self._info.dtype,
             "--max-model-len": str(self._info.max_model_len),
-            "--max-num-seqs": str(engine.max_batch),
+            "--max-num-seqs": str(chosen.max_batch),
             # Of a model's own generation_config, top_k and the like would apply unasked.
             "--generation-config": "vllm",
             "--logprobs-mode": "processed_logprobs",
             "--structured-outputs-config": '{"backend": "guidance"}',
-            "--max-loras": str(engine.max_loras),
+            "--max-loras": str(chosen.max_loras),
             # One that is pushed out is read from its folder again, there while it is loaded.
-            "--max-cpu-loras": str(max(32, engine.max_loras)),
+            "--max-cpu-loras": str(max(32, chosen.max_loras)),
             "--max-lora-rank": str(self._max_rank),
         }
         flags = ["--enable-lora", "--disable-uvicorn-access-log"]
-        kv_cache = engine.kv_cache_bytes
+        kv_cache = chosen.kv_cache_bytes
         if self._on_cpu:
             kv_cache = kv_cache or _CPU_KV_CACHE_BYTES
             # There, a seeded call whose prompt is computed in pieces ends the engine (vLLM 0.32).
             flags += ["--no-enable-chunked-prefill", "--enforce-eager"]
             options["--max-num-batched-tokens"] = str(max(16384, self._info.max_model_len))
         else:
-            options["--gpu-memory-utilization"] = str(engine.gpu_memory)
+            options["--gpu-memory-utilization"] = str(chosen.gpu_memory)
             if self._settings.take_turns:
                 flags.append("--enable-sleep-mode")
         if kv_cache:
             options["--kv-cache-memory-bytes"] = str(kv_cache)
         ours = {*options, *flags, "--lora-target-modules", "--host", "--port", "--api-key"}
         ours |= {"--tokenizer", "--chat-template", "--trust-remote-code", "--max-logprobs"}
-        if taken := sorted({arg.partition("=")[0] for arg in engine.args} & ours):
+        if taken := sorted({arg.partition("=")[0] for arg in chosen.args} & ours):
             raise ConfigError(
-                f"[engine] args: got {taken}, which this server sets itself, so that what is "
-                "recorded is what was sampled; leave them out, or use the settings of [engine]."
+                f"[sampler] args: got {taken}, which this server sets itself, so that what is "
+                "recorded is what was sampled; leave them out, or use the settings of [sampler]."
             )
-        argv = [str(engine.python), "-m", "vllm.entrypoints.openai.api_server"]
+        argv = [str(chosen.python), "-m", "vllm.entrypoints.openai.api_server"]
         argv += [part for pair in options.items() for part in pair] + flags
-        return [*argv, "--lora-target-modules", *self._targets, *engine.args]
+        return [*argv, "--lora-target-modules", *self._targets, *chosen.args]
 
     async def start(self) -> None:
         """Start it. Raises ConfigError, see `command`."""
@@ -129,7 +129,7 @@ class VllmProcess:
     async def ready(self) -> None:
         """Wait until it answers. Raises ConfigError with its last words if it does not."""
         assert self.ended is not None
-        deadline = time.monotonic() + self._engine.start_seconds
+        deadline = time.monotonic() + self._options.start_seconds
         while not self.ended.done() and time.monotonic() < deadline:
             if await self.client.healthy(_HEALTH_WITHIN):
                 return
@@ -137,10 +137,10 @@ class VllmProcess:
         why = (
             f"ended with status {self.ended.result()}"
             if self.ended.done()
-            else f"did not answer within {self._engine.start_seconds:g} s"
+            else f"did not answer within {self._options.start_seconds:g} s"
         )
         raise ConfigError(
-            f"vLLM ({self._engine.python}) {why}. Its output is in {self.log}; it said:\n"
+            f"vLLM ({self._options.python}) {why}. Its output is in {self.log}; it said:\n"
             f"{self.last_words()}"
         )
 
@@ -160,7 +160,7 @@ class VllmProcess:
             before, tokens = tokens, await self.client.tokens(_HEALTH_WITHIN)
             if tokens != before or not busy():
                 since = time.monotonic()
-            elif time.monotonic() - since > self._engine.hang_seconds:
+            elif time.monotonic() - since > self._options.hang_seconds:
                 break
         log.error("vLLM hangs and is ended.")
         self.kill()
@@ -202,7 +202,7 @@ class VllmProcess:
             env["HF_HUB_OFFLINE"] = "1"
         if self._on_cpu:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
-            env["OMP_NUM_THREADS"] = str(self._engine.threads or max(1, cores // 2))
+            env["OMP_NUM_THREADS"] = str(self._options.threads or max(1, cores // 2))
             env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # a core may be another engine's as well
         return env
 

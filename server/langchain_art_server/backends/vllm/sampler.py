@@ -15,7 +15,7 @@ from langchain_art_server.backends.ipc.process_sampler import ProcessSampler
 class VllmSampler(ProcessSampler):
     """A `Sampler` (see `base`) over a child process that holds vLLM.
 
-    Reads of the settings the model, device, dtype, context, `lora` and `engine`.
+    Reads of the settings the model, device, dtype, context, `lora` and `sampler`.
     """
 
     target: ClassVar[str] = "langchain_art_server.backends.vllm.host:serve"
