@@ -122,13 +122,13 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
         """As `ainvoke`; also from threads, and where an event loop is running."""
 
         def judged(group: TrajectoryGroup) -> TrajectoryGroup:
-            return waited(self._judged(group))
+            return run_sync(self._judged(group))
 
         return self._call_with_config(judged, input, config, **kwargs)
 
     def score(self, group: TrajectoryGroup) -> Sequence[Score | None]:
         """As `ascore`; also from threads, and where an event loop is running."""
-        return waited(self.ascore(group))
+        return run_sync(self.ascore(group))
 
     async def _judged(self, group: TrajectoryGroup) -> TrajectoryGroup:
         runs = tuple(run for run in group.trajectories if run.status != "failed")
@@ -204,7 +204,7 @@ class _Loop:
 _LOOP = _Loop()
 
 
-def waited(work: Coroutine[Any, Any, _Result]) -> _Result:
+def run_sync(work: Coroutine[Any, Any, _Result]) -> _Result:
     """What `work` gives, for synchronous callers; it runs in the caller's context.
 
     Raises:

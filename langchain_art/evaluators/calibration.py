@@ -17,7 +17,7 @@ from typing import TypeAlias
 from rich.table import Table
 
 from langchain_art.errors import ConfigError
-from langchain_art.evaluators.scoring import Evaluator, judge
+from langchain_art.evaluators.scoring import Evaluator, score_groups
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
 Pairs: TypeAlias = "Sequence[tuple[float, float]]"
@@ -89,7 +89,9 @@ async def calibrate(
         ConfigError: no group has two runs with both scores.
     """
     said = {run.id: _human(run, human) for group in groups for run in group.trajectories}
-    judged = await judge([_hidden(group) for group in groups], evaluator, concurrency=concurrency)
+    judged = await score_groups(
+        [_hidden(group) for group in groups], evaluator, concurrency=concurrency
+    )
     paired: list[list[tuple[float, float]]] = []
     for group in judged.groups:
         both = ((run.reward, said[run.id]) for run in group.trajectories)

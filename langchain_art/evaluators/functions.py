@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from langchain_art.evaluators.base import GroupEvaluator, Score, own_reward
-from langchain_art.evaluators.scoring import Evaluator, scored
+from langchain_art.evaluators.scoring import Evaluator, score_group
 from langchain_art.wire import TrajectoryGroup
 
 
 class FunctionEvaluator(GroupEvaluator):
-    """An evaluator made of a function that a `Trainer` takes too (see `judging.Evaluator`).
+    """An evaluator made of a function that a `Trainer` takes too (see `scoring.Evaluator`).
 
     Args:
         function: of a group; gives one number (or None) per run, or the group with rewards.
@@ -25,7 +25,7 @@ class FunctionEvaluator(GroupEvaluator):
 
     async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
         """What the function says; it runs in a thread if it is a plain ``def``."""
-        runs = (await scored(group, self._function)).trajectories
+        runs = (await score_group(group, self._function)).trajectories
         return [None if run.reward is None else Score(run.reward) for run in runs]
 
 

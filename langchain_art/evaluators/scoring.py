@@ -26,7 +26,7 @@ class _WrongScores(ConfigError):
 
 
 @dataclass(frozen=True)
-class JudgedGroups:
+class ScoredGroups:
     """The groups that were scored, in order, and how many were not."""
 
     groups: list[TrajectoryGroup]
@@ -34,9 +34,9 @@ class JudgedGroups:
     first_error: str | None
 
 
-async def judge(
+async def score_groups(
     groups: Sequence[TrajectoryGroup], evaluator: Evaluator, *, concurrency: int = 16
-) -> JudgedGroups:
+) -> ScoredGroups:
     """Score groups, at most `concurrency` at once. A plain ``def`` evaluator runs in threads.
 
     Failed runs are not shown to the evaluator, and stay in their group as they are.
@@ -50,7 +50,7 @@ async def judge(
     async def one(group: TrajectoryGroup) -> TrajectoryGroup | Exception:
         async with slots:
             try:
-                return await scored(group, evaluator)
+                return await score_group(group, evaluator)
             except _WrongScores:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a judge raises, its group is counted
@@ -65,10 +65,10 @@ async def judge(
             f"from. The first: {first}"
         ) from errors[0]
     judged = [outcome for outcome in outcomes if isinstance(outcome, TrajectoryGroup)]
-    return JudgedGroups(judged, len(errors), first)
+    return ScoredGroups(judged, len(errors), first)
 
 
-async def scored(group: TrajectoryGroup, evaluator: Evaluator) -> TrajectoryGroup:
+async def score_group(group: TrajectoryGroup, evaluator: Evaluator) -> TrajectoryGroup:
     """One group with its rewards. A plain ``def`` evaluator runs in a thread.
 
     Failed runs are not shown to the evaluator, and stay as they are.
@@ -81,10 +81,10 @@ async def scored(group: TrajectoryGroup, evaluator: Evaluator) -> TrajectoryGrou
     if not runs:
         return group
     shown = group.model_copy(update={"trajectories": tuple(runs)})
-    return _merge(group, runs, await _ask(evaluator, shown))
+    return _merge(group, runs, await _call(evaluator, shown))
 
 
-async def _ask(evaluator: Evaluator, group: TrajectoryGroup) -> Scores:
+async def _call(evaluator: Evaluator, group: TrajectoryGroup) -> Scores:
     if is_async(evaluator):
         scores = evaluator(group)
     else:

@@ -8,7 +8,7 @@ from typing import Any
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ArtError
-from langchain_art.evaluators.scoring import Evaluator, judge
+from langchain_art.evaluators.scoring import Evaluator, score_groups
 from langchain_art.rollout.gather import gather
 from langchain_art.rollout.runner import Rollout
 from langchain_art.training.results import EvalResult, summarize
@@ -101,6 +101,6 @@ async def _score_the_rest(
     }
     if not todo:
         return list(groups)
-    judged = await judge(list(todo.values()), evaluator)
+    judged = await score_groups(list(todo.values()), evaluator)
     scored = {group.id: group for group in judged.groups}
     return [scored.get(group.id, group) for group in groups]

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ArtError, ConfigError, RolloutFailed, ServerUnreachable
-from langchain_art.evaluators.scoring import judge
+from langchain_art.evaluators.scoring import score_groups
 from langchain_art.rollout import remote_graph
 from langchain_art.rollout.graph_rollout import check_inputs, is_remote
 from langchain_art.rollout.group_stream import GroupStream
@@ -162,7 +162,7 @@ class StepBatchBuilder:
         if plan.evaluator is None:
             return groups, seconds, 0
         started = time.monotonic()
-        judged = await judge(groups, plan.evaluator)
+        judged = await score_groups(groups, plan.evaluator)
         if judged.first_error:
             self._display.line(f"{judged.unjudged} groups were not judged: {judged.first_error}")
         seconds["judge"] = time.monotonic() - started

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from langchain_core.language_models import BaseChatModel
 
 from langchain_art.errors import ConfigError
-from langchain_art.evaluators.base import Score, waited
+from langchain_art.evaluators.base import Score, run_sync
 from langchain_art.evaluators.functions import as_evaluator
 from langchain_art.evaluators.integrations.convert import as_group, candidates, is_single
 from langchain_art.evaluators.ruler.evaluator import RulerEvaluator
@@ -78,7 +78,7 @@ def openevals_evaluator(evaluator: Evaluator) -> Callable[..., Results]:
     def evaluate(
         *, inputs: Any = None, outputs: Any, reference_outputs: Any = None, **_: Any
     ) -> Results:
-        return waited(ask(inputs=inputs, outputs=outputs, reference_outputs=reference_outputs))
+        return run_sync(ask(inputs=inputs, outputs=outputs, reference_outputs=reference_outputs))
 
     return evaluate
 

@@ -17,7 +17,7 @@ from langchain_art.evaluators.integrations.convert import as_group, candidates
 from langchain_art.evaluators.scoring import Evaluator
 
 
-class Scored(Protocol):
+class ScoreOutputs(Protocol):
     """What the fixture `scored` is."""
 
     def __call__(
@@ -32,7 +32,7 @@ class Scored(Protocol):
 
 
 @pytest.fixture
-def scored(request: pytest.FixtureRequest) -> Scored:
+def scored(request: pytest.FixtureRequest) -> ScoreOutputs:
     """Scores outputs beside each other.
 
     Scores go into the test's properties (``--junit-xml``) and, with their explanations, into the

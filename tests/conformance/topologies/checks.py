@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 from uuid import uuid4
 
-from langchain_art.evaluators.scoring import judge
+from langchain_art.evaluators import score_groups
 from langchain_art.wire import TrajectoryGroup, Turn
 from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
 from tests.conformance.topologies.harness import Expect, Performance
@@ -181,7 +181,7 @@ def judged(seen: Performance) -> None:
         return [float(len(json.dumps(whole)))]
 
     group = TrajectoryGroup(id="judged", trajectories=(trajectory,))
-    outcome = asyncio.run(judge([group], reads))
+    outcome = asyncio.run(score_groups([group], reads))
     if trajectory.status != "failed":
         assert outcome.groups[0].trajectories[0].reward
 

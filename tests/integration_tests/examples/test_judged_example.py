@@ -23,8 +23,7 @@ from examples.email_search.scripted_judge import (
 )
 from examples.email_search.train import main, make_rollout, ruler
 from langchain_art import ChatART, RulerEvaluator, TrainConfig, Trainer, TrajectoryGroup, gather
-from langchain_art.evaluators.calibration import calibrate
-from langchain_art.evaluators.functions import own_rewards
+from langchain_art.evaluators import calibrate, own_rewards
 from tests.support.live_server import LiveServer
 
 QUESTION = ("user", 'When is "Falcon audit"?')

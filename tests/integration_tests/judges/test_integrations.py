@@ -17,8 +17,7 @@ from langsmith.evaluation import evaluate, evaluate_comparative
 from openevals.simulators import run_multiturn_simulation, run_multiturn_simulation_async
 
 from langchain_art.errors import ConfigError
-from langchain_art.evaluators.base import GroupEvaluator, Score
-from langchain_art.evaluators.criteria import WeightedCriteriaEvaluator
+from langchain_art.evaluators import GroupEvaluator, Score, WeightedCriteriaEvaluator
 from langchain_art.evaluators.integrations.langfuse import item_evaluator, run_evaluator
 from langchain_art.evaluators.integrations.langsmith import comparative_evaluator, row_evaluator
 from langchain_art.evaluators.integrations.openevals import (
@@ -281,7 +280,7 @@ def test_langfuse_a_judge_without_verdict_is_no_evaluation(langfuse: Langfuse) -
 CONFTEST = 'pytest_plugins = ["langchain_art.evaluators.integrations.pytest_plugin"]\n'
 SUITE = """
 import pytest
-from langchain_art.evaluators.criteria import WeightedCriteriaEvaluator
+from langchain_art.evaluators import WeightedCriteriaEvaluator
 
 ACCURACY = WeightedCriteriaEvaluator(weights={"accuracy": 1.0}, accuracy="string")
 

@@ -18,11 +18,10 @@ from langchain_core.messages import AIMessage
 
 from langchain_art import ChatART, RulerEvaluator, capture, ruler_score_group
 from langchain_art.errors import ConfigError, JudgeError
-from langchain_art.evaluators.base import GroupEvaluator, Score
+from langchain_art.evaluators import GroupEvaluator, Score, score_groups
 from langchain_art.evaluators.ruler import prompt
 from langchain_art.evaluators.ruler.cache import VerdictCache
 from langchain_art.evaluators.ruler.prompt import Names
-from langchain_art.evaluators.scoring import judge
 from langchain_art.wire import TrajectoryGroup
 from tests.support.judges.groups import group, run, says
 from tests.support.judges.literal_judge import (
@@ -138,7 +137,7 @@ async def test_what_cannot_be_judged_raises_and_is_counted(answer: Any, monkeypa
     async def either(shown: TrajectoryGroup) -> TrajectoryGroup:
         return await (evaluator if shown.id == "bad" else fine)(shown)
 
-    judged = await judge([RUNS, RUNS.model_copy(update={"id": "bad"})], either)
+    judged = await score_groups([RUNS, RUNS.model_copy(update={"id": "bad"})], either)
     assert judged.unjudged == 1
     assert [rewards(one) for one in judged.groups] == [RIGHT]
 

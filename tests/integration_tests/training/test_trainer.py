@@ -14,7 +14,7 @@ from rich.console import Console
 from langchain_art import ChatART
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ArtError, ConfigError, JobFailed, RolloutFailed
-from langchain_art.evaluators.scoring import judge
+from langchain_art.evaluators import score_groups
 from langchain_art.tracing.handler import Run, capture
 from langchain_art.training.fit_loop import Schedule, best
 from langchain_art.training.fit_state import History, PendingStep
@@ -99,7 +99,7 @@ async def test_an_evaluator_may_be_anything_that_scores() -> None:
         return judged.model_copy(update={"trajectories": scored})
 
     for evaluator in (plain, asynchronous):
-        found = await judge([group("a", None, None), group("b", 1.0)], evaluator)
+        found = await score_groups([group("a", None, None), group("b", 1.0)], evaluator)
         assert [t.reward for g in found.groups for t in g.trajectories] == [0.5] * 3
         assert found.unjudged == 0
 
@@ -110,32 +110,32 @@ async def test_a_group_that_cannot_be_judged_is_left_out() -> None:
             raise TimeoutError("judge is away")
         return [1.0] * len(judged.trajectories)
 
-    found = await judge([group("a", None), group("b", None)], evaluator)
+    found = await score_groups([group("a", None), group("b", None)], evaluator)
     assert [g.id for g in found.groups] == ["a"]
     assert (found.unjudged, found.first_error) == (1, "TimeoutError: judge is away")
     with pytest.raises(ArtError, match="judge is away"):
-        await judge([group("b", None)], evaluator)
+        await score_groups([group("b", None)], evaluator)
 
 
 async def test_failed_runs_are_not_shown_and_not_scored() -> None:
     failed = run("f", None, status="failed", error="x")
     mixed = TrajectoryGroup(id="m", trajectories=(failed, run("ok", None)))
-    found = await judge([mixed], lambda judged: [0.25] * len(judged.trajectories))
+    found = await score_groups([mixed], lambda judged: [0.25] * len(judged.trajectories))
     assert [t.reward for t in found.groups[0].trajectories] == [None, 0.25]
     punished = TrajectoryGroup(
         id="p", trajectories=(run("f", -1.0, status="failed"), run("o", None))
     )
-    found = await judge([punished], lambda judged: [0.25] * len(judged.trajectories))
+    found = await score_groups([punished], lambda judged: [0.25] * len(judged.trajectories))
     assert [t.reward for t in found.groups[0].trajectories] == [-1.0, 0.25]
     alone = TrajectoryGroup(id="n", trajectories=(failed,))
-    found = await judge([alone], lambda _: [])
+    found = await score_groups([alone], lambda _: [])
     assert found.groups == [alone]
 
 
 @pytest.mark.parametrize("scores", [[1.0], [1.0, 2.0, 3.0], "x", 7, group("other", 1.0, 2.0)])
 async def test_scores_that_fit_nothing_are_an_error(scores: Any) -> None:
     with pytest.raises(ConfigError, match="evaluator returned"):
-        await judge([group("a", None, None)], lambda _: scores)
+        await score_groups([group("a", None, None)], lambda _: scores)
 
 
 # --- files ------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from langchain_art.errors import JudgeError
-from langchain_art.evaluators.base import GroupEvaluator, Score
+from langchain_art.evaluators import GroupEvaluator, Score
 from langchain_art.wire import Message, Trajectory, TrajectoryGroup, Turn
 
 

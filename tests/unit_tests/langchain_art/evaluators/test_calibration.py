@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from langchain_art.errors import ArtError, ConfigError
-from langchain_art.evaluators.calibration import agreement, agreement_table, calibrate
+from langchain_art.evaluators import agreement, agreement_table, calibrate
 from langchain_art.wire import Trajectory, TrajectoryGroup
 from tests.support.judges.groups import Says, group, no_verdict, run
 

@@ -10,15 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_art.errors import ConfigError, JudgeError
-from langchain_art.evaluators.base import GroupEvaluator, Score
-from langchain_art.evaluators.composites import (
+from langchain_art.evaluators import (
     FallbackEvaluator,
+    FunctionEvaluator,
     GateEvaluator,
+    GroupEvaluator,
+    Score,
     SumEvaluator,
     VoteEvaluator,
+    as_evaluator,
+    own_rewards,
+    score_groups,
 )
-from langchain_art.evaluators.functions import FunctionEvaluator, as_evaluator, own_rewards
-from langchain_art.evaluators.scoring import judge
 from langchain_art.wire import TrajectoryGroup
 from tests.support.judges.groups import Says, group, no_verdict, run, says
 
@@ -164,7 +167,9 @@ async def test_a_vote_needs_its_quorum() -> None:
     assert values(await VoteEvaluator([broken, turns, aturns]).ascore(TWO)) == [4.0, 4.5]
     with pytest.raises(JudgeError, match=r"1 of 2 judges scored 'g', expected 2\. broken: Judge"):
         await VoteEvaluator([broken, turns]).ascore(TWO)
-    counted = await judge([TWO, TWO.model_copy(update={"id": "h"})], VoteEvaluator([turns, aturns]))
+    counted = await score_groups(
+        [TWO, TWO.model_copy(update={"id": "h"})], VoteEvaluator([turns, aturns])
+    )
     assert counted.unjudged == 0 and len(counted.groups) == 2
 
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_art.errors import ConfigError
-from langchain_art.evaluators.criteria import (
-    WEIGHTS,
+from langchain_art.evaluators import (
     WeightedCriteriaEvaluator,
     completeness,
     dict_similarity,
@@ -20,6 +19,7 @@ from langchain_art.evaluators.criteria import (
     satisfaction,
     string_similarity,
 )
+from langchain_art.evaluators.criteria import WEIGHTS
 from langchain_art.wire import Trajectory, Turn
 from tests.support.judges.groups import calls, group, run, says, tool
 

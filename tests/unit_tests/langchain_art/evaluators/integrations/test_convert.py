@@ -8,8 +8,8 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
 from langchain_art.errors import ConfigError
-from langchain_art.evaluators import run_facts
-from langchain_art.evaluators.integrations.convert import as_group, as_trajectory, candidates
+from langchain_art.evaluators import as_group, run_facts
+from langchain_art.evaluators.integrations.convert import as_trajectory, candidates
 from tests.support.judges.groups import group, run
 
 CALL = {"name": "search", "args": {"q": "audit"}, "id": "c1"}
