@@ -10,11 +10,8 @@ import asyncio
 import math
 import operator
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, TypedDict
 
-import httpx
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import SummarizationMiddleware
@@ -25,29 +22,12 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphRecursionError
-from langgraph.graph import END, START, MessagesState, StateGraph
-from langgraph.types import Command, RetryPolicy, Send, interrupt
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, Send, interrupt
 
-from langchain_art import CaptureHandler, ChatART, Trajectory, Turn, capture
+from langchain_art import CaptureHandler, Trajectory, Turn, capture
 from langchain_art.errors import ConfigError
-
-
-class Scripted(BaseChatModel):
-    """Says the next line; the last one again and again."""
-
-    lines: list[Any]
-
-    @property
-    def _llm_type(self) -> str:
-        return "scripted"
-
-    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
-        return self.bind(tools=[{"type": "function", "function": {"name": t.name}} for t in tools])
-
-    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
-        line = self.lines.pop(0) if len(self.lines) > 1 else self.lines[0]
-        reply = AIMessage(line) if isinstance(line, str) else line.model_copy(update={"id": None})
-        return ChatResult(generations=[ChatGeneration(message=reply)])
+from tests.support.graphs import ASK, RETRY, Flaky, Scripted, graph_of, node
 
 
 def calls(name: str, *ids: str, **args: Any) -> AIMessage:
@@ -61,21 +41,6 @@ def said(turn: Turn) -> Any:
     return turn.reply["content"]
 
 
-def node(model: BaseChatModel) -> Any:
-    return lambda state: {"messages": [model.invoke(state["messages"])]}
-
-
-def graph_of(**nodes: Any) -> StateGraph[Any]:
-    """A chain of nodes."""
-    graph = StateGraph(MessagesState)
-    previous = START
-    for name, action in nodes.items():
-        graph.add_node(name, action)
-        graph.add_edge(previous, name)
-        previous = name
-    return graph.add_edge(previous, END)
-
-
 @tool
 def look(what: str = "") -> str:
     """Look at something."""
@@ -84,9 +49,6 @@ def look(what: str = "") -> str:
 
 def lived(run: Any) -> list[Turn]:
     return [turn for turn in run.turns if turn.excluded_because is None]
-
-
-ASK = {"messages": [("user", "hi")]}
 
 
 # ---- the run
@@ -343,23 +305,6 @@ def test_concurrent_runs_stay_apart() -> None:
 # ---- attempts
 
 
-class Flaky:
-    """Fails until its third time."""
-
-    def __init__(self, then: Any) -> None:
-        self.times, self.then = 0, then
-
-    def __call__(self, state: MessagesState) -> Any:
-        self.times += 1
-        out = self.then(state)
-        if self.times < 3:
-            raise ConnectionError("flaky")
-        return out
-
-
-RETRY = RetryPolicy(initial_interval=0.001, jitter=False, retry_on=ConnectionError)
-
-
 @pytest.mark.parametrize("threaded", [False, True])
 def test_retried_attempts_are_discarded(threaded: bool) -> None:
     graph = StateGraph(MessagesState)
@@ -577,117 +522,3 @@ def chat_bytes(turns: int) -> int:
 
 def test_size_is_linear_in_turns() -> None:
     assert chat_bytes(40) <= 2.1 * chat_bytes(20)
-
-
-# ---- with our own model
-
-
-@pytest.fixture
-def model(art_server: Any) -> Iterator[ChatART]:
-    yield ChatART(
-        model=art_server.policy,
-        base_url=art_server.base_url,
-        api_key=art_server.api_key or "EMPTY",
-        max_tokens=4,
-    )
-
-
-def tags_of(server: Any, turn: Turn) -> dict[str, Any]:
-    headers = {"Authorization": f"Bearer {server.api_key or 'EMPTY'}"}
-    reply = httpx.get(f"{server.base_url}/calls/{turn.call_id}", headers=headers)
-    assert reply.status_code == 200, reply.text
-    return reply.json()["tags"]
-
-
-def check(server: Any, run: Any, *, of: int) -> None:
-    """Turn by turn, the server was told what the run knows."""
-    assert len(run.turns) == of
-    assert len({turn.call_id for turn in run.turns}) == of
-    for turn in run.turns:
-        tags = tags_of(server, turn)
-        assert turn.ours
-        assert turn.model is not None
-        assert turn.model.startswith(f"{server.policy}@")
-        assert turn.usage is not None
-        assert tags["trajectory_id"] == run.id
-        for name in ("node", "namespace", "step", "thread"):
-            assert tags.get(name) == getattr(turn, name)
-        assert tags.get("attempt", 1) == turn.attempt
-        assert tuple(tags.get("path") or ()) == turn.path
-
-
-def streaming(model: ChatART) -> Any:
-    def node(state: MessagesState) -> Any:
-        chunks = list(model.stream(state["messages"]))
-        return {"messages": [sum(chunks[1:], chunks[0])]}
-
-    return node
-
-
-def test_turns_and_tags_agree(art_server: Any, model: ChatART) -> None:
-    inner = graph_of(deep=streaming(model)).compile()
-    graph = StateGraph(MessagesState).add_node("flaky", Flaky(node(model)), retry_policy=RETRY)
-    graph.add_node("sub", inner).add_edge(START, "flaky").add_edge("flaky", "sub")
-    agent = graph.compile(checkpointer=InMemorySaver())
-    with capture(scenario="q") as run:
-        agent.invoke(ASK, {"configurable": {"thread_id": "t"}})
-    check(art_server, run, of=4)
-    assert [turn.attempt for turn in run.turns] == [1, 2, 3, 1]
-    assert [turn.excluded_because for turn in run.turns] == ["retried", "retried", None, None]
-    assert run.turns[3].path == ("sub", "deep")
-    assert run.turns[3].extends == 2
-
-
-async def test_turns_and_tags_agree_asynchronously(art_server: Any, model: ChatART) -> None:
-    async def say(state: MessagesState) -> Any:
-        return {"messages": [await model.ainvoke(state["messages"])]}
-
-    async def stream(state: MessagesState) -> Any:
-        chunks = [chunk async for chunk in model.astream(state["messages"])]
-        return {"messages": [sum(chunks[1:], chunks[0])]}
-
-    graph = graph_of(say=say, stream=stream).compile()
-    async with capture() as run:
-        await graph.ainvoke(ASK)
-        [part async for part in graph.astream(ASK, stream_mode="messages")]
-    check(art_server, run, of=4)
-
-
-def test_a_config_handler_tags_all_paths(art_server: Any, model: ChatART) -> None:
-    handler = CaptureHandler()
-    config: Any = {"callbacks": [handler]}
-    graph_of(a=node(model), b=streaming(model)).compile().invoke(ASK, config)
-    model.invoke("x", config)
-    list(model.stream("y", config))
-    check(art_server, handler.run, of=4)
-
-
-def test_a_models_own_handler_is_heard_in_raw_threads(art_server: Any, model: ChatART) -> None:
-    handler = CaptureHandler()
-    own = model.model_copy(update={"callbacks": [handler]})
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda word: own.invoke(word), "ab"))
-        list(pool.map(lambda word: list(own.stream(word)), "cd"))
-        untold = pool.submit(model.invoke, "e").result()
-    check(art_server, handler.run, of=4)
-    turn = Turn(call_id=untold.response_metadata["call_id"])
-    assert not tags_of(art_server, turn).get("trajectory_id")
-
-
-def test_the_innermost_scope_tags(art_server: Any, model: ChatART) -> None:
-    with capture() as outer:
-        with capture() as inner:
-            graph_of(a=node(model)).compile().invoke(ASK)
-        graph_of(a=node(model)).compile().invoke(ASK)
-    assert tags_of(art_server, outer.turns[0])["trajectory_id"] == inner.id
-    assert tags_of(art_server, outer.turns[1])["trajectory_id"] == outer.id
-    assert outer.turns[0].call_id == inner.turns[0].call_id
-
-
-def test_a_stream_closed_early_keeps_its_call_id(art_server: Any, model: ChatART) -> None:
-    with capture() as run:
-        stream = model.stream("hi")
-        next(stream)
-        stream.close()
-    assert run.turns[0].call_id is not None
-    assert run.turns[0].excluded_because == "error"
