@@ -111,15 +111,15 @@ def http_api() -> str:
         used |= more
     lines.append("## Bodies\n")
     for name in sorted(used & set(schemas)):
-        if name.startswith(("HTTPValidation", "ValidationError")):
+        if name.startswith(("HTTPValidation", "ValidationError", "Page_")):
             continue
         lines += list(schema_lines(name, schemas[name]))
     return "\n".join(lines)
 
 
 def parameters(route: dict[str, Any]) -> Iterator[str]:
-    """The table of a route's parameters."""
-    found = route.get("parameters", [])
+    """The table of a route's parameters beside those in its path."""
+    found = [one for one in route.get("parameters", []) if one["in"] != "path"]
     if found:
         yield "| parameter | in | type | default |\n|---|---|---|---|"
         for one in found:
@@ -154,7 +154,11 @@ def type_of(schema: dict[str, Any]) -> str:
     """A schema as a word, with links to the bodies that have a section."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
+        if found := re.fullmatch(r"Page_(\w+?)_", name):
+            return f'`{{"object": "list", "data": […]}}` of {type_of({"$ref": "/" + found[1]})}'
+        if name == "dict_str__Any_":
+            return "objects"
+        return f"[{name.strip('_')}](#{name.strip('_').lower()})"
     if "enum" in schema:
         return " or ".join(code(value) for value in schema["enum"])
     if "const" in schema:
@@ -175,7 +179,7 @@ def type_of(schema: dict[str, Any]) -> str:
 
 def schema_lines(name: str, schema: dict[str, Any]) -> Iterator[str]:
     """The section of a body."""
-    yield f"### {name}\n"
+    yield f"### {name.strip('_')}\n"
     yield inspect.cleandoc(schema.get("description", "")).split("\n\nExample")[0] + "\n"
     fields = schema.get("properties", {})
     if not fields:
