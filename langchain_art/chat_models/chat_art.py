@@ -36,84 +36,43 @@ class ChatART(LeanChatOpenAI):
     It is any other chat model to a graph. The server keeps each call's exact tokens under the
     completion's id; a message carries only that id, so states and checkpoints stay small.
 
-    Setup:
-        Install ``langchain-art``, start a server (``langchain-art serve``) and say where it is:
+    Install ``langchain-art``, start a server (``langchain-art serve``) and say where it is:
 
-        .. code-block:: bash
+    .. code-block:: bash
 
-            export ART_BASE_URL="http://gpu-box:8000/v1"
-            export ART_API_KEY="..."
+        export ART_BASE_URL="http://gpu-box:8000/v1"
+        export ART_API_KEY="..."
 
-    Key init args — completion params:
-        model: str
-            A policy (``email-agent``: its newest version), a version of it (``email-agent@17``),
-            or the server's base model.
-        temperature: float | None
-            Sampling temperature; None leaves it to the server, which takes 1.0.
-        max_tokens: int | None
-            Most tokens of a reply; None leaves it to the server.
+    Main parameters:
 
-    Key init args — client params:
-        base_url: str
-            The server's address, with ``/v1``. Default: ``ART_BASE_URL``, or
-            ``http://localhost:8000/v1``.
-        api_key: SecretStr
-            Default: ``ART_API_KEY``, or ``EMPTY``.
-        timeout: float | None
-            Seconds to wait for an answer; None, the default, waits as long as it takes: a server
-            with one GPU pauses sampling while it trains.
-        max_retries: int | None
-            Retries of requests that the server could not take (429, 5xx, no connection);
-            None means the OpenAI SDK's default of 2.
+    - ``model`` (str): a policy (``email-agent``: its newest version), a version of it
+      (``email-agent@17``), or the server's base model.
+    - ``temperature`` (float or None): None leaves it to the server, which takes 1.0.
+    - ``max_tokens`` (int or None): most tokens of a reply; None leaves it to the server.
+    - ``base_url`` (str): the server's address, with ``/v1``. Default: the environment variable
+      ART_BASE_URL, else ``http://localhost:8000/v1``.
+    - ``api_key`` (SecretStr): default: the environment variable ART_API_KEY, else ``EMPTY``.
+    - ``timeout`` (float or None): seconds to wait for an answer; None, the default, waits as long
+      as it takes: a server with one GPU pauses sampling while it trains.
+    - ``max_retries`` (int or None): retries of requests that the server could not take (429, 5xx,
+      no connection); None means the OpenAI SDK's default of 2.
 
-    Instantiate:
-        .. code-block:: python
+    Structured output that was cut off does not parse, and raises `OutputParserException` unless
+    ``include_raw=True``; the call itself never fails for it, so the sample is not lost.
 
-            from langchain_art import ChatART
+    Examples::
 
-            model = ChatART(model="email-agent", temperature=1.0)
-
-    Invoke:
-        .. code-block:: python
-
-            model.invoke([("system", "Answer briefly."), ("user", "When did Ann write?")])
-
-    Stream:
-        .. code-block:: python
-
-            for chunk in model.stream("When did Ann write?"):
-                print(chunk.text, end="")
-
-    Async:
-        .. code-block:: python
-
-            await model.ainvoke("When did Ann write?")
-            await model.abatch(["one", "two"])
-
-    Tool calling:
-        .. code-block:: python
-
-            model.bind_tools([search_inbox]).invoke("Find Ann's mail").tool_calls
-
-    Structured output:
-        .. code-block:: python
-
-            model.with_structured_output(Answer).invoke("When did Ann write?")
-
-        A reply that was cut off does not parse, and raises `OutputParserException` unless
-        ``include_raw=True``; the call itself never fails for it, so the sample is not lost.
-
-    Token usage:
-        .. code-block:: python
-
-            model.invoke("Hi").usage_metadata
-            # {'input_tokens': 9, 'output_tokens': 5, 'total_tokens': 14}
-
-    Response metadata:
-        .. code-block:: python
-
-            model.invoke("Hi").response_metadata
-            # {'call_id': 'chatcmpl-…', 'model_name': 'email-agent@17', 'model_provider': 'art', …}
+        model = ChatART(model="email-agent", temperature=1.0)
+        model.invoke([("system", "Answer briefly."), ("user", "When did Ann write?")])
+        await model.abatch(["one", "two"])
+        for chunk in model.stream("When did Ann write?"):
+            print(chunk.text, end="")
+        model.bind_tools([search_inbox]).invoke("Find Ann's mail").tool_calls
+        model.with_structured_output(Answer).invoke("When did Ann write?")
+        model.invoke("Hi").usage_metadata
+        # {'input_tokens': 9, 'output_tokens': 5, 'total_tokens': 14}
+        model.invoke("Hi").response_metadata
+        # {'call_id': 'chatcmpl-…', 'model_name': 'email-agent@17', 'model_provider': 'art', …}
     """
 
     model_name: str = Field(alias="model")
