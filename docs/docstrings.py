@@ -1,4 +1,4 @@
-"""Docstrings for the API reference: what reStructuredText writes as ``::`` becomes a fenced block."""
+"""Docstrings for the API reference: literal blocks (``::``) become fenced ones."""
 
 from __future__ import annotations
 
