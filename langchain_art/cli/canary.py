@@ -1,4 +1,4 @@
-"""`langchain-art canary`: what a person sees of `canary.run_canary`."""
+"""`langchain-art canary`: runs `diagnostics.canary.run_canary` and prints its report."""
 
 # ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
 from __future__ import annotations
@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from langchain_art.cli.options import AsJson, BaseUrl, console, machine
+from langchain_art.cli.options import AsJson, BaseUrl, console, show
 from langchain_art.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ def canary(
     base_url: BaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a toy for a minute, and see whether a server can be trusted with a real run.
+    """Train a toy task for a minute and check everything that a fit relies on.
 
-    Short replies are rewarded, and whatever a fit relies on is measured on the way. Run it on a new
-    box, or after a change of versions, before you pay for hours. Exit code 1 if a check fails.
+    The toy task rewards short replies. Run it on a new machine, or after a change of versions.
+    Exit code 1 if a check fails.
 
     \b
     Examples:
@@ -45,22 +45,19 @@ def canary(
 
     if model and base_url and base_url != os.environ.get("ART_BASE_URL"):
         raise ConfigError("got --model and --base-url: start a server, or try one that runs")
-    report = _sing(model, base_url, steps, learning_rate)
-    if as_json:
-        machine(report.model_dump(mode="json") | {"passed": report.passed})
-    else:
-        console.print(canary_table(report))
-        for check in report.checks:
-            if not check.passed:
-                console.print(f"{check.name}: {check.advice}", markup=False, highlight=False)
+    report = _run(model, base_url, steps, learning_rate)
+    show(report, as_json, canary_table, passed=report.passed)
+    for check in report.checks:
+        if not check.passed and not as_json:
+            console.print(f"{check.name}: {check.advice}", markup=False, highlight=False)
     if not report.passed:
         raise typer.Exit(1)
 
 
-def _sing(
+def _run(
     model: str | None, base_url: str | None, steps: int, learning_rate: float | None
 ) -> CanaryReport:
-    """A canary with a bar on standard error, on a server of its own if there is a `model`."""
+    """Run the canary, with a progress bar on standard error; start a server if `model` is given."""
     from langchain_art.client.local_server import LocalServer
     from langchain_art.diagnostics.canary import run_canary
     from langchain_art.training.progress import Display

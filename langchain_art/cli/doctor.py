@@ -1,4 +1,4 @@
-"""`langchain-art doctor`: what a person sees of `doctor.examine`."""
+"""`langchain-art doctor`: prints what `diagnostics.doctor.examine` finds."""
 
 # ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
 from __future__ import annotations
@@ -10,11 +10,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from langchain_art.cli.options import AsJson, console, machine
+from langchain_art.cli.options import AsJson, console, print_json
 from langchain_art.errors import ConfigError
 
 if TYPE_CHECKING:
-    from langchain_art.diagnostics.doctor import DoctorReport, Finding, Fit
+    from langchain_art.diagnostics.doctor import DoctorReport, Fit
 
 _VERDICTS = {True: "[green]ok[/]", False: "[bold red]no[/]", None: ""}
 
@@ -29,15 +29,15 @@ def doctor(
     host: Annotated[str, typer.Option(help="That the server would bind to.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Likewise.")] = 8000,
     data_dir: Annotated[Path, typer.Option(help="Where its data would be.")] = Path("art-data"),
-    sing: Annotated[
+    then_canary: Annotated[
         bool, typer.Option("--canary", help="Then start MODEL and train a toy on it.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look at this machine: what is there, what is missing, which models fit.
+    """Examine this machine: what is installed, what is missing, which models fit.
 
-    Memory is computed, from a model of it that was measured on a CPU. Exit code 1 if something is
-    wrong, or MODEL does not fit.
+    Memory is predicted by a model that was fitted to measurements on a CPU. Exit code 1 if
+    something is wrong, or MODEL does not fit.
 
     \b
     Examples:
@@ -47,20 +47,20 @@ def doctor(
     from langchain_art.cli.canary import canary
     from langchain_art.diagnostics.doctor import examine
 
-    if sing and model is None:
+    if then_canary and model is None:
         raise ConfigError("got --canary without a MODEL to start; expected its name or path")
-    if sing and as_json:
+    if then_canary and as_json:
         raise ConfigError("got --canary and --json: run `langchain-art canary --json` for its own")
     report = examine(
         model, host=host, port=port, data_dir=data_dir, context=context, calls=calls, rank=rank
     )
     if as_json:
-        machine(report.model_dump(mode="json") | {"healthy": report.healthy})
+        print_json(report.model_dump(mode="json") | {"healthy": report.healthy})
     else:
         _show(report, model)
     if not report.healthy:
         raise typer.Exit(1)
-    if sing:
+    if then_canary:
         canary(model=model)
 
 
@@ -69,7 +69,9 @@ def _show(report: DoctorReport, model: str | None) -> None:
     for one in report.findings:
         table.add_row(one.name, escape(one.found), _VERDICTS[one.ok])
     console.print(table)
-    _advise(report.findings)
+    for one in report.findings:
+        if one.advice:
+            console.print(f"{one.name}: {one.advice}", markup=False, highlight=False)
     title = (
         f"What fits into {report.memory_bytes / 1e9:.1f} GB of {report.device}: "
         f"{report.calls} calls of {report.context} tokens, and a row as long to learn from"
@@ -85,17 +87,11 @@ def _show(report: DoctorReport, model: str | None) -> None:
             f"{one.longest_row:,}",
         )
     console.print(sizes)
-    next_one = model or "MODEL"
-    console.print(f"Next: langchain-art canary --model {next_one}", markup=False, highlight=False)
+    next_command = f"langchain-art canary --model {model or 'MODEL'}"
+    console.print(f"Next: {next_command}", markup=False, highlight=False)
 
 
 def _way(one: Fit) -> str:
     if one.devices > 1:
         return f"{one.way}, {one.devices} GPUs"
     return "no" if one.way is None else "yes" if one.way == "beside" else one.way
-
-
-def _advise(findings: tuple[Finding, ...]) -> None:
-    for one in findings:
-        if one.advice:
-            console.print(f"{one.name}: {one.advice}", markup=False, highlight=False)

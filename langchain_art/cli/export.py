@@ -1,4 +1,4 @@
-"""Take an adapter away: its files and a model card, or whole weights with the adapter merged in."""
+"""Export an adapter: its files with a model card, or whole weights with the adapter merged in."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def export_merged(
 ) -> Path:
     """Write the base model with ``policy@version`` merged into its weights, and its tokenizer.
 
-    The merging is done by another process, so that torch is not imported here. It checks that the
-    merged model's logits are the adapter's within 1e-3.
+    Another process merges, so that torch is not imported here. It checks that the merged model's
+    logits differ from the adapter's by at most 1e-3.
 
     Raises:
         ConfigError: `directory` exists and is not empty.
@@ -65,9 +65,10 @@ def export_merged(
             check=False,
         )
         if done.returncode != 0:
+            last_lines = "\n".join(done.stderr.strip().splitlines()[-3:])
             raise ArtError(
                 f"Merging {policy}@{version} into {model} failed (exit code {done.returncode}): "
-                f"{_last(done.stderr)}. It needs "
+                f"{last_lines}. It needs "
                 '`pip install "langchain-art[local]"` and the base model on this machine (--base).'
             )
         (whole / "README.md").write_text(
@@ -77,10 +78,6 @@ def export_merged(
             directory.rmdir()
         whole.rename(directory)
     return directory
-
-
-def _last(text: str) -> str:
-    return "\n".join(text.strip().splitlines()[-3:])
 
 
 def _checkpoint(client: ArtClient, policy: str, version: int) -> Checkpoint:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from collections.abc import Iterable
 from functools import partial
@@ -11,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+from langchain_art.client.conversations import read_jsonl
 from langchain_art.errors import ConfigError
 from langchain_art.rollout.graph_rollout import is_graph
 from langchain_art.rollout.runner import Rollout
@@ -65,7 +65,7 @@ def load_scenarios(name: str) -> list[Any]:
         ConfigError: there are none, or a line is not JSON.
     """
     if name.endswith((".jsonl", ".json")) or Path(name).is_file():
-        scenarios = _lines(Path(name))
+        scenarios = list(read_jsonl(Path(name)))
     else:
         found = load(name)
         found = found() if callable(found) else found
@@ -74,19 +74,4 @@ def load_scenarios(name: str) -> list[Any]:
         scenarios = list(cast(Iterable[Any], found))
     if not scenarios:
         raise ConfigError(f"{name!r} has no scenarios")
-    return scenarios
-
-
-def _lines(path: Path) -> list[Any]:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    scenarios: list[Any] = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                scenarios.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise ConfigError(f"{path}, line {number} is not JSON: {error}") from error
     return scenarios

@@ -1,4 +1,4 @@
-"""The command `langchain-art`. Every command but `serve` and `demo` only talks to a server."""
+"""The command `langchain-art`. Commands other than `serve` and `demo` are clients of a server."""
 
 # ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
 from __future__ import annotations
@@ -8,18 +8,24 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from langchain_art.cli import checkpoints
 from langchain_art.cli.canary import canary
 from langchain_art.cli.doctor import doctor
-from langchain_art.cli.options import AsJson, BaseUrl, console, machine
+from langchain_art.cli.options import (
+    AsJson,
+    BaseUrl,
+    client_of,
+    console,
+    print_json,
+    show,
+    split_version,
+)
 from langchain_art.errors import ArtError, ConfigError
-
-if TYPE_CHECKING:
-    from langchain_art.client.sync_client import ArtClient
 
 app = typer.Typer(
     name="langchain-art",
@@ -35,18 +41,9 @@ app = typer.Typer(
     "  ART_BASE_URL  where the server is (http://localhost:8000/v1)\n"
     "  ART_API_KEY   its key, for servers and clients alike; never a flag",
 )
-checkpoints_app = typer.Typer(
-    no_args_is_help=True,
-    help="List, pin, roll back and delete the versions of a policy."
-    "\n\n\b\nExamples:\n"
-    "  langchain-art checkpoints list email-agent\n"
-    "  langchain-art checkpoints pin email-agent@17\n"
-    "  langchain-art checkpoints rollback email-agent@12",
-)
-app.add_typer(checkpoints_app, name="checkpoints")
+app.add_typer(checkpoints.app, name="checkpoints")
 app.command()(canary)
 app.command()(doctor)
-VersionName = Annotated[str, typer.Argument(metavar="POLICY@N", help="A version: email-agent@17.")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -57,19 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Console(stderr=True).print(f"[bold red]{type(error).__name__}:[/]", end=" ")
         Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
-
-
-def _client(base_url: str | None, patience: float = 5.0) -> ArtClient:
-    from langchain_art.client.sync_client import ArtClient
-
-    return ArtClient(base_url, patience=patience)
-
-
-def _split(name: str) -> tuple[str, int]:
-    policy, _, version = name.partition("@")
-    if not policy or not version.isdigit():
-        raise ConfigError(f"got {name!r}, expected POLICY@N, such as email-agent@17")
-    return policy, int(version)
 
 
 # --- processes --------------------------------------------------------------------------------
@@ -130,12 +114,12 @@ def _become(module: str, arguments: list[str]) -> None:
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
 
-# --- looking ----------------------------------------------------------------------------------
+# --- inspection ------------------------------------------------------------------------------
 
 
 @app.command()
 def status(base_url: BaseUrl = None, as_json: AsJson = False) -> None:
-    """What the server is, what it serves and what it has done.
+    """The server's model, policies, and counts of calls, runs and jobs.
 
     \b
     Example:
@@ -143,12 +127,9 @@ def status(base_url: BaseUrl = None, as_json: AsJson = False) -> None:
     """
     from langchain_art.cli.tables import status_table
 
-    with _client(base_url) as client:
+    with client_of(base_url) as client:
         found = client.status()
-    if as_json:
-        machine(found.model_dump(mode="json"))
-    else:
-        console.print(status_table(found))
+    show(found, as_json, status_table)
 
 
 @app.command()
@@ -170,19 +151,11 @@ def runs(
     """
     from langchain_art.cli.tables import run_table, runs_table
 
-    with _client(base_url) as client:
+    with client_of(base_url) as client:
         if trajectory_id is not None:
-            run = client.trajectory(trajectory_id)
-            if as_json:
-                machine(run.model_dump(mode="json"))
-            else:
-                console.print(run_table(run))
-            return
-        found = client.trajectories(limit, scenario)
-    if as_json:
-        machine([run.model_dump(mode="json") for run in found])
-    else:
-        console.print(runs_table(found))
+            show(client.trajectory(trajectory_id), as_json, run_table)
+        else:
+            show(client.trajectories(limit, scenario), as_json, runs_table)
 
 
 @app.command()
@@ -198,7 +171,7 @@ def audit(
     base_url: BaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Which of a run's tokens learn, turn by turn, and why the others do not.
+    """Which of a run's tokens are trained, turn by turn, and why others are excluded.
 
     \b
     Examples:
@@ -207,13 +180,10 @@ def audit(
     """
     from langchain_art.cli.tables import audit_table
 
-    with _client(base_url) as client:
+    with client_of(base_url) as client:
         found = client.audit(trajectory_id, policy, dict(map(_choice, trainable or [])))
-    if as_json:
-        sums = {"sampled_tokens": found.sampled_tokens, "trained_tokens": found.trained_tokens}
-        machine(found.model_dump(mode="json") | sums)
-    else:
-        console.print(audit_table(found))
+    sums = {"sampled_tokens": found.sampled_tokens, "trained_tokens": found.trained_tokens}
+    show(found, as_json, audit_table, **sums)
 
 
 def _choice(text: str) -> tuple[str, bool]:
@@ -223,56 +193,7 @@ def _choice(text: str) -> tuple[str, bool]:
     return name, learns == "true"
 
 
-# --- checkpoints ------------------------------------------------------------------------------
-
-
-@checkpoints_app.command("list")
-def list_checkpoints(
-    policy: Annotated[str, typer.Argument(help="The policy's name.")],
-    base_url: BaseUrl = None,
-    as_json: AsJson = False,
-) -> None:
-    """The versions that the server keeps."""
-    from langchain_art.cli.tables import checkpoints_table
-
-    with _client(base_url) as client:
-        found = client.checkpoints(policy)
-    if as_json:
-        machine([checkpoint.model_dump(mode="json") for checkpoint in found])
-    else:
-        console.print(checkpoints_table(found))
-
-
-@checkpoints_app.command()
-def pin(name: VersionName, base_url: BaseUrl = None) -> None:
-    """Keep a version from being pruned."""
-    with _client(base_url) as client:
-        console.print(f"{client.pin(*_split(name)).name} is pinned")
-
-
-@checkpoints_app.command()
-def unpin(name: VersionName, base_url: BaseUrl = None) -> None:
-    """Let a version be pruned again."""
-    with _client(base_url) as client:
-        console.print(f"{client.unpin(*_split(name)).name} is no longer pinned")
-
-
-@checkpoints_app.command()
-def rollback(name: VersionName, base_url: BaseUrl = None) -> None:
-    """Serve this version under the policy's bare name; training goes on from it."""
-    with _client(base_url) as client:
-        done = client.rollback(*_split(name))
-    console.print(f"{done.name} now serves @{done.version}")
-
-
-@checkpoints_app.command()
-def delete(name: VersionName, base_url: BaseUrl = None) -> None:
-    """Delete a version that neither serves nor is pinned."""
-    with _client(base_url) as client:
-        console.print(f"{client.delete_checkpoint(*_split(name))} is deleted")
-
-
-# --- work -------------------------------------------------------------------------------------
+# --- evaluation and export -------------------------------------------------------------------
 
 
 @app.command("eval")
@@ -289,8 +210,8 @@ def evaluate(
 ) -> None:
     """Mean reward of a rollout on scenarios, with its 95 % interval.
 
-    A rollout with a parameter `model` is handed a ChatART of --policy; one without makes its own
-    model, and the command fails if that is not the one that --policy names.
+    A rollout with a parameter `model` gets a ChatART of --policy. One without makes its own model;
+    the command fails if that is not the one that --policy names.
 
     \b
     Example:
@@ -301,13 +222,13 @@ def evaluate(
 
     run = load_rollout(rollout, policy, base_url)
     chosen = load_scenarios(scenarios)
-    with _client(base_url) as client:
+    with client_of(base_url) as client:
         trainer = Trainer(
             policy, client=client, concurrency=concurrency, console=Console(stderr=True)
         )
         result = asyncio.run(trainer.evaluate(run, chosen, samples=samples))
     if as_json:
-        machine(result.model_dump(mode="json"))
+        print_json(result.model_dump(mode="json"))
     else:
         console.print(f"{result.version}: {result}", markup=False, highlight=False)
 
@@ -332,8 +253,8 @@ def export(
     from langchain_art.cli.export import export_adapter, export_merged
 
     policy, _, version = name.partition("@")
-    with _client(base_url, patience=60.0) as client:
-        number = _split(name)[1] if version else client.policy(policy).version
+    with client_of(base_url, patience=60.0) as client:
+        number = split_version(name)[1] if version else client.policy(policy).version
         write = export_merged if merge else export_adapter
         write(client, policy, number, directory, base)
     console.print(f"{policy}@{number} is in {directory}", highlight=False)

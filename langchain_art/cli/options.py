@@ -1,13 +1,23 @@
-"""What several commands of the command line share: where the server is, and how they print."""
+"""What several commands share: the server's address, its client, and how they print."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from pydantic import BaseModel
 from rich.console import Console
 
+from langchain_art.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from langchain_art.client.sync_client import ArtClient
+
+Found = TypeVar("Found", bound="BaseModel | Sequence[BaseModel]")
 console = Console()
 
 BaseUrl = Annotated[
@@ -17,6 +27,31 @@ BaseUrl = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]
 
 
-def machine(value: Any) -> None:
+def client_of(base_url: str | None, patience: float = 5.0) -> ArtClient:
+    """A client of the server at `base_url`, or of the default one."""
+    from langchain_art.client.sync_client import ArtClient
+
+    return ArtClient(base_url, patience=patience)
+
+
+def split_version(name: str) -> tuple[str, int]:
+    """``email-agent@17`` as policy and version. Raises ConfigError."""
+    policy, _, version = name.partition("@")
+    if not policy or not version.isdigit():
+        raise ConfigError(f"got {name!r}, expected POLICY@N, such as email-agent@17")
+    return policy, int(version)
+
+
+def show(found: Found, as_json: bool, table: Callable[[Found], Table], **more: Any) -> None:
+    """Print what was found as a table, or as JSON with the fields `more`."""
+    if not as_json:
+        console.print(table(found))
+    elif isinstance(found, BaseModel):
+        print_json(found.model_dump(mode="json") | more)
+    else:
+        print_json([one.model_dump(mode="json") for one in found])
+
+
+def print_json(value: Any) -> None:
     """Print JSON on standard output."""
     typer.echo(json.dumps(value, indent=2, allow_nan=False))

@@ -27,7 +27,7 @@ _LEARNED = (("reward_mean", ".3f"), ("runs_trained", ".0f"), ("tokens_trained", 
 
 
 def status_table(status: ServerStatus) -> Table:
-    """A server at a glance."""
+    """The server's status."""
     table = Table(title=f"langchain-art server {status.version}", show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -97,7 +97,7 @@ def run_table(run: Trajectory) -> Table:
         table.add_row(
             str(index),
             "-" if turn.extends is None else str(turn.extends),
-            escape(_place(turn)),
+            escape(_node(turn)),
             escape(turn.model or "-"),
             f"{usage.prompt_tokens} + {usage.completion_tokens}" if usage else "-",
             "-" if turn.latency is None else f"{turn.latency:.2f}",
@@ -109,7 +109,7 @@ def run_table(run: Trajectory) -> Table:
 
 
 def audit_table(audit: TrajectoryAudit) -> Table:
-    """Which of a run's tokens learn: a line per turn, and the totals below."""
+    """Which of a run's tokens are trained: a line per turn, and the totals."""
     reward = "not scored" if audit.reward is None else f"reward {audit.reward:.3f}"
     table = Table(
         Column("#", justify="right"),
@@ -175,7 +175,7 @@ def _totals(audit: TrajectoryAudit) -> str:
     return f"{total} {f'Trained by {done}.' if done else 'Not trained yet.'}"
 
 
-def _place(turn: Turn) -> str:
+def _node(turn: Turn) -> str:
     path = "/".join(turn.path) or turn.node or "-"
     attempt = f" attempt {turn.attempt}" if turn.attempt > 1 else ""
     excluded = f" ({turn.excluded_because})" if turn.excluded_because else ""

@@ -45,7 +45,7 @@ def read_conversations(given: Conversations) -> list[Trajectory | str]:
         )
     told: list[Trajectory | str] = []
     seen: Counter[str] = Counter()
-    for number, one in enumerate(_lines(given) if isinstance(given, Path) else given, 1):
+    for number, one in enumerate(read_jsonl(given) if isinstance(given, Path) else given, 1):
         where = f"{given}, line {number}" if isinstance(given, Path) else f"conversation {number}"
         if isinstance(one, Trajectory | str):
             told.append(one)
@@ -66,7 +66,8 @@ def read_conversations(given: Conversations) -> list[Trajectory | str]:
     return told
 
 
-def _lines(path: Path) -> Iterable[Any]:
+def read_jsonl(path: Path) -> Iterable[Any]:
+    """The values of a JSONL file, empty lines skipped. Raises ConfigError."""
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -74,7 +75,7 @@ def _lines(path: Path) -> Iterable[Any]:
                     try:
                         yield json.loads(line)
                     except ValueError as error:
-                        raise ConfigError(f"{path}, line {number} is no JSON: {error}") from error
+                        raise ConfigError(f"{path}, line {number} is not JSON: {error}") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
