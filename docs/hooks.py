@@ -274,7 +274,7 @@ def undocumented(site: Path) -> Iterator[str]:
         shown = Inventory.parse_sphinx(file, domain_filter=["py"])
     for package in PUBLIC:
         module = importlib.import_module(package)
-        for name in getattr(module, "__all__", ()):
+        for name in module.__all__:
             value = getattr(module, name)
             home = getattr(value, "__module__", package)
             if f"{package}.{name}" not in shown and f"{home}.{name}" not in shown:

@@ -50,7 +50,7 @@ def test_links_between_files_lead_somewhere(page: Path) -> None:
     assert not gone
 
 
-@pytest.mark.parametrize("package", ["langchain_art"])
+@pytest.mark.parametrize("package", ["langchain_art", "langchain_art.evaluators"])
 def test_public_names_are_documented(package: str) -> None:
     module = importlib.import_module(package)
     reference = "".join(page.read_text() for page in (REPO / "docs" / "reference").glob("*.md"))
