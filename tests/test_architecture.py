@@ -7,7 +7,9 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,17 @@ REPO = Path(__file__).parent.parent
 CLIENT = REPO / "langchain_art"
 SERVER = REPO / "server" / "langchain_art_server"
 HEAVY = ("torch", "transformers", "peft", "litellm", "langfuse", "wandb", "langchain_art_server")
+
+#: Ours, or used only where the user's own library is wrapped; httpx2 is what version 3 of the
+#: OpenAI SDK is built on.
+BROUGHT_ALONG = {
+    "langchain_art",
+    "langchain_art_server",
+    "pytest",
+    "langsmith",
+    "langfuse",
+    "httpx2",
+}
 
 
 def sources(*roots: Path) -> list[Path]:
@@ -96,6 +109,23 @@ def test_a_heavy_library_is_named_in_one_file_at_most(name: str) -> None:
         p for p in sources(CLIENT, SERVER) if any(n.partition(".")[0] == name for n in imported(p))
     ]
     assert len(users) <= 1, users
+
+
+def test_every_direct_import_is_declared() -> None:
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    extras = [wanted for extra in project["optional-dependencies"].values() for wanted in extra]
+    declared = {normal(re.split(r"[^\w.-]", one)[0]) for one in project["dependencies"] + extras}
+    distributions = packages_distributions()
+    for path in sources(CLIENT, SERVER):
+        for name in {one.partition(".")[0] for one in imported(path)}:
+            if name in BROUGHT_ALONG or name in sys.stdlib_module_names:
+                continue
+            found = {normal(one) for one in distributions.get(name, [name])}
+            assert found & declared, f"{path} imports {name}, which pyproject.toml does not declare"
+
+
+def normal(distribution: str) -> str:
+    return distribution.lower().replace("_", "-")
 
 
 def test_no_pickle_and_no_eval() -> None:

@@ -36,10 +36,10 @@ def floors() -> dict[str, str]:
 
 def corners() -> dict[str, list[str]]:
     floor = floors()
-    langchain = ["langchain-core", "langchain-openai", "langgraph"]
+    oldest = ["langchain-core", "langchain-openai", "langgraph", "openai"]
     newest = ["langchain-core>=1.7", "langchain-openai>=1.7", "langgraph>=1.2.20"]
     return {
-        "oldest": [*(f"{name}=={floor[name]}" for name in langchain), "openai==2.26.0"],
+        "oldest": [f"{name}=={floor[name]}" for name in oldest],
         "newest-openai-2": [*newest, "openai>=2.45,<3"],
         "newest-openai-3.0": [*newest, "openai==3.0.0"],
     }
