@@ -25,11 +25,11 @@ from langchain_art.wire import LoraConfig, Name
 MIN_KEY_LENGTH = 16
 
 
-class _Settings(BaseModel):
+class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class _SamplerSettings(_Settings):
+class _SamplerSettings(_Table):
     threads: int | None = Field(default=None, ge=1)
     """On a CPU: threads of the process that computes; None: half of the cores, at least one (with
     more threads than free cores, decoding gets slower by an order of magnitude)."""
@@ -71,7 +71,7 @@ class VllmSettings(_SamplerSettings):
     """More options of ``vllm serve``, such as ``--tensor-parallel-size=2``."""
 
 
-class _LearnerSettings(_Settings):
+class _LearnerSettings(_Table):
     threads: int | None = Field(default=None, ge=1)
     """Torch threads of each of its processes; None: half of the cores in all, at least one."""
     python: Path = Path(sys.executable)
@@ -126,13 +126,13 @@ LearnerTable = Annotated[
     PeftSettings | UnslothSettings, Field(discriminator="kind"), _with_kind("peft")
 ]
 #: The tables by name, and in each the options that a kind has.
-_KINDS: dict[str, dict[str, type[_Settings]]] = {
+_KINDS: dict[str, dict[str, type[_Table]]] = {
     "sampler": {"transformers": TransformersSettings, "vllm": VllmSettings},
     "learner": {"peft": PeftSettings, "unsloth": UnslothSettings},
 }
 
 
-class Settings(_Settings):
+class Settings(_Table):
     """Everything ``langchain-art serve`` can be told."""
 
     model: str

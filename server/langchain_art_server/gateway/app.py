@@ -29,7 +29,7 @@ from langchain_art.wire import (
     TrajectoryAudit,
     TrajectoryGroup,
 )
-from langchain_art_server.gateway.auth import Guard, answer
+from langchain_art_server.gateway.auth import AccessControl, answer
 from langchain_art_server.gateway.chat_completions import ChatCompletions
 from langchain_art_server.gateway.chat_request import ChatBody, read_json, refuse
 from langchain_art_server.gateway.service import Service
@@ -51,13 +51,13 @@ T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 
-class Version(BaseModel):
+class RollbackTo(BaseModel):
     """Body of a rollback."""
 
     version: int = Field(ge=0, le=MAX_NUMBER)
 
 
-class Page(BaseModel, Generic[T]):
+class ListOf(BaseModel, Generic[T]):
     """A list, as OpenAI writes one."""
 
     object: str = "list"
@@ -84,7 +84,7 @@ def create_app(service: Service) -> ASGIApp:
     _job_routes(app, service)
     _status_routes(app, service)
     app.openapi = lambda: _document(app)
-    return Guard(_Front(app, ChatCompletions(service)), service.settings)
+    return AccessControl(_Front(app, ChatCompletions(service)), service.settings)
 
 
 class _Front:
@@ -155,9 +155,9 @@ def _openai_routes(app: FastAPI, service: Service) -> None:
         return cards
 
     @app.get("/v1/models")
-    async def models() -> Page[dict[str, Any]]:
+    async def models() -> ListOf[dict[str, Any]]:
         """The base model, the policies, and every version that is kept."""
-        return Page(data=await names())
+        return ListOf(data=await names())
 
     @app.get("/v1/models/{name}")
     async def model(name: str) -> dict[str, Any]:
@@ -180,9 +180,9 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
         return await service.create_policy(await _model(request, PolicySpec))
 
     @app.get("/v1/policies")
-    async def policies() -> Page[PolicyStatus]:
+    async def policies() -> ListOf[PolicyStatus]:
         """All policies."""
-        return Page(data=await service.policies())
+        return ListOf(data=await service.policies())
 
     @app.get("/v1/policies/{name}")
     async def policy(name: str) -> PolicyStatus:
@@ -190,10 +190,10 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
         return await service.policy(name)
 
     @app.get("/v1/policies/{name}/checkpoints")
-    async def checkpoints(name: str) -> Page[Checkpoint]:
+    async def checkpoints(name: str) -> ListOf[Checkpoint]:
         """The versions that are kept, oldest first."""
         await service.policy(name)
-        return Page(data=await service.store.checkpoints(name))
+        return ListOf(data=await service.store.checkpoints(name))
 
     @app.put("/v1/policies/{name}/checkpoints/{version}/pin")
     async def pin(name: str, version: Number) -> Checkpoint:
@@ -215,10 +215,10 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
         await service.delete_checkpoint(name, version)
         return {"deleted": f"{name}@{version}"}
 
-    @app.post("/v1/policies/{name}/rollback", openapi_extra=_docs(Version))
+    @app.post("/v1/policies/{name}/rollback", openapi_extra=_docs(RollbackTo))
     async def rollback(name: str, request: Request) -> PolicyStatus:
         """Serve a former version again; the next step starts from it."""
-        return await service.rollback(name, (await _model(request, Version)).version)
+        return await service.rollback(name, (await _model(request, RollbackTo)).version)
 
     @app.get("/v1/policies/{name}/checkpoints/{version}/adapter")
     async def adapter(name: str, version: Number) -> Response:
@@ -245,9 +245,9 @@ def _trajectory_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/trajectories")
     async def recent(
         limit: Annotated[int, Query(ge=1, le=1000)] = 50, scenario: str | None = None
-    ) -> Page[Trajectory]:
+    ) -> ListOf[Trajectory]:
         """The newest trajectories."""
-        return Page(data=await service.store.recent_trajectories(limit, scenario))
+        return ListOf(data=await service.store.recent_trajectories(limit, scenario))
 
     @app.get("/v1/trajectories/{trajectory_id}")
     async def trajectory(trajectory_id: str) -> Trajectory:
@@ -290,9 +290,9 @@ def _job_routes(app: FastAPI, service: Service) -> None:
         return await service.train(await _model(request, TrainRequest), idempotency_key)
 
     @app.get("/v1/jobs")
-    async def jobs(policy: str | None = None) -> Page[TrainJob]:
+    async def jobs(policy: str | None = None) -> ListOf[TrainJob]:
         """All jobs, in the order they were asked for."""
-        return Page(data=await service.store.jobs.all(policy=policy))
+        return ListOf(data=await service.store.jobs.all(policy=policy))
 
     @app.get("/v1/jobs/{job_id}")
     async def job(job_id: str, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0) -> TrainJob:
@@ -310,7 +310,7 @@ def _job_routes(app: FastAPI, service: Service) -> None:
         job_id: str,
         after: Annotated[int, Query(ge=0, le=MAX_NUMBER)] = 0,
         wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0,
-    ) -> Page[JobEvent]:
+    ) -> ListOf[JobEvent]:
         """A job's story after event `after`; with `wait`, as soon as there is some."""
         deadline = time.monotonic() + wait
         while True:
@@ -318,7 +318,7 @@ def _job_routes(app: FastAPI, service: Service) -> None:
             found = await service.store.jobs.events(job_id, after)
             left = deadline - time.monotonic()
             if found or left <= 0 or job.state in ("succeeded", "failed"):
-                return Page(data=found)
+                return ListOf(data=found)
             await service.jobs.wait(min(left, 1.0))
 
 

@@ -46,7 +46,7 @@ def _is_local(value: str) -> bool:
     return host is not None and is_loopback(host)
 
 
-class Guard:
+class AccessControl:
     """Pure ASGI: who may come in, and how much they may bring.
 
     With a key, every path but the health checks asks for it (compared in constant time). Without

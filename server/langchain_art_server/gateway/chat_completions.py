@@ -25,12 +25,12 @@ from langchain_art_server.gateway import chat_response
 from langchain_art_server.gateway.chat_request import ChatCall, read_json
 from langchain_art_server.gateway.chat_response import Chunks
 from langchain_art_server.gateway.service import Service
-from langchain_art_server.policies.adapter_store import Target
+from langchain_art_server.policies.router import RoutedModel
 from langchain_art_server.storage.tables import CallRecord
 
 _LISTEN_AFTER = 0.5  # seconds
 #: A choice's index, and a piece of it.
-Piece = tuple[int, ChatDelta | ChatReply]
+IndexedPiece = tuple[int, ChatDelta | ChatReply]
 
 
 class ChatCompletions:
@@ -126,7 +126,7 @@ async def _send_json(send: Send, answer: dict[str, Any]) -> None:
 class _Completion:
     """One request on its way: sample, record, answer."""
 
-    def __init__(self, service: Service, call: ChatCall, target: Target) -> None:
+    def __init__(self, service: Service, call: ChatCall, target: RoutedModel) -> None:
         self._service, self._call, self._target = service, call, target
         self._begun = time.time()
         # Ids that grow with time are neighbours in the table's index, so that a batch of them
@@ -206,7 +206,7 @@ class _Completion:
             response = StreamingResponse(events, media_type="text/event-stream")
             await response(scope, client.hand_over(), send)
 
-    async def _pieces(self) -> AsyncGenerator[Piece, None]:
+    async def _pieces(self) -> AsyncGenerator[IndexedPiece, None]:
         """The pieces of all choices as they come, each with its choice's index."""
         heard: asyncio.Queue[tuple[int, ChatDelta | ChatReply | Exception]] = asyncio.Queue()
 
@@ -233,7 +233,7 @@ class _Completion:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _events(
-        self, first: Piece, pieces: AsyncGenerator[Piece, None]
+        self, first: IndexedPiece, pieces: AsyncGenerator[IndexedPiece, None]
     ) -> AsyncGenerator[bytes, None]:
         body = self._call.body
         with_usage = body.stream_options is not None and body.stream_options.include_usage
@@ -259,7 +259,9 @@ class _Completion:
         yield chat_response.DONE
 
 
-async def _chain(first: Piece, rest: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
+async def _chain(
+    first: IndexedPiece, rest: AsyncGenerator[IndexedPiece, None]
+) -> AsyncGenerator[IndexedPiece, None]:
     yield first
     async for one in rest:
         yield one

@@ -31,7 +31,8 @@ from langchain_art_server.jobs.audit import audit
 from langchain_art_server.jobs.job_runner import JobRunner
 from langchain_art_server.jobs.sft_records import demonstrations
 from langchain_art_server.jobs.trajectory_assembly import assemble
-from langchain_art_server.policies.adapter_store import ADAPTER_FILES, AdapterStore, Router
+from langchain_art_server.policies.adapter_store import ADAPTER_FILES, AdapterStore
+from langchain_art_server.policies.router import Router
 from langchain_art_server.storage.store import Store
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from langchain_art.errors import EngineUnavailable
 
 
-class Gate:
+class AdmissionGate:
     """Calls go through while it is open; while it is shut they wait, but not too many of them.
 
     Args:

@@ -21,12 +21,13 @@ from langchain_art.errors import ArtError, InvalidRequest
 from langchain_art.wire import Checkpoint, TrainJob, TrainRequest, TrainResult
 from langchain_art_server.backends.base import Learner, LearnerStep, Sampler
 from langchain_art_server.config import Settings
-from langchain_art_server.jobs.admission_gate import Gate
+from langchain_art_server.jobs.admission_gate import AdmissionGate
 from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.jobs.sft_records import demonstrations
-from langchain_art_server.jobs.swap_check import Version, ask, check_effect
-from langchain_art_server.policies.adapter_store import AdapterStore, Router
-from langchain_art_server.storage.reward_snapshot import Scored
+from langchain_art_server.jobs.swap_check import NamedAdapter, ask, check_swap
+from langchain_art_server.policies.adapter_store import AdapterStore
+from langchain_art_server.policies.router import Router
+from langchain_art_server.storage.reward_snapshot import RewardSnapshot
 from langchain_art_server.storage.store import Store
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class JobRunner:
         self._changed: asyncio.Condition = asyncio.Condition()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._task: asyncio.Task[None] | None = None
-        self.gate = Gate(settings.max_waiting_calls)
+        self.gate = AdmissionGate(settings.max_waiting_calls)
 
     async def start(self) -> None:
         """Go on with what a former process left."""
@@ -179,8 +180,8 @@ class JobRunner:
         async def on_progress(fraction: float, message: str) -> None:
             await self._tell(job, message, fraction)
 
-        parent = Version(f"{job.policy}@{base}", step.parent)
-        child = Version(f"{job.policy}@{target}", staged)
+        parent = NamedAdapter(f"{job.policy}@{base}", step.parent)
+        child = NamedAdapter(f"{job.policy}@{target}", staged)
         call = batch.calls[0]
         await self._router.resolve(parent.name)  # loads it if need be
         before = await ask(self._sampler, call, parent)
@@ -192,7 +193,7 @@ class JobRunner:
             try:
                 # Under its own name already: callers cannot use that before it is published.
                 await self._sampler.load_adapter(child.name, staged, probe=False)
-                metrics["probe_change"] = await check_effect(
+                metrics["probe_change"] = await check_swap(
                     self._sampler, self._learner, call, parent, before, child, metrics["grad_norm"]
                 )
             finally:
@@ -297,7 +298,7 @@ class JobRunner:
     # --- from groups to rows --------------------------------------------------------------------
 
     async def _batch(
-        self, job: TrainJob, request: TrainRequest, scored: dict[str, Scored], base: int
+        self, job: TrainJob, request: TrainRequest, scored: dict[str, RewardSnapshot], base: int
     ) -> Batch:
         batch, imitates = Batch(request, base), request.config.loss == "sft"
         for ids in request.groups:

@@ -27,7 +27,7 @@ LEAST_NORM = 1e-6
 
 
 @dataclass(frozen=True)
-class Version:
+class NamedAdapter:
     """An adapter as both engines know it."""
 
     name: str
@@ -36,13 +36,13 @@ class Version:
     """Its directory."""
 
 
-async def check_effect(
+async def check_swap(
     sampler: Sampler,
     learner: Learner,
     call: CallRecord,
-    parent: Version,
+    parent: NamedAdapter,
     before: ChatReply,
-    child: Version,
+    child: NamedAdapter,
     grad_norm: float,
 ) -> float:
     """How far the new version answers differently from its parent.
@@ -108,7 +108,7 @@ async def check_effect(
 
 
 async def ask(
-    sampler: Sampler, call: CallRecord, version: Version | None, tokens: int = 1
+    sampler: Sampler, call: CallRecord, version: NamedAdapter | None, tokens: int = 1
 ) -> ChatReply:
     """The first tokens that a version (None: the base model) says to a call's prompt."""
     request = ChatRequest(
@@ -144,13 +144,13 @@ def _compare(old: ChatReply, new: ChatReply) -> tuple[float, int]:
     return worst, tokens
 
 
-def _same_weights(parent: Version, child: Version) -> bool:
+def _same_weights(parent: NamedAdapter, child: NamedAdapter) -> bool:
     one, other = parent.path / WEIGHTS_FILE, child.path / WEIGHTS_FILE
     return one.read_bytes() == other.read_bytes()
 
 
 async def _moved(
-    learner: Learner, old: Version | None, new: Version, reply: ChatReply, tokens: int
+    learner: Learner, old: NamedAdapter | None, new: NamedAdapter, reply: ChatReply, tokens: int
 ) -> float:
     """Mean change of the learner's logprobs of a reply's first tokens, in nats."""
     ids = [*reply.prompt_token_ids, *reply.token_ids]

@@ -21,7 +21,7 @@ from langchain_art.wire import (
     Trajectory,
 )
 from langchain_art_server.storage.database import Database
-from langchain_art_server.storage.reward_snapshot import Scored
+from langchain_art_server.storage.reward_snapshot import RewardSnapshot
 from langchain_art_server.storage.tables import (
     EVENTS,
     JOBS,
@@ -49,7 +49,7 @@ class JobStore:
         What `runs`, those of its groups, are scored with is kept with the job as it is now, so that
         a run of it after a crash is the same.
         """
-        scored = {run.id: asdict(Scored.of(run)) for run in runs}
+        scored = {run.id: asdict(RewardSnapshot.of(run)) for run in runs}
         body = to_json(request)
         row = {
             "id": job_id,
@@ -95,13 +95,15 @@ class JobStore:
             query = query.where(JOBS.c.policy == policy)
         return await self._database.read(lambda c: [job_of(row) for row in c.execute(query)])
 
-    async def payload(self, job_id: str) -> tuple[TrainRequest, dict[str, Scored], int | None]:
+    async def payload(
+        self, job_id: str
+    ) -> tuple[TrainRequest, dict[str, RewardSnapshot], int | None]:
         """The request, its runs' scores then, and the version it is to make (if begun before)."""
         query = sa.select(JOBS.c.payload, JOBS.c.target_version).where(JOBS.c.id == job_id)
         row = await self._database.read(lambda c: c.execute(query).one())
         payload = unpack(row.payload)
         request = TrainRequest.model_validate_json(to_json(payload["request"]))
-        scored = {run: Scored(**known) for run, known in payload["scored"].items()}
+        scored = {run: RewardSnapshot(**known) for run, known in payload["scored"].items()}
         return request, scored, row.target_version
 
     async def begin(self, job_id: str, base: int, target: int) -> None:

@@ -11,7 +11,7 @@ from langchain_art.wire import Reward, Status, Trajectory, Turn
 
 
 @dataclass(frozen=True)
-class Scored:
+class RewardSnapshot:
     """All that decides what a run is worth, as it stood at one moment.
 
     A job keeps it with its request, so that a run of the job after a crash, or long after it was
@@ -30,7 +30,7 @@ class Scored:
     turns: Sequence[float | None]
 
     @classmethod
-    def of(cls, run: Trajectory) -> Scored:
+    def of(cls, run: Trajectory) -> RewardSnapshot:
         """How a run stands now."""
         turns = [turn.reward for turn in run.turns]
         known = any(reward is not None for reward in turns)

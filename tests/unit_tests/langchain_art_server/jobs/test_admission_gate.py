@@ -7,17 +7,17 @@ import asyncio
 import pytest
 
 from langchain_art.errors import EngineUnavailable
-from langchain_art_server.jobs.admission_gate import Gate
+from langchain_art_server.jobs.admission_gate import AdmissionGate
 
 
 async def test_open_it_holds_nobody_up() -> None:
-    gate = Gate(1)
+    gate = AdmissionGate(1)
     async with gate.through(), gate.through(), gate.through(5):
         pass
 
 
 async def test_shut_it_waits_for_who_is_inside_and_who_comes_waits_for_it() -> None:
-    gate, told, leave = Gate(8), list[str](), asyncio.Event()
+    gate, told, leave = AdmissionGate(8), list[str](), asyncio.Event()
 
     async def early() -> None:
         async with gate.through():
@@ -47,7 +47,7 @@ async def test_shut_it_waits_for_who_is_inside_and_who_comes_waits_for_it() -> N
 
 
 async def test_too_many_are_told_when_to_come_again() -> None:
-    gate = Gate(2)
+    gate = AdmissionGate(2)
     async with asyncio.TaskGroup() as tasks:
 
         async def late() -> None:
@@ -66,7 +66,7 @@ async def test_too_many_are_told_when_to_come_again() -> None:
 
 
 async def test_who_gives_up_makes_room_and_a_failed_step_opens_it() -> None:
-    gate = Gate(1)
+    gate = AdmissionGate(1)
     with pytest.raises(ZeroDivisionError):
         async with gate.shut():
             with pytest.raises(TimeoutError):
@@ -78,6 +78,6 @@ async def test_who_gives_up_makes_room_and_a_failed_step_opens_it() -> None:
     await asyncio.wait_for(waiting, 1)
 
 
-async def _pass(gate: Gate) -> None:
+async def _pass(gate: AdmissionGate) -> None:
     async with gate.through():
         pass

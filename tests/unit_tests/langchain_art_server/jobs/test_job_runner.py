@@ -13,7 +13,8 @@ from langchain_art.wire import TrainRequest
 from langchain_art_server.config import Settings
 from langchain_art_server.jobs import job_runner
 from langchain_art_server.jobs.job_runner import JobRunner
-from langchain_art_server.policies.adapter_store import AdapterStore, Router
+from langchain_art_server.policies.adapter_store import AdapterStore
+from langchain_art_server.policies.router import Router
 from langchain_art_server.storage.store import Store
 
 

@@ -14,7 +14,7 @@ from langchain_art.errors import ArtError
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import ChatReply, ChatRequest, ModelInfo
 from langchain_art_server.backends.models.adapter_files import WEIGHTS_FILE
-from langchain_art_server.jobs.swap_check import TOKENS, Version, ask, check_effect
+from langchain_art_server.jobs.swap_check import TOKENS, NamedAdapter, ask, check_swap
 from tests.support.call_records import record
 
 PARENT, CHILD, BASE = "p@3", "p@3+new", None
@@ -67,15 +67,15 @@ class Learner:
 async def effect(
     folder: Path, sampler: Sampler, learner: Learner, *, same: bool = False, norm: float = 1.0
 ) -> float:
-    versions: list[Version] = []
+    versions: list[NamedAdapter] = []
     for name, folder_name in ((PARENT, "3"), (CHILD, "new")):
         path = folder / folder_name
         path.mkdir()
         (path / WEIGHTS_FILE).write_text("same" if same else folder_name)
-        versions.append(Version(name, path))
+        versions.append(NamedAdapter(name, path))
     parent, child = versions
     before = await ask(sampler, record("c"), parent)  # type: ignore[arg-type]
-    return await check_effect(sampler, learner, record("c"), parent, before, child, norm)  # type: ignore[arg-type]
+    return await check_swap(sampler, learner, record("c"), parent, before, child, norm)  # type: ignore[arg-type]
 
 
 SAME = reply(-0.1, -0.2, -0.3)

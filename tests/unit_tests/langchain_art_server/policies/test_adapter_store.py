@@ -1,17 +1,15 @@
-"""Adapter versions: whole or not there; a name is used once; a swap drops nothing."""
+"""Checkpoints on disk: a version is complete or absent, and its name is used once."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_art.errors import ConfigError, InvalidRequest, UnknownModel
-from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, ModelInfo
-from langchain_art_server.policies.adapter_store import MAX_PINNED_LOADED, AdapterStore, Router
+from langchain_art.errors import ConfigError, InvalidRequest
+from langchain_art_server.policies.adapter_store import AdapterStore
 
 
 def staged(store: AdapterStore, content: bytes = b"weights") -> Path:
@@ -28,7 +26,6 @@ def test_a_published_version_is_whole(tmp_path: Path) -> None:
     assert manifest is not None and manifest["job"] == "job-1"
     assert path == tmp_path / "agent" / "1"
     assert store.versions("agent") == [1]
-    assert store.policies() == ["agent"]
 
 
 def test_a_version_is_published_once(tmp_path: Path) -> None:
@@ -88,59 +85,3 @@ def test_no_name_leads_out_of_the_root(name: str) -> None:
     except InvalidRequest:
         return
     assert path.resolve().parent.parent == Path("/data/adapters")
-
-
-class RecordingSampler:
-    """Keeps what it is told; samples nothing. The router needs no engine to be tested."""
-
-    restarts = 0
-    info = ModelInfo("base", "base", 0, "cpu", "float32", 16, 16)
-
-    def __init__(self) -> None:
-        self.loaded: list[str] = []
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:
-        self.loaded.append(name)
-
-    async def unload_adapter(self, name: str) -> None:
-        self.loaded.remove(name)
-
-    async def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta | ChatReply]:
-        raise AssertionError
-        yield ChatDelta()
-
-
-async def test_a_name_is_routed_and_the_old_version_stays_while_it_is_used(tmp_path: Path) -> None:
-    store, sampler = AdapterStore(tmp_path), RecordingSampler()
-    router = Router("base", store, sampler)
-    for version in range(MAX_PINNED_LOADED + 3):
-        store.publish(staged(store), "agent", version, {"job": None})
-    await router.serve("agent", 0)
-    async with router.use("agent") as target:
-        assert (target.adapter, target.model) == ("agent@0", "agent@0")
-        for version in range(1, MAX_PINNED_LOADED + 3):
-            await router.serve("agent", version)
-            await router.trim()
-        assert "agent@0" in sampler.loaded  # a call still runs on it
-        with pytest.raises(InvalidRequest, match="answering 1 calls"):
-            await router.forget("agent", 0)
-    assert "agent@0" not in sampler.loaded
-    assert len(sampler.loaded) == MAX_PINNED_LOADED + 1
-    assert (await router.resolve("agent")).version == MAX_PINNED_LOADED + 2
-    assert (await router.resolve("agent@0")).version == 0  # kept on disk: loaded again
-    assert "agent@0" in sampler.loaded
-    assert (await router.resolve("base")).adapter is None
-
-
-@pytest.mark.parametrize("name", ["", "other", "agent@99", "agent@-1", "agent@x", "agent@", "@1"])
-async def test_an_unknown_name_says_what_there_is(tmp_path: Path, name: str) -> None:
-    store = AdapterStore(tmp_path)
-    router = Router("base", store, RecordingSampler())
-    store.publish(staged(store), "agent", 0, {"job": None})
-    await router.serve("agent", 0)
-    with pytest.raises(UnknownModel, match="'agent', 'base'"):
-        await router.resolve(name)

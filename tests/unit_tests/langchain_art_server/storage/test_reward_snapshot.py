@@ -10,7 +10,7 @@ from pydantic_core import from_json, to_json
 
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import Reward, TrainConfig, TrainRequest, Trajectory, Turn
-from langchain_art_server.storage.reward_snapshot import Scored, changed, rewards_in_words
+from langchain_art_server.storage.reward_snapshot import RewardSnapshot, changed, rewards_in_words
 from langchain_art_server.storage.store import Store
 
 
@@ -67,7 +67,7 @@ def test_rewards_that_differ_differ_in_words() -> None:
     ],
 )
 def test_a_run_stands_as_it_stood_whatever_came_after(then: Trajectory) -> None:
-    kept = Scored(**from_json(to_json(asdict(Scored.of(then)))))
+    kept = RewardSnapshot(**from_json(to_json(asdict(RewardSnapshot.of(then)))))
     now = changed(
         then,
         Reward(

@@ -1,0 +1,125 @@
+"""Which version a model's name is routed to: hot swap of adapters, and when they are unloaded."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from langchain_art.errors import InvalidRequest, UnknownModel
+from langchain_art_server.backends.base import Sampler
+from langchain_art_server.policies.adapter_store import AdapterStore
+
+#: Versions that stay loaded though they do not serve: those last asked for as POLICY@VERSION.
+MAX_PINNED_LOADED = 8
+_VERSION = re.compile(r"0|[1-9][0-9]{0,8}")
+
+
+@dataclass(frozen=True)
+class RoutedModel:
+    """The adapter that a model's name is routed to."""
+
+    adapter: str | None
+    """The sampler's name for it; None: the base model."""
+    policy: str | None
+    version: int | None
+    model: str
+    """``model`` in the reply: ``email-agent@17``, or the base model's name."""
+
+
+class Router:
+    """Routes names to versions; loads versions into the sampler and unloads them.
+
+    A version that stops serving stays loaded until the last call that was routed to it has ended:
+    a hot swap neither fails a call nor changes its version.
+
+    Attributes:
+        serving: policy -> the version that its bare name is routed to.
+    """
+
+    def __init__(self, base_name: str, store: AdapterStore, sampler: Sampler) -> None:
+        self.base_name = base_name
+        self._store, self._sampler = store, sampler
+        self.serving: dict[str, int] = {}
+        self._users: Counter[str] = Counter()
+        self._loaded: OrderedDict[str, None] = OrderedDict()
+
+    async def serve(self, policy: str, version: int) -> None:
+        """Load `version`, then route the bare name to it. Unloads nothing; see `trim`."""
+        await self._load(policy, version)
+        self.serving[policy] = version
+
+    async def _load(self, policy: str, version: int) -> str:
+        name = f"{policy}@{version}"
+        if name not in self._loaded:
+            await self._sampler.load_adapter(name, self._store.path(policy, version))
+        self._loaded[name] = None
+        self._loaded.move_to_end(name)
+        return name
+
+    async def forget(self, policy: str, version: int) -> None:
+        """Unload a version before it is deleted. Raises InvalidRequest if calls use it."""
+        name = f"{policy}@{version}"
+        if self._users[name]:
+            raise InvalidRequest(
+                f"{name} is answering {self._users[name]} calls right now; try again when they "
+                "have ended."
+            )
+        self._loaded.pop(name, None)
+        await self._sampler.unload_adapter(name)
+
+    async def trim(self) -> None:
+        """Unload versions that neither serve nor answer calls, but for the last used few."""
+        serving = {f"{policy}@{version}" for policy, version in self.serving.items()}
+        idle = [n for n in self._loaded if n not in serving and not self._users[n]]
+        for name in idle[: max(0, len(idle) - MAX_PINNED_LOADED)]:
+            del self._loaded[name]
+            await self._sampler.unload_adapter(name)
+
+    @asynccontextmanager
+    async def use(self, model: str) -> AsyncGenerator[RoutedModel]:
+        """Resolve a model's name, and keep the version loaded until the call has ended (a lease).
+
+        Raises:
+            UnknownModel: see `resolve`.
+        """
+        target = await self.resolve(model)
+        if target.adapter is None:
+            yield target
+            return
+        self._users[target.adapter] += 1
+        try:
+            yield target
+        finally:
+            self._users[target.adapter] -= 1
+            if not self._users[target.adapter]:
+                del self._users[target.adapter]
+                if self.serving.get(target.policy or "") != target.version:
+                    await self.trim()
+
+    async def resolve(self, model: str) -> RoutedModel:
+        """Route a name: the base model's, a policy's, or ``POLICY@VERSION``, which is loaded.
+
+        Raises:
+            UnknownModel: there is no such name; its message lists those that there are.
+        """
+        if model == self.base_name:
+            return RoutedModel(None, None, None, model)
+        policy, at, number = model.partition("@")
+        if policy in self.serving and (not at or _VERSION.fullmatch(number)):
+            version = int(number) if at else self.serving[policy]
+            name = f"{policy}@{version}"
+            if not at:
+                return RoutedModel(name, policy, version, name)
+            if name in self._loaded or self._store.path(policy, version).is_dir():
+                await self._load(policy, version)
+                return RoutedModel(name, policy, version, name)
+        known = sorted([self.base_name, *self.serving])
+        raise UnknownModel(
+            f"got model {model!r}, expected one of {known}, or POLICY@VERSION for a version that "
+            'is kept. Make a policy with POST /v1/policies {"name": …}, `Trainer.fit`, or '
+            "`langchain-art serve --policy NAME`.",
+            param="model",
+        )

@@ -1,0 +1,69 @@
+"""Routing of names to versions: a hot swap fails no call and changes no running call's version."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from langchain_art.errors import InvalidRequest, UnknownModel
+from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, ModelInfo
+from langchain_art_server.policies.adapter_store import AdapterStore
+from langchain_art_server.policies.router import MAX_PINNED_LOADED, Router
+
+
+class RecordingSampler:
+    """Records which adapters are loaded; samples nothing."""
+
+    restarts = 0
+    info = ModelInfo("base", "base", 0, "cpu", "float32", 16, 16)
+
+    def __init__(self) -> None:
+        self.loaded: list[str] = []
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:
+        self.loaded.append(name)
+
+    async def unload_adapter(self, name: str) -> None:
+        self.loaded.remove(name)
+
+    async def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta | ChatReply]:
+        raise AssertionError
+        yield ChatDelta()
+
+
+async def test_a_name_is_routed_and_the_old_version_stays_while_it_is_used(tmp_path: Path) -> None:
+    store, sampler = AdapterStore(tmp_path), RecordingSampler()
+    router = Router("base", store, sampler)
+    for version in range(MAX_PINNED_LOADED + 3):
+        store.publish(store.stage(), "agent", version, {"job": None})
+    await router.serve("agent", 0)
+    async with router.use("agent") as target:
+        assert (target.adapter, target.model) == ("agent@0", "agent@0")
+        for version in range(1, MAX_PINNED_LOADED + 3):
+            await router.serve("agent", version)
+            await router.trim()
+        assert "agent@0" in sampler.loaded  # a call still runs on it
+        with pytest.raises(InvalidRequest, match="answering 1 calls"):
+            await router.forget("agent", 0)
+    assert "agent@0" not in sampler.loaded
+    assert len(sampler.loaded) == MAX_PINNED_LOADED + 1
+    assert (await router.resolve("agent")).version == MAX_PINNED_LOADED + 2
+    assert (await router.resolve("agent@0")).version == 0  # kept on disk: loaded again
+    assert "agent@0" in sampler.loaded
+    assert (await router.resolve("base")).adapter is None
+
+
+@pytest.mark.parametrize("name", ["", "other", "agent@99", "agent@-1", "agent@x", "agent@", "@1"])
+async def test_an_unknown_name_says_what_there_is(tmp_path: Path, name: str) -> None:
+    store = AdapterStore(tmp_path)
+    router = Router("base", store, RecordingSampler())
+    store.publish(store.stage(), "agent", 0, {"job": None})
+    await router.serve("agent", 0)
+    with pytest.raises(UnknownModel, match="'agent', 'base'"):
+        await router.resolve(name)
