@@ -17,8 +17,8 @@ from langchain_art_server.backends.base import Sampling
 from langchain_art_server.backends.embedded.model_runner import make_runner
 from langchain_art_server.backends.embedded.multi_lora import AdapterBank
 from langchain_art_server.backends.embedded.prefix_cache import PrefixCache
-from langchain_art_server.backends.embedded.scheduler import Engine, Job
-from langchain_art_server.backends.embedded.token_sampler import Draw
+from langchain_art_server.backends.embedded.scheduler import Scheduler, SequenceState
+from langchain_art_server.backends.embedded.token_sampler import SamplingState
 
 PROMPT, SHARED, DRAWN, VOCAB = 300, 280, 20, 512
 ROWS = (1, 8, 32, 64, 128)
@@ -54,13 +54,14 @@ def sampler(model: Qwen3ForCausalLM) -> Callable[[list[list[int]]], None]:
     cache = runner.cache
     assert cache is not None
     prefixes = PrefixCache(cache.layout, budget=budget, device=cache.device, dtype=cache.dtype)
-    engine = Engine(runner, AdapterBank(model, cache.device), prefixes, set(), 128)
+    scheduler = Scheduler(runner, AdapterBank(model, cache.device), prefixes, set(), 128)
 
     def run(batch: list[list[int]]) -> None:
         for prompt in batch:
-            engine.add(Job(prompt, DRAWN, Draw(Sampling(), random.Random(0))))
-        while engine.busy:
-            engine.step()
+            state = SamplingState(Sampling(), random.Random(0))
+            scheduler.add(SequenceState(prompt, DRAWN, state))
+        while scheduler.busy:
+            scheduler.step()
 
     return run
 

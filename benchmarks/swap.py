@@ -32,7 +32,7 @@ import peft  # for the size of what is collected  # noqa: F401
 
 from langchain_art import LocalServer
 from langchain_art_server.backends.models.loading import load_outline
-from langchain_art_server.backends.vllm.adapter_copies import Shelf
+from langchain_art_server.backends.vllm.adapter_copies import AdapterCopies
 from langchain_art_server.backends.vllm.process import VllmProcess
 from langchain_art_server.config import Settings
 from tests.support.vllm_engine import vllm_table, vllm_toml, wide_model
@@ -95,7 +95,7 @@ async def arts(model: Path, folder: Path, adapters: Path) -> tuple[list[float], 
         {"model": str(model), "data_dir": str(folder), "sampler": vllm_table()}
     )
     outline = load_outline(settings)
-    shelf = Shelf(outline.model, settings.lora.rank, outline.info.dtype)
+    shelf = AdapterCopies(outline.model, settings.lora.rank, outline.info.dtype)
     process = AwakeVllm(settings, outline.info, shelf.folder, shelf.targets, shelf.max_rank)
     await process.start()
     await process.ready()

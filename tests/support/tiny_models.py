@@ -16,9 +16,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from langchain_art_server.backends.base import ChatReply, ChatRequest, Sampling
-from langchain_art_server.backends.embedded.process import SamplerHost
+from langchain_art_server.backends.embedded.process import TransformersHost
+from langchain_art_server.backends.ipc.channel import EngineCall
 from langchain_art_server.backends.ipc.chat_codec import unpack_reply
-from langchain_art_server.backends.ipc.worker import Call
 from langchain_art_server.config import Settings
 
 torch.set_num_threads(1)
@@ -198,34 +198,36 @@ class LocalSampler:
     """The sampler's host without a process: calls are queued, and `run` takes them to their end."""
 
     def __init__(self, model: Path, **settings: Any) -> None:
-        self.inbox: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[EngineCall] = queue.SimpleQueue()
         self.results: dict[int, Any] = {}
         self.errors: dict[int, BaseException] = {}
         self.events: dict[int, list[dict[str, Any]]] = {}
         self._ids = itertools.count(1)
         options = {"sampler": {"threads": 1, "kv_cache_bytes": 64 << 20}} | settings
-        self.host = SamplerHost(Settings.model_validate({"model": str(model), **options}), self)
+        self.host = TransformersHost(
+            Settings.model_validate({"model": str(model), **options}), self
+        )
 
     # What the host does with a channel.
-    def event(self, call: Call, payload: Any) -> None:
+    def event(self, call: EngineCall, payload: Any) -> None:
         self.events.setdefault(call.id, []).append(payload)
 
-    def result(self, call: Call, payload: Any) -> None:
+    def result(self, call: EngineCall, payload: Any) -> None:
         self.results[call.id] = payload
 
-    def error(self, call: Call, error: BaseException) -> None:
+    def error(self, call: EngineCall, error: BaseException) -> None:
         self.errors[call.id] = error
 
     def flush(self) -> None:
         pass
 
     # What a test does.
-    def call(self, method: str, params: dict[str, Any]) -> Call:
-        call = Call(next(self._ids), method, params)
+    def call(self, method: str, params: dict[str, Any]) -> EngineCall:
+        call = EngineCall(next(self._ids), method, params)
         self.inbox.put(call)
         return call
 
-    def send(self, request: ChatRequest) -> Call:
+    def send(self, request: ChatRequest) -> EngineCall:
         return self.call("chat", dataclasses.asdict(request))
 
     def load(self, name: str, path: Path) -> None:
@@ -240,15 +242,15 @@ class LocalSampler:
 
     def turn(self) -> None:
         """One step, never waiting."""
-        if self.host.engine.busy or not self.inbox.empty():
-            self.host.turn()
+        if self.host.scheduler.busy or not self.inbox.empty():
+            self.host.step()
 
     def run(self) -> None:
         """Until nothing is left to do."""
-        while self.host.engine.busy or not self.inbox.empty():
-            self.host.turn()
+        while self.host.scheduler.busy or not self.inbox.empty():
+            self.host.step()
 
-    def reply(self, call: Call) -> ChatReply:
+    def reply(self, call: EngineCall) -> ChatReply:
         if error := self.errors.get(call.id):
             raise error
         reply = unpack_reply(self.results[call.id])

@@ -103,7 +103,7 @@ def shared_memory(pids: list[int]) -> set[Path]:
     return {path for path in found if path.name.startswith(("psm_", "sem.mp-"))}
 
 
-def empty_shelves() -> set[Path]:
+def empty_copy_folders() -> set[Path]:
     """Folders for copies of adapters with nothing in them, not even a socket."""
     places = [*Path("/dev/shm").glob("langchain-art-*"), *Path("/tmp").glob("langchain-art-*")]
     return {place for place in places if place.is_dir() and not any(place.iterdir())}

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from langchain_art.errors import ConfigError, PromptTooLong
-from langchain_art_server.backends.ipc.channel import Call, Channel
+from langchain_art_server.backends.ipc.channel import Channel, EngineCall
 
 
 def serve(channel: Channel, config: dict[str, Any]) -> None:
     """The child: does what the calls' names say."""
     channel.listen()
     state: dict[str, Any] = {}
-    waiting: list[Call] = []
+    waiting: list[EngineCall] = []
     if config.get("dies_at_start") and Path(config["dies_at_start"]).exists():
         os._exit(7)
     while True:
@@ -30,10 +30,10 @@ def serve(channel: Channel, config: dict[str, Any]) -> None:
 
 def _answer(
     channel: Channel,
-    call: Call,
+    call: EngineCall,
     config: dict[str, Any],
     state: dict[str, Any],
-    waiting: list[Call],
+    waiting: list[EngineCall],
 ) -> None:
     match call.method:
         case "start" if "refuse" in config:
@@ -60,7 +60,7 @@ def _answer(
             _fail(channel, call)
 
 
-def _fail(channel: Channel, call: Call) -> None:
+def _fail(channel: Channel, call: EngineCall) -> None:
     match call.method:
         case "raise":
             channel.error(call, PromptTooLong("too long", param="messages"))

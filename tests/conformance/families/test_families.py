@@ -10,7 +10,7 @@ import pytest
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends.models.loading import load_outline
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from langchain_art_server.backends.vllm.adapter_copies import Shelf
+from langchain_art_server.backends.vllm.adapter_copies import AdapterCopies
 from langchain_art_server.config import Settings
 from tests.support.families import (
     FAMILIES,
@@ -65,10 +65,10 @@ def test_what_vllm_would_leave_out_in_silence_never_reaches_it(tmp_path: Path) -
     model = save_family("DeepSeek V3, its dense layers", tmp_path / "model")
     adapter = save_adapter(tmp_path / "a", model, 1, target_modules=["kv_b_proj", "o_proj"])
     outline = load_outline(Settings.model_validate({"model": str(model)}))
-    shelf = Shelf(outline.model, 4, "float32")
+    copies = AdapterCopies(outline.model, 4, "float32")
     try:
-        assert "kv_b_proj" not in shelf.targets
+        assert "kv_b_proj" not in copies.targets
         with pytest.raises(ConfigError, match=r"adapter of .*kv_b_proj, which vLLM does not apply"):
-            shelf.put("a@1", adapter)
+            copies.add("a@1", adapter)
     finally:
-        shutil.rmtree(shelf.folder)
+        shutil.rmtree(copies.folder)

@@ -36,7 +36,7 @@ def test_logprobs_are_the_plain_models_in_ragged_staggered_batches(
     path = save_model(tmp_path / kind, kind)
     sampler = LocalSampler(path)
     slotted = kind != "qwen3_next"
-    assert (sampler.host.engine._runner.cache is not None) == slotted
+    assert (sampler.host.scheduler._runner.cache is not None) == slotted
     assert ("one sequence at a time" in caplog.text) == (not slotted)
     calls = []
     for i in range(6 if slotted else 3):
@@ -67,7 +67,7 @@ def test_base_and_adapters_share_a_batch_and_stay_apart(
             text = "the weather in Paris is sunny " * 4 + "and the mail " * round_
             calls.append((name, sampler.send(ask(text, adapter=name, max_tokens=20))))
             sampler.turn()
-    prefilled = sampler.host.engine.prefilled
+    prefilled = sampler.host.scheduler.prefilled
     sampler.run()
     replies = [(name, sampler.reply(call)) for name, call in calls]
     check_logprobs(load_plain(model), [reply for name, reply in replies if name is None])
@@ -117,7 +117,7 @@ def test_eight_equal_prompts_are_prefilled_once(model: Path) -> None:
     question = "the weather in Paris is sunny and the mail of Ann was sent on Monday " * 3
     replies = sampler.chat(*(ask(question, seed=i) for i in range(8)))
     length = len(replies[0].prompt_token_ids)
-    assert sampler.host.engine.prefilled == length + 7  # each sibling computes its last token
+    assert sampler.host.scheduler.prefilled == length + 7  # each sibling computes its last token
     check_logprobs(load_plain(model), replies)
 
 
@@ -126,22 +126,22 @@ def test_the_next_turn_computes_only_what_is_new(model: Path) -> None:
     question = {"role": "user", "content": "the weather in Paris " * 5}
     replies = sampler.chat(*(ask(messages=[question], seed=i, max_tokens=40) for i in range(40)))
     first = next(r for r in replies if len(r.token_ids) > 20 and not {0, 1, 2} & {*r.token_ids})
-    before = sampler.host.engine.prefilled
+    before = sampler.host.scheduler.prefilled
     more = [question, {"role": "assistant", "content": first.content}]
     (second,) = sampler.chat(ask(messages=[*more, {"role": "user", "content": "and"}], seed=2))
     known = len(first.prompt_token_ids) + len(first.token_ids)
-    assert sampler.host.engine.prefilled - before <= len(second.prompt_token_ids) - known + 17
+    assert sampler.host.scheduler.prefilled - before <= len(second.prompt_token_ids) - known + 17
     check_logprobs(load_plain(model), [second])
 
 
 def test_a_small_kv_cache_makes_calls_wait_and_start_again_unharmed(model: Path) -> None:
     sampler = LocalSampler(model, max_model_len=256)
-    cache = sampler.host.engine._runner.cache
+    cache = sampler.host.scheduler._runner.cache
     cache.max_cells = 700  # slots x positions
     requests = [ask("mail " * i, seed=i, max_tokens=200) for i in range(12)]
     replies = sampler.chat(*requests)
     assert sum(len(r.token_ids) + len(r.prompt_token_ids) for r in replies) > 1000
-    assert sampler.host.engine.preempted > 0
+    assert sampler.host.scheduler.preempted > 0
     check_logprobs(load_plain(model), replies)
     roomy = LocalSampler(model).chat(*requests)
     assert [r.token_ids for r in roomy] == [r.token_ids for r in replies]
@@ -179,7 +179,7 @@ def test_a_cancelled_call_frees_its_row_and_the_others_go_on(model: Path) -> Non
         sampler.turn()
     calls[1].cancelled = True
     sampler.turn()
-    assert len(sampler.host.engine._rows) <= 3
+    assert len(sampler.host.scheduler._rows) <= 3
     sampler.run()
     assert calls[1].id not in sampler.results
     check_logprobs(load_plain(model), [sampler.reply(calls[i]) for i in (0, 2, 3)])

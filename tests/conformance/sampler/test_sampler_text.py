@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from langchain_art_server.backends.base import ChatReply, ChatRequest
-from langchain_art_server.backends.embedded.token_sampler import Chosen
-from langchain_art_server.backends.ipc.worker import Call
+from langchain_art_server.backends.embedded.token_sampler import SampledTokens
+from langchain_art_server.backends.ipc.channel import EngineCall
 from tests.support.tiny_models import CLOCK, WEATHER, LocalSampler, ask, save_model, tokenizer
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
@@ -39,14 +39,16 @@ def say(monkeypatch: pytest.MonkeyPatch) -> Say:
             def __init__(self, draws: Any, device: Any) -> None:
                 self.draws = draws
 
-            def choose(self, logits: torch.Tensor) -> Chosen:
+            def sample(self, logits: torch.Tensor) -> SampledTokens:
                 tokens: list[int] = []
                 for draw in self.draws:
                     draw.said = getattr(draw, "said", -1) + 1
                     tokens.append(scripts[draw.sampling.seed or 0][draw.said])
-                return Chosen(tokens, [-1.0] * len(tokens), torch.tensor(tokens))
+                return SampledTokens(tokens, [-1.0] * len(tokens), torch.tensor(tokens))
 
-        monkeypatch.setattr("langchain_art_server.backends.embedded.scheduler.Chooser", Scripted)
+        monkeypatch.setattr(
+            "langchain_art_server.backends.embedded.scheduler.TokenSampler", Scripted
+        )
 
     return patch
 
@@ -221,7 +223,7 @@ def test_what_looks_like_a_stop_string_is_given_out_in_the_end(
     assert reply.content == "the mai"
 
 
-def streamed(sampler: LocalSampler, call: Call) -> tuple[str, list[Any]]:
+def streamed(sampler: LocalSampler, call: EngineCall) -> tuple[str, list[Any]]:
     events = sampler.events.get(call.id, [])
     text = "".join(event["content"] for event in events)
     return text, [c for event in events for c in event["tool_calls"]]

@@ -19,11 +19,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.backends.chat.chat_template import ChatFormat
+from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.chat.tool_parser import FORMATS
 from langchain_art_server.backends.models.loading import load_model, load_outline
 from langchain_art_server.backends.vllm import adapter_copies, process_guard
-from langchain_art_server.backends.vllm.adapter_copies import Shelf
+from langchain_art_server.backends.vllm.adapter_copies import AdapterCopies
 from langchain_art_server.backends.vllm.client import events
 from langchain_art_server.backends.vllm.process import VllmProcess, root_causes
 from langchain_art_server.config import Settings, TransformersSettings, VllmSettings, load_settings
@@ -153,33 +153,33 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def shelf(model: Path) -> Any:
+def copies(model: Path) -> Any:
     outline = load_outline(Settings.model_validate({"model": str(model)}))
-    made = Shelf(outline.model, 4, "bfloat16")
+    made = AdapterCopies(outline.model, 4, "bfloat16")
     yield made
     shutil.rmtree(made.folder)
 
 
 def test_an_adapter_is_copied_and_its_copy_removed(
-    shelf: Shelf, model: Path, tmp_path: Path
+    copies: AdapterCopies, model: Path, tmp_path: Path
 ) -> None:
     path = save_adapter(tmp_path / "a", model, 1)
-    first, second = shelf.put("a@1", path), shelf.put("a@1", path)
-    assert first.inner != second.inner and first.folder != second.folder
+    first, second = copies.add("a@1", path), copies.add("a@1", path)
+    assert first.vllm_name != second.vllm_name and first.folder != second.folder
     assert {file.name for file in first.folder.iterdir()} == {
         "adapter_config.json",
         "adapter_model.safetensors",
     }
-    assert first.moves
-    assert oct(shelf.folder.stat().st_mode)[-3:] == "700"
-    shelf.drop(first)
+    assert first.has_effect
+    assert oct(copies.folder.stat().st_mode)[-3:] == "700"
+    copies.remove(first)
     assert not first.folder.exists() and second.folder.exists()
 
 
-def test_the_rank_is_one_of_vllms_and_the_head_is_left_out(shelf: Shelf) -> None:
-    assert shelf.max_rank == 8
-    assert "lm_head" not in shelf.targets
-    assert {"q_proj", "down_proj"} <= set(shelf.targets)
+def test_the_rank_is_one_of_vllms_and_the_head_is_left_out(copies: AdapterCopies) -> None:
+    assert copies.max_rank == 8
+    assert "lm_head" not in copies.targets
+    assert {"q_proj", "down_proj"} <= set(copies.targets)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_the_rank_is_one_of_vllms_and_the_head_is_left_out(shelf: Shelf) -> None
     ],
 )
 def test_what_vllm_would_take_in_silence_is_refused(
-    shelf: Shelf,
+    copies: AdapterCopies,
     model: Path,
     tmp_path: Path,
     options: dict[str, Any],
@@ -206,18 +206,18 @@ def test_what_vllm_would_take_in_silence_is_refused(
         next(iter(tensors.values())).view(-1)[0] = value
     save_file(tensors, path / "adapter_model.safetensors")
     with pytest.raises(ConfigError, match=problem):
-        shelf.put("a@1", path)
-    assert not list(shelf.folder.iterdir())
+        copies.add("a@1", path)
+    assert not list(copies.folder.iterdir())
 
 
-def test_a_wrong_shape_is_refused(shelf: Shelf, model: Path, tmp_path: Path) -> None:
+def test_a_wrong_shape_is_refused(copies: AdapterCopies, model: Path, tmp_path: Path) -> None:
     path = save_adapter(tmp_path / "a", model, 1)
     tensors = load_file(path / "adapter_model.safetensors")
     name = next(name for name in tensors if "lora_B" in name)
     tensors[name] = torch.ones(7, 4)
     save_file(tensors, path / "adapter_model.safetensors")
     with pytest.raises(ConfigError, match=r"with shape \(7, 4\), expected"):
-        shelf.put("a@1", path)
+        copies.add("a@1", path)
 
 
 def test_copies_go_to_disk_where_shared_memory_has_no_room(
@@ -226,7 +226,7 @@ def test_copies_go_to_disk_where_shared_memory_has_no_room(
     outline = load_outline(Settings.model_validate({"model": str(model)}))
     monkeypatch.setattr(adapter_copies.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(adapter_copies, "_EXPECTED", 1 << 50)
-    assert Shelf(outline.model, 4, "float32").folder.parent == tmp_path
+    assert AdapterCopies(outline.model, 4, "float32").folder.parent == tmp_path
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -300,8 +300,8 @@ def test_an_option_of_the_other_sampler_is_refused_with_the_kind_that_has_it() -
 
 def test_the_tool_format_is_told_or_read_off_the_template(model: Path) -> None:
     outline = load_outline(Settings.model_validate({"model": str(model)}))
-    assert ChatFormat(outline.tokenizer, outline.eos).tools is FORMATS["hermes"]
-    told = ChatFormat(outline.tokenizer, outline.eos, FORMATS["llama"])
+    assert ChatTemplate(outline.tokenizer, outline.eos).tools is FORMATS["hermes"]
+    told = ChatTemplate(outline.tokenizer, outline.eos, FORMATS["llama"])
     assert told.tools is FORMATS["llama"]
     names, _none = get_args(VllmSettings.model_fields["tool_format"].annotation)
     assert set(FORMATS) == set(get_args(names))

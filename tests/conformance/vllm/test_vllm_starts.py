@@ -12,7 +12,7 @@ import pytest
 from langchain_art.errors import ConfigError, EngineUnavailable
 from langchain_art_server.backends.vllm.sampler import VllmSampler
 from langchain_art_server.config import Settings
-from tests.support.vllm_engine import empty_shelves, vllm_table
+from tests.support.vllm_engine import empty_copy_folders, vllm_table
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -47,13 +47,13 @@ async def test_a_start_that_fails_is_told_with_its_first_cause(
 
 
 async def test_an_option_that_is_ours_is_refused(vllm_model: Path, tmp_path: Path) -> None:
-    before = empty_shelves()
+    before = empty_copy_folders()
     table = vllm_table(args=("--max-num-batched-tokens=4096", "--seed=1"))
     made = sampler_of(vllm_model, tmp_path, table)
     with pytest.raises(ConfigError, match="'--max-num-batched-tokens'"):
         await made.start()
     await made.close()
     deadline = time.monotonic() + 120  # another test's vLLM may be about to start, in an empty one
-    while not empty_shelves() <= before and time.monotonic() < deadline:
+    while not empty_copy_folders() <= before and time.monotonic() < deadline:
         await asyncio.sleep(0.5)
-    assert empty_shelves() <= before
+    assert empty_copy_folders() <= before

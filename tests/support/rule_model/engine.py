@@ -16,23 +16,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from langchain_art_server.backends.chat.sampler_host import ChatCall
 from langchain_art_server.backends.embedded import process, scheduler, token_sampler
-from langchain_art_server.backends.ipc.channel import Call, Channel
+from langchain_art_server.backends.embedded.multi_lora import RoutedAdapter
+from langchain_art_server.backends.ipc.channel import Channel, EngineCall
 from tests.support.rule_model.rules import reply_to
 
 
 @dataclass
-class Led(token_sampler.Draw):
+class Led(token_sampler.SamplingState):
     """A row whose tokens are known beforehand."""
 
     tokens: list[int] = field(default_factory=list[int])
     drawn: int = 0
 
 
-class RuleChooser(token_sampler.Chooser):
-    """Chooses the tokens that the rule wants; their logprobs are the model's."""
+class RuleSampler(token_sampler.TokenSampler):
+    """Samples the tokens that the rule wants; their logprobs are the model's."""
 
-    def __init__(self, draws: Sequence[token_sampler.Draw], device: torch.device) -> None:
+    def __init__(self, draws: Sequence[token_sampler.SamplingState], device: torch.device) -> None:
         super().__init__(draws, device)
         self._greedy = None  # a led row is led at temperature 0 too
         self._led = [(row, draw) for row, draw in enumerate(draws) if isinstance(draw, Led)]
@@ -41,50 +43,49 @@ class RuleChooser(token_sampler.Chooser):
         ids = super()._invert(weights)
         for row, draw in self._led:
             token = draw.tokens[draw.drawn]
-            if draw.constraint is not None and not weights[row, token] > 0:
+            if draw.logits_processor is not None and not weights[row, token] > 0:
                 raise RuntimeError(f"the rule breaks the grammar at token {draw.drawn}: {draw}")
             ids[row] = token
             draw.drawn += 1
         return ids
 
 
-class RuleHost(process.SamplerHost):
+class RuleHost(process.TransformersHost):
     """Leads every call by `rules.reply_to`."""
 
     journal = Path(os.environ.get("RULE_JOURNAL", os.devnull))
 
-    def _chat(self, call: Call) -> None:
+    def _chat(self, call: EngineCall) -> None:
         super()._chat(call)
-        running = next(r for r in self._running.values() if r.call is call)
+        sequence, chat = next(item for item in self._running.items() if item[1].call is call)
         try:
-            said = reply_to(running.request)
+            said = reply_to(chat.request)
         except Exception:
-            self._running.pop(running.job)
-            self.engine._waiting.remove(running.job)
+            self._running.pop(sequence)
+            self.scheduler._waiting.remove(sequence)
             raise
-        tokens = [*self._format._encode(said), min(self._eos)]
-        draw = running.job.draw
-        running.job.draw = Led(draw.sampling, draw.rng, draw.constraint, tokens)
+        tokens = [*self._template._encode(said), min(self._eos)]
+        state = sequence.sampling
+        sequence.sampling = Led(state.sampling, state.rng, state.logits_processor, tokens)
 
-    def _end(self, running: process._Running) -> None:
-        job = running.job
+    def _end(self, chat: ChatCall[RoutedAdapter], sequence: scheduler.SequenceState) -> None:
         line: dict[str, Any] = {
-            "id": running.request.id,
-            "adapter": running.request.adapter,
-            "messages": running.request.messages,
-            "prompt_token_ids": job.prompt,
-            "token_ids": job.out,
-            "logprobs": job.logprobs,
-            "finish": job.finish,
-            "text": self._format.text(job.out),
+            "id": chat.request.id,
+            "adapter": chat.request.adapter,
+            "messages": chat.request.messages,
+            "prompt_token_ids": sequence.prompt,
+            "token_ids": sequence.out,
+            "logprobs": sequence.logprobs,
+            "finish": sequence.finish,
+            "text": self._template.text(sequence.out),
         }
         with self.journal.open("a") as journal:
             journal.write(json.dumps(line) + "\n")
-        super()._end(running)
+        super()._end(chat, sequence)
 
 
 def serve(channel: Channel, config: dict[str, Any]) -> None:
-    """Entry point of the child, in the place of `sampler_process.serve`."""
-    scheduler.Chooser = RuleChooser  # type: ignore[misc]
-    process.SamplerHost = RuleHost  # type: ignore[misc]
+    """Entry point of the child, in the place of `embedded.process.serve`."""
+    scheduler.TokenSampler = RuleSampler  # type: ignore[misc]
+    process.TransformersHost = RuleHost  # type: ignore[misc]
     process.serve(channel, config)

@@ -11,11 +11,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from langchain_art_server.backends.base import ChatRequest
-from langchain_art_server.backends.chat.output_processor import Speech
-from langchain_art_server.backends.ipc.channel import Call, Channel
+from langchain_art_server.backends.chat.sampler_host import ChatCall
+from langchain_art_server.backends.ipc.channel import Channel
 from langchain_art_server.backends.vllm import host
-from langchain_art_server.backends.vllm.client import Drawn
+from langchain_art_server.backends.vllm.adapter_copies import CopiedAdapter
+from langchain_art_server.backends.vllm.client import Completion
 from langchain_art_server.backends.vllm.process import VllmProcess
 from tests.support.rule_model.rules import reply_to
 
@@ -37,11 +37,10 @@ class RuleHost(host.VllmHost):
     process_type = LedVllm
     journal = Path(os.environ.get("RULE_JOURNAL", os.devnull))
 
-    async def _draw(
-        self, call: Call, request: ChatRequest, body: dict[str, Any], speech: Speech
-    ) -> Drawn:
-        said = [*self._format._encode(reply_to(request)), min(self._eos)]
-        drawn = await super()._draw(call, request, body | {"vllm_xargs": {"led": said}}, speech)
+    async def _complete(self, chat: ChatCall[CopiedAdapter], body: dict[str, Any]) -> Completion:
+        request = chat.request
+        said = [*self._template._encode(reply_to(request)), min(self._eos)]
+        drawn = await super()._complete(chat, body | {"vllm_xargs": {"led": said}})
         assert drawn.token_ids == said[: len(drawn.token_ids)]
         line: dict[str, Any] = {
             "id": request.id,
@@ -51,7 +50,7 @@ class RuleHost(host.VllmHost):
             "token_ids": drawn.token_ids,
             "logprobs": drawn.logprobs,
             "finish": drawn.finish,
-            "text": self._format.text(drawn.token_ids),
+            "text": self._template.text(drawn.token_ids),
         }
         with self.journal.open("a") as journal:
             journal.write(json.dumps(line) + "\n")
@@ -59,5 +58,5 @@ class RuleHost(host.VllmHost):
 
 
 def serve(channel: Channel, config: dict[str, Any]) -> None:
-    """Entry point of the child, in the place of `vllm_host.serve`."""
+    """Entry point of the child, in the place of `vllm.host.serve`."""
     host.serve(channel, config, RuleHost)

@@ -1,10 +1,10 @@
-"""From messages to token ids: the model's chat template, and exact ids for what was sampled.
+"""From messages to token ids: the model's chat template, and the exact ids of sampled text.
 
-A reply's text can often be tokenised in several ways, and a model does not always choose the
-tokenizer's own. So that a later prompt holds the very tokens that were sampled, the ids of every
-prompt and completion are kept under a digest of their text. A later prompt whose rendered text
-begins with a known text takes those ids and tokenises only the rest. Both parts meet at an
-end-of-turn token, across which no tokenizer merges.
+A text can often be tokenised in several ways, and a model does not always sample the tokenizer's
+own. So that a later prompt holds the tokens that were sampled, the ids of every prompt and reply
+are kept under a digest of their text. A later prompt whose rendered text begins with a kept text
+takes those ids, and only the rest is tokenised. Both parts meet at an end-of-turn token, across
+which no tokenizer merges.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from hashlib import blake2b
 from typing import Any, cast
 
 from jinja2 import TemplateError
+from langchain_art.wire.prefixes import common_prefix_length
 
 from langchain_art.errors import ConfigError, InvalidRequest
 from langchain_art_server.backends.chat.tool_parser import ToolFormat, arguments_object, tool_format
 
-#: Token ids that are remembered, 4 bytes each.
-_REMEMBERED_IDS = 8_000_000
-#: Completions with the same text that are told apart by their tool calls' ids.
+#: Token ids that are kept, 4 bytes each.
+_MAX_KEPT_IDS = 8_000_000
+#: Most replies with the same text that are kept; they differ in the ids of their tool calls.
 _SAME_TEXT = 64
 
 
 @dataclass(frozen=True)
-class _Known:
+class _KeptText:
     ids: array[int]
     call_ids: tuple[str, ...]
 
@@ -39,10 +40,10 @@ class Prompt:
     """A rendered prompt.
 
     Attributes:
-        text: what the template made of the messages.
-        ids: its tokens; where the text was sampled here, the sampled ones.
+        text: the rendered messages.
+        ids: its tokens; for text that was sampled here, the sampled ones.
         call_ids: ids of the tool calls in the messages, in order.
-        reused: how many of `ids` were taken over from an earlier call.
+        reused: how many of `ids` come from an earlier call.
     """
 
     text: str
@@ -51,13 +52,13 @@ class Prompt:
     reused: int
 
 
-class ChatFormat:
-    """Renders and tokenises for one model.
+class ChatTemplate:
+    """Renders and tokenises messages for one model.
 
     Args:
         tokenizer: of transformers, with a chat template.
         eos: ids of the tokens that end a turn.
-        tools: how the model writes tool calls; None: read off the template.
+        tools: how the model writes tool calls; None: recognised by the template.
 
     Raises:
         ConfigError: the tokenizer has no chat template.
@@ -77,7 +78,7 @@ class ChatFormat:
         self._knows_developer = "developer" in template
         self._eos = {text: id_ for id_ in eos if (text := tokenizer.decode([id_]))}
         self._turn_end = re.compile("|".join(map(re.escape, self._eos)) or r"(?!)")
-        self._known: OrderedDict[bytes, list[_Known]] = OrderedDict()
+        self._known: OrderedDict[bytes, list[_KeptText]] = OrderedDict()
         self._held = 0
         self._texts: dict[int, str] = {}
 
@@ -89,7 +90,7 @@ class ChatFormat:
         Raises:
             InvalidRequest: a message can not be shown to this model; says which and why.
         """
-        text = self._render([_shown(i, m) for i, m in enumerate(messages)], tools, reply=False)
+        text = self._render(messages, tools, reply=False)
         call_ids = _call_ids(messages)
         for mark, after, known in self._candidates(text, call_ids):
             rest = self._encode_rest(text, mark, after)
@@ -106,30 +107,27 @@ class ChatFormat:
     ) -> list[int]:
         """The tokens of a reply as if it had been sampled after `prompt`, its end included.
 
-        They are what the template adds to the prompt for the reply, up to the end-of-turn token,
-        tokenised in its place: nothing is searched for.
+        They are what the template adds to the prompt for the reply, up to the end-of-turn token.
 
         Raises:
-            InvalidRequest: the template shows the conversation otherwise with the reply than before
-                it, adds more than one turn, or ends it with no token that ends a turn.
+            InvalidRequest: the template renders the prompt differently with the reply than without
+                it, adds more than one turn, or does not end the turn with an end-of-turn token.
         """
-        shown = [_shown(i, m) for i, m in enumerate([*messages, reply])]
-        text = self._render(shown, tools, reply=True)
+        text = self._render([*messages, reply], tools, reply=True)
         if not text.startswith(prompt.text):
-            pairs = enumerate(zip(prompt.text, text, strict=False))
-            same = next((i for i, (one, other) in pairs if one != other), len(text))
+            same = common_prefix_length(prompt.text, text)
             raise InvalidRequest(
-                "The model's chat template shows these messages otherwise when a reply follows "
-                f"them: from character {same} on, the prompt is {prompt.text[same:][:80]!r}, and "
-                f"with the reply {text[same:][:80]!r}. So there is no telling which tokens the "
-                "model would have said; mend the template, or leave this reply out.",
+                "The model's chat template renders these messages differently when a reply "
+                f"follows: from character {same} on, the prompt is {prompt.text[same:][:80]!r}, "
+                f"and with the reply {text[same:][:80]!r}. So the tokens of the reply are not "
+                "defined; correct the template, or leave this reply out.",
                 param="messages",
             )
-        said = text[len(prompt.text) :]
-        end = self._turn_end.search(said)
-        if end is None or self._turn_end.sub("", said[end.end() :]).strip():
+        added = text[len(prompt.text) :]
+        end = self._turn_end.search(added)
+        if end is None or self._turn_end.sub("", added[end.end() :]).strip():
             raise InvalidRequest(
-                f"got the reply {said[-160:]!r} as the chat template writes it, expected one turn "
+                f"got the reply {added[-160:]!r} as the chat template writes it, expected one turn "
                 f"with one of {sorted(self._eos)} at its end: without it the model would not learn "
                 "to stop, and with it inside of the reply it would learn to stop there.",
                 param="messages",
@@ -137,9 +135,10 @@ class ChatFormat:
         marks = list(self._turn_end.finditer(prompt.text))
         start = marks[-1].start() if marks else 0
         before = self._encode(prompt.text[start:])
-        ids = self._encode(prompt.text[start:] + said[: end.end()])
-        joins = ids[: len(before)] != before  # across the border, which a sampler never does
-        ids = self._encode(said[: end.end()]) if joins else ids[len(before) :]
+        ids = self._encode(prompt.text[start:] + added[: end.end()])
+        # A token across the border of prompt and reply can not be sampled.
+        merged = ids[: len(before)] != before
+        ids = self._encode(added[: end.end()]) if merged else ids[len(before) :]
         if not ids or ids[-1] != self._eos[end.group()]:
             raise InvalidRequest(
                 f"The tokenizer does not write {end.group()!r} as its token "
@@ -156,39 +155,39 @@ class ChatFormat:
         tools: list[dict[str, Any]],
         reply: dict[str, Any],
     ) -> None:
-        """Keep the ids of a finished call for the prompts that go on from it.
+        """Keep the ids of a finished call for later prompts of the same conversation.
 
         Args:
-            prompt: what the model was shown.
-            token_ids: what it said.
-            messages: the call's messages.
-            tools: the call's tools.
+            prompt: of the call.
+            token_ids: that were sampled.
+            messages: of the call.
+            tools: of the call.
             reply: the assistant message that the client will send back.
         """
-        said = self.text(prompt.ids[-1:] + token_ids)[len(self.text(prompt.ids[-1:])) :]
+        added = self.text(prompt.ids[-1:] + token_ids)[len(self.text(prompt.ids[-1:])) :]
         ids = array("i", [*prompt.ids, *token_ids])
         calls = reply.get("tool_calls") or []
         call_ids = (*prompt.call_ids, *(call["id"] for call in calls))
-        self._keep(prompt.text + said, _Known(ids, call_ids))
-        ended = self._turn_end.search(said)
+        self._keep(prompt.text + added, _KeptText(ids, call_ids))
+        ended = self._turn_end.search(added)
         content = reply.get("content") or ""
-        if ended is None or (not calls and said[: ended.start()] == content == content.strip()):
+        if ended is None or (not calls and added[: ended.start()] == content == content.strip()):
             return
-        # The client sends back a parsed reply, and templates write calls and white space in their
-        # own way: what this reply will look like then stands for the same tokens.
+        # The client sends back a parsed reply, which the template may render with other white
+        # space: that text is kept for the same tokens.
         try:
-            shown = [_shown(i, m) for i, m in enumerate([*messages, reply])]
-            text = self._render(shown, tools, reply=True)
+            text = self._render([*messages, reply], tools, reply=True)
         except InvalidRequest:
             return
         ends = [match.end() for match in self._turn_end.finditer(text)]
-        if ends and text[: ends[-1]] != prompt.text + said:
-            self._keep(text[: ends[-1]], _Known(ids, call_ids))
+        if ends and text[: ends[-1]] != prompt.text + added:
+            self._keep(text[: ends[-1]], _KeptText(ids, call_ids))
 
     def _render(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, reply: bool
     ) -> str:
-        if not self._knows_developer:  # OpenAI's newer name for the system; templates skip it
+        messages = [_template_message(i, m) for i, m in enumerate(messages)]
+        if not self._knows_developer:  # OpenAI's newer name of the role; templates drop it
             messages = [
                 {**message, "role": "system"} if message.get("role") == "developer" else message
                 for message in messages
@@ -210,12 +209,12 @@ class ChatFormat:
             ) from error
         return text
 
-    # --- tokens that are known ------------------------------------------------------------------
+    # --- kept tokens ----------------------------------------------------------------------------
 
     def _candidates(
         self, text: str, call_ids: tuple[str, ...]
-    ) -> list[tuple[re.Match[str], bool, _Known]]:
-        """Known beginnings of `text`, the longest first.
+    ) -> list[tuple[re.Match[str], bool, _KeptText]]:
+        """Kept beginnings of `text`, the longest first.
 
         Each ends before an end-of-turn token (the reply was cut short), or after it (True).
         """
@@ -225,7 +224,7 @@ class ChatFormat:
         cuts = [(m.start(), m, False) for m in marks] + [(m.end(), m, True) for m in marks]
         cuts.sort(key=lambda cut: cut[0])
         digest, at = blake2b(digest_size=16), 0
-        found: list[tuple[re.Match[str], bool, _Known]] = []
+        found: list[tuple[re.Match[str], bool, _KeptText]] = []
         for cut, mark, after in cuts:
             digest.update(text[at:cut].encode())
             at = cut
@@ -235,7 +234,7 @@ class ChatFormat:
                 found.append((mark, after, _best(same_text, call_ids)))
         return found[::-1]
 
-    def _keep(self, text: str, known: _Known) -> None:
+    def _keep(self, text: str, known: _KeptText) -> None:
         key = blake2b(text.encode(), digest_size=16).digest()
         same_text = self._known.setdefault(key, [])
         for old in [k for k in same_text if k.call_ids == known.call_ids] or same_text[
@@ -246,14 +245,14 @@ class ChatFormat:
         same_text.append(known)
         self._known.move_to_end(key)
         self._held += len(known.ids)
-        while self._held > _REMEMBERED_IDS:
+        while self._held > _MAX_KEPT_IDS:
             _, dropped = self._known.popitem(last=False)
             self._held -= sum(len(k.ids) for k in dropped)
 
     def _encode_rest(self, text: str, mark: re.Match[str], after: bool) -> list[int] | None:
-        """Tokenise what follows a known beginning, as it is tokenised in its place.
+        """Tokenise what follows a kept beginning.
 
-        Tokenised from the end-of-turn token `mark` on, which is dropped if it belongs to the known
+        Tokenised from the end-of-turn token `mark` on, which is dropped if it belongs to the kept
         part. None if the tokenizer does not give that token.
         """
         ids = self._encode(text[mark.start() :])
@@ -282,7 +281,7 @@ class ChatFormat:
         return text
 
 
-def _best(same_text: list[_Known], call_ids: tuple[str, ...]) -> _Known:
+def _best(same_text: list[_KeptText], call_ids: tuple[str, ...]) -> _KeptText:
     for known in reversed(same_text):
         if known.call_ids == call_ids[: len(known.call_ids)]:
             return known
@@ -295,12 +294,12 @@ def _call_ids(messages: list[dict[str, Any]]) -> tuple[str, ...]:
     )
 
 
-def _shown(index: int, message: dict[str, Any]) -> dict[str, Any]:
-    """A message as templates want it: content a string, arguments an object."""
+def _template_message(index: int, message: dict[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: content is a string, arguments are an object."""
     shown = dict(message, content=_plain(index, message.get("content")))
     if message.get("tool_calls"):
         shown["tool_calls"] = [
-            _shown_call(f"messages[{index}].tool_calls[{i}]", call)
+            _template_call(f"messages[{index}].tool_calls[{i}]", call)
             for i, call in enumerate(message["tool_calls"])
         ]
     else:
@@ -308,7 +307,7 @@ def _shown(index: int, message: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def _shown_call(where: str, call: dict[str, Any]) -> dict[str, Any]:
+def _template_call(where: str, call: dict[str, Any]) -> dict[str, Any]:
     function = dict(call.get("function") or {})
     arguments = function.get("arguments", "")
     if isinstance(arguments, str):

@@ -1,4 +1,8 @@
-"""Replies that must have a form (JSON schemas, forced tool calls), as masks over the vocabulary."""
+"""Guided decoding: replies that follow a JSON schema or must call a tool, by a logits processor.
+
+The grammar is in llguidance's dialect of Lark; the embedded sampler applies it to its logits, and
+vLLM gets its text.
+"""
 
 from __future__ import annotations
 
@@ -13,38 +17,38 @@ from torch import Tensor
 
 from langchain_art.errors import InvalidRequest
 from langchain_art_server.backends.base import ChatRequest
-from langchain_art_server.backends.chat.tool_parser import HERMES, LLAMA, MISTRAL, ToolFormat
+from langchain_art_server.backends.chat.tool_parser import ToolFormat
 
-#: As `json.dumps` writes by default and templates re-render: no free white space to get lost in.
+#: White space as `json.dumps` writes it and templates render it again, and no other.
 _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-class Constraint:
-    """Where one reply stands in its grammar."""
+class GrammarLogitsProcessor:
+    """Masks the tokens that the grammar of one reply forbids next."""
 
     def __init__(self, matcher: LLMatcher, vocab: int) -> None:
         self._matcher, self._vocab = matcher, vocab
         self._bits = np.zeros((vocab + 31) // 32, dtype=np.int32)
 
-    def mask(self, logits: Tensor) -> None:
-        """Set the logits ``[vocab]`` of tokens that the grammar forbids to -inf, in place."""
+    def apply(self, logits: Tensor) -> None:
+        """Set the logits ``[vocab]`` of forbidden tokens to -inf, in place."""
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: self._vocab]
         logits.masked_fill_(torch.from_numpy(allowed == 0).to(logits.device), float("-inf"))
 
-    def consume(self, token: int) -> None:
-        """Go on by a sampled token."""
+    def advance(self, token: int) -> None:
+        """Take a sampled token."""
         self._matcher.consume_token(token)
 
     @property
     def error(self) -> str:
-        """Why there is no way on; empty while there is one."""
+        """Why no token is allowed next; empty if one is."""
         return self._matcher.get_error() if self._matcher.is_error() else ""
 
 
-class Grammars:
-    """Makes constraints for one tokenizer.
+class GrammarCompiler:
+    """Makes grammars for one tokenizer.
 
     Args:
         tokenizer: a fast tokenizer of transformers.
@@ -56,30 +60,11 @@ class Grammars:
         self._tokenizer, self._vocab, self._eos = tokenizer, vocab, eos
         self._table: LLTokenizer | None = None
 
-    def constraint(self, request: ChatRequest, form: ToolFormat | None) -> Constraint | None:
-        """What `request` asks for; None if its reply is free.
+    def grammar(self, request: ChatRequest, form: ToolFormat | None) -> str | None:
+        """The grammar of the reply, as Lark; None if the reply is free.
 
         Raises:
-            InvalidRequest: the schema can not be followed, or there is no tool to call.
-        """
-        source = self.source(request, form)
-        if source is None:
-            return None
-        matcher = LLMatcher(self._tokens(), source)
-        if matcher.is_error():
-            reason = matcher.get_error().splitlines()[0]
-            forced = source.startswith("start: calls\n")
-            raise InvalidRequest(
-                f"No grammar can be made of this request: {reason}. Simplify the schema.",
-                param="tool_choice" if forced else "response_format",
-            )
-        return Constraint(matcher, self._vocab)
-
-    def source(self, request: ChatRequest, form: ToolFormat | None) -> str | None:
-        """The grammar of the reply, in llguidance's dialect of Lark; None if the reply is free.
-
-        Raises:
-            InvalidRequest: there is no tool to call, or no way to write a call.
+            InvalidRequest: there is no tool to call, or no known format for a call.
         """
         options: list[str] = []
         rules: list[str] = []
@@ -95,6 +80,22 @@ class Grammars:
         if not options:
             return None
         return "\n".join([f"start: {' | '.join(options)}", *rules])
+
+    def logits_processor(self, grammar: str) -> GrammarLogitsProcessor:
+        """Compile a grammar.
+
+        Raises:
+            InvalidRequest: it uses something of JSON Schema that llguidance does not know.
+        """
+        matcher = LLMatcher(self._tokens(), grammar)
+        if matcher.is_error():
+            reason = matcher.get_error().splitlines()[0]
+            forced = grammar.startswith("start: calls\n")
+            raise InvalidRequest(
+                f"No grammar can be made of this request: {reason}. Simplify the schema.",
+                param="tool_choice" if forced else "response_format",
+            )
+        return GrammarLogitsProcessor(matcher, self._vocab)
 
     def _tokens(self) -> LLTokenizer:
         if self._table is None:
@@ -117,25 +118,15 @@ class Grammars:
             )
         functions = _allowed_functions(request)
         once = isinstance(request.tool_choice, dict) or not request.parallel_tool_calls
-        body = " | ".join(f"call_{index}" for index in range(len(functions)))
-        rules = [f"body: {body}"]
+        rules = [f"body: {' | '.join(f'call_{index}' for index in range(len(functions)))}"]
         for index, function in enumerate(functions):
             head = f'{{"name": {json.dumps(function["name"])}, "{form.arguments}": '
             schema = function.get("parameters") or _NO_ARGUMENTS
             rules.append(f'call_{index}: {json.dumps(head)} args_{index} "}}"')
             rules.append(f"args_{index}: %json {_schema_json(schema)}")
-        if form is HERMES:
-            opener, closer = self._literal(form.opener), self._literal(form.closer)
-            rules.append(f'call: {opener} "\\n" body "\\n" {closer}')
-            rules.append("calls: call" + ("" if once else ' ("\\n" call)*'))
-        elif form is MISTRAL:
-            opener = self._literal(form.opener)
-            more = "" if once else '(", " body)*'
-            rules.append(f'calls: {opener} "[" body {more} "]"')
-        else:
-            assert form is LLAMA
-            rules.append("calls: body")
-        return rules
+        calls = form.grammar.replace("{more}", "" if once else form.more)
+        calls = calls.replace("{opener}", self._literal(form.opener))
+        return [*rules, f"calls: {calls.replace('{closer}', self._literal(form.closer))}"]
 
     def _literal(self, text: str) -> str:
         """Lark's notation for `text`, which may be a token of its own."""
@@ -152,17 +143,16 @@ def _schema_json(schema: Any) -> str:
 
 
 def _closed(schema: Any) -> Any:
-    """The schema, with no properties but those it names, where it names some and does not say.
+    """The schema with ``additionalProperties: false`` wherever properties are listed without it.
 
-    JSON Schema lets every object have more; a schema for a reply, as OpenAI and others read it,
-    does not mean that.
+    JSON Schema allows more properties by default; OpenAI and others do not for replies.
     """
     if isinstance(schema, list):
         return [_closed(part) for part in cast(list[Any], schema)]
     if not isinstance(schema, dict):
         return schema
     found = cast(dict[str, Any], schema)
-    # Under these keys stand data, or schemas that only together name all properties.
+    # These keys hold data, or schemas that only together list all properties.
     closed = {
         key: value if key in ("const", "enum", "default", "examples", "allOf") else _closed(value)
         for key, value in found.items()

@@ -1,53 +1,25 @@
-"""One reply between the tokens that an engine draws and what the client is sent.
+"""Output processor: from sampled tokens to the deltas and the reply that the client gets.
 
-Shared by the hosts of every engine, so that a prompt, a stop string, a tool call and a reason not
-to train mean the same whichever engine samples.
+All engines use it, so that stop strings, tool calls, limits and the reasons not to train mean the
+same whichever engine samples.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Sequence
-from typing import Any
 
-from langchain_art.errors import InvalidRequest, PromptTooLong
-from langchain_art_server.backends.base import ChatReply, ChatRequest, FinishReason, Sampling
-from langchain_art_server.backends.chat.chat_template import ChatFormat
-from langchain_art_server.backends.chat.detokenizer import ReplyText
-from langchain_art_server.backends.chat.tool_parser import ReplyParser
-
-#: A piece of a reply: text and whole tool calls.
-Piece = tuple[str, list[dict[str, Any]]]
+from langchain_art.errors import PromptTooLong
+from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, FinishReason
+from langchain_art_server.backends.chat.chat_template import ChatTemplate
+from langchain_art_server.backends.chat.detokenizer import Detokenizer
+from langchain_art_server.backends.chat.tool_parser import ToolCallParser
 
 
-def read_request(params: dict[str, Any], coldest: float) -> ChatRequest:
-    """The request that came through the engine's socket, checked.
-
-    Args:
-        params: the fields of `ChatRequest` as JSON.
-        coldest: the lowest temperature but 0 that the engine computes as it is asked.
+def reply_limit(prompt: int, max_tokens: int | None, max_model_len: int) -> int:
+    """How many tokens a reply to a prompt of `prompt` tokens may have, at least 1.
 
     Raises:
-        InvalidRequest: there are no messages, or the temperature is below `coldest`.
-    """
-    sampling = Sampling(**params["sampling"])
-    params["sampling"] = dataclasses.replace(sampling, stop=tuple(sampling.stop))
-    request = ChatRequest(**params)
-    if not request.messages:
-        raise InvalidRequest("got no messages, expected at least one.", param="messages")
-    if 0.0 < sampling.temperature < coldest:
-        raise InvalidRequest(
-            f"got temperature={sampling.temperature}, expected 0 (greedy) or at least {coldest}.",
-            param="temperature",
-        )
-    return request
-
-
-def room(prompt: int, max_tokens: int | None, max_model_len: int) -> int:
-    """How many tokens a reply to a prompt of `prompt` tokens may have.
-
-    Raises:
-        PromptTooLong: none.
+        PromptTooLong: the context has no room for a reply.
     """
     left = max_model_len - prompt
     if left < 1:
@@ -61,7 +33,7 @@ def room(prompt: int, max_tokens: int | None, max_model_len: int) -> int:
 
 
 def why_excluded(request: ChatRequest, *, constrained: bool) -> str | None:
-    """Why the learner could not repeat the distribution that a reply is drawn from."""
+    """Why the learner cannot repeat the distribution that a reply is sampled from, if it cannot."""
     sampling = request.sampling
     if constrained:
         forced = request.response_format is None
@@ -75,34 +47,34 @@ def why_excluded(request: ChatRequest, *, constrained: bool) -> str | None:
     return None
 
 
-def hidden_ids(format: ChatFormat) -> set[int]:
-    """Special tokens that no text shows, but for those that tool calls are made of."""
-    markers = format.tools.markers if format.tools else ()
+def hidden_token_ids(template: ChatTemplate) -> set[int]:
+    """Special tokens that are left out of texts: all but those that tool calls are made of."""
+    markers = template.tools.markers if template.tools else ()
     return {
         id_
-        for id_, token in format.tokenizer.added_tokens_decoder.items()
+        for id_, token in template.tokenizer.added_tokens_decoder.items()
         if token.special and token.content not in markers
     }
 
 
-class Speech:
-    """One reply while it grows: its text, its tool calls, and what of its tokens was read.
+class OutputProcessor:
+    """Text and tool calls of one reply while it is sampled.
 
     Args:
         request: what was asked.
-        format: of the model.
-        hidden: see `hidden_ids`.
+        template: of the model.
+        hidden: see `hidden_token_ids`.
         eos: tokens that end a turn.
     """
 
     def __init__(
-        self, request: ChatRequest, format: ChatFormat, hidden: Collection[int], eos: set[int]
+        self, request: ChatRequest, template: ChatTemplate, hidden: Collection[int], eos: set[int]
     ) -> None:
-        self._format, self._hidden, self._eos = format, hidden, eos
+        self._template, self._hidden, self._eos = template, hidden, eos
         parses = bool(request.tools) and request.tool_choice != "none"
-        self._text = ReplyText(self._visible, request.sampling.stop)
-        self._parser = ReplyParser(
-            format.tools if parses else None, one_call=not request.parallel_tool_calls
+        self._text = Detokenizer(self._decode, request.sampling.stop)
+        self._parser = ToolCallParser(
+            template.tools if parses else None, one_call=not request.parallel_tool_calls
         )
         self._read = 0
 
@@ -111,42 +83,41 @@ class Speech:
         """A stop string was found."""
         return self._text.stopped
 
-    def hear(self, out: Sequence[int]) -> Piece:
-        """Read on in `out`, all tokens so far; returns what is certain now."""
-        new, self._read = out[self._read :], len(out)
-        return self._parser.feed(self._text.push(new)) if new else ("", [])
+    def update(self, token_ids: Sequence[int]) -> ChatDelta:
+        """Process `token_ids`, all tokens so far; returns what is new and final."""
+        new, self._read = token_ids[self._read :], len(token_ids)
+        return self._parser.feed(self._text.push(new)) if new else ChatDelta()
 
-    def end(self, out: Sequence[int]) -> Piece:
-        """The reply is over; returns what was held back."""
-        rest = out[self._read :]
+    def finish(self, token_ids: Sequence[int]) -> ChatDelta:
+        """End the reply; returns what was held back."""
+        rest = token_ids[self._read :]
         if rest and rest[-1] in self._eos:
             rest = rest[:-1]
-        content, calls = self._parser.feed(self._text.push(rest, last=True))
-        more, more_calls = self._parser.finish()
-        return content + more, calls + more_calls
+        delta, end = self._parser.feed(self._text.push(rest, last=True)), self._parser.finish()
+        return ChatDelta(delta.content + end.content, delta.tool_calls + end.tool_calls)
 
     def reply(
         self,
         prompt_ids: Sequence[int],
-        out: Sequence[int],
+        token_ids: Sequence[int],
         logprobs: Sequence[float],
         top: Sequence[Sequence[tuple[int, float]]],
         finish: FinishReason,
         excluded_because: str | None,
     ) -> ChatReply:
-        """The finished reply, once `end` was called. `excluded_because`: see `why_excluded`."""
-        parser, token_text = self._parser, self._format.token_text
+        """The finished reply, after `finish`. `excluded_because`: see `why_excluded`."""
+        parser, token_text = self._parser, self._template.token_text
         return ChatReply(
             prompt_token_ids=prompt_ids,
-            token_ids=out,
+            token_ids=token_ids,
             logprobs=logprobs,
             content=parser.content or (None if parser.calls else ""),
             tool_calls=parser.calls,
             finish_reason="tool_calls" if parser.calls and finish == "stop" else finish,
             excluded_because=excluded_because,
             top_logprobs=[[(i, p, token_text(i)) for i, p in one] for one in top],
-            token_texts=[token_text(i) for i in out],
+            token_texts=[token_text(i) for i in token_ids],
         )
 
-    def _visible(self, ids: Sequence[int]) -> str:
-        return self._format.text([i for i in ids if i not in self._hidden])
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._template.text([i for i in ids if i not in self._hidden])

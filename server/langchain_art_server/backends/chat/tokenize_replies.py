@@ -1,4 +1,4 @@
-"""Replies that nobody sampled here, put into tokens with the model's chat template. Child side."""
+"""Tokenises given replies with the chat template, for supervised fine-tuning. Runs in a child."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from langchain_art.errors import ConfigError, InvalidRequest
 from langchain_art_server.backends.base import Demonstration, TokenTurn
-from langchain_art_server.backends.chat.chat_template import ChatFormat
+from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.models.loading import eos_ids
 
 
 def token_turns(
     path: str, base: PreTrainedModel, turns: Sequence[Demonstration]
 ) -> list[TokenTurn | str]:
-    """Put replies into tokens, in the order given.
+    """Tokenise replies, in the order given.
 
-    What is remembered of earlier turns, so that later ones begin with their tokens, ends with the
-    call: the same turns give the same tokens, whatever was asked before.
+    Later turns begin with the tokens of earlier ones. Nothing is kept between calls: the same turns
+    give the same tokens.
 
     Args:
-        path: hub name or local path of the model, where its tokenizer is.
-        base: the model; says which tokens end a turn.
-        turns: those of one conversation in the order in which they were said.
+        path: hub name or local path of the model with the tokenizer.
+        base: the model; its config has the tokens that end a turn.
+        turns: those of one conversation, in order.
 
     Returns:
-        The tokens of each turn, or why it cannot be shown to the model.
+        The tokens of each turn, or why it cannot be rendered.
 
     Raises:
         ConfigError: the tokenizer cannot be read, or has no chat template.
@@ -36,15 +36,15 @@ def token_turns(
         tokenizer = cast(Any, AutoTokenizer).from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ConfigError(f"The tokenizer of {path!r} cannot be read: {error}") from error
-    chat = ChatFormat(tokenizer, eos_ids(base, tokenizer))
+    chat = ChatTemplate(tokenizer, eos_ids(base, tokenizer))
     return [_token_turn(chat, turn) for turn in turns]
 
 
-def _token_turn(chat: ChatFormat, turn: Demonstration) -> TokenTurn | str:
+def _token_turn(chat: ChatTemplate, turn: Demonstration) -> TokenTurn | str:
     try:
         prompt = chat.prompt(turn.messages, turn.tools)
-        said = chat.reply_ids(prompt, turn.messages, turn.tools, turn.reply)
-        chat.remember(prompt, said, turn.messages, turn.tools, turn.reply)
+        reply = chat.reply_ids(prompt, turn.messages, turn.tools, turn.reply)
+        chat.remember(prompt, reply, turn.messages, turn.tools, turn.reply)
     except InvalidRequest as error:
         return str(error)
-    return TokenTurn(prompt.ids, said)
+    return TokenTurn(prompt.ids, reply)

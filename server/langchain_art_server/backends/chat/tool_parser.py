@@ -1,13 +1,12 @@
-r"""Tool calls in what a model says: found, cut out of the text, and written as a grammar.
-
-Three formats are known; which one a model speaks is read off its chat template:
+r"""Tool calls in replies: a registry of formats, and a streaming parser for any of them.
 
 * ``hermes`` (Qwen, Hermes): ``<tool_call>\n{"name": …, "arguments": {…}}\n</tool_call>``
 * ``mistral``: ``[TOOL_CALLS][{"name": …, "arguments": {…}}, …]``, or ``[TOOL_CALLS]name[ARGS]{…}``
 * ``llama``: the whole reply is ``{"name": …, "parameters": {…}}``, several separated by ``;``
 
-The arguments keep the model's own text, so that a history with them renders as it was sampled. What
-is not a well-formed call stays text.
+To add a format, write a function that parses its calls and add a `ToolFormat` to `FORMATS`. The
+arguments keep the model's own text, so that a history with them renders as it was sampled. A
+malformed call stays text.
 """
 
 from __future__ import annotations
@@ -15,11 +14,17 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
+from langchain_art_server.backends.base import ChatDelta
+from langchain_art_server.backends.chat.detokenizer import overlap
+
 _SPACE = re.compile(r"[ \t\r\n]*")
 _ARGS = "[ARGS]"
+#: A function's name, and its arguments as JSON in the model's own words.
+FunctionCall = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -27,131 +32,122 @@ class ToolFormat:
     """How a model writes tool calls.
 
     Attributes:
-        name: ``hermes``, ``mistral`` or ``llama``.
-        opener: what a call begins with; empty if a reply is a call as a whole.
-        closer: what it ends with; empty if only the reply's end does.
-        markers: tokens that must survive decoding even if the tokenizer calls them special.
+        name: key in `FORMATS`.
+        template_marks: a chat template uses this format if it has all strings of one of these.
+        parse: the calls in the text between `opener` and `closer`; None if it is malformed.
+        grammar: calls as a Lark rule for guided decoding. ``{opener}`` and ``{closer}`` stand for
+            those tokens, ``body`` is a rule for one JSON object, ``{more}`` is `more` or nothing.
+        more: further calls as a Lark rule; empty if the grammar allows one call only.
+        opener: what a call begins with; empty if the reply as a whole is the call.
+        closer: what a call ends with; empty if it ends with the reply.
+        starts: without an `opener`, what a reply with calls begins with.
+        markers: special tokens that must not be removed from the decoded text.
+        arguments: key of the arguments in the JSON object of a call.
     """
 
     name: str
-    opener: str
-    closer: str
-    markers: tuple[str, ...]
+    template_marks: tuple[tuple[str, ...], ...]
+    parse: Callable[[str], list[FunctionCall] | None]
+    grammar: str
+    more: str = ""
+    opener: str = ""
+    closer: str = ""
+    starts: tuple[str, ...] = ()
+    markers: tuple[str, ...] = ()
     arguments: str = "arguments"
 
-
-HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", ("<tool_call>", "</tool_call>"))
-MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", "", ("[TOOL_CALLS]", _ARGS))
-LLAMA = ToolFormat("llama", "", "", ("<|python_tag|>",), "parameters")
-#: Name -> format.
-FORMATS = {form.name: form for form in (HERMES, MISTRAL, LLAMA)}
-#: What a template contains -> the format, first match first.
-_TABLE = (
-    (("<tool_call>", '"arguments"'), HERMES),
-    (("[TOOL_CALLS]",), MISTRAL),
-    (('"parameters"',), LLAMA),
-    (("<|python_tag|>",), LLAMA),
-)
+    def end_of_call(self, text: str) -> int:
+        """End of the first `closer` outside of JSON strings in a `text` with `opener`, or -1."""
+        if not self.closer:
+            return -1
+        body = re.compile(r'(?:[^"]|"(?:[^"\\]|\\.)*")*?' + re.escape(self.closer), re.DOTALL)
+        match = body.match(text, len(self.opener))
+        return match.end() if match else -1
 
 
 def tool_format(template: str) -> ToolFormat | None:
-    """The format that a chat template speaks; None if it is none of the known ones."""
+    """The first of `FORMATS` that a chat template uses; None if it uses none of them."""
     plain = template.replace('\\"', '"')
-    for parts, found in _TABLE:
-        if all(part in plain for part in parts):
-            return found
+    for form in FORMATS.values():
+        if any(all(mark in plain for mark in marks) for marks in form.template_marks):
+            return form
     return None
 
 
-class ReplyParser:
-    """Splits a reply into text and tool calls, fed piece by piece.
+class ToolCallParser:
+    """Splits a reply into text and tool calls while it is streamed.
 
-    The pieces' sizes change nothing: what `feed` and `finish` return, put together, is the same.
+    The sizes of the pieces do not matter: the deltas of `feed` and `finish` together are the same.
     White space next to a call is dropped; text that may be the beginning of a call is held back.
     """
 
     def __init__(self, form: ToolFormat | None, *, one_call: bool = False) -> None:
-        """`one_call`: only the first call counts, further ones are left out of the reply."""
+        """`one_call`: further calls after the first are left out of the reply."""
         self._form, self._one_call = form, one_call
-        self._buffer = ""
-        self._space = ""
-        self._after_call = self._spoke = False
+        self._buffer = self._space = ""
+        self._after_call = self._has_text = False
         self.calls: list[dict[str, Any]] = []
         self.content = ""
 
-    def feed(self, text: str) -> tuple[str, list[dict[str, Any]]]:
-        """Take more text; returns the text and the calls that are certain now."""
-        before, calls = len(self.content), len(self.calls)
+    def feed(self, text: str) -> ChatDelta:
+        """Add text; returns the text and the calls that are final now."""
+        content, calls = len(self.content), len(self.calls)
         if self._form is None:
-            self._buffer, self.content = "", self.content + self._buffer + text
+            self.content += text
         else:
             self._buffer += text
             self._scan(self._form)
-        return self.content[before:], self.calls[calls:]
+        return ChatDelta(self.content[content:], self.calls[calls:])
 
-    def finish(self) -> tuple[str, list[dict[str, Any]]]:
-        """The reply is over; returns what was held back."""
-        before, calls = len(self.content), len(self.calls)
+    def finish(self) -> ChatDelta:
+        """End the reply; returns what was held back."""
+        content, calls = len(self.content), len(self.calls)
         rest, self._buffer = self._buffer, ""
-        form = self._form
-        if form is not None:
+        if (form := self._form) is not None:
             found = None
-            if form is MISTRAL and rest.startswith(form.opener):
-                found = _mistral_calls(rest)
-            elif form is LLAMA:
-                found = _llama_calls(rest)
+            if not form.closer and rest.startswith(form.opener):
+                found = form.parse(rest[len(form.opener) :])
             if found:
-                self._called(found)
+                self._add_calls(found)
             elif rest:
-                self._say(rest)
+                self._add_text(rest)
             if not self._after_call:
                 self.content += self._space
-        return self.content[before:], self.calls[calls:]
+        return ChatDelta(self.content[content:], self.calls[calls:])
 
     def _scan(self, form: ToolFormat) -> None:
         if not form.opener:
-            # A reply in Llama's format is a call from its first character on, or not at all.
             start = self._buffer.lstrip()
-            tag = form.markers[0]
-            if self._spoke or not (start[:1] in ("", "{") or start.startswith(tag[: len(start)])):
-                self._say_all()
+            begins = any(start.startswith(mark[: len(start)]) for mark in form.starts)
+            if self._has_text or not begins:
+                self._add_text(self._buffer)
+                self._buffer = ""
             return
         while True:
             at = self._buffer.find(form.opener)
-            if at < 0:
-                keep = _overlap(self._buffer, form.opener)
-                cut = len(self._buffer) - keep
-                self._say(self._buffer[:cut])
-                self._buffer = self._buffer[cut:]
+            cut = at if at >= 0 else len(self._buffer) - overlap(self._buffer, form.opener)
+            self._add_text(self._buffer[:cut])
+            self._buffer = self._buffer[cut:]
+            if at < 0 or (end := form.end_of_call(self._buffer)) < 0:
                 return
-            self._say(self._buffer[:at])
-            self._buffer = self._buffer[at:]
-            end = _closer(self._buffer, form) if form.closer else -1
-            if end < 0:
-                return
-            raw, self._buffer = self._buffer[:end], self._buffer[end:]
-            call = _json_call(raw[len(form.opener) : -len(form.closer)])
-            if call is None:
-                self._say(raw)
+            call, self._buffer = self._buffer[:end], self._buffer[end:]
+            if found := form.parse(call[len(form.opener) : -len(form.closer)]):
+                self._add_calls(found)
             else:
-                self._called([call])
+                self._add_text(call)
 
-    def _say_all(self) -> None:
-        self._say(self._buffer)
-        self._buffer = ""
-
-    def _say(self, text: str) -> None:
+    def _add_text(self, text: str) -> None:
         text = self._space + text
         if self._after_call:
             text = text.lstrip()
         body = text.rstrip()
         self._space = text[len(body) :]
         if body:
-            self._spoke = True
+            self._has_text = True
             self.content += "\n" + body if self._after_call and self.content else body
             self._after_call = False
 
-    def _called(self, calls: list[tuple[str, str]]) -> None:
+    def _add_calls(self, calls: list[FunctionCall]) -> None:
         self._space, self._after_call = "", True
         for name, arguments in calls:
             if self.calls and self._one_call:
@@ -160,34 +156,6 @@ class ReplyParser:
             self.calls.append(
                 {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
             )
-
-
-def _overlap(text: str, opener: str) -> int:
-    """How many of the last characters of `text` may be the beginning of `opener`."""
-    for size in range(min(len(text), len(opener) - 1), 0, -1):
-        if opener.startswith(text[-size:]):
-            return size
-    return 0
-
-
-def _closer(text: str, form: ToolFormat) -> int:
-    """End of the closer that is outside of every JSON string, or -1."""
-    inside, escaped, at = False, False, len(form.opener)
-    while at < len(text):
-        char = text[at]
-        if inside:
-            if escaped:
-                escaped = False
-            elif char == "\\":
-                escaped = True
-            elif char == '"':
-                inside = False
-        elif char == '"':
-            inside = True
-        elif text.startswith(form.closer, at):
-            return at + len(form.closer)
-        at += 1
-    return -1
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -224,7 +192,8 @@ def _members(text: str, at: int) -> tuple[dict[str, tuple[Any, str]], int]:
     return members, at + 1
 
 
-def _call_at(text: str, at: int) -> tuple[tuple[str, str], int]:
+def _call_at(text: str, at: int) -> tuple[FunctionCall, int]:
+    """Read the JSON object of a call at `at`, and white space after it."""
     members, end = _members(text, at)
     name = members.get("name", (None, ""))[0]
     value, raw = members.get("arguments") or members.get("parameters") or (None, "")
@@ -232,26 +201,25 @@ def _call_at(text: str, at: int) -> tuple[tuple[str, str], int]:
         raise ValueError("expected a name")
     if not isinstance(value, dict):
         raise ValueError("expected an object of arguments")
-    return (name, raw), end
+    return (name, raw), _skip(text, end)
 
 
-def _json_call(body: str) -> tuple[str, str] | None:
+def _parse_hermes(text: str) -> list[FunctionCall] | None:
     try:
-        call, end = _call_at(body, _skip(body, 0))
-        return call if _skip(body, end) == len(body) else None
+        call, end = _call_at(text, _skip(text, 0))
     except (ValueError, RecursionError):
         return None
+    return [call] if end == len(text) else None
 
 
-def _llama_calls(text: str) -> list[tuple[str, str]] | None:
+def _parse_llama(text: str) -> list[FunctionCall] | None:
     text = text.strip().removeprefix("<|python_tag|>")
-    calls: list[tuple[str, str]] = []
+    calls: list[FunctionCall] = []
     try:
         at = _skip(text, 0)
         while at < len(text):
             call, at = _call_at(text, at)
             calls.append(call)
-            at = _skip(text, at)
             if text[at : at + 1] == ";":
                 at = _skip(text, at + 1)
     except (ValueError, RecursionError):
@@ -259,39 +227,63 @@ def _llama_calls(text: str) -> list[tuple[str, str]] | None:
     return calls
 
 
-def _mistral_calls(text: str) -> list[tuple[str, str]] | None:
-    calls: list[tuple[str, str]] = []
-    for part in text.split(MISTRAL.opener)[1:]:
-        found = _mistral_part(part)
+def _parse_mistral(text: str) -> list[FunctionCall] | None:
+    calls: list[FunctionCall] = []
+    for part in text.split("[TOOL_CALLS]"):
+        name, mark, arguments = part.partition(_ARGS)
+        if mark:
+            wrapped = f'{{"name": {json.dumps(name.strip())}, "arguments": {arguments}}}'
+            found = _parse_hermes(wrapped)
+        else:
+            found = _parse_array(part)
         if not found:
             return None
         calls += found
     return calls
 
 
-def _mistral_part(part: str) -> list[tuple[str, str]] | None:
-    name, mark, arguments = part.partition(_ARGS)
-    if mark:
-        wrapped = f'{{"name": {json.dumps(name.strip())}, "arguments": {arguments}}}'
-        call = _json_call(wrapped)
-        return [call] if call else None
-    calls: list[tuple[str, str]] = []
+def _parse_array(text: str) -> list[FunctionCall] | None:
+    calls: list[FunctionCall] = []
+    at = _skip(text, 0)
     try:
-        at = _skip(part, 0)
-        if part[at : at + 1] != "[":
-            return None
-        at = _skip(part, at + 1)
-        while part[at : at + 1] != "]":
-            if calls:
-                if part[at : at + 1] != ",":
-                    return None
-                at = _skip(part, at + 1)
-            call, at = _call_at(part, at)
+        while text[at : at + 1] == ("," if calls else "["):
+            call, at = _call_at(text, _skip(text, at + 1))
             calls.append(call)
-            at = _skip(part, at)
     except (ValueError, RecursionError):
         return None
-    return calls if _skip(part, at + 1) == len(part) else None
+    return calls if text[at : at + 1] == "]" and _skip(text, at + 1) == len(text) else None
+
+
+HERMES = ToolFormat(
+    "hermes",
+    (("<tool_call>", '"arguments"'),),
+    _parse_hermes,
+    r'{opener} "\n" body "\n" {closer} {more}',
+    r'("\n" {opener} "\n" body "\n" {closer})*',
+    opener="<tool_call>",
+    closer="</tool_call>",
+    markers=("<tool_call>", "</tool_call>"),
+)
+MISTRAL = ToolFormat(
+    "mistral",
+    (("[TOOL_CALLS]",),),
+    _parse_mistral,
+    '{opener} "[" body {more} "]"',
+    '(", " body)*',
+    opener="[TOOL_CALLS]",
+    markers=("[TOOL_CALLS]", _ARGS),
+)
+LLAMA = ToolFormat(
+    "llama",
+    (('"parameters"',), ("<|python_tag|>",)),
+    _parse_llama,
+    "body",
+    starts=("{", "<|python_tag|>"),
+    markers=("<|python_tag|>",),
+    arguments="parameters",
+)
+#: The known formats by name, in the order in which `tool_format` tries them.
+FORMATS = {form.name: form for form in (HERMES, MISTRAL, LLAMA)}
 
 
 def arguments_object(text: str) -> dict[str, Any]:

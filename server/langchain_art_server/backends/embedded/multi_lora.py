@@ -13,34 +13,27 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from langchain_art_server.backends.models.adapter_files import LoadedAdapter
 from langchain_art_server.backends.models.adapter_reader import linear_layers, read_adapter
 
 
-@dataclass(eq=False)
-class LoadedAdapter:
+@dataclass(eq=False, kw_only=True)
+class RoutedAdapter(LoadedAdapter):
     """An adapter whose weights are in the model.
 
     Attributes:
-        name: what requests call it.
-        path: the directory that it was read from.
         scaling: factor of its output, see `AdapterWeights`.
         root: its root in the prefix cache.
         modules: names of the layers that it changes.
-        users: calls that run on it, or wait for it.
-        retired: it was unloaded; its weights are freed when `users` is 0.
     """
 
-    name: str
-    path: Path
     scaling: float
     root: int
-    modules: tuple[str, ...] = ()
-    users: int = 0
-    retired: bool = False
+    modules: tuple[str, ...]
 
 
 #: Per adapter of the next forward pass, the indices of its rows; None: all rows.
-RowGroups = list[tuple[LoadedAdapter, Tensor | None]]
+RowGroups = list[tuple[RoutedAdapter, Tensor | None]]
 
 
 class LoraLinear(nn.Module):
@@ -49,7 +42,7 @@ class LoraLinear(nn.Module):
     def __init__(self, base: nn.Linear, groups: RowGroups) -> None:
         super().__init__()
         self.base, self.groups = base, groups
-        self.pairs: dict[LoadedAdapter, tuple[Tensor, Tensor]] = {}
+        self.pairs: dict[RoutedAdapter, tuple[Tensor, Tensor]] = {}
 
     def forward(self, x: Tensor) -> Tensor:
         """``[rows, …, in]`` -> ``[rows, …, out]``."""
@@ -76,24 +69,27 @@ class AdapterBank:
         self._wrapped: dict[str, LoraLinear] = {}
         self._groups: RowGroups = []
 
-    def load(self, name: str, path: Path, root: int) -> LoadedAdapter:
+    def load(self, name: str, path: Path, root: int) -> RoutedAdapter:
         """Load an adapter's directory. Raises ConfigError, see `read_adapter`."""
         weights = read_adapter(path, self._linears)
-        adapter = LoadedAdapter(name, path, weights.scaling, root, tuple(weights.pairs))
+        modules = tuple(weights.pairs)
+        adapter = RoutedAdapter(
+            name=name, path=path, scaling=weights.scaling, root=root, modules=modules
+        )
         for module, (down, up) in weights.pairs.items():
             layer = self._wrapped.get(module) or self._wrap(module)
             # Transposed once: y = x @ A^T @ B^T.
             layer.pairs[adapter] = (down.to(self._device).t(), up.to(self._device).t())
         return adapter
 
-    def unload(self, adapter: LoadedAdapter) -> None:
+    def unload(self, adapter: RoutedAdapter) -> None:
         """Free an adapter's weights."""
         for module in adapter.modules:
             self._wrapped[module].pairs.pop(adapter, None)
 
-    def route(self, adapters: Sequence[LoadedAdapter | None]) -> None:
+    def route(self, adapters: Sequence[RoutedAdapter | None]) -> None:
         """Route the next forward pass: entry i is the adapter of row i, None the base model."""
-        rows: dict[LoadedAdapter, list[int]] = {}
+        rows: dict[RoutedAdapter, list[int]] = {}
         for row, adapter in enumerate(adapters):
             if adapter is not None:
                 rows.setdefault(adapter, []).append(row)

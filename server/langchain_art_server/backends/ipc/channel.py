@@ -1,7 +1,7 @@
-"""An engine's socket: the child's end, where calls come in, and the frames for both ends.
+"""The child's end of an engine's socket, and the frames for both ends.
 
-See `worker` for what the frames say and for the parent's end. Run as a module, this is the child:
-it imports ``MODULE:FUNCTION`` and hands the channel to it.
+See `worker` for the protocol and the parent's end. Run as a module, this is the child: it imports
+``MODULE:FUNCTION`` and calls it with the channel.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ LENGTH = struct.Struct(">I")
 
 
 def pack(call_id: int, kind: str, payload: Any) -> bytes:
-    """A frame: length and JSON ``[id, kind, payload]``."""
+    """Encode a frame: its length and JSON ``[id, kind, payload]``."""
     body = to_json([call_id, kind, payload], inf_nan_mode="constants")
     return LENGTH.pack(len(body)) + body
 
 
-class Frames(asyncio.Protocol):
-    """The parent's ear: each frame's JSON goes to `hear`; `gone` ends when the child's end does."""
+class FrameReader(asyncio.Protocol):
+    """Reads frames in the parent: each one's JSON goes to `receive`; `gone` ends with the child."""
 
-    def __init__(self, hear: Callable[[bytes], None]) -> None:
-        self._hear = hear
+    def __init__(self, receive: Callable[[bytes], None]) -> None:
+        self._receive = receive
         self._buffer = bytearray()
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def data_received(self, data: bytes) -> None:
-        """Hear the frames that are whole now."""
+        """Pass on the frames that are complete now."""
         buffer = self._buffer
         buffer += data
         start, size = 0, len(buffer)
@@ -51,7 +51,7 @@ class Frames(asyncio.Protocol):
             end = start + LENGTH.size + LENGTH.unpack_from(buffer, start)[0]
             if end > size:
                 break
-            self._hear(bytes(buffer[start + LENGTH.size : end]))
+            self._receive(bytes(buffer[start + LENGTH.size : end]))
             start = end
         del buffer[:start]
 
@@ -62,8 +62,8 @@ class Frames(asyncio.Protocol):
 
 
 @dataclass
-class Call:
-    """One call as the child sees it. `cancelled` is set when the parent lost interest."""
+class EngineCall:
+    """A call in the child. `cancelled` is set when the parent cancels it."""
 
     id: int
     method: str
@@ -72,31 +72,31 @@ class Call:
 
 
 class Channel:
-    """The child's end: calls come in on `inbox` (filled by a thread), frames go out batched."""
+    """The child's end: a thread puts calls into `inbox`; frames are sent in batches by `flush`."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._open: dict[int, Call] = {}
+        self._open: dict[int, EngineCall] = {}
         self._out: list[bytes] = []
         self._lock = threading.Lock()
-        self.inbox: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[EngineCall] = queue.SimpleQueue()
 
-    def listen(self, accept: Callable[[Call], bool] | None = None) -> None:
-        """Start the reading thread. `accept` may take a call at once (True) instead of `inbox`."""
+    def listen(self, accept: Callable[[EngineCall], bool] | None = None) -> None:
+        """Start the reading thread. A call for which `accept` is True does not go to `inbox`."""
         threading.Thread(target=self._read, args=(accept,), daemon=True, name="channel").start()
 
-    def event(self, call: Call, payload: Any) -> None:
+    def event(self, call: EngineCall, payload: Any) -> None:
         """Queue an event for `flush`."""
         with self._lock:
             self._out.append(pack(call.id, "event", payload))
 
-    def result(self, call: Call, payload: Any) -> None:
+    def result(self, call: EngineCall, payload: Any) -> None:
         """Queue the call's result for `flush` and forget the call."""
         self._open.pop(call.id, None)
         with self._lock:
             self._out.append(pack(call.id, "result", payload))
 
-    def error(self, call: Call, error: BaseException) -> None:
+    def error(self, call: EngineCall, error: BaseException) -> None:
         """Queue the call's error for `flush` and forget the call."""
         self._open.pop(call.id, None)
         known = isinstance(error, ArtError)
@@ -116,17 +116,17 @@ class Channel:
                 try:
                     self._sock.sendall(data)
                 except OSError:
-                    _leave()
+                    _exit_with_parent()
 
-    def _read(self, accept: Callable[[Call], bool] | None) -> None:
+    def _read(self, accept: Callable[[EngineCall], bool] | None) -> None:
         try:
             self._read_frames(accept)
         except BaseException:
-            # Without its reader the child would wait for ever; the parent starts a new one.
+            # Without its reader the child would wait forever; the parent starts a new one.
             log.exception("The engine's reading thread failed.")
             os._exit(1)
 
-    def _read_frames(self, accept: Callable[[Call], bool] | None) -> None:
+    def _read_frames(self, accept: Callable[[EngineCall], bool] | None) -> None:
         stream = self._sock.makefile("rb")
         while True:
             try:
@@ -134,23 +134,22 @@ class Channel:
                 size = LENGTH.unpack(head)[0] if len(head) == LENGTH.size else 0
                 body = stream.read(size)
             except OSError:
-                _leave()
+                _exit_with_parent()
             if not size or len(body) < size:
-                _leave()
+                _exit_with_parent()
             call_id, kind, payload = from_json(body)
             if kind == "cancel":
                 if call := self._open.pop(call_id, None):
                     call.cancelled = True
                 continue
-            call = Call(call_id, payload["method"], payload["params"])
+            call = EngineCall(call_id, payload["method"], payload["params"])
             self._open[call_id] = call
             if accept is None or not accept(call):
                 self.inbox.put(call)
 
 
-def _leave() -> NoReturn:
-    # The parent is gone: nothing is left to answer to, and no clean-up of ours is needed.
-    os._exit(0)
+def _exit_with_parent() -> NoReturn:
+    os._exit(0)  # the parent is gone, and there is nothing to clean up
 
 
 def child_main() -> None:

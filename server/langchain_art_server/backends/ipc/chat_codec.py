@@ -1,6 +1,7 @@
-"""A reply on its way through the engine's socket, its numbers as bytes in base64.
+"""Chat requests and replies in the frames between the server and a sampler's process.
 
-As JSON's decimals they would cost the gateway more than all else that it does for a long prompt.
+The numbers of a reply travel as bytes in base64: as JSON's decimals they would cost the gateway
+more time than everything else that it does for a long prompt. A request travels as its fields.
 """
 
 from __future__ import annotations
@@ -9,13 +10,20 @@ from array import array
 from base64 import b64decode, b64encode
 from typing import Any
 
-from langchain_art_server.backends.base import ChatReply
+from langchain_art_server.backends.base import ChatReply, ChatRequest, Sampling
 
 _TYPES = {"prompt_token_ids": "i", "token_ids": "i", "logprobs": "d"}
 
 
+def unpack_request(fields: dict[str, Any]) -> ChatRequest:
+    """A request from the JSON of its fields."""
+    options: dict[str, Any] = fields["sampling"] | {"stop": tuple(fields["sampling"]["stop"])}
+    rest: dict[str, Any] = fields | {"sampling": Sampling(**options)}
+    return ChatRequest(**rest)
+
+
 def pack_reply(reply: ChatReply) -> dict[str, Any]:
-    """A reply as JSON-able values."""
+    """A reply as JSON-able fields."""
     packed = {
         name: b64encode(array(code, getattr(reply, name)).tobytes()).decode()
         for name, code in _TYPES.items()
@@ -24,9 +32,9 @@ def pack_reply(reply: ChatReply) -> dict[str, Any]:
 
 
 def unpack_reply(packed: dict[str, Any]) -> ChatReply:
-    """The reply again; its numbers are arrays, bit for bit what they were."""
-    whole = dict(packed)
+    """The reply of `pack_reply`; its numbers are arrays, bit for bit the same."""
+    fields = dict(packed)
     for name, code in _TYPES.items():
-        whole[name] = array(code, b64decode(packed[name]))
-    whole["top_logprobs"] = [[(i, p, t) for i, p, t in tokens] for tokens in packed["top_logprobs"]]
-    return ChatReply(**whole)
+        fields[name] = array(code, b64decode(packed[name]))
+    fields["top_logprobs"] = [[(i, p, t) for i, p, t in one] for one in packed["top_logprobs"]]
+    return ChatReply(**fields)

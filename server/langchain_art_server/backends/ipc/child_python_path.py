@@ -1,6 +1,7 @@
-"""How a child that runs another environment's Python finds this package: it is lent, not installed.
+"""PYTHONPATH for a child that runs the Python of another environment.
 
-So both sides are always of one version, and nothing else of the server's environment is seen there.
+This package is not installed there: the child imports the server's own copy, so both ends are of
+one version, and nothing else of the server's environment is visible to it.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import langchain_art
 import langchain_art_server
 
 
-class LentPackages:
-    """A folder with links to the two packages, and no other, for as long as this object lives.
+class ChildPythonPath:
+    """A folder with links to the two packages, for as long as this object lives.
 
     Args:
         python: that the child runs.
 
     Attributes:
-        env: what the child's environment needs; nothing if the Python is the server's own.
+        env: for the child's environment; empty if the Python is the server's own.
     """
 
     def __init__(self, python: Path) -> None:

@@ -1,8 +1,8 @@
-"""Steps on their way to a learner's process: words, and rows in one ``.npz`` file of flat arrays.
+"""Learner steps between the server and the learner's process: JSON, and rows in an ``.npz`` file.
 
-A file and not a frame: ten thousand rows of 350 tokens are some 90 MB, which a frame would encode
-on the gateway's event loop and keep in memory for a resend. A file is written in a thread (half a
-second), is named by its path in the call, outlives either process, and needs no pickle to read.
+Rows go through a file because ten thousand rows of 350 tokens are some 90 MB, which a frame would
+encode on the gateway's event loop and keep in memory for a resend. A file is written in a thread
+(half a second) and needs no pickle to read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from langchain_art.wire import TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
 
-#: Fields of `Row` with one number per token (or none at all, where the row lets them out).
+#: Fields of `Row` with one number per token (or empty, where a row leaves it out).
 _DTYPES = {
     "token_ids": "<i8",
     "mask": "u1",
@@ -64,7 +64,7 @@ def read_rows(path: Path) -> list[Row]:
     ]
 
 
-def step_words(step: LearnerStep, rows: Path) -> dict[str, Any]:
+def pack_step(step: LearnerStep, rows: Path) -> dict[str, Any]:
     """A step as JSON; its rows are in the file `rows`, which `write_rows` writes."""
     return {
         "parent": str(step.parent),
@@ -76,13 +76,13 @@ def step_words(step: LearnerStep, rows: Path) -> dict[str, Any]:
     }
 
 
-def read_step(words: dict[str, Any]) -> LearnerStep:
-    """The step that `step_words` tells of, with its rows. Raises as `read_rows`."""
+def unpack_step(packed: dict[str, Any]) -> LearnerStep:
+    """The step of `pack_step`, with its rows. Raises as `read_rows`."""
     return LearnerStep(
-        parent=Path(words["parent"]),
-        out=Path(words["out"]),
-        step=words["step"],
-        rows=read_rows(Path(words["rows"])),
-        config=TrainConfig(**words["config"]),
-        staleness=words["staleness"],
+        parent=Path(packed["parent"]),
+        out=Path(packed["out"]),
+        step=packed["step"],
+        rows=read_rows(Path(packed["rows"])),
+        config=TrainConfig(**packed["config"]),
+        staleness=packed["staleness"],
     )

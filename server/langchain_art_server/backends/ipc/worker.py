@@ -1,10 +1,9 @@
-"""A child process for an engine: frames over a private socket pair, watched and restarted.
+"""An engine's child process: calls over a private socket pair; restarted when it dies.
 
-An engine (sampler or learner) runs in a process of its own, so that the gateway's event loop never
-waits for it and a crash of it loses nothing: the process is started again and calls that had no
-answer yet are sent again. There is no port and no pickle: a frame is a 4-byte big-endian length
-and a JSON array ``[id, kind, payload]``. When the parent dies, the child reads end-of-file and
-ends too; when the child dies, the parent sees the same.
+An engine (the sampler's or the learner's) runs in a process of its own, so that the gateway's event
+loop never waits for it. When the process dies it is started again, and calls without an answer are
+sent again. There is no port and no pickle: a frame is a 4-byte big-endian length and a JSON array
+``[id, kind, payload]``. When one end dies, the other reads end-of-file.
 
     parent -> child   [id, "call", {"method": …, "params": …}]    [id, "cancel", null]
     child  -> parent  [id, "event", …]*   then   [id, "result", …]   or   [id, "error", {…}]
@@ -28,9 +27,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from langchain_art.errors import REFUSALS, ArtError, ConfigError, EngineUnavailable
-from langchain_art_server.backends.ipc.channel import Call, Channel, Frames, pack
-
-__all__ = ["Call", "Channel", "Worker", "WorkerDied"]
+from langchain_art_server.backends.ipc.channel import FrameReader, pack
 
 log = logging.getLogger(__name__)
 #: Starts in a row that may fail before calls are refused instead of waiting.
@@ -51,9 +48,9 @@ class _Pending:
     ended: bool = False
     deaths: int = 0
 
-    def hear(self, kind: str, payload: Any) -> None:
+    def receive(self, kind: str, payload: Any) -> None:
         if kind == "event":
-            self.resend = False  # what was heard is not to be said again
+            self.resend = False  # or its caller would get the event twice
         else:
             self.ended = True
         self.listener((kind, payload))
@@ -64,9 +61,11 @@ class Worker:
 
     Args:
         target: ``module:function`` that serves in the child.
-        config: JSON-able settings that it gets.
-        on_ready: awaited with what the engine said of itself, after every (re)start and before
-            waiting calls are sent again; puts back what the engine must know (loaded adapters).
+        config: JSON-able settings for it.
+        on_ready: awaited with the result of ``start``, after every (re)start and before waiting
+            calls are sent; restores the engine's state (loaded adapters).
+        env: added to the child's environment.
+        python: that the child runs.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Worker:
         self._pending: dict[int, _Pending] = {}
         self._ids = itertools.count(1)
         self._transport: asyncio.Transport | None = None
-        self._unsaid: list[bytes] = []
+        self._unsent: list[bytes] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._closing = False
@@ -97,7 +96,7 @@ class Worker:
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """Start the child and wait until it is ready. Raises what the engine's start raised."""
+        """Start the child and wait until it is ready. Raises the error of its ``start``."""
         await self._spawn()
         self._keeper = asyncio.create_task(self._keep())
 
@@ -114,17 +113,26 @@ class Worker:
     async def call(
         self, method: str, params: dict[str, Any], *, resend: bool = True, early: bool = False
     ) -> Any:
-        """Call and wait for the result. A call that the child took to its grave is sent again.
+        """Call and wait for the result.
 
-        `early` is for `on_ready`: such a call does not wait until the engine is ready.
+        Args:
+            method: of the engine.
+            params: JSON-able.
+            resend: send it again if the child dies before the answer; after two deaths it fails.
+            early: for `on_ready`: do not wait until the engine is ready.
+
+        Raises:
+            ArtError: what the engine raised.
+            WorkerDied: the child died, and the call is not sent again.
+            EngineUnavailable: the engine is shut down, or cannot be started.
         """
         answer: asyncio.Future[tuple[str, Any]] = asyncio.get_running_loop().create_future()
 
-        def hear(reply: tuple[str, Any]) -> None:
+        def receive(reply: tuple[str, Any]) -> None:
             if reply[0] != "event" and not answer.done():
                 answer.set_result(reply)
 
-        with self._calling(method, params, hear, resend=resend, early=early):
+        with self._calling(method, params, receive, resend=resend, early=early):
             kind, payload = await answer
         if kind == "error":
             raise _revive(payload)
@@ -135,8 +143,7 @@ class Worker:
     ) -> AsyncGenerator[tuple[str, Any], None]:
         """Yield ``("event", …)`` and at last ``("result", …)``. Closing it early cancels the call.
 
-        A call that already yielded an event is not sent again when the child dies: it raises
-        `WorkerDied`, and the caller decides.
+        After its first event a call is not sent again: if the child dies, it raises `WorkerDied`.
         """
         replies: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         with self._calling(method, params, replies.put_nowait, resend=resend):
@@ -158,7 +165,7 @@ class Worker:
         resend: bool,
         early: bool = False,
     ) -> Generator[None]:
-        """A call for as long as somebody waits for it; cancelled if that ends before the call."""
+        """Register and send a call; cancel it if the block ends before it does."""
         if self._broken:
             raise EngineUnavailable(
                 f"The engine cannot be started: {self._broken}", retry_after=30
@@ -176,26 +183,26 @@ class Worker:
         finally:
             self._pending.pop(call_id, None)
             if pending.sent and not pending.ended and self._transport:
-                self._say(pack(call_id, "cancel", None))
+                self._write(pack(call_id, "cancel", None))
 
     def _send(self, pending: _Pending) -> None:
         if self._transport and not pending.sent:
             pending.sent = True
-            self._say(pending.frame)
+            self._write(pending.frame)
 
-    def _say(self, frame: bytes) -> None:
-        """Write what was said in one turn of the loop at once: one system call, not one a call."""
-        if not self._unsaid:
+    def _write(self, frame: bytes) -> None:
+        """Queue a frame: those of one turn of the event loop are written by one system call."""
+        if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._unsaid.append(frame)
+        self._unsent.append(frame)
 
     def _flush(self) -> None:
-        said, self._unsaid = b"".join(self._unsaid), []
+        data, self._unsent = b"".join(self._unsent), []
         if self._transport:
-            self._transport.write(said)
+            self._transport.write(data)
 
     async def _spawn(self) -> None:
-        """Start the child and wait until it is ready. What it started is ended if that fails."""
+        """Start the child and wait until it is ready. If that fails, the child is ended."""
         try:
             self._gone = await self._launch()
             hello: asyncio.Future[tuple[str, Any]] = asyncio.get_running_loop().create_future()
@@ -221,14 +228,14 @@ class Worker:
     async def _launch(self) -> asyncio.Future[None]:
         ours, theirs = socket.socketpair()
         with theirs:
-            # Popen itself is quick (vfork); in a thread, a cancelled start would lose the process.
+            # Not in a thread, where a cancelled start would lose the process; vfork is quick.
             try:
                 self._process = subprocess.Popen(
                     [*self._argv, str(theirs.fileno()), json.dumps(self._config)],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
                     env=os.environ | self._env,
-                    # Ctrl-C is for the parent, which ends the child in its own order.
+                    # Ctrl-C reaches the parent only, which ends the child.
                     start_new_session=True,
                 )
             except OSError as error:
@@ -238,25 +245,25 @@ class Worker:
                     "the path of one, such as /opt/learner/bin/python."
                 ) from error
         loop = asyncio.get_running_loop()
-        ear = Frames(self._hear)
-        self._transport, _ = await loop.create_connection(lambda: ear, sock=ours)
-        ear.gone.add_done_callback(self._lost)
-        return ear.gone
+        reader = FrameReader(self._receive)
+        self._transport, _ = await loop.create_connection(lambda: reader, sock=ours)
+        reader.gone.add_done_callback(self._lost)
+        return reader.gone
 
-    def _hear(self, frame: bytes) -> None:
+    def _receive(self, frame: bytes) -> None:
         call_id, kind, payload = from_json(frame)
         if pending := self._pending.get(call_id):
-            pending.hear(kind, payload)
+            pending.receive(kind, payload)
 
     def _lost(self, _gone: asyncio.Future[None]) -> None:
         self.ready.clear()
         code = self._process.poll() if self._process else None
         status = "" if code is None else f" (exit status {code})"
         gone = {"code": "worker_died", "message": f"The engine's process ended{status}."}
-        # Whoever restores the engine's state waits for these; nobody would send them again.
+        # `on_ready` waits for these, and they are not sent again.
         for pending in list(self._pending.values()):
             if pending.early and not pending.ended:
-                pending.hear("error", gone)
+                pending.receive("error", gone)
 
     async def _keep(self) -> None:
         """Start the child again whenever it ends; give up after MAX_FAILED_STARTS in a row."""
@@ -270,7 +277,7 @@ class Worker:
                 try:
                     await self._spawn()
                     break
-                except Exception as error:  # noqa: BLE001  the next start may do better
+                except Exception as error:  # noqa: BLE001  any failed start is tried again
                     log.error("The engine could not be started (%d in a row): %s", failures, error)
                     if failures >= MAX_FAILED_STARTS:
                         self._broken = ConfigError(str(error))
@@ -279,7 +286,7 @@ class Worker:
                     await asyncio.sleep(min(30.0, 0.5 * 2**failures))
 
     def _drop_lost_calls(self) -> None:
-        """Fail the calls that must not, or should no longer, be sent again."""
+        """Fail the calls that are not sent again."""
         for call_id, pending in list(self._pending.items()):
             if not pending.sent:
                 continue
@@ -292,11 +299,11 @@ class Worker:
                 "The engine's process ended during this call and is being started again. "
                 "Nothing was recorded; send the call again."
             )
-            pending.hear("error", {"code": "worker_died", "message": message})
+            pending.receive("error", {"code": "worker_died", "message": message})
 
     def _fail_all(self, error: EngineUnavailable) -> None:
         for pending in self._pending.values():
-            pending.hear("error", {"code": error.code, "message": str(error)})
+            pending.receive("error", {"code": error.code, "message": str(error)})
         self._pending.clear()
 
     async def _reap(self) -> None:

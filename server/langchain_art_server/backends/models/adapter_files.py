@@ -1,8 +1,9 @@
-"""The files of an adapter's directory, and what tells them from any others."""
+"""The files of an adapter's directory, and the identity of an adapter."""
 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 
 CONFIG_FILE = "adapter_config.json"
@@ -13,9 +14,9 @@ Identity = tuple[tuple[int, int, int, int] | None, ...]
 
 
 def identity(folder: Path) -> Identity:
-    """What tells an adapter's files from any others: it survives a rename of the folder.
+    """Device, inode, size and modification time of each file of an adapter.
 
-    Device, inode, size and modification time of each file; a path alone may be reused.
+    It survives a rename of the folder, and differs when a path is used for other files.
     """
 
     def one(name: str) -> tuple[int, int, int, int] | None:
@@ -25,3 +26,20 @@ def identity(folder: Path) -> Identity:
         return None
 
     return tuple(one(name) for name in (CONFIG_FILE, WEIGHTS_FILE, OPTIMIZER_FILE))
+
+
+@dataclass(eq=False, kw_only=True)
+class LoadedAdapter:
+    """An adapter that a sampler has loaded.
+
+    Attributes:
+        name: what requests call it.
+        path: the directory that was published.
+        users: calls that run on it or wait for it.
+        retired: it was unloaded, and is freed when `users` is 0.
+    """
+
+    name: str
+    path: Path
+    users: int = 0
+    retired: bool = False

@@ -1,4 +1,4 @@
-"""Where torch computes, and with how many threads: the same for the sampler and the learner."""
+"""Torch's device and number of threads, for the sampler and the learner."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from langchain_art.errors import ConfigError
 
 
 def set_threads(threads: int | None) -> None:
-    """Set torch's threads; None: half of the cores that this process may use, at least one."""
+    """Set torch's threads. None: half of the cores that this process may use, at least one."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     torch.set_num_threads(threads or max(1, cores // 2))

@@ -1,4 +1,4 @@
-"""A model and its tokenizer from the hub or a directory, with everything checked that can be."""
+"""Loads and checks a model and its tokenizer, from the Hugging Face hub or a directory."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _PROBE = "zq"
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What the sampler works with.
+class LoadedModel:
+    """A model and what a sampler needs to know of it.
 
     Attributes:
         model: a causal language model of transformers, in evaluation mode, on its device.
         tokenizer: its tokenizer.
         eos: every token id that ends a reply.
-        info: the model in words. Its `max_model_len` is an upper bound: a small cache may lower it.
+        info: `max_model_len` is an upper bound: a small KV cache may lower it.
     """
 
     model: Any
@@ -37,10 +37,8 @@ class Loaded:
     info: ModelInfo
 
 
-def load_model(settings: Settings) -> Loaded:
-    """Load `settings.model`.
-
-    Weights are read from safetensors only, and code that comes with a model is never run.
+def load_model(settings: Settings) -> LoadedModel:
+    """Load `settings.model`: weights from safetensors only, and no code of the model is run.
 
     Raises:
         ConfigError: the model, its tokenizer, device, dtype or context do not fit; says which.
@@ -62,13 +60,13 @@ def load_model(settings: Settings) -> Loaded:
         ) from error
     model = model.to(device).eval().requires_grad_(False)
     info = _info(settings, model, str(device), dtype)
-    return Loaded(model, tokenizer, eos_ids(model, tokenizer), info)
+    return LoadedModel(model, tokenizer, eos_ids(model, tokenizer), info)
 
 
-def load_outline(settings: Settings) -> Loaded:
-    """What `load_model` gives, with the weights left out: the model is on torch's ``meta`` device.
+def load_outline(settings: Settings) -> LoadedModel:
+    """The same without weights, on torch's ``meta`` device: for an engine in another process.
 
-    For an engine that holds the weights elsewhere. Takes no memory, and starts no CUDA here.
+    Takes no memory, and does not initialise CUDA.
 
     Raises:
         ConfigError: the model's files, its tokenizer, dtype or context do not fit; says which.
@@ -84,10 +82,10 @@ def load_outline(settings: Settings) -> Loaded:
             model = cast(Any, AutoModelForCausalLM).from_config(config)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ConfigError(f"The model {settings.model!r} can not be read: {error}") from error
-    with contextlib.suppress(OSError):  # most models have one
+    with contextlib.suppress(OSError):  # not every model has one
         model.generation_config = GenerationConfig.from_pretrained(settings.model)
     info = _info(settings, model, device, dtype)
-    return Loaded(model, tokenizer, eos_ids(model, tokenizer), info)
+    return LoadedModel(model, tokenizer, eos_ids(model, tokenizer), info)
 
 
 def _info(settings: Settings, model: Any, device: str, dtype: torch.dtype) -> ModelInfo:
@@ -131,7 +129,7 @@ def _vocab_size(model: Any) -> int:
 
 
 def eos_ids(model: Any, tokenizer: Any) -> set[int]:
-    """Every id that a config calls end of sequence, and what the chat template ends a turn with."""
+    """The end-of-sequence ids of all configs, and the token that the template ends a turn with."""
     found: set[int] = set()
     for source in (model.generation_config, model.config, tokenizer):
         ids = getattr(source, "eos_token_id", None)
@@ -140,7 +138,7 @@ def eos_ids(model: Any, tokenizer: Any) -> set[int]:
     try:
         text: str = tokenizer.apply_chat_template(dialog, tokenize=False)
     except (TemplateError, ValueError, TypeError, AttributeError):
-        return found  # no template, or one that wants another dialog: the configs must do
+        return found  # no template, or one that refuses this dialog
     rest = text.rpartition(_PROBE)[2].lstrip()
     specials = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
     found |= {i for content, i in specials.items() if content and rest.startswith(content)}

@@ -17,8 +17,8 @@ import numpy as np
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import LoraConfig
 from langchain_art_server.backends.base import Demonstration
-from langchain_art_server.backends.ipc.channel import Call, Channel
-from langchain_art_server.backends.ipc.step_codec import read_rows, read_step
+from langchain_art_server.backends.ipc.channel import EngineCall, Channel
+from langchain_art_server.backends.ipc.step_codec import read_rows, unpack_step
 
 if TYPE_CHECKING:
     from langchain_art_server.backends.peft.learner_core import LearnerCore
@@ -34,7 +34,7 @@ def serve(channel: Channel, config: dict[str, Any]) -> None:
         config: `core`, the function that makes the core, as ``module:function``, and its `options`.
     """
     channel.listen()
-    methods: dict[str, Callable[[Call], Any]] = {}
+    methods: dict[str, Callable[[EngineCall], Any]] = {}
     while True:
         call = channel.inbox.get()
         try:
@@ -64,30 +64,30 @@ def _make_core(config: dict[str, Any]) -> LearnerCore:
     return make(**config["options"])
 
 
-def _methods(core: LearnerCore, channel: Channel) -> dict[str, Callable[[Call], Any]]:
+def _methods(core: LearnerCore, channel: Channel) -> dict[str, Callable[[EngineCall], Any]]:
     """The methods that the parent may call. Imports come after the core's: Unsloth patches them."""
     from langchain_art_server.backends.chat.tokenize_replies import token_turns  # noqa: PLC0415
 
-    def init_adapter(call: Call) -> None:
+    def init_adapter(call: EngineCall) -> None:
         core.init_adapter(Path(call.params["out"]), LoraConfig(**call.params["lora"]))
 
-    def step(call: Call) -> dict[str, float]:
+    def step(call: EngineCall) -> dict[str, float]:
         def progress(fraction: float, message: str) -> None:
             if call.cancelled:
                 raise ArtError("The step was cancelled; nothing was published.")
             channel.event(call, {"progress": fraction, "message": message})
             channel.flush()
 
-        return core.step(read_step(call.params), progress)
+        return core.step(unpack_step(call.params), progress)
 
-    def logprobs(call: Call) -> None:
+    def logprobs(call: EngineCall) -> None:
         p = call.params
         adapter = None if p["adapter"] is None else Path(p["adapter"])
         numbers = core.logprobs(adapter, read_rows(Path(p["rows"])))
         with Path(p["out"]).open("wb") as file:
             np.save(file, np.concatenate(numbers), allow_pickle=False)
 
-    def tokenize(call: Call) -> list[str | dict[str, Any]]:
+    def tokenize(call: EngineCall) -> list[str | dict[str, Any]]:
         turns = [Demonstration(**turn) for turn in call.params["turns"]]
         found = token_turns(core.name, core.base, turns)
         return [one if isinstance(one, str) else vars(one) for one in found]

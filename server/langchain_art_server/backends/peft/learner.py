@@ -20,8 +20,8 @@ from langchain_art.errors import ArtError
 from langchain_art.wire import LoraConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row, check_rows
 from langchain_art_server.backends.base import Demonstration, LearnerStep, TokenTurn
-from langchain_art_server.backends.ipc.child_python_path import LentPackages
-from langchain_art_server.backends.ipc.step_codec import step_words, write_rows
+from langchain_art_server.backends.ipc.child_python_path import ChildPythonPath
+from langchain_art_server.backends.ipc.step_codec import pack_step, write_rows
 from langchain_art_server.backends.ipc.worker import Worker, WorkerDied
 from langchain_art_server.config import Settings
 
@@ -46,12 +46,12 @@ class PeftLearner:
     """Environment variables of the child, in addition to the server's."""
 
     def __init__(self, settings: Settings) -> None:
-        self._lent = LentPackages(settings.learner.python)
+        self._python_path = ChildPythonPath(settings.learner.python)
         self._worker = Worker(
             "langchain_art_server.backends.peft.child:serve",
             {"core": self.core, "options": self.options(settings)},
             self._on_ready,
-            env=self.env | self._lent.env,
+            env=self.env | self._python_path.env,
             python=str(settings.learner.python),
         )
         self._vocab_size = 0
@@ -103,7 +103,7 @@ class PeftLearner:
         """
         await asyncio.to_thread(check_rows, request.rows, self._vocab_size)
         rows_file = request.out / ROWS_FILE
-        params = step_words(request, rows_file)
+        params = pack_step(request, rows_file)
         try:
             await asyncio.to_thread(write_rows, rows_file, request.rows)
             for attempt in range(1, MAX_ATTEMPTS + 1):

@@ -1,10 +1,9 @@
-"""Adapters on their way into vLLM: checked, then copied to a place that nobody else knows.
+"""Checks adapters before vLLM loads them, and keeps the copies that vLLM reads.
 
-vLLM takes much in silence that is wrong: tensors of another shape are copied in part, layers that
-it does not adapt are left out, NaN spoils other adapters' cached keys and values, and an adapter
-whose directory is gone when it is read again ends the whole server. So each one is read and checked
-here, and vLLM sees a copy under a name and a path that are used once, and removed after its last
-call.
+vLLM does not report many errors: tensors of another shape are copied in part, layers that it does
+not adapt are left out, NaN spoils other adapters' KV cache, and an adapter whose directory is gone
+when it is read again ends the whole server. So each adapter is checked here, and vLLM reads a copy
+under a name and a path that are used once; the copy is removed after its last call.
 """
 
 from __future__ import annotations
@@ -21,78 +20,72 @@ import torch
 from safetensors.torch import save_file
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.backends.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from langchain_art_server.backends.models.adapter_files import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    LoadedAdapter,
+)
 from langchain_art_server.backends.models.adapter_reader import linear_layers, read_adapter
 
-#: Ranks that vLLM makes room for.
+#: Ranks that vLLM can be started with.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _SHARED_MEMORY = Path("/dev/shm")
-#: Adapters that must find room in shared memory, or they go to disk.
+#: Copies go to shared memory if it has room for so many.
 _EXPECTED = 16
-#: Multiplied into its neighbours when vLLM loads latent attention, so LoRA on it has no effect.
+#: Merged into its neighbours when vLLM loads latent attention, so LoRA on it has no effect.
 _ABSORBED = "kv_b_proj"
 
 
-@dataclass(eq=False)
-class Loaded:
-    """An adapter that vLLM has.
+@dataclass(eq=False, kw_only=True)
+class CopiedAdapter(LoadedAdapter):
+    """An adapter that vLLM has loaded.
 
     Attributes:
-        name: what requests call it.
-        path: the directory that was published.
-        inner: its name inside of vLLM, used once.
+        vllm_name: its name in vLLM, used once.
         folder: the copy that vLLM reads.
-        moves: its B is not all zero, so it must change logprobs.
-        users: calls that run on it.
-        retired: it was unloaded and goes when `users` is 0.
+        has_effect: its B is not all zero, so it must change logprobs.
     """
 
-    name: str
-    path: Path
-    inner: str
+    vllm_name: str
     folder: Path
-    moves: bool
-    users: int = 0
-    retired: bool = False
+    has_effect: bool
 
 
-class Shelf:
-    """Checks adapters of one model and keeps the copies.
+class AdapterCopies:
+    """The checked copies of one model's adapters.
 
     Args:
         model: of transformers, on torch's ``meta`` device.
-        max_rank: the highest rank that vLLM must make room for.
+        max_rank: the highest rank of an adapter.
         dtype: torch's name of the type that vLLM computes in.
 
     Attributes:
-        targets: the last parts of the names of the layers that adapters may have.
+        targets: last parts of the names of the layers that adapters may have.
         max_rank: the rank that vLLM is to be started with.
-        folder: of this user only; for the copies, and for vLLM's socket.
+        folder: for the copies and vLLM's socket; only this user can enter it.
     """
 
     def __init__(self, model: Any, max_rank: int, dtype: str) -> None:
-        self._largest: float = torch.finfo(getattr(torch, dtype)).max
         self._dtype = dtype
         head = model.get_output_embeddings()
         self._all_linears = linear_layers(model)
-        # The head is left out: under its adapters vLLM dies, or leaves them out of its logprobs.
+        # Not the head: with an adapter on it, vLLM ends or leaves it out of its logprobs.
         self._linears = {
             name: module
             for name, module in self._all_linears.items()
             if module is not head and name.rpartition(".")[2] != _ABSORBED
         }
-        self._modules = set(self._linears)
-        self.targets = sorted({name.rpartition(".")[2] for name in self._modules})
+        self.targets = sorted({name.rpartition(".")[2] for name in self._linears})
         self.max_rank = next((rank for rank in RANKS if rank >= max_rank), RANKS[-1])
         sizes = sum(m.in_features + m.out_features for m in self._linears.values())
-        self.folder = _folder(_EXPECTED * self.max_rank * sizes * 4)
+        self.folder = _private_folder(_EXPECTED * self.max_rank * sizes * 4)
         self._numbers = itertools.count(1)
 
-    def put(self, name: str, path: Path) -> Loaded:
+    def add(self, name: str, path: Path) -> CopiedAdapter:
         """Check an adapter and copy it.
 
         Raises:
-            ConfigError: see `read_adapter`; or its rank or a layer is not one of vLLM's.
+            ConfigError: see `read_adapter`; or vLLM can not apply its rank or one of its layers.
         """
         pairs = read_adapter(path, self._all_linears).pairs
         rank = max(down.shape[0] for down, _ in pairs.values())
@@ -101,23 +94,29 @@ class Shelf:
                 f"{path}: got rank {rank}, expected at most {self.max_rank}. Start the server with "
                 f"[sampler] max_rank = {rank}."
             )
-        if others := sorted(set(pairs) - self._modules):
+        if others := sorted(pairs.keys() - self._linears.keys()):
             raise ConfigError(
                 f"{path}: got an adapter of {others[0]}, which vLLM does not apply; expected "
                 f"layers named {self.targets}."
             )
-        if any(part.abs().max() > self._largest for pair in pairs.values() for part in pair):
+        largest = torch.finfo(getattr(torch, self._dtype)).max
+        if any(part.abs().max() > largest for pair in pairs.values() for part in pair):
             raise ConfigError(f"{path} holds numbers that are not finite in {self._dtype}.")
-        inner = f"{name}/{next(self._numbers)}"
         folder = Path(tempfile.mkdtemp(prefix="adapter-", dir=self.folder))
         for file in (CONFIG_FILE, WEIGHTS_FILE):
             shutil.copyfile(path / file, folder / file)
-        return Loaded(name, path, inner, folder, any(bool(up.any()) for _, up in pairs.values()))
+        return CopiedAdapter(
+            name=name,
+            path=path,
+            vllm_name=f"{name}/{next(self._numbers)}",
+            folder=folder,
+            has_effect=any(bool(up.any()) for _, up in pairs.values()),
+        )
 
-    def nothing(self) -> Path:
-        """An adapter that changes nothing: zeros, of rank 1, on one layer."""
+    def zero_adapter(self) -> Path:
+        """The folder of an adapter that changes nothing: zeros, of rank 1, on one layer."""
         name, layer = sorted(self._linears.items())[0]
-        folder = Path(tempfile.mkdtemp(prefix="nothing-", dir=self.folder))
+        folder = Path(tempfile.mkdtemp(prefix="zero-", dir=self.folder))
         config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "bias": "none"}
         config |= {"target_modules": [name.rpartition(".")[2]], "base_model_name_or_path": None}
         (folder / CONFIG_FILE).write_text(json.dumps(config))
@@ -128,13 +127,13 @@ class Shelf:
         save_file(weights, folder / WEIGHTS_FILE)
         return folder
 
-    def drop(self, loaded: Loaded) -> None:
-        """Remove the copy of an adapter that vLLM will never read again."""
-        shutil.rmtree(loaded.folder)
+    def remove(self, adapter: CopiedAdapter) -> None:
+        """Remove the copy of an adapter that vLLM will not read again."""
+        shutil.rmtree(adapter.folder)
 
 
-def _folder(size: int) -> Path:
-    """A new folder that only this user can enter, in shared memory if `size` bytes fit there."""
+def _private_folder(size: int) -> Path:
+    """A new folder of this user's, in shared memory if `size` bytes fit there."""
     root: Any = None
     if _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > size:
         root = _SHARED_MEMORY

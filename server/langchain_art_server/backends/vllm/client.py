@@ -1,9 +1,8 @@
-"""What we say to vLLM, and how its answers are read. Over a unix socket, tokens in and tokens out.
+"""vLLM's HTTP API over a unix socket: token ids in, token ids out.
 
-Prompts go in as token ids to ``/v1/completions`` and replies come back as token ids: chat templates
-and tool calls are ours (`chat_format`, `chat_turn`). Over ``/v1/chat/completions`` vLLM would
-render and tokenise by itself, and text that was sampled would be tokenised again in the next
-prompt; its tool parsers write arguments anew, so that histories no longer hold what was said.
+Prompts go as token ids to ``/v1/completions`` and replies come back as token ids; `chat` renders
+and parses them. ``/v1/chat/completions`` would tokenise sampled text again in the next prompt, and
+its tool parsers rewrite arguments, so histories would not hold what was sampled.
 
 Formats: vLLM's documentation, "OpenAI-Compatible Server" and "LoRA Adapters".
 """
@@ -21,24 +20,24 @@ from pydantic_core import from_json
 from langchain_art.errors import ConfigError, InvalidRequest
 from langchain_art_server.backends.base import Sampling
 
-#: The base model's name inside of vLLM. Adapters have a slash in theirs, so it can be none of them.
+#: The base model's name in vLLM. Names of adapters have a slash, so they differ.
 BASE = "base"
 _PREFIX = "token_id:"
 _COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 
 
-class VllmFailed(Exception):
-    """vLLM did not answer, or with an error of its own: it may be about to die."""
+class VllmError(Exception):
+    """vLLM did not answer, or answered with an error of its own: it may be about to end."""
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """Tokens that were sampled since the last piece.
+@dataclass
+class Completion:
+    """A completion, or the tokens of one that were sampled since its last piece.
 
     Attributes:
-        prompt_ids: what the model was shown; with the first piece only.
-        token_ids: the tokens.
-        logprobs: theirs, under the distribution that was sampled.
+        token_ids: the sampled tokens.
+        logprobs: of the tokens, under the distribution that was sampled.
+        prompt_ids: the prompt as vLLM got it; with the first piece only.
         top: per token the most probable ``(token id, logprob)``, best first, if asked for.
         finish: ``stop`` or ``length`` with the last piece.
     """
@@ -60,7 +59,7 @@ def completion_body(
     grammar: str | None = None,
     stream: bool = False,
 ) -> dict[str, Any]:
-    """The body of a completion. All that changes a distribution is said, none of it left open.
+    """The body of a completion, with every option that changes the distribution.
 
     `grammar` is in llguidance's dialect of Lark.
     """
@@ -77,7 +76,7 @@ def completion_body(
         "logprobs": sampling.top_logprobs,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
-        # Nobody may tell from the time of an answer what others have asked another policy.
+        # Per policy, or the time of an answer would tell what was asked of other policies.
         "cache_salt": model.partition("@")[0],
         "stream": stream,
     }
@@ -106,7 +105,7 @@ class VllmClient:
         )
 
     async def healthy(self, seconds: float) -> bool:
-        """Whether it says within `seconds` that its engine is well."""
+        """Whether its health check passes within `seconds`."""
         try:
             answer = await self._http.get("/health", timeout=seconds)
         except httpx.TransportError:
@@ -114,7 +113,7 @@ class VllmClient:
         return answer.status_code == 200
 
     async def tokens(self, seconds: float) -> float:
-        """Tokens that it has read and sampled since its start; -1 if it does not say."""
+        """Tokens that it has read and sampled since its start; -1 if it does not answer."""
         try:
             answer = await self._http.get("/metrics", timeout=seconds)
         except httpx.TransportError:
@@ -127,70 +126,70 @@ class VllmClient:
 
         Raises:
             ConfigError: vLLM refuses it.
-            VllmFailed: see there.
+            VllmError: see there.
         """
-        said = await self._post(
+        answer = await self._post(
             "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}
         )
-        if said.status_code != 200:
-            raise ConfigError(f"vLLM refused the adapter: {_message(said.content)}")
+        if answer.status_code != 200:
+            raise ConfigError(f"vLLM refused the adapter: {_message(answer.content)}")
 
     async def unload(self, name: str) -> None:
-        """Forget an adapter. Raises VllmFailed."""
+        """Unload an adapter. Raises VllmError."""
         await self._post("/v1/unload_lora_adapter", {"lora_name": name})
 
     async def sleep(self) -> None:
-        """Move the weights to the host's memory and drop the cache. Raises VllmFailed."""
-        await self._done("/sleep?level=1&mode=wait")
+        """Move the weights to the host's memory and drop the cache. Raises VllmError."""
+        await self._post_ok("/sleep?level=1&mode=wait")
 
     async def wake(self) -> None:
-        """Take the memory back. Raises VllmFailed."""
-        await self._done("/wake_up")
+        """Take the memory back. Raises VllmError."""
+        await self._post_ok("/wake_up")
 
-    async def _done(self, path: str) -> None:
-        said = await self._post(path, {})
-        if said.status_code != 200:
-            raise VllmFailed(f"{path}: {_message(said.content)}")
+    async def _post_ok(self, path: str) -> None:
+        answer = await self._post(path, {})
+        if answer.status_code != 200:
+            raise VllmError(f"{path}: {_message(answer.content)}")
 
-    async def draw(self, body: dict[str, Any]) -> AsyncGenerator[Drawn, None]:
+    async def complete(self, body: dict[str, Any]) -> AsyncGenerator[Completion, None]:
         """Sample a completion: one piece, or one for every few tokens if the body says ``stream``.
 
         Closing the generator aborts the sampling.
 
         Raises:
             InvalidRequest: vLLM refuses the body.
-            VllmFailed: see there.
+            VllmError: see there.
         """
         if not body["stream"]:
-            said = await self._post("/v1/completions", body)
-            if said.status_code != 200:
-                raise _refusal(said.status_code, said.content)
-            yield _drawn(from_json(said.content)["choices"][0])
+            answer = await self._post("/v1/completions", body)
+            if answer.status_code != 200:
+                raise _refusal(answer.status_code, answer.content)
+            yield _completion(from_json(answer.content)["choices"][0])
             return
         try:
-            async with self._http.stream("POST", "/v1/completions", json=body) as said:
-                if said.status_code != 200:
-                    raise _refusal(said.status_code, await said.aread())
-                async for chunk in events(said.aiter_bytes()):
+            async with self._http.stream("POST", "/v1/completions", json=body) as answer:
+                if answer.status_code != 200:
+                    raise _refusal(answer.status_code, await answer.aread())
+                async for chunk in events(answer.aiter_bytes()):
                     if "error" in chunk:
-                        raise VllmFailed(chunk["error"]["message"])
+                        raise VllmError(chunk["error"]["message"])
                     for choice in chunk["choices"]:
-                        yield _drawn(choice)
+                        yield _completion(choice)
         except httpx.TransportError as error:
-            raise VllmFailed(repr(error)) from error
+            raise VllmError(repr(error)) from error
 
     async def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         try:
             return await self._http.post(path, json=body)
         except httpx.TransportError as error:
-            raise VllmFailed(repr(error)) from error
+            raise VllmError(repr(error)) from error
 
 
 async def events(stream: AsyncIterable[bytes]) -> AsyncGenerator[dict[str, Any], None]:
     """The JSON objects of server-sent events, as they come.
 
-    Lines end at a line feed and nowhere else: what a model says may hold U+2028 and its like, at
-    which `str.splitlines` (and httpx's `aiter_lines`) would cut an event in two.
+    Only a line feed ends a line: a model may sample U+2028 and the like, at which `str.splitlines`
+    (and httpx's `aiter_lines`) would split an event.
     """
     rest = b""
     async for piece in stream:
@@ -202,7 +201,7 @@ async def events(stream: AsyncIterable[bytes]) -> AsyncGenerator[dict[str, Any],
 
 def _refusal(status: int, content: bytes) -> Exception:
     message = _message(content)
-    return InvalidRequest(message) if 400 <= status < 500 else VllmFailed(message)
+    return InvalidRequest(message) if 400 <= status < 500 else VllmError(message)
 
 
 def _message(content: bytes) -> str:
@@ -212,16 +211,16 @@ def _message(content: bytes) -> str:
         return content.decode(errors="replace")[:500]
 
 
-def _drawn(choice: dict[str, Any]) -> Drawn:
+def _completion(choice: dict[str, Any]) -> Completion:
     finish = choice.get("finish_reason")
     if finish not in (None, "stop", "length"):
-        raise VllmFailed(f"the completion ended with {finish!r}")
+        raise VllmError(f"the completion ended with {finish!r}")
     ids: list[int] = choice["token_ids"]
     logprobs = choice.get("logprobs")
     values: list[float] = logprobs["token_logprobs"] if logprobs else []
     if len(values) != len(ids):
-        raise VllmFailed(f"got {len(values)} logprobs for {len(ids)} tokens")
-    return Drawn(
+        raise VllmError(f"got {len(values)} logprobs for {len(ids)} tokens")
+    return Completion(
         token_ids=ids,
         logprobs=values,
         prompt_ids=choice.get("prompt_token_ids"),

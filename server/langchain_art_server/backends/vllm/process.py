@@ -1,7 +1,7 @@
-"""vLLM's processes: started under a guard, watched, ended as a group.
+"""Starts vLLM under a guard, watches it, and ends all of its processes as a group.
 
-The socket lies in a folder that only this user can enter; there is no port. The guard
-(`process_guard`) ends the group when this process ends, however it ends.
+The socket is in a folder that only this user can enter; there is no port. The guard
+(`process_guard`) ends the group when this process ends, even by a signal.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 _GUARD = Path(process_guard.__file__)
 _CPU_KV_CACHE_BYTES = 1 << 30
 _POLL = 0.1
-#: So much of vLLM's output is read at its end, in bytes; so many exceptions of it are told, and so
-#: many lines of each. What ends a start is some 40,000 bytes of tracebacks.
+#: Bytes of vLLM's output that are searched for exceptions, how many of those are reported, and
+#: lines of each. A failed start writes some 40,000 bytes of tracebacks.
 _LAST_BYTES, _CAUSES, _CAUSE_LINES = 1 << 17, 6, 6
-#: Before a line of vLLM's output: the process, and what its logger adds.
+#: What stands before a line of vLLM's output: the process, and the logger's prefix.
 _PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )?([A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ?)?")
-#: /health is asked this often, must answer within this, and may fail so often in a row; seconds.
+#: Seconds between health checks, seconds until one fails, and failures in a row that end vLLM.
 _HEALTH_EVERY, _HEALTH_WITHIN, _HEALTH_FAILURES = 5.0, 30.0, 3
 
 
@@ -65,7 +65,7 @@ class VllmProcess:
         self.ended: asyncio.Task[int] | None = None
 
     def command(self) -> list[str]:
-        """What starts it. Raises ConfigError if `[sampler] args` has what is set here."""
+        """Its command line. Raises ConfigError if `[sampler] args` has an option of these."""
         chosen = self._options
         options = {
             "--model": self._settings.model,
@@ -74,12 +74,12 @@ class VllmProcess:
             "--dtype": self._info.dtype,
             "--max-model-len": str(self._info.max_model_len),
             "--max-num-seqs": str(chosen.max_batch),
-            # Of a model's own generation_config, top_k and the like would apply unasked.
+            # Not the model's generation_config, whose top_k and the like would apply by default.
             "--generation-config": "vllm",
             "--logprobs-mode": "processed_logprobs",
             "--structured-outputs-config": '{"backend": "guidance"}',
             "--max-loras": str(chosen.max_loras),
-            # One that is pushed out is read from its folder again, there while it is loaded.
+            # An evicted adapter is read from its folder again, which stays while it is loaded.
             "--max-cpu-loras": str(max(32, chosen.max_loras)),
             "--max-lora-rank": str(self._max_rank),
         }
@@ -87,7 +87,7 @@ class VllmProcess:
         kv_cache = chosen.kv_cache_bytes
         if self._on_cpu:
             kv_cache = kv_cache or _CPU_KV_CACHE_BYTES
-            # There, a seeded call whose prompt is computed in pieces ends the engine (vLLM 0.32).
+            # On a CPU, a seeded call with a chunked prefill ends vLLM (0.32).
             flags += ["--no-enable-chunked-prefill", "--enforce-eager"]
             options["--max-num-batched-tokens"] = str(max(16384, self._info.max_model_len))
         else:
@@ -127,7 +127,7 @@ class VllmProcess:
         self.ended = asyncio.create_task(self._wait(guard))
 
     async def ready(self) -> None:
-        """Wait until it answers. Raises ConfigError with its last words if it does not."""
+        """Wait until it answers. Raises ConfigError with its last output if it does not."""
         assert self.ended is not None
         deadline = time.monotonic() + self._options.start_seconds
         while not self.ended.done() and time.monotonic() < deadline:
@@ -141,14 +141,14 @@ class VllmProcess:
         )
         raise ConfigError(
             f"vLLM ({self._options.python}) {why}. Its output is in {self.log}; it said:\n"
-            f"{self.last_words()}"
+            f"{self.last_output()}"
         )
 
     async def watch(self, busy: Callable[[], bool]) -> None:
-        """Return when it has ended, or is ended here because it answers no more.
+        """Return when it has ended. If it hangs, it is killed.
 
         Args:
-            busy: whether calls run, so that its count of tokens has to grow.
+            busy: whether calls run, so that its count of tokens must grow.
         """
         assert self.ended is not None
         failures, tokens, since = 0, -1.0, time.monotonic()
@@ -171,8 +171,8 @@ class VllmProcess:
         if self.pid:
             process_guard.end(self.pid)
 
-    def last_words(self) -> str:
-        """What it died of, as its output tells: the exceptions, or its last lines."""
+    def last_output(self) -> str:
+        """The exceptions in its output, or its last lines if there are none."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_BYTES))
@@ -188,7 +188,7 @@ class VllmProcess:
         return status
 
     def _environment(self) -> dict[str, str]:
-        """Ours, without what would lead another Python to our packages."""
+        """This process's environment, without what would make vLLM's Python import our packages."""
         env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
         env |= {
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
@@ -196,36 +196,36 @@ class VllmProcess:
             "DO_NOT_TRACK": "1",
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",  # longer than our client keeps a connection
         }
-        if self._settings.take_turns:  # its routes for sleeping are there in this mode alone
+        if self._settings.take_turns:  # its routes for sleeping exist in this mode only
             env["VLLM_SERVER_DEV_MODE"] = "1"
         if Path(self._settings.model).is_dir():
             env["HF_HUB_OFFLINE"] = "1"
         if self._on_cpu:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
             env["OMP_NUM_THREADS"] = str(self._options.threads or max(1, cores // 2))
-            env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # a core may be another engine's as well
+            env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # the learner may use the same cores
         return env
 
 
 def root_causes(log: str) -> list[str]:
-    """The exceptions that vLLM's output tells of, each once, the first one first.
+    """The exceptions in vLLM's output, each once, the first one first.
 
-    The end of one process is told by each process above it, in a traceback of its own; the last
-    of them says "See root cause above".
+    When one process ends, each process above it writes a traceback of its own; the last one says
+    "See root cause above".
     """
     found: list[list[str]] = []
-    inside, record, told = False, "", 0
+    inside, record, lines_left = False, "", 0
     for line in log.splitlines():
         prefix = match[0] if (match := _PREFIX.match(line)) else ""
         text = line[len(prefix) :]
         if text.startswith("Traceback (most recent call last)"):
-            inside, told = True, 0
+            inside, lines_left = True, 0
         elif inside and text[:1].strip():
-            inside, record, told = False, prefix, _CAUSE_LINES - 1
+            inside, record, lines_left = False, prefix, _CAUSE_LINES - 1
             found.append([text])
-        elif told and prefix == record and text[:1] == " ":  # a message of several lines
+        elif lines_left and prefix == record and text[:1] == " ":  # a message of several lines
             found[-1].append(text)
-            told -= 1
+            lines_left -= 1
         else:
-            told = 0
+            lines_left = 0
     return list(dict.fromkeys("\n".join(lines) for lines in found))

@@ -1,17 +1,16 @@
-"""Holds a process group, and ends it with the program that asked for it, even after a kill -9.
+"""Runs a program in a process group, and ends the group when the parent ends, even by kill -9.
 
-Run by its path, with nothing but the standard library::
+Run by its path, with only the standard library::
 
     python process_guard.py FOLDER PROGRAM ARG…
 
-The program runs in a process group of its own. Its id is the first line on standard output.
-Standard input is a pipe whose other end the asker holds: when that end closes, the asker is gone,
-and the whole group is killed. (`PR_SET_PDEATHSIG` would reach the program, and not the processes
-that it starts itself, which keep a GPU's memory.) At the end FOLDER, with its socket and its copies
+The group's id is the first line on standard output. Standard input is a pipe from the parent: when
+it closes, the whole group is killed. (`PR_SET_PDEATHSIG` would reach the program, but not the
+processes that it starts, which keep a GPU's memory.) At the end FOLDER, with its socket and copies
 of adapters, is removed. The exit status is the program's.
 
-What is killed leaves its named shared memory behind. Python's multiprocessing has a process that
-removes it when all that could are gone, the resource tracker: it is the one that is not killed.
+Killed processes leave named shared memory behind. The resource tracker of Python's multiprocessing
+removes it when they are gone, so it is the one process that is not killed.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ import time
 _PR_SET_CHILD_SUBREAPER = 36
 _TRACKER = b"multiprocessing.resource_tracker"
 #: Seconds for the trackers to end by themselves.
-_TIDYING = 5.0
+_TRACKER_SECONDS = 5.0
 
 
 def main() -> int:
-    """Start the program, wait for its end or the asker's, leave nothing behind."""
+    """Run the program until it or the parent ends, then end the group and remove the folder."""
     folder, argv = sys.argv[1], sys.argv[2:]
-    if sys.platform == "linux":  # orphans of the group come to us, and are waited for below
+    if sys.platform == "linux":  # orphans become our children, and are waited for below
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
 
@@ -58,8 +57,8 @@ def main() -> int:
 
 
 def end(group: int) -> None:
-    """Kill a process group, and let the resource trackers in it do their work."""
-    deadline = time.monotonic() + _TIDYING
+    """Kill a process group, after its resource trackers have removed the shared memory."""
+    deadline = time.monotonic() + _TRACKER_SECONDS
     while (members := _members(group)) and time.monotonic() < deadline:
         for pid, command in members.items():
             if _TRACKER not in command:
@@ -71,10 +70,10 @@ def end(group: int) -> None:
 
 
 def _members(group: int) -> dict[int, bytes]:
-    """Those of a group that have not ended, with their command lines; where there is a /proc."""
+    """Running processes of a group, by id, with their command lines; empty without a /proc."""
     found: dict[int, bytes] = {}
     for pid in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # it has ended
             with open(f"/proc/{pid}/stat", "rb") as stat:
                 state, _, its_group = stat.read().rpartition(b")")[2].split()[:3]
             if int(its_group) == group and state != b"Z":
@@ -84,7 +83,7 @@ def _members(group: int) -> dict[int, bytes]:
 
 
 def _end_orphans() -> None:
-    """Kill what left the group, and wait until all are gone."""
+    """Kill processes that left the group, and wait for all."""
     children = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
     with contextlib.suppress(ChildProcessError, FileNotFoundError):
         while True:

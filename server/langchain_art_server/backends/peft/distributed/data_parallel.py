@@ -36,7 +36,7 @@ from langchain_art_server.algorithms.loss.step_loss import StepLoss, StepTokens
 from langchain_art_server.algorithms.sequences.rank_shares import shares
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.ipc.step_codec import read_step, step_words, write_rows
+from langchain_art_server.backends.ipc.step_codec import unpack_step, pack_step, write_rows
 from langchain_art_server.backends.models.device import set_threads, torch_device
 from langchain_art_server.backends.peft.distributed.fsdp import sharded_base, sharded_forward
 from langchain_art_server.backends.peft.distributed.process_group import LOST, Ranks
@@ -183,7 +183,7 @@ class RankZero(DataParallelCore):
         rows = Path(self._folder.name, "rows.npz")
         write_rows(rows, request.rows)
         for other in self._others:
-            self._say(other, step_words(request, rows))
+            self._say(other, pack_step(request, rows))
         return super().step(request, progress)
 
     def logprobs(self, adapter: Path | None, rows: Sequence[Row]) -> list[np.ndarray]:
@@ -303,7 +303,7 @@ def rank_main() -> None:
             if "assist" in p:
                 core.assist()
             else:
-                core.step(read_step(p), lambda _fraction, _message: None)
+                core.step(unpack_step(p), lambda _fraction, _message: None)
         except ArtError as error:
             log.debug("Rank %d: %s", group.rank, error)  # rank 0 says the same
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_art_server.backends.chat.detokenizer import ReplyText
+from langchain_art_server.backends.chat.detokenizer import Detokenizer
 from langchain_art_server.backends.chat.tool_parser import (
     HERMES,
     LLAMA,
     MISTRAL,
-    ReplyParser,
+    ToolCallParser,
     ToolFormat,
     arguments_object,
     tool_format,
@@ -27,13 +27,13 @@ def parse(
     form: ToolFormat | None, text: str, cuts: list[int] | None = None
 ) -> tuple[str, list[tuple[str, str]]]:
     """Feed `text` in pieces; returns content and calls as a stream's reader puts them together."""
-    parser, content, calls = ReplyParser(form), "", list[dict[str, Any]]()
+    parser, content, calls = ToolCallParser(form), "", list[dict[str, Any]]()
     edges = [0, *sorted(c % (len(text) + 1) for c in cuts or []), len(text)]
     for start, end in itertools.pairwise(edges):
-        more, found = parser.feed(text[start:end])
-        content, calls = content + more, calls + found
-    more, found = parser.finish()
-    content, calls = content + more, calls + found
+        delta = parser.feed(text[start:end])
+        content, calls = content + delta.content, calls + delta.tool_calls
+    delta = parser.finish()
+    content, calls = content + delta.content, calls + delta.tool_calls
     assert (content, calls) == (parser.content, parser.calls)
     functions = [call["function"] for call in calls]
     return content, [(f["name"], f["arguments"]) for f in functions]
@@ -197,7 +197,7 @@ def test_growing_text_is_cut_where_the_whole_text_is(text: str, stop: list[str],
     def decode(ids: Any) -> str:
         return bytes(ids).decode(errors="replace")
 
-    growing, got = ReplyText(decode, tuple(stop)), ""
+    growing, got = Detokenizer(decode, tuple(stop)), ""
     rng, at = random.Random(seed), 0
     while at < len(raw) and not growing.stopped:
         size = rng.randint(1, 3) if not stop else 1
@@ -220,7 +220,7 @@ def test_one_call_at_most_where_that_was_asked_for(form: ToolFormat) -> None:
         MISTRAL.opener: "[TOOL_CALLS]" + json.dumps([{"name": "a", "arguments": {}}] * 2),
     }[form.opener]
     for one_call, expected in ((True, 1), (False, 2)):
-        parser = ReplyParser(form, one_call=one_call)
+        parser = ToolCallParser(form, one_call=one_call)
         parser.feed(text)
         parser.finish()
         assert len(parser.calls) == expected

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
 from langchain_art_server.backends.base import ChatReply
-from langchain_art_server.backends.ipc.channel import Frames, pack
+from langchain_art_server.backends.ipc.channel import FrameReader, pack
 from langchain_art_server.backends.ipc.chat_codec import pack_reply, unpack_reply
 
 ids = st.lists(st.integers(0, 2**31 - 1))
@@ -50,7 +50,7 @@ async def test_frames_are_heard_whole_however_they_are_cut() -> None:
     stream = b"".join(pack(*frame) for frame in sent)
     for size in (*range(1, 12), len(stream)):
         heard: list[bytes] = []
-        frames = Frames(heard.append)
+        frames = FrameReader(heard.append)
         for at in range(0, len(stream), size):
             frames.data_received(stream[at : at + size])
         assert [from_json(frame) for frame in heard] == sent

@@ -1,0 +1,166 @@
+"""What every sampler's child process does for a call, whichever engine samples.
+
+A request is checked, rendered and tokenised; a reply is parsed, sent and remembered; an adapter is
+freed after its last call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from langchain_art.errors import ConfigError, InvalidRequest, UnknownModel
+from langchain_art_server.backends.base import ChatDelta, ChatRequest, FinishReason
+from langchain_art_server.backends.chat.chat_template import ChatTemplate, Prompt
+from langchain_art_server.backends.chat.guided_decoding import (
+    GrammarCompiler,
+    GrammarLogitsProcessor,
+)
+from langchain_art_server.backends.chat.output_processor import (
+    OutputProcessor,
+    hidden_token_ids,
+    reply_limit,
+    why_excluded,
+)
+from langchain_art_server.backends.chat.tool_parser import ToolFormat
+from langchain_art_server.backends.ipc.channel import Channel, EngineCall
+from langchain_art_server.backends.ipc.chat_codec import pack_reply, unpack_request
+from langchain_art_server.backends.models.adapter_files import LoadedAdapter
+from langchain_art_server.backends.models.loading import LoadedModel
+
+AdapterT = TypeVar("AdapterT", bound=LoadedAdapter)
+
+
+@dataclass(eq=False)
+class ChatCall(Generic[AdapterT]):
+    """A chat call that is being answered.
+
+    Attributes:
+        call: from the channel.
+        request: what it asks.
+        adapter: the adapter that it runs on; None for the base model.
+        prompt: what the model is shown.
+        limit: most tokens of the reply.
+        grammar: of the reply, see `GrammarCompiler`; None if the reply is free.
+        logits_processor: that grammar, compiled.
+        output: the reply so far.
+        excluded_because: why the learner must not learn from the reply; None if it may.
+    """
+
+    call: EngineCall
+    request: ChatRequest
+    adapter: AdapterT | None
+    prompt: Prompt
+    limit: int
+    grammar: str | None
+    logits_processor: GrammarLogitsProcessor | None
+    output: OutputProcessor
+    excluded_because: str | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.excluded_because = why_excluded(self.request, constrained=self.grammar is not None)
+
+
+class SamplerHost(Generic[AdapterT]):
+    """The part of a child process that all sampler engines share."""
+
+    min_temperature: ClassVar[float]
+    """The lowest temperature but 0 that the engine computes exactly."""
+
+    def __init__(
+        self, model: LoadedModel, channel: Channel, tools: ToolFormat | None = None
+    ) -> None:
+        self.info = model.info
+        self._channel, self._eos = channel, model.eos
+        self._template = ChatTemplate(model.tokenizer, model.eos, tools)
+        self._hidden = hidden_token_ids(self._template)
+        self._grammars = GrammarCompiler(model.tokenizer, model.info.vocab_size, sorted(model.eos))
+        self._adapters: dict[str, AdapterT] = {}
+
+    # --- chat calls -----------------------------------------------------------------------------
+
+    def _open(self, call: EngineCall) -> ChatCall[AdapterT]:
+        """Check and tokenise a call, and count it as a user of its adapter.
+
+        Raises:
+            InvalidRequest: its messages, temperature, tools or schema are wrong.
+            UnknownModel: its adapter is not loaded.
+            PromptTooLong: there is no room for a reply.
+        """
+        request = unpack_request(call.params)
+        sampling, template = request.sampling, self._template
+        if not request.messages:
+            raise InvalidRequest("got no messages, expected at least one.", param="messages")
+        if 0.0 < sampling.temperature < self.min_temperature:
+            raise InvalidRequest(
+                f"got temperature={sampling.temperature}, expected 0 (greedy) or at least "
+                f"{self.min_temperature}.",
+                param="temperature",
+            )
+        adapter = None
+        if request.adapter is not None and (adapter := self._adapters.get(request.adapter)) is None:
+            raise UnknownModel(
+                f"got the adapter {request.adapter!r}, expected one of {sorted(self._adapters)} or "
+                f"the base model {self.info.name!r}."
+            )
+        prompt = template.prompt(request.messages, request.tools)
+        limit = reply_limit(len(prompt.ids), sampling.max_tokens, self.info.max_model_len)
+        grammar = self._grammars.grammar(request, template.tools)
+        processor = None if grammar is None else self._grammars.logits_processor(grammar)
+        output = OutputProcessor(request, template, self._hidden, self._eos)
+        if adapter is not None:
+            adapter.users += 1
+        return ChatCall(call, request, adapter, prompt, limit, grammar, processor, output)
+
+    def _stream(self, chat: ChatCall[AdapterT], delta: ChatDelta) -> None:
+        """Send a delta if the call is streamed."""
+        if chat.request.stream and (delta.content or delta.tool_calls):
+            self._send(self._channel.event, chat.call, vars(delta))
+
+    def _finish(
+        self,
+        chat: ChatCall[AdapterT],
+        token_ids: list[int],
+        logprobs: Sequence[float],
+        top: Sequence[Sequence[tuple[int, float]]],
+        finish: FinishReason,
+    ) -> dict[str, Any]:
+        """Send the last delta, remember the reply's tokens; returns the result of the call."""
+        self._stream(chat, chat.output.finish(token_ids))
+        ids, request = chat.prompt.ids, chat.request
+        reply = chat.output.reply(ids, token_ids, logprobs, top, finish, chat.excluded_because)
+        message = {"role": "assistant", "content": reply.content, "tool_calls": reply.tool_calls}
+        self._template.remember(chat.prompt, token_ids, request.messages, request.tools, message)
+        return pack_reply(reply)
+
+    def _send(self, send: Callable[[EngineCall, Any], None], call: EngineCall, what: Any) -> None:
+        """Queue a frame by one of the channel's methods."""
+        send(call, what)
+
+    # --- adapters -------------------------------------------------------------------------------
+
+    def _is_loaded(self, name: str, path: Path) -> bool:
+        """Whether `name` is loaded from `path`. Raises ConfigError if it is from another."""
+        old = self._adapters.get(name)
+        if old is not None and old.path != path:
+            raise ConfigError(
+                f"got {path} for the adapter {name!r}, which is loaded from {old.path}. A name is "
+                "used once; publish a new version under a new name."
+            )
+        return old is not None
+
+    def _retire(self, name: str) -> AdapterT | None:
+        """Unload an adapter for new calls; returns it if no call uses it, to be freed now."""
+        if (adapter := self._adapters.pop(name, None)) is None:
+            return None
+        adapter.retired = True
+        return None if adapter.users else adapter
+
+    def _release(self, adapter: AdapterT | None) -> AdapterT | None:
+        """End a call on an adapter; returns it if it was its last, to be freed now."""
+        if adapter is None:
+            return None
+        adapter.users -= 1
+        return adapter if adapter.retired and not adapter.users else None
