@@ -18,9 +18,9 @@ from hashlib import blake2b
 from typing import Any, cast
 
 from jinja2 import TemplateError
-from langchain_art.wire.prefixes import common_prefix_length
 
 from langchain_art.errors import ConfigError, InvalidRequest
+from langchain_art.wire.prefixes import common_prefix_length
 from langchain_art_server.backends.chat.tool_parser import ToolFormat, arguments_object, tool_format
 
 #: Token ids that are kept, 4 bytes each.

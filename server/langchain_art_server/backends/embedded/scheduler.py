@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from langchain_art.wire.prefixes import common_prefix_length
 
 from langchain_art.errors import ArtError
+from langchain_art.wire.prefixes import common_prefix_length
 from langchain_art_server.backends.base import FinishReason
 from langchain_art_server.backends.embedded.model_runner import SerialRunner, SlotRunner
 from langchain_art_server.backends.embedded.multi_lora import AdapterBank, RoutedAdapter

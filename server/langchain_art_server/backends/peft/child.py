@@ -17,7 +17,7 @@ import numpy as np
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import LoraConfig
 from langchain_art_server.backends.base import Demonstration
-from langchain_art_server.backends.ipc.channel import EngineCall, Channel
+from langchain_art_server.backends.ipc.channel import Channel, EngineCall
 from langchain_art_server.backends.ipc.step_codec import read_rows, unpack_step
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from langchain_art_server.algorithms.loss.step_loss import StepLoss, StepTokens
 from langchain_art_server.algorithms.sequences.rank_shares import shares
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.ipc.step_codec import unpack_step, pack_step, write_rows
+from langchain_art_server.backends.ipc.step_codec import pack_step, unpack_step, write_rows
 from langchain_art_server.backends.models.device import set_threads, torch_device
 from langchain_art_server.backends.peft.distributed.fsdp import sharded_base, sharded_forward
 from langchain_art_server.backends.peft.distributed.process_group import LOST, Ranks
