@@ -87,7 +87,7 @@ class Pair(LiveServer):
     def learning(self) -> int:
         """Process id of the learner."""
         assert self.process is not None
-        found = [p for p in children(self.process.pid) if "peft_learner" in str(command(p))]
+        found = [p for p in children(self.process.pid) if "backends.peft.child:" in str(command(p))]
         return found[0]
 
 

@@ -1,8 +1,8 @@
-"""Keys and values of running sequences: compact slots behind the cache interface of transformers.
+"""KV cache of running sequences in slots, behind the cache interface of transformers.
 
-Every running sequence has one slot. Slots are rows of preallocated buffers; the sequences that are
-decoded lie in slots ``0 … n-1``, so one forward pass reads a slice and copies nothing. Each row is
-written at a position of its own, which is what lets rows of different lengths share a batch.
+Every running sequence has one slot: a row of preallocated buffers. Decoded sequences are in slots
+``0 … n-1``, so a forward pass reads a slice and copies nothing. Each row is written at its own
+position, so that sequences of different lengths share a batch.
 
 Shapes: a buffer is ``[entries, slots, heads, capacity, dim]``. An entry is one layer's keys or
 values; entries with equal ``(heads, dim)`` share a buffer, so most models have exactly one.
@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-#: Slots and capacity start with at least this much.
+#: Smallest numbers of slots and of positions per slot.
 _MIN_SLOTS, _MIN_CAPACITY = 4, 64
-#: Buffers up to this size are kept while nothing runs.
+#: Buffers up to this size are kept when nothing runs.
 _KEPT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each layer's keys and values lie.
+    """Where each layer's keys and values are.
 
-    A worked example: two layers with 2 key/value heads of 16 have one buffer with four entries::
+    Example: two layers with 2 key/value heads of 16 have one buffer with four entries::
 
         Layout(shapes=((2, 16),), entries=(4,), places={0: ((0, 0), (0, 1)), 1: ((0, 2), (0, 3))})
 
@@ -46,19 +46,14 @@ class Layout:
     def of(cls, layers: dict[int, tuple[Tensor, Tensor]]) -> Layout:
         """The layout for what a model wrote for one prompt: layer -> keys, values [1, H, T, D]."""
         counts: dict[tuple[int, int], int] = {}
-        order: list[tuple[int, int]] = []
-        places: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {}
-        for index, pair in layers.items():
-            spots: list[tuple[int, int]] = []
-            for states in pair:
-                shape = (states.shape[1], states.shape[3])
-                if shape not in counts:
-                    counts[shape] = 0
-                    order.append(shape)
-                spots.append((order.index(shape), counts[shape]))
-                counts[shape] += 1
-            places[index] = (spots[0], spots[1])
-        return cls(tuple(order), tuple(counts[shape] for shape in order), places)
+
+        def place(states: Tensor) -> tuple[int, int]:
+            shape = (states.shape[1], states.shape[3])
+            counts[shape] = counts.get(shape, 0) + 1
+            return list(counts).index(shape), counts[shape] - 1
+
+        places = {index: (place(keys), place(values)) for index, (keys, values) in layers.items()}
+        return cls(tuple(counts), tuple(counts.values()), places)
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of all layers' keys and values of one token."""
@@ -67,14 +62,14 @@ class Layout:
 
 
 class SlotCache(Cache):
-    """Slots for running sequences, as a ``past_key_values`` that a forward pass writes into.
+    """Slots for running sequences; a forward pass writes into it as ``past_key_values``.
 
     Args:
         layout: the model's.
         max_slots: upper bound of slots.
         max_len: tokens of the longest sequence.
         budget: bytes that the buffers may take. One sequence of `max_len` must fit.
-        device: where the buffers live.
+        device: of the buffers.
         dtype: of keys and values.
     """
 
@@ -88,7 +83,7 @@ class SlotCache(Cache):
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        # Cache's own constructor wants per-layer objects; everything it would set up is here.
+        # Cache's constructor expects per-layer objects; this sets what it would.
         self.layers: list[Any] = []
         self.layer_class_to_replicate = None
         self.offloading = False
@@ -104,9 +99,9 @@ class SlotCache(Cache):
     # --- memory ---------------------------------------------------------------------------------
 
     def reserve(self, slots: int, length: int) -> bool:
-        """Make room for `slots` sequences of up to `length` tokens. False: the budget is too small.
+        """Make room for `slots` sequences of `length` tokens. False: the budget is too small.
 
-        One column more than `length` is kept: padding is written there.
+        Padding is written to one more column.
         """
         if slots <= self.slots and length < self.capacity:
             return True
@@ -125,16 +120,16 @@ class SlotCache(Cache):
         return False
 
     def shrink(self) -> None:
-        """Give large buffers back. For when no sequence runs."""
+        """Free large buffers. No sequence may run."""
         if self.slots * self.capacity * self.layout.bytes_per_token(self.dtype) > _KEPT_BYTES:
             self.release()
 
     def release(self) -> None:
-        """Give all memory back. For when no sequence runs."""
+        """Free all memory. No sequence may run."""
         self.buffers, self.slots, self.capacity = [], 0, 0
 
     def _resize(self, slots: int, capacity: int) -> None:
-        # Zeros, not garbage: masked cells are multiplied by a weight of 0, and 0 x NaN is NaN.
+        # Zeros: masked cells are multiplied by a weight of 0, and 0 x NaN is NaN.
         keep_slots, keep = min(slots, self.slots), min(capacity, self.capacity)
         for index, (heads, dim) in enumerate(self.layout.shapes):
             shape = (self.layout.entries[index], slots, heads, capacity, dim)
@@ -153,13 +148,13 @@ class SlotCache(Cache):
         return [buffer[:, slot, :, :length] for buffer in self.buffers]
 
     def write(self, slots: Sequence[int], states: Sequence[Tensor]) -> None:
-        """Put the same first tokens (as `read` gives them) into some slots."""
+        """Write the same first tokens, as `read` returns them, to some slots."""
         for buffer, state in zip(self.buffers, states, strict=True):
             for slot in slots:
                 buffer[:, slot, :, : state.shape[2]] = state
 
     def move(self, sources: list[int], targets: list[int], length: int) -> None:
-        """Copy slots over others; `length` is that of the longest sequence among them."""
+        """Copy slots to others; `length` is that of the longest sequence among them."""
         if not sources:
             return
         source = torch.tensor(sources, device=self.device)
@@ -169,17 +164,17 @@ class SlotCache(Cache):
             view[:, target] = view[:, source]
 
     def clear(self, slot: int) -> None:
-        """Zero a slot that may hold numbers that are not finite."""
+        """Zero a slot that may have values that are not finite."""
         for buffer in self.buffers:
             buffer[:, slot] = 0
 
-    # --- what a forward pass sees ---------------------------------------------------------------
+    # --- forward passes -------------------------------------------------------------------------
 
     def aim(self, first: int, positions: Tensor, length: int) -> None:
-        """Say what the next forward pass writes and reads.
+        """Set what the next forward pass writes and reads.
 
         Args:
-            first: slot of the batch's first row; the others follow it.
+            first: slot of the batch's first row; the others follow.
             positions: ``[n, S]``, the column that each token is written to.
             length: columns that attention reads.
         """
@@ -208,7 +203,7 @@ class SlotCache(Cache):
         return buffer[self._first : self._last, :, : self._length]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns that attention reads; only models that build masks themselves would ask."""
+        """Columns that attention reads; for models that build masks themselves."""
         return self._length
 
 

@@ -1,7 +1,7 @@
-"""Forward passes over slots, or over one sequence at a time where a model's cache has no slots.
+"""Forward passes over a batch of slots, or one sequence at a time for models that need it.
 
-`make_runner` decides by what the model's config says and by a trial: if a padded batch over slots
-does not give the logits that the plain model gives, the slow road is taken, and the log says so.
+`make_runner` decides by the model's config and by a trial: if a padded batch over slots does not
+give the logits of the plain model, sequences run one at a time, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _SLOTTED = {"full_attention", "sliding_attention"}
 _BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 
-class Unslottable(Exception):
+class SlotsUnsupported(Exception):
     """The model's state of a sequence is not keys and values at positions."""
 
 
 class Runner(Protocol):
-    """Computes logits of next tokens. Sequences are told apart by their slot."""
+    """Computes the logits of next tokens. A sequence is known by its slot."""
 
     cache: SlotCache | None
 
@@ -64,13 +64,13 @@ class SlotRunner:
         kinds: set[str] = set(getattr(config, "layer_types", None) or ())
         self._mixed = len(kinds) > 1
         sliding = not kinds or "sliding_attention" in kinds
-        #: Columns that sliding layers look back on, the query's own included; 0: none slide.
+        #: Columns that sliding-window layers attend to, the query's own included; 0: none.
         self.window: int = (getattr(config, "sliding_window", None) or 0) if sliding else 0
         self._additive = config._attn_implementation != "sdpa"
         self._last_only = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def prefill(self, first: int, starts: list[int], tokens: list[list[int]]) -> Tensor:
-        """See `Runner`. Rows are padded on the left, so that every row's last token is last."""
+        """See `Runner`. Rows are padded on the left, so that their last tokens are aligned."""
         width = max(map(len, tokens))
         pad = [width - len(row) for row in tokens]
         ids = torch.tensor([[0] * p + row for p, row in zip(pad, tokens, strict=True)])
@@ -78,8 +78,8 @@ class SlotRunner:
         pads, start = torch.tensor(pad).unsqueeze(1), torch.tensor(starts).unsqueeze(1)
         positions = start + column - pads
         is_pad = column < pads
-        # A padding token sees the first column (so that no row of the softmax is empty) and is
-        # written to the spare column behind the longest sequence, which nothing reads.
+        # A padding token attends to the first column, so that no row of the softmax is empty, and
+        # is written to the spare column after the longest sequence, which is never read.
         seen = positions.masked_fill(is_pad, 0)
         written = positions.masked_fill(is_pad, self.cache.capacity - 1)
         longest = max(s + len(row) for s, row in zip(starts, tokens, strict=True))
@@ -126,7 +126,7 @@ class SlotRunner:
 
 
 class SerialRunner:
-    """One sequence at a time with the model's own cache: slow, and right for any architecture."""
+    """One sequence at a time with the model's own cache: slow, but correct for any architecture."""
 
     cache = None
 
@@ -156,7 +156,7 @@ class SerialRunner:
         if "position_ids" in self._takes:
             extra["position_ids"] = torch.arange(start, len(self._seen), device=self.device)[None]
         output = self.model(input_ids=ids, use_cache=True, **extra)
-        # A model that hands no state back is fed the whole sequence each time.
+        # A model that returns no state gets the whole sequence each time.
         self._state = {
             name: output[name]
             for name in ("past_key_values", "cache_params")
@@ -174,7 +174,7 @@ def make_runner(
         model: in evaluation mode, on its device.
         max_slots: sequences that run at once.
         max_len: tokens of the longest sequence.
-        exact: False lets `max_len` shrink to what `budget` holds.
+        exact: False lets `max_len` shrink to what `budget` has room for.
         budget: bytes for keys and values.
 
     Raises:
@@ -192,7 +192,7 @@ def make_runner(
         runner = SlotRunner(model, layout, max_slots=max_slots, max_len=max_len, budget=budget)
         _try(runner)
         return runner
-    except Unslottable as reason:
+    except SlotsUnsupported as reason:
         log.warning(
             "%s is decoded one sequence at a time, without a prefix cache: %s.",
             type(model).__name__,
@@ -205,28 +205,28 @@ def _layout(model: Any) -> Layout:
     config = model.config.get_text_config()
     kinds: set[str] = set(getattr(config, "layer_types", None) or ())
     if kinds := kinds - _SLOTTED:
-        raise Unslottable(f"it has layers of kind {', '.join(sorted(kinds))}")
+        raise SlotsUnsupported(f"it has layers of kind {', '.join(sorted(kinds))}")
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     kind = rope.get("rope_type")
     if kind in _BATCH_DEPENDENT_ROPE:
-        raise Unslottable(f"its rotary embedding ({kind}) depends on the longest of a batch")
+        raise SlotsUnsupported(f"its rotary embedding ({kind}) depends on the longest of a batch")
     ids = torch.ones(1, 3, dtype=torch.long, device=model.device)
     cache = model(input_ids=ids, use_cache=True).get("past_key_values")
     layers: dict[int, tuple[Tensor, Tensor]] = {}
     for index, layer in enumerate(getattr(cache, "layers", ())):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if hasattr(layer, "conv_states") or hasattr(layer, "recurrent_states"):
-            raise Unslottable(f"layer {index} keeps a recurrent state")
+            raise SlotsUnsupported(f"layer {index} keeps a recurrent state")
         if keys is None or values is None or keys.dim() != 4 or keys.shape[2] != 3:
-            raise Unslottable(f"layer {index} keeps no keys and values")
+            raise SlotsUnsupported(f"layer {index} keeps no keys and values")
         layers[index] = (keys, values)
     if not layers:
-        raise Unslottable("it has no cache of keys and values")
+        raise SlotsUnsupported("it has no cache of keys and values")
     return Layout.of(layers)
 
 
 def _try(runner: SlotRunner) -> None:
-    """Compare a ragged batch over slots with the plain model, prompt and one decoded token."""
+    """Compare a ragged batch over slots with the plain model: a prompt and one decoded token."""
     window = runner.window
     length = min(runner.cache.max_len - 1, window + 6 if 0 < window <= 64 else 13)
     generator = torch.Generator().manual_seed(0)
@@ -241,7 +241,7 @@ def _try(runner: SlotRunner) -> None:
         at = torch.tensor([len(row) - 1 for row in rows], device=runner.device)
         second = runner.decode(last, at, max(map(len, prompts)))
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise Unslottable(f"a trial over slots failed ({error})") from error
+        raise SlotsUnsupported(f"a trial over slots failed ({error})") from error
     finally:
         runner.cache.release()
     scale = 1e-3 if runner.model.dtype == torch.float32 else 0.1
@@ -250,4 +250,4 @@ def _try(runner: SlotRunner) -> None:
         plain = runner.model(input_ids=ids, use_cache=False).logits[0, -2:].float()
         got = torch.stack([first[index], second[index]])
         if not torch.allclose(got, plain, atol=scale * float(plain.std()) + 1e-5, rtol=scale):
-            raise Unslottable("a trial over slots gave other logits than the plain model")
+            raise SlotsUnsupported("a trial over slots gave other logits than the plain model")

@@ -1,10 +1,10 @@
-"""Keys and values of sequences seen before, found by their longest common beginning.
+"""Prefix caching: keys and values of earlier sequences, found by the longest common prefix.
 
 A sequence is kept as blocks of 16 tokens in a tree: a block's key is its parent block and its exact
-token ids, so two sequences share what they have in common and nothing is found by a hash alone.
-Each tree has a root of its own per loaded adapter; a root's number is never used again, so a block
-can not serve another adapter or another version. The least recently used blocks go first; a block
-is always more recently used than its children, so what goes is a leaf.
+token ids, so sequences share their prefixes, and no match rests on a hash alone. Each loaded
+adapter has a root of its own, whose number is never used again: a block can not serve another
+adapter or version. The least recently used blocks are evicted first; a block is always more
+recently used than its children, so only leaves are evicted.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class PrefixCache:
         return len(self._known)
 
     def match(self, root: int, tokens: Sequence[int], limit: int) -> tuple[list[int], _Key | None]:
-        """Find the longest known beginning of `tokens`, of at most `limit` tokens.
+        """Find the longest cached prefix of `tokens`, of at most `limit` tokens.
 
         Returns:
-            The pool indices of its blocks, and the key of the first block that is not known (None
-            if `tokens` has no further whole block).
+            The pool indices of its blocks, and the key of the first missing block (None if `tokens`
+            has no further whole block).
         """
         path, missing = self._walk(root, tokens, limit)
         return [self._known[key].index for key in path], missing
@@ -75,7 +75,7 @@ class PrefixCache:
         return states
 
     def insert(self, root: int, tokens: Sequence[int], states: Sequence[Tensor]) -> None:
-        """Keep the whole blocks of `tokens`, whose keys and values are `states`."""
+        """Cache the whole blocks of `tokens`, whose keys and values are `states`."""
         if not self.blocks:
             return
         path, missing = self._walk(root, tokens, len(tokens))
@@ -126,20 +126,20 @@ class PrefixCache:
             self._fresh += 1
             return self._fresh - 1
         oldest = next(iter(self._known))
-        # Never the beginning of what is being added: its blocks would hang on nothing.
+        # Not a block of the prefix that is being added: its children would lose their parent.
         return None if oldest in pinned else self._known.pop(oldest).index
 
     def _store(self, new: list[tuple[int, int]], states: Sequence[Tensor]) -> None:
         if not new:
             return
         if not self._pools:
-            # Untouched pages of an empty tensor cost no memory on CPU, so the pool needs no growth.
+            # On a CPU, pages of an empty tensor take memory only once they are written.
             self._pools = [
                 torch.empty(self.blocks, n, h, BLOCK, d, dtype=self._dtype, device=self._device)
                 for n, (h, d) in zip(self._layout.entries, self._layout.shapes, strict=True)
             ]
         ordinals = [ordinal for ordinal, _ in new]
-        first, last = ordinals[0], ordinals[-1] + 1  # a path's new blocks are its last ones
+        first, last = ordinals[0], ordinals[-1] + 1  # new blocks are the last of their path
         index = torch.tensor([index for _, index in new], device=self._device)
         for pool, state in zip(self._pools, states, strict=True):
             cut = state[:, :, first * BLOCK : last * BLOCK]
