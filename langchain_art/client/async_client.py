@@ -1,4 +1,4 @@
-"""`AsyncArtClient`: the async twin of `client.ArtClient`, word for word."""
+"""`AsyncArtClient`: the async twin of `sync_client.ArtClient`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class AsyncArtClient(Address):
-    """The async twin of `ArtClient`: same arguments, methods, errors. Bound to one event loop."""
+    """`ArtClient` with async methods: the same arguments and errors. Bound to one event loop."""
 
     def _open(self) -> None:
         self._http = httpx.AsyncClient(**self._options())

@@ -1,6 +1,6 @@
-"""Conversations to learn from by imitation: in what shape they may come, and as trajectories.
+"""Conversations for supervised steps: the accepted formats, converted to trajectories.
 
-No framework is loaded unless LangChain's messages are given.
+langchain-core is imported only if LangChain's messages are given.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from langchain_art.wire import Message, Trajectory, Turn
 Conversation: TypeAlias = "Trajectory | str | Mapping[str, Any] | Sequence[Any]"
 """One of
 
-- a `Trajectory`, as `capture()` gives it, or the id of one that the server has;
-- OpenAI's format for fine-tuning: ``{"messages": [...], "tools": [...]}``, tools left out if there
-  are none. An assistant's message with ``"weight": 0`` is context and is not learned;
+- a `Trajectory` of `capture()`, or the id of one that the server has;
+- OpenAI's format for fine-tuning: ``{"messages": [...], "tools": [...]}``, ``tools`` may be
+  left out. An assistant's message with ``"weight": 0`` is context and is not trained;
 - a list of messages: OpenAI's, or LangChain's."""
 
 Conversations: TypeAlias = "Path | Iterable[Conversation]"
-"""Several of them, or the path of a JSONL file with one in each line."""
+"""Several conversations, or the path of a JSONL file with one per line."""
 
 
 def read_conversations(given: Conversations) -> list[Trajectory | str]:
     """Conversations as trajectories, or ids of those that the server has, in their order.
 
-    Every message of the assistant becomes a turn that is asked with all before it. A conversation's
-    id is made of its content, so that it is stored once however often it is sent; equal ones in
-    `given` are told apart by a number. Messages after the assistant's last teach nothing.
+    Every message of the assistant becomes a turn whose prompt is all messages before it. The id is
+    a hash of the content, so a conversation that is sent again is stored once; equal ones in
+    `given` get a number. Messages after the assistant's last are dropped.
 
     Raises:
         ConfigError: there are none, or one is malformed or has no message of the assistant; says
@@ -43,12 +43,12 @@ def read_conversations(given: Conversations) -> list[Trajectory | str]:
             f"got {given!r:.100}, expected a list of conversations, or the Path of a JSONL file; "
             "put a single one into a list"
         )
-    told: list[Trajectory | str] = []
+    read: list[Trajectory | str] = []
     seen: Counter[str] = Counter()
     for number, one in enumerate(read_jsonl(given) if isinstance(given, Path) else given, 1):
         where = f"{given}, line {number}" if isinstance(given, Path) else f"conversation {number}"
         if isinstance(one, Trajectory | str):
-            told.append(one)
+            read.append(one)
             continue
         try:
             found = _trajectory(one, seen)
@@ -60,10 +60,10 @@ def read_conversations(given: Conversations) -> list[Trajectory | str]:
             raise ConfigError(
                 f"{where} has no message of the assistant, so there is nothing to learn from it"
             )
-        told.append(found)
-    if not told:
+        read.append(found)
+    if not read:
         raise ConfigError(f"got no conversations in {given!r:.100}, expected at least one")
-    return told
+    return read
 
 
 def read_jsonl(path: Path) -> Iterable[Any]:
@@ -97,7 +97,7 @@ def _trajectory(given: Mapping[str, Any] | Sequence[Any], seen: Counter[str]) ->
 
 def _turns(messages: Sequence[Message], tools: tuple[dict[str, Any], ...]) -> tuple[Turn, ...]:
     turns: list[Turn] = []
-    asked: list[Message] = []
+    prompt: list[Message] = []
     for message in messages:
         weight = message.get("weight", 1)
         shown = {key: value for key, value in message.items() if key != "weight"}
@@ -106,11 +106,11 @@ def _turns(messages: Sequence[Message], tools: tuple[dict[str, Any], ...]) -> tu
         if message["role"] == "assistant" and weight:
             extends = len(turns) - 1 if turns else None
             turns.append(
-                Turn(messages=tuple(asked), reply=shown, tools=tools, extends=extends, ours=False)
+                Turn(messages=tuple(prompt), reply=shown, tools=tools, extends=extends, ours=False)
             )
-            asked = []
+            prompt = []
         else:
-            asked.append(shown)
+            prompt.append(shown)
     return tuple(turns)
 
 

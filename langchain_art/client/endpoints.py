@@ -1,7 +1,7 @@
-"""The server's HTTP API as requests, and as conversations of several requests.
+"""The server's HTTP API: every operation as a `Request`, or as a `Flow` of several.
 
-Whatever takes several is a `Flow`: a generator that yields requests and is sent their answers, so
-that it is written once for the sync and the async client.
+A `Flow` is a generator that yields requests and receives their answers, so that it is written once
+for the sync and the async client.
 """
 
 from __future__ import annotations
@@ -41,13 +41,8 @@ from langchain_art.wire import (
 M = TypeVar("M", bound=BaseModel)
 Groups: TypeAlias = Sequence[TrajectoryGroup] | Sequence[Sequence[str]]
 """Trajectory groups, or the ids of trajectories that the server has."""
-#: Imported conversations in one request: far below what a request may weigh.
+#: Imported conversations in one request, far below the limit of a request's size.
 POSTED_AT_ONCE = 64
-
-
-def one(model: type[M]) -> Callable[[bytes], M]:
-    """Reader of a JSON object."""
-    return model.model_validate_json
 
 
 def many(model: type[M]) -> Callable[[bytes], list[M]]:
@@ -59,24 +54,20 @@ def many(model: type[M]) -> Callable[[bytes], list[M]]:
     return parse
 
 
-def _nothing(content: bytes) -> None:
-    del content
+def _path(*parts: str | int) -> str:
+    return "/".join(["/v1", *(quote(str(part), safe="") for part in parts)])
 
 
-def _policy(name: str, *rest: str | int) -> str:
-    return "/".join(["/v1/policies", *(quote(str(part), safe="") for part in (name, *rest))])
-
-
-# --- one request each, documented where the user stands: in client.py -------------------------
+# --- one request each, documented in sync_client.py -------------------------------------------
 # ruff: noqa: D103
 
 
 def status() -> Request[ServerStatus]:
-    return Request("GET", "/status", one(ServerStatus))
+    return Request("GET", "/status", ServerStatus.model_validate_json)
 
 
 def ready(timeout: float) -> Request[None]:
-    return Request("GET", "/readyz", _nothing, patience=timeout)
+    return Request("GET", "/readyz", lambda _: None, patience=timeout)
 
 
 def models() -> Request[list[str]]:
@@ -85,7 +76,7 @@ def models() -> Request[list[str]]:
 
 def create_policy(name: str, lora: LoraConfig | None) -> Request[PolicyStatus]:
     spec = PolicySpec(name=name, lora=lora or LoraConfig())
-    return Request("POST", "/v1/policies", one(PolicyStatus), body=spec)
+    return Request("POST", "/v1/policies", PolicyStatus.model_validate_json, body=spec)
 
 
 def policies() -> Request[list[PolicyStatus]]:
@@ -93,26 +84,28 @@ def policies() -> Request[list[PolicyStatus]]:
 
 
 def policy(name: str) -> Request[PolicyStatus]:
-    return Request("GET", _policy(name), one(PolicyStatus))
+    return Request("GET", _path("policies", name), PolicyStatus.model_validate_json)
 
 
 def checkpoints(name: str) -> Request[list[Checkpoint]]:
-    return Request("GET", _policy(name, "checkpoints"), many(Checkpoint))
+    return Request("GET", _path("policies", name, "checkpoints"), many(Checkpoint))
 
 
 def pin(name: str, version: int, *, pinned: bool) -> Request[Checkpoint]:
-    path = _policy(name, "checkpoints", version, "pin")
-    return Request("PUT" if pinned else "DELETE", path, one(Checkpoint))
+    path = _path("policies", name, "checkpoints", version, "pin")
+    return Request("PUT" if pinned else "DELETE", path, Checkpoint.model_validate_json)
 
 
 def delete_checkpoint(name: str, version: int) -> Request[str]:
-    path = _policy(name, "checkpoints", version)
+    path = _path("policies", name, "checkpoints", version)
     return Request("DELETE", path, lambda body: str(json.loads(body)["deleted"]))
 
 
 def rollback(name: str, version: int) -> Request[PolicyStatus]:
     body = {"version": version}
-    return Request("POST", _policy(name, "rollback"), one(PolicyStatus), body=body)
+    return Request(
+        "POST", _path("policies", name, "rollback"), PolicyStatus.model_validate_json, body=body
+    )
 
 
 def post_trajectory(trajectory: Trajectory) -> Request[bool]:
@@ -134,16 +127,16 @@ def trajectories(limit: int, scenario: str | None) -> Request[list[Trajectory]]:
 
 
 def trajectory(trajectory_id: str) -> Request[Trajectory]:
-    return Request("GET", f"/v1/trajectories/{quote(trajectory_id, safe='')}", one(Trajectory))
+    return Request("GET", _path("trajectories", trajectory_id), Trajectory.model_validate_json)
 
 
 def audit(
     trajectory_id: str, policy_name: str | None, trainable: Mapping[str, bool] | None, *, sft: bool
 ) -> Request[TrajectoryAudit]:
     chosen = [f"{name}:{str(learns).lower()}" for name, learns in (trainable or {}).items()]
-    path = f"/v1/trajectories/{quote(trajectory_id, safe='')}/audit"
+    path = _path("trajectories", trajectory_id, "audit")
     params = {"policy": policy_name, "trainable": chosen, "sft": "true" if sft else None}
-    return Request("GET", path, one(TrajectoryAudit), params=params)
+    return Request("GET", path, TrajectoryAudit.model_validate_json, params=params)
 
 
 def reward(
@@ -158,12 +151,12 @@ def reward(
         body = Reward(**given)
     except ValidationError as error:
         raise ConfigError(f"This is no reward: {error}") from error
-    path = f"/v1/trajectories/{quote(trajectory_id, safe='')}/reward"
-    return Request("PUT", path, one(Trajectory), body=body)
+    path = _path("trajectories", trajectory_id, "reward")
+    return Request("PUT", path, Trajectory.model_validate_json, body=body)
 
 
 def call(call_id: str) -> Request[dict[str, Any]]:
-    return Request("GET", f"/v1/calls/{quote(call_id, safe='')}", json.loads)
+    return Request("GET", _path("calls", call_id), json.loads)
 
 
 def jobs(policy_name: str | None) -> Request[list[TrainJob]]:
@@ -171,12 +164,14 @@ def jobs(policy_name: str | None) -> Request[list[TrainJob]]:
 
 
 def job(job_id: str, wait: float = 0.0) -> Request[TrainJob]:
-    path = f"/v1/jobs/{quote(job_id, safe='')}"
-    return Request("GET", path, one(TrainJob), params={"wait": wait or None}, hold=wait)
+    path = _path("jobs", job_id)
+    return Request(
+        "GET", path, TrainJob.model_validate_json, params={"wait": wait or None}, hold=wait
+    )
 
 
 def job_events(job_id: str, after: int) -> Request[list[JobEvent]]:
-    path = f"/v1/jobs/{quote(job_id, safe='')}/events"
+    path = _path("jobs", job_id, "events")
     return Request("GET", path, many(JobEvent), params={"after": after})
 
 
@@ -198,12 +193,12 @@ def training(
     key: str | None,
     trainable: Mapping[str, bool] | None,
 ) -> Flow[TrainJob]:
-    """Post what are groups rather than ids, then order the job."""
+    """Post the groups that are not given as ids, then order the job."""
     ids: list[tuple[str, ...]] = []
     for group in groups:
         if isinstance(group, TrajectoryGroup):
             yield post_group(group)
-            ids.append(tuple(t.id for t in group.trajectories))
+            ids.append(tuple(run.id for run in group.trajectories))
         else:
             ids.append(tuple(group))
     try:
@@ -216,7 +211,9 @@ def training(
     except ValidationError as error:
         raise ConfigError(f"This cannot be trained on: {error}") from error
     headers = {"Idempotency-Key": key or f"once:{uuid.uuid4()}"}
-    return (yield Request("POST", "/v1/train", one(TrainJob), body=body, headers=headers))
+    return (
+        yield Request("POST", "/v1/train", TrainJob.model_validate_json, body=body, headers=headers)
+    )
 
 
 def imitating(
@@ -255,11 +252,11 @@ def storing(conversations: Sequence[Trajectory | str]) -> Flow[list[str]]:
 def waiting(
     awaited: TrainJob | str, on_event: Callable[[JobEvent], None] | None
 ) -> Flow[TrainResult]:
-    """Poll a job to its end, telling its events on the way. Raises JobFailed."""
+    """Poll a job until it ends, and pass its events to `on_event`. Raises JobFailed."""
     job_id = awaited if isinstance(awaited, str) else awaited.id
     seen = 0
     while True:
-        # With a listener the job's own long poll is short, so that events come within a second.
+        # With `on_event` the long poll is short, so that events arrive within a second.
         state: TrainJob = yield job(job_id, wait=1.0 if on_event else 25.0)
         if on_event:
             events: list[JobEvent] = yield job_events(job_id, seen)
@@ -273,14 +270,14 @@ def waiting(
 
 
 def downloading(name: str, version: int, dest: Path) -> Flow[Path]:
-    """Fetch an adapter into the directory `dest`, which appears whole or not at all."""
+    """Download an adapter into `dest`, which is made complete or not at all."""
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
         raise ConfigError(f"{dest} exists and is not empty; choose another directory")
     dest.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=dest.parent, prefix=f".{dest.name}-") as temporary:
         archive = Path(temporary) / "adapter.tar"
-        path = _policy(name, "checkpoints", version, "adapter")
-        yield Request("GET", path, _nothing, save=archive)
+        path = _path("policies", name, "checkpoints", version, "adapter")
+        yield Request("GET", path, lambda _: None, save=archive)
         unpacked = Path(temporary) / "adapter"
         unpacked.mkdir()
         unpack(archive, unpacked)
@@ -291,7 +288,7 @@ def downloading(name: str, version: int, dest: Path) -> Flow[Path]:
 
 
 def unpack(archive: Path, directory: Path) -> None:
-    """Extract the plain files at the top of a tar, and refuse whatever else is in it.
+    """Extract the plain files at the top of a tar archive; everything else in it is refused.
 
     Raises:
         ArtError: the archive is broken, or has links, devices, folders or paths.

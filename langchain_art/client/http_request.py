@@ -1,7 +1,4 @@
-"""One HTTP request as a value: how it is sent, how its answer is read, when to send it again.
-
-No I/O here. `client.py` has a sync and an async class that send these requests.
-"""
+"""One HTTP request as a value: its arguments, its answer, when to retry it. No I/O."""
 
 from __future__ import annotations
 
@@ -67,9 +64,9 @@ class Request(Generic[T]):
     hold: float = 0.0
     """Seconds that the server may keep the request open (long polls)."""
     patience: float | None = None
-    """Seconds to go on trying; None: the client's."""
+    """Seconds to keep retrying; None: the client's."""
     save: Path | None = None
-    """Where the body of a good answer goes instead of memory."""
+    """File that receives the body of a successful answer."""
 
     def arguments(self, timeout: float) -> dict[str, Any]:
         """Keyword arguments for httpx' ``stream``."""
@@ -91,7 +88,7 @@ class Request(Generic[T]):
         }
 
     def result(self, response: httpx.Response, content: bytes) -> T:
-        """The typed answer. Raises the refusal that the server sent."""
+        """The typed answer. Raises the server's refusal."""
         if not response.is_success:
             raise _refusal(response, content)
         try:
@@ -115,7 +112,7 @@ def unreachable(base_url: str, error: httpx.TransportError) -> ServerUnreachable
 
 
 def _refusal(response: httpx.Response, content: bytes) -> ArtError:
-    if response.status_code in (502, 504):  # a proxy speaks, the server does not
+    if response.status_code in (502, 504):  # from a proxy, not from the server
         return ServerUnreachable(f"{response.url}: HTTP {response.status_code} from a proxy")
     error: dict[str, Any] = {}
     try:
@@ -133,15 +130,15 @@ def _refusal(response: httpx.Response, content: bytes) -> ArtError:
 def _seconds(response: httpx.Response) -> float | None:
     try:
         return max(0.0, float(response.headers["retry-after"]))
-    except (KeyError, ValueError):  # absent, or a date: then our own backoff serves
+    except (KeyError, ValueError):  # absent, or a date: the backoff is used
         return None
 
 
 class Backoff:
-    """How long to sleep before asking again: 0.2 s, doubling to 5 s, with jitter; or Retry-After.
+    """Pause before a retry: Retry-After, or 0.2 s doubling to 5 s, with jitter.
 
     Args:
-        patience: seconds after which the last failure is raised instead.
+        patience: seconds after which the last failure is raised.
     """
 
     def __init__(self, patience: float) -> None:
@@ -175,7 +172,7 @@ def split_base_url(base_url: str) -> tuple[str, str]:
 
 
 class Address(ABC):
-    """Where the server is, and how long to try: what both clients have in common."""
+    """Base of both clients: the server's address and key, and how long to retry."""
 
     def __init__(
         self,

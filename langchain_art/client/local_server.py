@@ -1,4 +1,4 @@
-"""A server on this machine for as long as a program runs: started, watched, restarted, stopped."""
+"""`LocalServer`: a server as a child process, restarted if it ends, stopped with its context."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _POLL = 0.1
 class LocalServer:
     """``langchain-art serve`` as a child process on a free loopback port. A context manager.
 
-    If the server dies, it is started again on the same port with the same data: clients that wait
-    (`Trainer` does) go on. Its output goes to ``<data_dir>.log``.
+    If the server ends, it is restarted on the same port with the same data, and clients that retry
+    (as `Trainer` does) continue. Its output goes to ``<data_dir>.log``.
 
     Example::
 
@@ -42,7 +42,7 @@ class LocalServer:
 
     Raises:
         ConfigError: the server's packages are not installed.
-        ServerUnreachable: it ended before it was ready; the message ends with its last words.
+        ServerUnreachable: it ended before it was ready; the message has the end of its log.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class LocalServer:
         return self._process.pid if self._process else None
 
     def __enter__(self) -> LocalServer:
-        """Start it and wait until it answers: a large model may have to be fetched first."""
+        """Start the server and wait until it is ready, however long it loads its model."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._spawn()
         try:
@@ -87,7 +87,7 @@ class LocalServer:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Let it finish what runs, then stop it."""
+        """Let running requests finish, then stop the server."""
         self._stopping.set()
         self._end()
 

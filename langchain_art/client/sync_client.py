@@ -1,7 +1,6 @@
-"""The server's HTTP API for people and programs: `ArtClient`; its async twin is `async_client`.
+"""`ArtClient`, the client of the server's HTTP API; its async twin is in `async_client`.
 
-Every call is idempotent, so what the network or a busy server swallows is sent again until
-`patience` runs out; then the caller gets `ServerUnreachable` or the server's own refusal.
+Every call is idempotent, so it is retried after connection errors and 429 or 503 answers.
 """
 
 from __future__ import annotations
@@ -49,11 +48,13 @@ class ArtClient(Address):
         base_url: ends with ``/v1`` (added if it is missing), as ChatART's. None: the environment
             variable ART_BASE_URL, else ``http://localhost:8000/v1``.
         api_key: sent as a bearer token. None: the environment variable ART_API_KEY, else no key.
-        timeout: seconds for one attempt, beside what the server is asked to hold it open.
-        patience: seconds to go on trying after connection errors and 429 or 503 answers.
+        timeout: seconds for one attempt, in addition to the time of a long poll.
+        patience: seconds to keep retrying after connection errors and 429 or 503 answers.
 
-    A `base_url` that is no http(s) URL raises `ConfigError`. All methods raise `ServerUnreachable`,
-    or the `RequestRefused` that the server answered with.
+    Raises:
+        ConfigError: `base_url` is not an http(s) URL.
+
+    All methods raise `ServerUnreachable`, or the `RequestRefused` that the server answered with.
     """
 
     def _open(self) -> None:
@@ -98,11 +99,11 @@ class ArtClient(Address):
                 return stop.value
 
     def ready(self, timeout: float = 60.0) -> None:
-        """Wait until the server can sample and train; up to `timeout` seconds, then raise."""
+        """Wait up to `timeout` seconds until the server can sample and train, then raise."""
         return self._send(endpoints.ready(timeout))
 
     def status(self) -> ServerStatus:
-        """What the server is and does."""
+        """The server's model, policies, engines and counts."""
         return self._send(endpoints.status())
 
     def models(self) -> list[str]:
@@ -130,11 +131,11 @@ class ArtClient(Address):
         return self._send(endpoints.pin(policy, version, pinned=True))
 
     def unpin(self, policy: str, version: int) -> Checkpoint:
-        """Let a version be pruned again."""
+        """Allow a version to be pruned again."""
         return self._send(endpoints.pin(policy, version, pinned=False))
 
     def rollback(self, policy: str, version: int) -> PolicyStatus:
-        """Route the policy's bare name to an earlier version."""
+        """Route the policy's name to an earlier version."""
         return self._send(endpoints.rollback(policy, version))
 
     def delete_checkpoint(self, policy: str, version: int) -> str:
@@ -142,11 +143,11 @@ class ArtClient(Address):
         return self._send(endpoints.delete_checkpoint(policy, version))
 
     def download_adapter(self, policy: str, version: int, dest: str | Path) -> Path:
-        """Fetch a version in PEFT's format into the new directory `dest`, whole or not at all."""
+        """Download a version in PEFT's format to the new directory `dest`, or raise."""
         return self._run(endpoints.downloading(policy, version, Path(dest)))
 
     def post_trajectory(self, trajectory: Trajectory) -> bool:
-        """Store a trajectory; False if it was there. Raises Conflict if it differs from that."""
+        """Store a trajectory; False if it was stored before. Raises Conflict if it differs."""
         return self._send(endpoints.post_trajectory(trajectory))
 
     def post_groups(self, groups: Sequence[TrajectoryGroup]) -> int:
@@ -171,7 +172,7 @@ class ArtClient(Address):
 
         Args:
             trajectory_id: of a stored trajectory, or the tag of calls.
-            reward: of the whole run, or all there is to say of it. None: leave it as it is.
+            reward: of the whole run, or a `Reward` with more fields. None: unchanged.
             turns: call id -> reward of that call alone.
 
         Raises:
@@ -189,13 +190,13 @@ class ArtClient(Address):
         *,
         sft: bool = False,
     ) -> TrajectoryAudit:
-        """Which of a run's tokens learn, turn by turn, and why the others do not.
+        """Which of a run's tokens are trained, turn by turn, and why others are excluded.
 
         Args:
             trajectory_id: of a stored trajectory.
-            policy: the policy that is to learn. None: the one that sampled its calls.
+            policy: the policy that is trained. None: the one that sampled the calls.
             trainable: which calls learn (`Turn.learns`). None: all.
-            sft: audit what `sft` makes of it instead of training on its reward.
+            sft: audit a supervised step (`sft`) instead of training on the reward.
 
         Raises:
             NotFound: no such trajectory.
@@ -259,19 +260,19 @@ class ArtClient(Address):
     def wait(
         self, job: TrainJob | str, on_event: Callable[[JobEvent], None] | None = None
     ) -> TrainResult:
-        """Wait for a job's end, however long it takes.
+        """Wait until a job ends, without a time limit.
 
         Args:
             job: the job or its id.
-            on_event: hears each of the job's events, in order.
+            on_event: called with each of the job's events, in order.
 
         Raises:
-            JobFailed: with the server's words.
+            JobFailed: with the server's message.
         """
         return self._run(endpoints.waiting(job, on_event))
 
     def job(self, job_id: str) -> TrainJob:
-        """One job as it stands."""
+        """One job."""
         return self._send(endpoints.job(job_id))
 
     def jobs(self, policy: str | None = None) -> list[TrainJob]:

@@ -1,4 +1,4 @@
-"""Run scenarios several times each, and bring home all groups of trajectories at once."""
+"""`gather`: run every scenario several times and return the groups of trajectories."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from langchain_art.wire import Trajectory, TrajectoryGroup
 
 @dataclass(frozen=True)
 class GatherResult:
-    """What `gather` brings home: one group per scenario, in the scenarios' order."""
+    """One group per scenario, in the scenarios' order."""
 
     groups: list[TrajectoryGroup]
     seconds: float
     retried: int
-    """Rollouts that were run anew because the server was away."""
+    """Rollouts repeated because the server was unavailable."""
     first_error: str | None
 
     @property
@@ -60,21 +60,21 @@ async def gather(
     Args:
         rollout: see `Rollout`. A plain ``def`` runs in a thread and keeps its context variables.
         scenarios: anything; its id is ``scenario.id``, ``scenario["id"]`` or a stable hash of it.
-            It goes along as ``group.metadata["scenario"]`` if it makes less than 64 kB of JSON.
+            It becomes ``group.metadata["scenario"]`` if it is less than 64 kB of JSON.
         group_size: runs per scenario; those are one group.
         concurrency: most runs at once, threads included.
         prefix: group ids are ``prefix:scenario-id``, so that a group posted twice is one. None: a
             prefix that is used once.
         on_done: called after each run, in the event loop.
-        retries: how often one run is made anew because the server was away.
-        ready: awaited before such a run; by default a pause that grows from 0.5 s.
+        retries: how often one run is repeated because the server was unavailable.
+        ready: awaited before a repeated run, after a pause that grows from 0.5 s to 10 s.
         max_failed: fraction of the runs that may raise.
 
     Raises:
-        RolloutFailed: more of them raised; it shows the first error.
-        ServerUnreachable: `ready` gave up.
-        ConfigError: `rollout` is none, or it returned something else than `Rollout` allows, or a
-            scenario is no input for the graph that it is.
+        RolloutFailed: more of them raised; the message has the first error.
+        ServerUnreachable: raised by `ready`.
+        ConfigError: `rollout` is not a `Rollout` or returned something that a `Rollout` may not,
+            or a scenario is not an input for the graph.
     """
     if group_size < 1 or concurrency < 1:
         raise ConfigError(f"got {group_size=} and {concurrency=}, expected both to be at least 1")

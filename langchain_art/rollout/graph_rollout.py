@@ -1,7 +1,7 @@
-"""A graph as it is instead of a rollout function: a scenario becomes its input.
+"""A graph as the rollout: each scenario becomes the graph's input.
 
-Anything that runs by ``ainvoke`` or ``invoke`` will do: a compiled LangGraph, a chain, a
-`RemoteGraph`. It brings no reward, so an evaluator must.
+Any object with ``ainvoke`` or ``invoke`` works: a compiled LangGraph, a chain, a `RemoteGraph`. A
+graph returns no reward, so an evaluator must score the runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from langchain_art.errors import ConfigError
 
 
 class Graph(Protocol):
-    """What a LangChain ``Runnable`` is to us."""
+    """The part of LangChain's ``Runnable`` that is used."""
 
     @property
     def ainvoke(self) -> Callable[..., Awaitable[Any]]:
@@ -22,14 +22,15 @@ class Graph(Protocol):
 
 
 def is_graph(rollout: object) -> TypeGuard[Graph]:
-    """True for whatever runs by ``ainvoke`` or ``invoke``, rather than by being called."""
+    """True for an object with ``ainvoke`` or ``invoke``."""
     return callable(getattr(rollout, "ainvoke", None)) or callable(getattr(rollout, "invoke", None))
 
 
 def check_inputs(rollout: object, scenarios: Iterable[Any]) -> None:
-    """Raises ConfigError if `rollout` is a graph as it is, and a scenario is no input for it.
+    """Check the scenarios before the first run, where an error would only count as a failed run.
 
-    Before the first run: raised in one, it would be counted as a failure.
+    Raises:
+        ConfigError: `rollout` is a graph and a scenario is not an input for it.
     """
     if is_graph(rollout):
         for scenario in scenarios:
@@ -37,7 +38,7 @@ def check_inputs(rollout: object, scenarios: Iterable[Any]) -> None:
 
 
 def graph_input(scenario: Any) -> Any:
-    """What a graph is run on for `scenario`.
+    """The graph's input for `scenario`.
 
     ===========================================  ==========================================
     scenario                                     input
@@ -52,7 +53,7 @@ def graph_input(scenario: Any) -> Any:
     ===========================================  ==========================================
 
     Raises:
-        ConfigError: the scenario is nothing of these.
+        ConfigError: the scenario is none of these.
     """
     if isinstance(scenario, Mapping):
         state = cast("Mapping[str, Any]", scenario)
@@ -82,13 +83,13 @@ def _is_message(value: Any) -> bool:
 
 
 def is_remote(rollout: object) -> bool:
-    """True for a `RemoteGraph`: its model calls are made, and heard, on another machine."""
+    """True for a `RemoteGraph`: its model calls are made on another machine."""
     return is_graph(rollout) and hasattr(rollout, "assistant_id")
 
 
 def as_function(graph: Graph) -> Callable[[Any, str, str], Any]:
-    """A function of a scenario, its name and the run's id: ``async`` if the graph can be run so."""
-    # A remote graph would keep a thread for good; without one its server makes and removes its own.
+    """A function of a scenario, its name and the run's id; async if the graph has ``ainvoke``."""
+    # Given a thread id, a remote graph would keep that thread; without one, it removes its own.
     config = _remote_config if is_remote(graph) else _config
 
     async def run(scenario: Any, name: str, id: str) -> Any:
@@ -101,10 +102,10 @@ def as_function(graph: Graph) -> Callable[[Any, str, str], Any]:
 
 
 def _config(name: str, id: str) -> dict[str, Any]:
-    """A thread of its own, which a graph with a checkpointer asks for."""
+    """A new thread id, which a graph with a checkpointer needs."""
     return {"configurable": {"thread_id": id}}
 
 
 def _remote_config(name: str, id: str) -> dict[str, Any]:
-    """What the remote graph's `ChatART` tags its calls with."""
+    """The tags of the remote `ChatART`'s calls."""
     return {"metadata": {"art_trajectory_id": id, "art_scenario": name}}

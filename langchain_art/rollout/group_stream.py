@@ -1,4 +1,8 @@
-"""Groups in the order in which they end, while others still run."""
+"""Asynchronous rollouts: groups in the order in which they end, while others still run.
+
+The caller bounds staleness: rollouts start only as far ahead of training as `GroupStream.allow`
+permits (the admission rule of AReaL, arXiv 2505.24298, section 5.1).
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,7 @@ from langchain_art.wire import Trajectory, TrajectoryGroup
 
 
 class GroupStream:
-    """Runs scenarios group after group, as far as it is allowed, and hands out what has ended.
-
-    How far rollouts may run ahead of the training that uses them is the caller's to say
-    (`allow`); that bounds how old a policy version a trained run can be of (the admission rule of
-    AReaL, arXiv 2505.24298, section 5.1).
+    """Runs scenarios group after group, as far as allowed, and returns groups as they end.
 
     Example::
 
@@ -32,8 +32,8 @@ class GroupStream:
         group_size: runs of each group.
         concurrency: most runs at once.
         on_done: called after each run.
-        retries: how often one run is made anew because the server was away.
-        ready: awaited before such a run.
+        retries: how often one run is repeated because the server was unavailable.
+        ready: awaited before a repeated run.
         max_failed: fraction of the runs of an allowance that may raise.
     """
 
@@ -50,7 +50,7 @@ class GroupStream:
         ready: Callable[[], Awaitable[object]] | None = None,
         max_failed: float = 0.5,
     ) -> None:
-        self._runner = RolloutWorker(rollout, concurrency, retries, ready, on_done)
+        self._worker = RolloutWorker(rollout, concurrency, retries, ready, on_done)
         self._scenario, self._name = scenario, name
         self._group_size, self._concurrency = group_size, concurrency
         self._max_failed = max_failed
@@ -61,10 +61,10 @@ class GroupStream:
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
         self.allowed = 0
-        """Groups that may have been started until now."""
+        """Groups that were allowed to start so far."""
 
     async def __aenter__(self) -> GroupStream:
-        self._runner.__enter__()
+        self._worker.__enter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -73,24 +73,24 @@ class GroupStream:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        self._runner.__exit__()
+        self._worker.__exit__()
 
     @property
     def retried(self) -> int:
-        """Runs that were made anew because the server was away."""
-        return self._runner.retried
+        """Runs repeated because the server was unavailable."""
+        return self._worker.retried
 
     @property
     def first_error(self) -> str | None:
-        """What the first failed run of the latest allowance raised."""
-        return self._runner.first_error
+        """Error of the first failed run since the latest `allow`."""
+        return self._worker.first_error
 
     def allow(self, groups: int) -> None:
-        """Let so many more groups be started."""
+        """Let this many more groups start."""
         if groups <= 0:
             return
-        self._runner.failed, self._runner.first_error = 0, None
-        self._runner.allowed_failures = self._max_failed * groups * self._group_size
+        self._worker.failed, self._worker.first_error = 0, None
+        self._worker.allowed_failures = self._max_failed * groups * self._group_size
         for index in range(self.allowed, self.allowed + groups):
             self._runs[index] = [None] * self._group_size
             self._places.extend((index, member) for member in range(self._group_size))
@@ -98,11 +98,11 @@ class GroupStream:
         self._fill()
 
     async def take(self, groups: int) -> list[TrajectoryGroup]:
-        """The next groups that end. Raises what a run raised that must end the fit.
+        """The next groups that end.
 
         Raises:
             RolloutFailed: more than `max_failed` of an allowance raised.
-            RuntimeError: fewer groups are allowed than are asked for.
+            RuntimeError: `groups` is larger than the number of allowed groups.
         """
         if groups > len(self._ended) + len(self._runs):
             raise RuntimeError(f"asked for {groups} groups, {len(self._runs)} are under way")
@@ -115,7 +115,7 @@ class GroupStream:
 
     def _fill(self) -> None:
         while self._places and len(self._running) < self._concurrency:
-            # A task of its own, so that context variables set by one run end with it.
+            # One task per run, so that context variables set in a run end with it.
             task = asyncio.create_task(self._run(*self._places.popleft()))
             self._running.add(task)
             task.add_done_callback(self._finished)
@@ -124,7 +124,7 @@ class GroupStream:
         scenario = self._scenario(index)
         name = scenario_id(scenario)
         runs = self._runs[index]
-        runs[member] = await self._runner.run(scenario, name)
+        runs[member] = await self._worker.run(scenario, name)
         whole = [run for run in runs if run is not None]
         if len(whole) == self._group_size:
             del self._runs[index]

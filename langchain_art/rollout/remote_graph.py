@@ -1,7 +1,7 @@
-"""Runs of a `RemoteGraph`: the server puts them together from calls that bear the run's id.
+"""Runs of a `RemoteGraph`: the server assembles trajectories from calls tagged with the run's id.
 
-No callback hears a graph that runs elsewhere. Its `ChatART` tags its calls with what the run's
-config says, so the server has the story; it is fetched for the evaluator, and scored there.
+Callbacks do not reach a graph on another machine. Its `ChatART` tags its calls with the run id from
+the run's config, so the server has the turns: they are fetched for the evaluator and scored there.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _AT_ONCE = 16
 
 
 async def fetch(client: AsyncArtClient, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
-    """The groups with the turns that the server knows.
+    """The groups with the turns that the server has.
 
     Raises:
-        ConfigError: it knows none of any run that ended well.
+        ConfigError: the server has no turn of any run that did not fail.
     """
-    told = await _put(client, groups)
+    known = await _put(client, groups)
     runs = [run for group in groups for run in group.trajectories if run.status != "failed"]
-    if runs and not any(run.id in told for run in runs):
+    if runs and not any(run.id in known for run in runs):
         raise ConfigError(
             f"No model call of {len(runs)} runs of the remote graph bears its run's id. Let its "
             "nodes call a ChatART of this server; a graph that does not hand its config on (a "
@@ -34,7 +34,9 @@ async def fetch(client: AsyncArtClient, groups: Sequence[TrajectoryGroup]) -> li
         group.model_copy(
             update={
                 "trajectories": tuple(
-                    run.model_copy(update={"turns": told[run.id].turns}) if run.id in told else run
+                    run.model_copy(update={"turns": known[run.id].turns})
+                    if run.id in known
+                    else run
                     for run in group.trajectories
                 )
             }
@@ -44,9 +46,9 @@ async def fetch(client: AsyncArtClient, groups: Sequence[TrajectoryGroup]) -> li
 
 
 async def score(client: AsyncArtClient, groups: Sequence[TrajectoryGroup]) -> list[list[str]]:
-    """Tell the server the rewards; returns the ids of the runs that it has, group by group."""
-    told = await _put(client, groups)
-    ids = [[run.id for run in group.trajectories if run.id in told] for group in groups]
+    """Send the rewards; returns the ids of the runs that the server has, group by group."""
+    known = await _put(client, groups)
+    ids = [[run.id for run in group.trajectories if run.id in known] for group in groups]
     return [group for group in ids if group]
 
 
@@ -54,7 +56,7 @@ async def _put(client: AsyncArtClient, groups: Sequence[TrajectoryGroup]) -> dic
     slots = asyncio.Semaphore(_AT_ONCE)
 
     async def put(run: Trajectory) -> Trajectory | None:
-        known = Reward(
+        scored = Reward(
             reward=run.reward,
             turns={t.call_id: t.reward for t in run.turns if t.call_id and t.reward is not None},
             scores=run.scores,
@@ -63,8 +65,8 @@ async def _put(client: AsyncArtClient, groups: Sequence[TrajectoryGroup]) -> dic
         )
         async with slots:
             try:
-                return await client.reward(run.id, known)
-            except NotFound:  # it made no call
+                return await client.reward(run.id, scored)
+            except NotFound:  # the run made no call
                 return None
 
     found = await asyncio.gather(*(put(run) for group in groups for run in group.trajectories))

@@ -1,8 +1,8 @@
-"""Run scenarios several times each, concurrently, and bring home groups of trajectories.
+"""The rollout worker: runs a rollout on a scenario and returns its trajectory.
 
-A rollout that raises is kept as a failed trajectory: it is counted, and never scored zero. It has
-a reward only if the rollout had set one on its run before. A rollout that raised because the server
-was away is run anew once it is back.
+A rollout that raises becomes a failed trajectory, which is counted and never scored zero; it has a
+reward only if the rollout set one on its run before. A rollout that raised because the server was
+unavailable is repeated when the server is back.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 RolloutOutcome: TypeAlias = "Run | Trajectory | float"
 Rollout: TypeAlias = "Callable[[Any], RolloutOutcome | Awaitable[RolloutOutcome]] | Graph"
-"""``async def`` or ``def``; takes a scenario, returns the `Run` of its own ``capture()``, a
-`Trajectory`, or a reward (then `capture()` is opened around it). Or a graph as it is, which is run
-on what `plain_graphs.graph_input` makes of a scenario, in a thread of its own; it brings no
-reward. The model calls of a `RemoteGraph` are not heard here, but tagged with the run's id."""
+"""A function (``async def`` or ``def``) of a scenario that returns the `Run` of its own
+``capture()``, a `Trajectory`, or a reward (then `capture()` is opened around it). Or a graph, which
+runs on `graph_rollout.graph_input` of the scenario and returns no reward. Model calls of a
+`RemoteGraph` are not recorded here but on the server, tagged with the run's id."""
 
 
 class _WrongOutcome(ConfigError):
@@ -47,7 +47,7 @@ class _WrongOutcome(ConfigError):
 
 
 class RolloutWorker:
-    """How a single run is made, and what went wrong so far. Its threads end with the context."""
+    """Makes single runs and counts failures. A context manager that owns the runs' threads."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class RolloutWorker:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # Not waited for: a thread that hangs in a model call must not hold up Ctrl-C.
+        # Without waiting: a thread that hangs in a model call must not delay Ctrl-C.
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, scenario: Any, name: str) -> Trajectory:
-        """One run of one scenario, made anew while the server is away."""
+        """One run of one scenario, repeated while the server is unavailable."""
         attempt = 0
         while True:
             trajectory, error = await self._once(scenario, name)
@@ -111,8 +111,8 @@ class RolloutWorker:
                     run.reward = float(outcome)
                 return _trajectory(outcome, run, name), None
             except _WrongOutcome:
-                raise  # the program is wrong; to run it again and again would only hide that
-            except Exception as error:  # noqa: BLE001 - user code may raise anything; it is counted
+                raise  # an error in the program, which more runs would only hide
+            except Exception as error:  # noqa: BLE001 - user code may raise anything
                 return _failure(error, scopes[-1], name), error
 
     async def _call(self, *given: Any) -> Any:
@@ -132,7 +132,7 @@ class RolloutWorker:
             raise RolloutFailed(
                 f"{self.failed} rollouts raised, at most {self.allowed_failures:g} may "
                 f"(max_failed). The first: {self.first_error}. Run the rollout on this one "
-                "scenario to see it whole."
+                "scenario to see the traceback."
             ) from error
 
 
@@ -168,7 +168,7 @@ def _trajectory(outcome: object, run: Run, name: str) -> Trajectory:
 
 
 def _failure(error: Exception, run: Run, name: str) -> Trajectory:
-    """What is left of a run that raised: the innermost scope's, so that the server knows its id."""
+    """The trajectory of a run that raised, under the id of its innermost `capture` scope."""
     return Trajectory(
         id=run.id,
         scenario=run.scenario if run.scenario is not None else name,
@@ -190,7 +190,7 @@ def group_of(name: str, trajectories: list[Trajectory], scenario: Any) -> Trajec
 
 
 def is_server_away(error: BaseException) -> bool:
-    """True if `error`, or a cause of it, is a server that gave no answer or could not serve."""
+    """True if `error`, or a cause of it, is a server that did not answer or could not serve."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:

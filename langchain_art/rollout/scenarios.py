@@ -1,4 +1,4 @@
-"""Names of scenarios and of the groups of their runs: the same in every run of a program."""
+"""Ids of scenarios and groups, the same in every run of a program, and the order of scenarios."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from langchain_art.wire import ID
 
 S = TypeVar("S")
 
-#: Bytes of JSON beyond which a scenario does not go along with its group.
+#: Bytes of JSON above which a scenario is left out of its group's metadata.
 MAX_SCENARIO = 64_000
 
 
@@ -50,8 +50,7 @@ def _plain(scenario: Any) -> Any:
 def portable(scenario: Any) -> dict[str, Any]:
     """``{"scenario": ...}`` for a group's metadata, where an evaluator finds it.
 
-    Models and data classes become mappings. What JSON cannot carry, or only in more than 64 kB, is
-    left out: then the mapping is empty.
+    Models and data classes become mappings. Empty if the scenario is not JSON, or more than 64 kB.
     """
     try:
         text = json.dumps(to_jsonable_python(scenario), allow_nan=False)
