@@ -14,7 +14,7 @@ from langchain_art.cli.options import AsJson, console, print_json
 from langchain_art.errors import ConfigError
 
 if TYPE_CHECKING:
-    from langchain_art.diagnostics.doctor import DoctorReport, Fit
+    from langchain_art.diagnostics.doctor import DoctorReport, MemoryFit
 
 _VERDICTS = {True: "[green]ok[/]", False: "[bold red]no[/]", None: ""}
 
@@ -83,7 +83,7 @@ def _show(report: DoctorReport, model: str | None) -> None:
             f"{one.parameters / 1e9:.2f}B {one.dtype}",
             f"{one.sampler_bytes / 1e9:.1f} GB",
             f"{one.learner_bytes / 1e9:.1f} GB",
-            _way(one),
+            _placement(one),
             f"{one.longest_row:,}",
         )
     console.print(sizes)
@@ -91,7 +91,7 @@ def _show(report: DoctorReport, model: str | None) -> None:
     console.print(f"Next: {next_command}", markup=False, highlight=False)
 
 
-def _way(one: Fit) -> str:
+def _placement(one: MemoryFit) -> str:
     if one.devices > 1:
-        return f"{one.way}, {one.devices} GPUs"
-    return "no" if one.way is None else "yes" if one.way == "beside" else one.way
+        return f"{one.placement}, {one.devices} GPUs"
+    return "no" if one.placement is None else one.placement

@@ -1,7 +1,7 @@
-"""Is this machine ready to serve and train, and what fits on it? Looks, and changes nothing.
+"""Checks whether this machine is ready to serve and train, and estimates which models fit on it.
 
-No torch here: the driver is asked by ``nvidia-smi``, and torch in a process of its own, since a
-broken build of it can end the process that imports it.
+Nothing is changed. No torch here: the driver is asked by ``nvidia-smi``, and torch in a process of
+its own, since a broken build can end the process that imports it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from langchain_art.diagnostics.memory_estimate import (
     Shape,
     idle_learner_bytes,
     learner_bytes,
-    longest,
+    longest_row,
     sampler_bytes,
 )
 from langchain_art.errors import ConfigError
 
-#: Sizes of published models, for a machine that has none yet (their config.json).
+#: Sizes of published models (their config.json), shown if no model is given.
 KNOWN = {
     "Qwen2.5-0.5B": Shape(24, 896, 4864, 896, 128, 151936, tied=True),
     "Qwen3-1.7B": Shape(28, 2048, 6144, 2048, 1024, 151936, tied=True),
@@ -38,23 +38,33 @@ KNOWN = {
     "Qwen3-14B": Shape(40, 5120, 17408, 5120, 1024, 151936),
     "Qwen3-32B": Shape(64, 5120, 25600, 8192, 1024, 151936),
 }
-NEEDED = ("torch", "transformers", "peft", "fastapi", "sqlalchemy")
-WELCOME = ("vllm", "unsloth", "trl")
-#: Bytes of an engine's process before it has a model: libraries, CUDA context, work space.
-PROGRAM = 3 * 10**9 // 2
-#: Over how many GPUs the learner's base may lie, to be looked at.
-MOST_PARTS = 8
-#: Free disk below which a run is likely to end: versions, records, a model's download.
+REQUIRED = ("torch", "transformers", "peft", "fastapi", "sqlalchemy")
+OPTIONAL = ("vllm", "unsloth", "trl")
+#: Bytes of an engine's process without a model: libraries, CUDA context, work space.
+PROCESS_BYTES = 3 * 10**9 // 2
+#: Most GPUs that the learner's base is sharded over in an estimate.
+MOST_SHARDS = 8
+#: Bytes of free disk for adapter versions, records and a model's download.
 LEAST_DISK = 10 * 10**9
 MIN_KEY_LENGTH = 16
 _TORCH = (
     "import json, torch; seen = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
     "print(json.dumps({'cuda': torch.version.cuda, 'devices': seen}))"
 )
+Placement = Literal["together", "in turns", "separate", "sharded"]
+_ADVICE: dict[Placement | None, str] = {
+    "together": "",
+    "in turns": "They fit if vLLM sleeps during a step: [engine] and take_turns = true in the "
+    "server's TOML file (docs/gpu.md).",
+    "separate": 'They fit on two GPUs: device = "cuda:1" in the server\'s TOML file (docs/gpu.md).',
+    "sharded": "They fit on {devices} GPUs, the learner's base sharded over {shards} of them: "
+    'device = "cuda:1", and under [learner] ranks = {shards} and shard = true (docs/gpu.md).',
+    None: "Take a smaller model, fewer --calls, a shorter --context, or load it in 4 bits.",
+}
 
 
 class Finding(BaseModel):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -65,11 +75,8 @@ class Finding(BaseModel):
     advice: str = ""
 
 
-Way = Literal["beside", "in turns", "apart", "in parts"]
-
-
-class Fit(BaseModel):
-    """How sampler and learner of a model fit."""
+class MemoryFit(BaseModel):
+    """How the sampler and the learner of one model fit into memory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -78,19 +85,19 @@ class Fit(BaseModel):
     dtype: str
     sampler_bytes: int
     learner_bytes: int
-    """Of a step with one row of the asked context, layers computed twice."""
-    way: Way | None
-    """The first in which they fit, None if none. ``beside``: each other, on one device. ``in
-    turns``: vLLM sleeps during a step (``take_turns``). ``apart``: on a GPU each (``device``).
-    ``in parts``: as apart, the learner's base over several (``ranks``, ``shard``)."""
+    """Of a step with one row of the asked context, with gradient checkpointing."""
+    placement: Placement | None
+    """The first that fits, None if none does. ``together``: both on one device at once. ``in
+    turns``: vLLM sleeps during a step (``take_turns``). ``separate``: on a GPU each (``device``).
+    ``sharded``: separate, with the learner's base over several GPUs (``ranks``, ``shard``)."""
     devices: int
-    """GPUs that this takes, all of one size; on a CPU 1; 0 if they do not fit."""
+    """GPUs of equal size that this takes (1 on a CPU); 0 if nothing fits."""
     longest_row: int
-    """Tokens of the longest row that the learner could train that way; 0 if they do not fit."""
+    """Tokens of the longest row that the learner can train then; 0 if nothing fits."""
 
 
 class DoctorReport(BaseModel):
-    """Everything that was found."""
+    """All findings and estimates."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -100,11 +107,11 @@ class DoctorReport(BaseModel):
     """Free, on each device."""
     context: int
     calls: int
-    fits: tuple[Fit, ...]
+    fits: tuple[MemoryFit, ...]
 
     @property
     def healthy(self) -> bool:
-        """Nothing that was looked at is wrong."""
+        """Whether no check failed."""
         return all(finding.ok is not False for finding in self.findings)
 
 
@@ -118,100 +125,73 @@ def examine(
     calls: int = 16,
     rank: int = 16,
 ) -> DoctorReport:
-    """Look at this machine.
+    """Check this machine.
 
     Args:
         model: a local path, or a hub name that is in the local cache; None: some known sizes.
         host: that the server would bind to.
-        port: likewise.
-        data_dir: where its data would be.
+        port: that the server would bind to.
+        data_dir: of the server.
         context: tokens of a call, and of the longest row.
-        calls: that are sampled at once.
+        calls: sampled at once.
         rank: of the adapter.
 
     Raises:
-        ConfigError: the model's ``config.json`` is not here, or does not say its sizes.
+        ConfigError: the model's ``config.json`` is not here, or lacks one of its sizes.
     """
     shapes = KNOWN if model is None else {model: read_shape(model)}
     cards = gpus()
-    findings = [_gpu(cards), *_versions(), _torch(cards), _disk(data_dir), _port(host, port)]
-    findings.append(_key(host))
     memory = min(card["free"] for card in cards) if cards else _free_memory()
-    dtype = "bfloat16" if cards else "float32"
-    heap = 1.0 if cards else CPU_HEAP
-    fits = tuple(
-        fit(
-            name,
-            shape,
-            memory,
-            dtype,
-            heap,
-            context=context,
-            calls=calls,
-            rank=rank,
-            gpu=bool(cards),
-        )
+    fits = [
+        fit(name, shape, memory, gpu=bool(cards), context=context, calls=calls, rank=rank)
         for name, shape in shapes.items()
-    )
+    ]
+    findings = [_gpu(cards), _packages(), _torch(cards), _disk(data_dir)]
+    findings += [_port(host, port), _key(host)]
     if model is not None:
-        findings.append(_fits(fits[0], memory, max(1, len(cards))))
+        findings.append(_memory(fits[0], memory, max(1, len(cards))))
     return DoctorReport(
         findings=tuple(findings),
         device=cards[0]["name"] if cards else "CPU",
         memory_bytes=memory,
         context=context,
         calls=calls,
-        fits=fits,
+        fits=tuple(fits),
     )
 
 
 def fit(
-    name: str,
-    shape: Shape,
-    memory: int,
-    dtype: str,
-    heap: float,
-    *,
-    context: int,
-    calls: int,
-    rank: int,
-    gpu: bool = False,
-) -> Fit:
-    """How a model that is sampled from and trained fits into devices of `memory` bytes.
-
-    `gpu`: there may be several of them, and the sampler can leave one to the learner for a step.
-    """
+    name: str, shape: Shape, memory: int, *, gpu: bool, context: int, calls: int, rank: int
+) -> MemoryFit:
+    """How a model fits into devices with `memory` free bytes each: any number of GPUs, or a CPU."""
+    dtype, heap = ("bfloat16", 1.0) if gpu else ("float32", CPU_HEAP)
     sampler = sampler_bytes(shape, context, calls, dtype)
-
-    def learner(parts: int = 1) -> int:
-        return learner_bytes(shape, context, rank, dtype, checkpointed=True, heap=heap, parts=parts)
-
-    def row(budget: int, parts: int = 1) -> int:
-        return longest(shape, budget, rank, dtype, heap, parts)
-
-    idle = idle_learner_bytes(shape, rank, dtype)
-    two, alone = memory - 2 * PROGRAM, memory - PROGRAM
-    way: Way | None = None
-    devices = reach = 0
-    if sampler + learner() <= two:
-        way, devices, reach = "beside", 1, row(two - sampler)
-    elif gpu and max(sampler + idle, learner()) <= two:
-        way, devices, reach = "in turns", 1, row(two)
-    elif gpu and sampler <= alone:
-        for parts in range(1, MOST_PARTS + 1):
-            if learner(parts) <= alone:
-                way, devices = "apart" if parts == 1 else "in parts", 1 + parts
-                reach = row(alone, parts)
-                break
-    return Fit(
+    learner, *sharded = (
+        learner_bytes(shape, context, rank, dtype, checkpointed=True, heap=heap, shards=shards)
+        for shards in range(1, MOST_SHARDS + 1)
+    )
+    asleep = idle_learner_bytes(shape, rank, dtype)
+    both, alone = memory - 2 * PROCESS_BYTES, memory - PROCESS_BYTES
+    placement: Placement | None = None
+    devices = budget = 0
+    if sampler + learner <= both:
+        placement, devices, budget = "together", 1, both - sampler
+    elif gpu and max(sampler + asleep, learner) <= both:
+        placement, devices, budget = "in turns", 1, both
+    elif gpu and max(sampler, learner) <= alone:
+        placement, devices, budget = "separate", 2, alone
+    elif gpu and max(sampler, *sharded[-1:]) <= alone:
+        shards = next(n for n, needed in enumerate(sharded, 2) if needed <= alone)
+        placement, devices, budget = "sharded", shards + 1, alone
+    return MemoryFit(
         model=name,
         parameters=shape.parameters,
         dtype=dtype,
         sampler_bytes=sampler,
-        learner_bytes=learner(),
-        way=way,
+        learner_bytes=learner,
+        placement=placement,
         devices=devices,
-        longest_row=reach,
+        longest_row=longest_row(shape, budget, rank, dtype, heap, max(1, devices - 1)),
     )
 
 
@@ -219,12 +199,11 @@ def read_shape(model: str) -> Shape:
     """The sizes of a model on this machine.
 
     Raises:
-        ConfigError: there is no ``config.json`` of it, or it does not say one of the sizes.
+        ConfigError: there is no ``config.json`` of it, or it lacks one of the sizes.
     """
     home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
     cached = home / "hub" / f"models--{model.replace('/', '--')}" / "snapshots"
-    places = [Path(model, "config.json"), *sorted(cached.glob("*/config.json"))]
-    for place in places:
+    for place in [Path(model, "config.json"), *sorted(cached.glob("*/config.json"))]:
         if place.is_file():
             try:
                 return Shape.of_config(json.loads(place.read_text()))
@@ -237,7 +216,7 @@ def read_shape(model: str) -> Shape:
 
 
 def gpus() -> list[dict[str, Any]]:
-    """Name, memory in bytes and driver of each NVIDIA GPU, as the driver's own tool says."""
+    """Name, total and free memory in bytes, and driver of each NVIDIA GPU."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -251,39 +230,32 @@ def gpus() -> list[dict[str, Any]]:
     ]
 
 
+def _checked(name: str, found: str, problem: str = "") -> Finding:
+    """A finding that is wrong if there is a problem, which its advice says."""
+    return Finding(name=name, found=found, ok=not problem, advice=problem)
+
+
 def _gpu(cards: list[dict[str, Any]]) -> Finding:
     if not cards:
-        return Finding(
-            name="GPU",
-            found="none",
-            advice="The embedded engines work on the CPU, for small models. With a GPU in this "
-            "machine, install its driver until `nvidia-smi` lists it.",
-        )
-    said = "; ".join(
+        advice = "Small models work on the CPU. A GPU is found once `nvidia-smi` lists it."
+        return Finding(name="GPU", found="none", advice=advice)
+    found = "; ".join(
         f"{c['name']}, {c['free'] / 1e9:.0f} of {c['total'] / 1e9:.0f} GB free" for c in cards
     )
     busy = any(card["free"] < 0.8 * card["total"] for card in cards)
-    advice = "Another process has a fifth of its memory or more: see `nvidia-smi`." if busy else ""
-    return Finding(
-        name="GPU", found=f"{said}; driver {cards[0]['driver']}", ok=not busy, advice=advice
-    )
+    problem = "Other processes have a fifth of its memory or more: see `nvidia-smi`."
+    return _checked("GPU", f"{found}; driver {cards[0]['driver']}", problem if busy else "")
 
 
-def _versions() -> list[Finding]:
-    found = {name: _version(name) for name in (*NEEDED, *WELCOME)}
-    missing = [name for name in NEEDED if found[name] is None]
-    said = ", ".join(f"{name} {found[name]}" for name in found if found[name])
+def _packages() -> Finding:
+    found = {name: _version(name) for name in (*REQUIRED, *OPTIONAL)}
+    missing = [name for name in REQUIRED if found[name] is None]
+    versions = ", ".join(f"{name} {found[name]}" for name in found if found[name])
     python = ".".join(map(str, sys.version_info[:3]))
-    return [
-        Finding(
-            name="packages",
-            found=f"Python {python}; {said or 'no engine'}",
-            ok=not missing,
-            advice=f'A server here needs {", ".join(missing)}: pip install "langchain-art[local]"'
-            if missing
-            else "",
-        )
-    ]
+    problem = f'A server here needs {", ".join(missing)}: pip install "langchain-art[local]"'
+    return _checked(
+        "packages", f"Python {python}; {versions or 'no engine'}", problem if missing else ""
+    )
 
 
 def _version(name: str) -> str | None:
@@ -299,20 +271,15 @@ def _torch(cards: list[dict[str, Any]]) -> Finding:
     done = _ask_torch()
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        advice = "It does not import; install it again: pip install --force-reinstall torch==2.13.0"
-        return Finding(name="torch", found=last, ok=False, advice=advice)
+        return _checked("torch", last, "It cannot be imported: install it again.")
     seen = json.loads(done.stdout.splitlines()[-1])
     build = f"built for CUDA {seen['cuda']}" if seen["cuda"] else "built for CPUs"
-    lost = len(cards) > 0 and seen["devices"] == 0
-    return Finding(
-        name="torch",
-        found=f"{build}, sees {seen['devices']} GPUs",
-        ok=not lost,
-        advice="There is a GPU, and torch does not see it: install the CUDA build "
-        "(requirements/gpu.txt), or a driver that is new enough for it."
-        if lost
-        else "",
+    problem = (
+        "There is a GPU, and torch does not see it: install the CUDA build "
+        "(requirements/gpu.txt), or a newer driver."
     )
+    unseen = bool(cards) and seen["devices"] == 0
+    return _checked("torch", f"{build}, sees {seen['devices']} GPUs", problem if unseen else "")
 
 
 @functools.cache
@@ -326,12 +293,9 @@ def _disk(data_dir: Path) -> Finding:
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
-    return Finding(
-        name="disk",
-        found=f"{free / 1e9:.0f} GB free at {place}",
-        ok=free >= LEAST_DISK,
-        advice="" if free >= LEAST_DISK else f"Free {LEAST_DISK / 1e9:.0f} GB, or set --data-dir.",
-    )
+    problem = f"Free {LEAST_DISK / 1e9:.0f} GB, or set --data-dir."
+    found = f"{free / 1e9:.0f} GB free at {place}"
+    return _checked("disk", found, problem if free < LEAST_DISK else "")
 
 
 def _port(host: str, port: int) -> Finding:
@@ -341,48 +305,32 @@ def _port(host: str, port: int) -> Finding:
         try:
             probe.bind((host, port))
         except OSError as error:
-            advice = "Take another --port, or end what listens there (a server that is up?)."
-            found = f"{host}:{port}: {error.strerror}"
-            return Finding(name="port", found=found, ok=False, advice=advice)
-    return Finding(name="port", found=f"{host}:{port} is free", ok=True)
+            problem = "Take another --port, or end the process that listens there."
+            return _checked("port", f"{host}:{port}: {error.strerror}", problem)
+    return _checked("port", f"{host}:{port} is free")
 
 
 def _key(host: str) -> Finding:
     key = os.environ.get("ART_API_KEY", "")
     local = host == "localhost" or host.startswith("127.") or host == "::1"
-    short = 0 < len(key) < MIN_KEY_LENGTH
-    ok = not short and (local or bool(key))
-    said = "ART_API_KEY is set" if key else "none"
-    advice = (
-        "Set ART_API_KEY to at least 16 characters: "
+    missing = 0 < len(key) < MIN_KEY_LENGTH or not (local or key)
+    problem = (
+        f"Set ART_API_KEY to at least {MIN_KEY_LENGTH} characters: "
         "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
     )
     reach = "loopback only" if local else "reachable from other machines"
-    return Finding(
-        name="key", found=f"{said}; {host} is {reach}", ok=ok, advice="" if ok else advice
-    )
+    found = f"{'ART_API_KEY is set' if key else 'none'}; {host} is {reach}"
+    return _checked("key", found, problem if missing else "")
 
 
-_HOW: dict[Way | None, str] = {
-    "beside": "",
-    "in turns": "They fit if vLLM sleeps while the learner learns: take_turns = true, and "
-    'kind = "vllm" under [sampler], in the server\'s TOML file',
-    "apart": 'They fit on two GPUs: device = "cuda:1" in the server\'s TOML file',
-    "in parts": "They fit on {devices} GPUs, the learner's base in parts on {parts} of them: "
-    'device = "cuda:1", and under [learner] ranks = {parts} and shard = true',
-    None: "Take a smaller model, fewer --calls or a shorter --context, or load it in 4 bits",
-}
-
-
-def _fits(one: Fit, memory: int, devices: int) -> Finding:
-    need = one.sampler_bytes + one.learner_bytes + 2 * PROGRAM
+def _memory(one: MemoryFit, memory: int, devices: int) -> Finding:
+    needed = one.sampler_bytes + one.learner_bytes + 2 * PROCESS_BYTES
     each = " on each GPU" if devices > 1 else ""
-    advice = _HOW[one.way].format(devices=one.devices, parts=one.devices - 1)
     return Finding(
         name="memory",
-        found=f"{need / 1e9:.1f} GB needed, {memory / 1e9:.1f} GB free{each}",
+        found=f"{needed / 1e9:.1f} GB needed, {memory / 1e9:.1f} GB free{each}",
         ok=0 < one.devices <= devices,
-        advice=f"{advice} (docs/gpu.md)." if advice else "",
+        advice=_ADVICE[one.placement].format(devices=one.devices, shards=one.devices - 1),
     )
 
 

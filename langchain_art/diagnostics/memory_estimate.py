@@ -1,9 +1,9 @@
-"""How much memory a model needs, to be sampled from and to be trained: arithmetic, no torch.
+"""Estimates the memory that a model needs to be sampled from and to be trained. No torch.
 
-What a backward pass keeps of each token is a sum over the sizes of a layer, whose coefficients were
-read off the learner itself (the bytes that autograd saves, Qwen3, Qwen2 and Llama, ranks 8, hidden
-sizes 64 to 192, relative error below 1 %). `test_memory_model.py` holds it to the
-peak memory of real steps on a CPU. On a GPU it has not been measured.
+What a backward pass keeps of each token is a weighted sum of a layer's sizes. The weights were
+measured on the learner (bytes that autograd saves; Qwen3, Qwen2 and Llama, rank 8, hidden sizes 64
+to 192, relative error below 1 %). `test_memory_model.py` compares the estimate with the peak memory
+of real steps on a CPU. It was not measured on a GPU.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ KEPT = {"float32": (16, 16, 12, 12), "bfloat16": (28, 10, 12, 8)}
 LINEARS = 7
 #: A LoRA parameter, its gradient and Adam's two moments, in float32.
 LORA_BYTES = 16
-#: Logits are made for so many numbers at a time (the learner's `CHUNK_ELEMENTS`), in float32, with
+#: Logits are computed in chunks of 2^24 elements (the learner's `CHUNK_ELEMENTS`), in float32, with
 #: their softmax and their gradient.
 LOGIT_BYTES = (1 << 24) * 4 * 3
-#: Layers that are whole on a device while its parts of the others wait: the one that something goes
-#: through, and the one that is fetched ahead.
+#: Layers of a sharded base that are whole on each GPU at once: the computed and the prefetched one.
 GATHERED = 2
-#: What glibc's heap holds at most of each byte that a step keeps on a CPU: what was freed between
-#: tensors stays with the process. Measured: 1.3 to 2.2 times, varying from run to run (1.1 to 1.3
-#: with MALLOC_MMAP_THRESHOLD_=131072, where the step takes 40 % more CPU).
+#: Bytes that glibc's heap holds at most for each byte that a step keeps on a CPU: memory that is
+#: freed between tensors stays with the process. Measured: 1.3 to 2.2, varying from run to run (1.1
+#: to 1.3 with MALLOC_MMAP_THRESHOLD_=131072, where the step takes 40 % more CPU).
 CPU_HEAP = 2.2
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a causal model, as its config says them.
+    """The sizes of a causal language model.
 
     Attributes:
         layers: blocks.
@@ -64,7 +63,7 @@ class Shape:
         """Read a model's ``config.json``.
 
         Raises:
-            KeyError: it does not say one of the sizes.
+            KeyError: it lacks one of the sizes.
         """
         inner: Mapping[str, Any] = config.get("text_config") or config
         heads = inner["num_attention_heads"]
@@ -104,21 +103,32 @@ class Shape:
         return self.layers * rank * (attention + mlp)
 
 
-def weight_bytes(shape: Shape, dtype: str, parts: int = 1) -> int:
-    """The model's weights in memory; on each of `parts` devices, if its layers lie in so many."""
-    elsewhere = 0
-    if parts > 1:
-        held = -(-shape.layers // parts) + GATHERED
-        elsewhere = max(0, shape.layers - held) * shape.layer_parameters
-    return (shape.parameters - elsewhere) * WIDTH[dtype]
+def idle_learner_bytes(shape: Shape, rank: int, dtype: str, shards: int = 1) -> int:
+    """What a learner holds between two steps: the base, the adapter and its optimizer's state."""
+    weights = shape.parameters
+    if shards > 1:
+        held = -(-shape.layers // shards) + GATHERED
+        weights -= max(0, shape.layers - held) * shape.layer_parameters
+    return weights * WIDTH[dtype] + LORA_BYTES * shape.lora_parameters(rank)
 
 
-def token_bytes(shape: Shape, rank: int, dtype: str) -> int:
-    """What a backward pass keeps of one token, over all layers."""
+def token_bytes(shape: Shape, rank: int, dtype: str, *, checkpointed: bool = False) -> int:
+    """What a backward pass keeps of one token, over all layers.
+
+    Args:
+        shape: of the base.
+        rank: of the adapter.
+        dtype: of the base, ``float32`` or ``bfloat16``.
+        checkpointed: gradient checkpointing: only the inputs of each layer are kept, and everything
+            of the one layer that is computed again.
+    """
     hidden, mlp, queries, keys = KEPT[dtype]
     wide = mlp * shape.intermediate * shape.active
-    kept = hidden * shape.hidden + wide + queries * shape.queries + keys * shape.keys
-    return shape.layers * (kept + LINEARS * rank * 4)
+    layer = hidden * shape.hidden + wide + queries * shape.queries + keys * shape.keys
+    layer += LINEARS * rank * 4
+    if checkpointed:
+        return layer + shape.layers * shape.hidden * WIDTH[dtype]
+    return layer * shape.layers
 
 
 def learner_bytes(
@@ -129,33 +139,26 @@ def learner_bytes(
     *,
     checkpointed: bool = False,
     heap: float = 1.0,
-    parts: int = 1,
+    shards: int = 1,
 ) -> int:
-    """Peak memory of a step, without the program itself.
+    """Peak memory of a step, without the process itself.
 
     Args:
         shape: of the base.
         tokens: alive at once: the longest row at least, `tokens_per_microbatch` at most.
         rank: of the adapter.
         dtype: of the base, ``float32`` or ``bfloat16``.
-        checkpointed: layers are computed again for the backward pass; only their inputs are kept.
+        checkpointed: see `token_bytes`.
         heap: what the allocator holds of each byte that is kept: `CPU_HEAP` on a CPU.
-        parts: devices over which the base's layers lie; the peak is of each.
+        shards: GPUs over which the base's layers are sharded; the peak is of each.
     """
-    kept = token_bytes(shape, rank, dtype)
-    if checkpointed:
-        kept = kept // shape.layers + shape.layers * shape.hidden * WIDTH[dtype]
+    kept = token_bytes(shape, rank, dtype, checkpointed=checkpointed)
     logits = min(LOGIT_BYTES, tokens * shape.vocabulary * 4 * 3)
-    return idle_learner_bytes(shape, rank, dtype, parts) + int(heap * tokens * kept) + logits
-
-
-def idle_learner_bytes(shape: Shape, rank: int, dtype: str, parts: int = 1) -> int:
-    """What a learner holds between two steps: the base, the adapter and its optimizer."""
-    return weight_bytes(shape, dtype, parts) + LORA_BYTES * shape.lora_parameters(rank)
+    return idle_learner_bytes(shape, rank, dtype, shards) + int(heap * tokens * kept) + logits
 
 
 def sampler_bytes(shape: Shape, context: int, calls: int, dtype: str) -> int:
-    """Weights, and the keys and values of calls that run at once, without the program itself.
+    """Weights, and the KV cache of calls that run at once, without the process itself.
 
     Args:
         shape: of the base.
@@ -163,19 +166,17 @@ def sampler_bytes(shape: Shape, context: int, calls: int, dtype: str) -> int:
         calls: how many run at once, nothing shared between them.
         dtype: ``float32`` or ``bfloat16``.
     """
-    cache = 2 * shape.layers * shape.keys * WIDTH[dtype]
-    return weight_bytes(shape, dtype) + cache * context * calls
+    return WIDTH[dtype] * (shape.parameters + 2 * shape.layers * shape.keys * context * calls)
 
 
-def longest(
-    shape: Shape, budget: float, rank: int, dtype: str, heap: float = 1.0, parts: int = 1
+def longest_row(
+    shape: Shape, budget: float, rank: int, dtype: str, heap: float = 1.0, shards: int = 1
 ) -> int:
-    """Tokens of the longest row that a learner with `budget` bytes can train, layers checkpointed.
+    """Tokens of the longest row that a learner with `budget` bytes can train, checkpointed.
 
     Returns:
         0 if not even the weights fit.
     """
-    fixed = learner_bytes(shape, 0, rank, dtype, parts=parts) + LOGIT_BYTES
-    one = learner_bytes(shape, 1, rank, dtype, checkpointed=True, heap=heap)
-    each = one - learner_bytes(shape, 0, rank, dtype) - shape.vocabulary * 4 * 3
+    fixed = idle_learner_bytes(shape, rank, dtype, shards) + LOGIT_BYTES
+    each = int(heap * token_bytes(shape, rank, dtype, checkpointed=True))
     return max(0, int((budget - fixed) / each))

@@ -1,4 +1,4 @@
-"""The memory model of `langchain-art doctor` against the peak memory of real learner steps."""
+"""The memory estimate of `langchain-art doctor` against the peak memory of real learner steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from langchain_art.diagnostics.memory_estimate import (
     LOGIT_BYTES,
     Shape,
     learner_bytes,
-    longest,
+    longest_row,
     sampler_bytes,
     token_bytes,
 )
@@ -136,11 +136,11 @@ def test_more_needs_more_and_the_longest_row_just_fits() -> None:
     assert learner_bytes(shape, 8192, 16, "bfloat16", checkpointed=True) < whole
     assert whole < learner_bytes(shape, 16384, 16, "bfloat16")
     budget = 40e9
-    rows = longest(shape, budget, 16, "bfloat16")
+    rows = longest_row(shape, budget, 16, "bfloat16")
     assert rows > 0
     assert learner_bytes(shape, rows, 16, "bfloat16", checkpointed=True) <= budget
     assert learner_bytes(shape, rows + 99, 16, "bfloat16", checkpointed=True) > budget
-    assert longest(shape, 10e9, 16, "bfloat16") == 0
+    assert longest_row(shape, 10e9, 16, "bfloat16") == 0
     assert (
         sampler_bytes(shape, 1000, 10, "bfloat16") - sampler_bytes(shape, 1000, 9, "bfloat16")
         == 1000 * 2 * 28 * 512 * 2

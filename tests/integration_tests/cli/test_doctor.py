@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from langchain_art.cli.main import app
 from langchain_art.diagnostics import doctor
-from langchain_art.diagnostics.memory_estimate import Shape, idle_learner_bytes, learner_bytes
+from langchain_art.diagnostics.memory_estimate import Shape
 from langchain_art.errors import ConfigError
 from tests.support.live_server import BASE_MODEL, free_port
 
@@ -55,8 +55,8 @@ def test_a_gpu_that_torch_does_not_see_is_said(
     assert found["torch"].ok is False and "CUDA build" in found["torch"].advice
     assert not report.healthy
     assert report.device == "NVIDIA H200" and report.memory_bytes == 143200 << 20
-    fits = {fit.model: fit.way for fit in report.fits}
-    assert (fits["Qwen3-8B"], fits["Qwen3-32B"]) == ("beside", "apart")
+    fits = {fit.model: fit.placement for fit in report.fits}
+    assert (fits["Qwen3-8B"], fits["Qwen3-32B"]) == ("together", "separate")
     driver(monkeypatch, tmp_path, "NVIDIA H200, 143771, 9000, 570.86.15")
     assert look()["GPU"].ok is False
 
@@ -94,48 +94,78 @@ def test_a_model_is_found_in_the_hubs_cache_or_named(
         doctor.read_shape("some/model")
 
 
-def test_what_does_not_fit_is_refused_and_the_longest_row_says_how_far_off() -> None:
-    shape = Shape(36, 4096, 12288, 4096, 1024, 151936)
-    sizes = {"context": 8192, "calls": 16, "rank": 16}
-    small, large = (
-        doctor.fit("m", shape, memory, "bfloat16", 1.0, **sizes) for memory in (40 << 30, 120 << 30)
-    )
-    assert (small.way, small.devices, small.longest_row) == (None, 0, 0)
-    assert (large.way, large.devices) == ("beside", 1) and large.longest_row > 8192
-    many = doctor.fit("m", shape, 120 << 30, "bfloat16", 1.0, **sizes | {"calls": 900})
-    assert many.way is None
+#: A model small enough to compute its memory by hand:
+#: - a layer has 2 * 100 * (100 + 50) + 3 * 100 * 300 = 120,000 weights; eight of them and two
+#:   embeddings of 20,000 * 100 are 4,960,000;
+#: - an adapter of rank 4 has 8 * 4 * (2 * 200 + 2 * 150 + 3 * 400) = 60,800 weights of 16 bytes;
+#: - in bfloat16 a sampler needs 9,920,000 bytes and 2 * 8 * 50 * 2 for each token, a learner
+#:   10,892,800 between steps;
+#: - in a step of 1,000 tokens the learner needs 201,326,592 more for logits, and for each token
+#:   28 * 100 + 10 * 300 + 12 * 100 + 8 * 50 + 7 * 4 * 4 of one layer and 8 * 100 * 2 of the layers'
+#:   inputs, together 9,112.
+HAND = Shape(8, 100, 300, 100, 50, 20_000)
 
 
-#: A model whose learner needs more memory than its sampler, and one of which it is the other way.
-LONG, BROAD = {"context": 32768, "calls": 1}, {"context": 1024, "calls": 64}
+def hand_fit(memory: int, calls: int = 10, *, gpu: bool = True) -> doctor.MemoryFit:
+    return doctor.fit("m", HAND, memory, gpu=gpu, context=1000, calls=calls, rank=4)
 
 
-@pytest.mark.parametrize("sizes", [LONG, BROAD])
-def test_each_way_begins_where_its_memory_is_there(sizes: dict[str, int]) -> None:
-    shape = Shape(36, 4096, 12288, 4096, 1024, 151936)
-    dtype, program = "bfloat16", doctor.PROGRAM
+def test_needs_are_those_computed_by_hand() -> None:
+    on_gpu, on_cpu = hand_fit(1 << 40), hand_fit(1 << 40, gpu=False)
+    assert (on_gpu.parameters, on_gpu.dtype) == (4_960_000, "bfloat16")
+    assert (on_gpu.sampler_bytes, on_gpu.learner_bytes) == (25_920_000, 221_331_392)
+    assert on_cpu.dtype == "float32"
+    # 19,840,000 + 32,000,000; and 20,812,800 + 2.2 * 1,000 * 11,512 + 201,326,592
+    assert (on_cpu.sampler_bytes, on_cpu.learner_bytes) == (51_840_000, 247_465_792)
 
-    def fit(memory: int, *, gpu: bool = True) -> doctor.Fit:
-        return doctor.fit("m", shape, memory, dtype, 1.0, rank=16, gpu=gpu, **sizes)
 
-    whole = fit(1 << 50)
-    sampler, learner = whole.sampler_bytes, whole.learner_bytes
-    row = {"checkpointed": True, "parts": 2}
-    least = {
-        "beside": sampler + learner + 2 * program,
-        "in turns": max(sampler + idle_learner_bytes(shape, 16, dtype), learner) + 2 * program,
-        "apart": max(sampler, learner) + program,
-        "in parts": max(sampler, learner_bytes(shape, sizes["context"], 16, dtype, **row))
-        + program,
-    }
-    ways = [way for way in least if fit(least[way]).way == way]
-    assert ways == (list(least) if sizes is LONG else ["beside", "in turns", "apart"])
-    devices = {"beside": 1, "in turns": 1, "apart": 2, "in parts": 3}
-    for way in ways:
-        assert fit(least[way]).devices == devices[way]
-        assert fit(least[way] - 1).way != way or way == "in parts"
-        assert fit(least[way]).longest_row >= sizes["context"] - 1
-        assert fit(least[way], gpu=False).way == ("beside" if way == "beside" else None)
+@pytest.mark.parametrize(
+    ("memory", "calls", "placement", "devices"),
+    [
+        (3_247_251_392, 10, "together", 1),  # 3 GB for two processes, 25,920,000, 221,331,392
+        (3_247_251_391, 10, "in turns", 1),
+        (3_221_331_392, 10, "in turns", 1),  # the learner and two processes
+        (3_221_331_391, 10, "separate", 2),
+        (1_721_331_392, 10, "separate", 2),  # the learner and its process
+        (1_721_331_391, 10, "sharded", 3),
+        (1_720_851_392, 10, "sharded", 3),  # two of eight layers less: 480,000 bytes
+        (1_720_851_391, 10, "sharded", 4),
+        (1_720_131_392, 10, "sharded", 9),  # five of eight layers less
+        (1_720_131_391, 10, None, 0),
+        (3_551_251_392, 200, "together", 1),  # a sampler of 329,920,000 bytes
+        (3_551_251_391, 200, "in turns", 1),
+        (3_340_812_800, 200, "in turns", 1),  # sampler, idle learner, two processes
+        (3_340_812_799, 200, "separate", 2),
+        (1_829_920_000, 200, "separate", 2),
+        (1_829_919_999, 200, None, 0),  # the sampler is not sharded
+    ],
+)
+def test_each_placement_begins_where_its_memory_is_there(
+    memory: int, calls: int, placement: str | None, devices: int
+) -> None:
+    found = hand_fit(memory, calls)
+    assert (found.placement, found.devices) == (placement, devices)
+    assert (found.longest_row >= 999) == (placement is not None)
+
+
+@pytest.mark.parametrize(
+    ("memory", "rows"),
+    [
+        (3_247_251_392, 1000),
+        (3_247_251_392 + 9_112 * 500, 1500),
+        (1_721_331_392, 1000),
+        (1_720_851_392, 1000),
+        (1_000_000_000, 0),
+    ],
+)
+def test_the_longest_row_takes_what_is_left(memory: int, rows: int) -> None:
+    assert hand_fit(memory).longest_row == rows
+
+
+def test_a_cpu_holds_both_or_nothing() -> None:
+    assert hand_fit(3_299_305_792, gpu=False).placement == "together"
+    nothing = hand_fit(3_299_305_791, gpu=False)
+    assert (nothing.placement, nothing.devices, nothing.longest_row) == (None, 0, 0)
 
 
 def test_as_many_gpus_as_it_takes_or_it_does_not_fit(
@@ -154,7 +184,7 @@ def test_as_many_gpus_as_it_takes_or_it_does_not_fit(
     for cards, size, ok, words in (
         (1, 110000, False, "two GPUs"),
         (2, 110000, True, "two GPUs"),
-        (2, 81000, False, "on 3 GPUs, the learner's base in parts on 2 of them"),
+        (2, 81000, False, "on 3 GPUs, the learner's base sharded over 2 of them"),
         (3, 81000, True, "ranks = 2 and shard = true"),
     ):
         driver(monkeypatch, tmp_path, *[f"Some GPU, {size}, {size}, 570.86.15"] * cards)
@@ -169,7 +199,7 @@ def test_the_command_ends_with_what_it_found() -> None:
     well = run(app, ["doctor", str(BASE_MODEL), "--context", "512", "--json", *port])
     assert well.exit_code == 0, well.output
     report = json.loads(well.stdout)
-    assert report["healthy"] and report["fits"][0]["way"] == "beside"
+    assert report["healthy"] and report["fits"][0]["placement"] == "together"
     ill = run(app, ["doctor", "--host", "0.0.0.0", *port])
     assert ill.exit_code == 1
     assert "ART_API_KEY" in ill.output and "Qwen3-8B" in ill.output
