@@ -31,7 +31,16 @@ from rich.console import Console
 from examples.email_search.agent import MAX_MODEL_CALLS, SYSTEM_PROMPT, TOOLS, CallCap, reward
 from examples.email_search.inbox import Inbox, MailStore, Scenario, build
 from examples.email_search.train import BASE_MODEL, MAX_TOKENS, POLICY
-from langchain_art import ChatART, FitResult, LocalServer, Run, TrainConfig, Trainer, capture
+from langchain_art import (
+    ChatART,
+    FitResult,
+    LocalServer,
+    LRSchedule,
+    Run,
+    TrainConfig,
+    Trainer,
+    capture,
+)
 
 SEEDS, STEPS, GROUPS, SIZE, HELD_OUT = 5, 12, 8, 8, 100
 AHEAD = 2
@@ -90,8 +99,7 @@ async def fit(base_url: str, folder: Path, seed: int, ahead: int) -> tuple[FitRe
         max_steps_ahead=ahead,
         config=TrainConfig(
             learning_rate=3e-3,
-            warmup_steps=3,
-            decay_steps=STEPS,
+            schedule=LRSchedule(warmup_steps=3, decay_steps=STEPS),
             advantage="standardized",
             tokens_per_microbatch=4096,
         ),

@@ -59,6 +59,23 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares the two
     from langchain_art.training.trainer import Trainer as Trainer
     from langchain_art.training.warm_start import WarmStart as WarmStart
     from langchain_art.wire import (
+        AnchorCredit as AnchorCredit,
+        CISPO as CISPO,
+        ClippedRatio as ClippedRatio,
+        ConstantAggregation as ConstantAggregation,
+        DPPOTV as DPPOTV,
+        GSPO as GSPO,
+        IcePop as IcePop,
+        KLPenalty as KLPenalty,
+        LRSchedule as LRSchedule,
+        OverlongPenalty as OverlongPenalty,
+        SFTConfig as SFTConfig,
+        SequenceMask as SequenceMask,
+        SimpleAdvantage as SimpleAdvantage,
+        SimpleCredit as SimpleCredit,
+        Standardized as Standardized,
+        TruncatedIS as TruncatedIS,
+        TurnCredit as TurnCredit,
         LoraConfig as LoraConfig,
         Reward as Reward,
         TrainConfig as TrainConfig,
@@ -91,7 +108,10 @@ _NAMES = {
     "training.trainer": "Trainer",
     "training.warm_start": "WarmStart",
     "wire": (
-        "LoraConfig Reward TrainConfig TrainJob TrainResult Trajectory TrajectoryGroup Turn Usage"
+        "AnchorCredit CISPO ClippedRatio ConstantAggregation DPPOTV GSPO IcePop KLPenalty "
+        "LoraConfig LRSchedule OverlongPenalty Reward SequenceMask SFTConfig SimpleAdvantage "
+        "SimpleCredit Standardized TrainConfig TrainJob TrainResult Trajectory "
+        "TrajectoryGroup TruncatedIS Turn TurnCredit Usage"
     ),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -15,7 +15,7 @@ import transformers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.learning.workloads import VOCAB, Workload
-from langchain_art import LoraConfig, TrainConfig
+from langchain_art import ClippedRatio, LoraConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.prefix_forest import Forest, Segment
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft import adapter_io
@@ -24,7 +24,9 @@ from langchain_art_server.backends.peft.forest.attention_interface import FOREST
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 
 #: The policy gradient and nothing else, so that every method can be told to compute it.
-CONFIG = TrainConfig(importance="off", guard=None, dual_clip=None, max_logprob_gap=None)
+CONFIG = TrainConfig(
+    loss=ClippedRatio(importance_sampling=None, dual_clip=None), guard=None, max_logprob_gap=None
+)
 LORA = LoraConfig(rank=16, alpha=32.0)
 Gradient = dict[str, torch.Tensor]
 

@@ -35,6 +35,7 @@ from langchain_art import (
     EvalResult,
     FitResult,
     LocalServer,
+    LRSchedule,
     RulerEvaluator,
     Run,
     TrainConfig,
@@ -152,8 +153,7 @@ async def train(
         concurrency=GROUPS_PER_STEP * GROUP_SIZE,
         config=TrainConfig(
             learning_rate=3e-3,
-            warmup_steps=5,
-            decay_steps=max(steps, 6),
+            schedule=LRSchedule(warmup_steps=5, decay_steps=max(steps, 6)),
             advantage="standardized",
             tokens_per_microbatch=4096,
         ),

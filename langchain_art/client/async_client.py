@@ -21,6 +21,7 @@ from langchain_art.wire import (
     PolicyStatus,
     Reward,
     ServerStatus,
+    SFTConfig,
     TrainConfig,
     TrainJob,
     TrainResult,
@@ -179,7 +180,7 @@ class AsyncArtClient(Address):
         self,
         conversations: Conversations,
         policy: str,
-        config: TrainConfig | None = None,
+        config: SFTConfig | None = None,
         key: str | None = None,
         trainable: Mapping[str, bool] | None = None,
     ) -> TrainJob:

@@ -23,12 +23,14 @@ from langchain_art.client.http_request import Flow, Request
 from langchain_art.errors import ArtError, ConfigError, JobFailed
 from langchain_art.wire import (
     Checkpoint,
+    JobConfig,
     JobEvent,
     LoraConfig,
     PolicySpec,
     PolicyStatus,
     Reward,
     ServerStatus,
+    SFTConfig,
     TrainConfig,
     TrainJob,
     TrainRequest,
@@ -189,7 +191,7 @@ def posting(groups: Sequence[TrajectoryGroup]) -> Flow[int]:
 def training(
     groups: Groups,
     policy_name: str,
-    config: TrainConfig | None,
+    config: JobConfig | None,
     key: str | None,
     trainable: Mapping[str, bool] | None,
 ) -> Flow[TrainJob]:
@@ -219,7 +221,7 @@ def training(
 def imitating(
     conversations: Conversations,
     policy_name: str,
-    config: TrainConfig | None,
+    config: SFTConfig | None,
     key: str | None,
     trainable: Mapping[str, bool] | None,
 ) -> Flow[TrainJob]:
@@ -229,13 +231,13 @@ def imitating(
     return (yield from training([ids], policy_name, config, key, trainable))
 
 
-def sft_config(config: TrainConfig | None) -> TrainConfig:
+def sft_config(config: SFTConfig | None) -> SFTConfig:
     """The config of a supervised step, or its default. Raises ConfigError."""
-    config = config or TrainConfig(loss="sft")
-    if config.loss != "sft":
+    config = config or SFTConfig()
+    if not isinstance(config, SFTConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
-            f"got a config with loss={config.loss!r}, expected TrainConfig(loss='sft', …): what is "
-            "shown is imitated, and has no advantages"
+            f"got a {type(config).__name__}, expected an SFTConfig: conversations have no rewards "
+            "to compare; train on groups with `train` or `Trainer.fit`"
         )
     return config
 

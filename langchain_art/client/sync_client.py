@@ -24,6 +24,7 @@ from langchain_art.wire import (
     PolicyStatus,
     Reward,
     ServerStatus,
+    SFTConfig,
     TrainConfig,
     TrainJob,
     TrainResult,
@@ -232,7 +233,7 @@ class ArtClient(Address):
         self,
         conversations: Conversations,
         policy: str,
-        config: TrainConfig | None = None,
+        config: SFTConfig | None = None,
         key: str | None = None,
         trainable: Mapping[str, bool] | None = None,
     ) -> TrainJob:
@@ -247,13 +248,12 @@ class ArtClient(Address):
             conversations: runs, ids of runs, conversations in OpenAI's or LangChain's messages, or
                 the path of a JSONL file of them (`conversations.Conversation`).
             policy: the policy that learns.
-            config: with ``loss="sft"``. None: ``TrainConfig(loss="sft")``, which has a learning
-                rate of 1e-4.
+            config: None: the defaults of `SFTConfig`.
             key: as for `train`.
             trainable: as for `train`.
 
         Raises:
-            ConfigError: a conversation is malformed, or `config` has another loss.
+            ConfigError: a conversation is malformed, or `config` is no SFTConfig.
         """
         return self._run(endpoints.imitating(conversations, policy, config, key, trainable))
 

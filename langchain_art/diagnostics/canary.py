@@ -84,7 +84,7 @@ def run_canary(
     try:
         status = client.status()
         rate = learning_rate or toy_learning_rate(status.parameters)
-        config = TrainConfig(learning_rate=rate, updates=2, advantage="standardized")
+        config = TrainConfig(learning_rate=rate, optimizer_steps=2, advantage="standardized")
         return _Canary(client, status, config, steps, group_size, on_progress).run()
     finally:
         if client is not server:

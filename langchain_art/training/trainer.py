@@ -33,7 +33,7 @@ from langchain_art.training.warm_start import (
     begun,
     warm_start,
 )
-from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig
 
 if TYPE_CHECKING:
     from langchain_art.chat_models.chat_art import ChatART
@@ -79,7 +79,7 @@ class Trainer:
             the previous step is trained. More: rollouts continue while the server trains, and a
             step takes the groups that end first. Their calls may be a few versions old (staleness):
             each turn names its version, and the learner corrects for it
-            (`TrainConfig.importance`, ``max_staleness``).
+            (importance sampling, `TrainConfig.max_staleness`).
         dynamic_sampling_rounds: how often, at most, a step rolls out further scenarios in place
             of groups that teach nothing: with zero variance, or not judged (DAPO, arXiv 2503.14476,
             section 3.2). 0: never.
@@ -117,10 +117,10 @@ class Trainer:
             raise ConfigError(
                 f"got {max_steps_ahead=}, {dynamic_sampling_rounds=}, expected counts"
             )
-        if config is not None and config.loss == "sft":
+        if isinstance(config, SFTConfig):
             raise ConfigError(
-                "got a config with loss='sft', which reads no rewards, expected another loss for "
-                "`fit`; give this config to `warm_start`"
+                "got an SFTConfig, which reads no rewards, expected a TrainConfig for `fit`; give "
+                "this config to `warm_start`"
             )
         self.policies, self._base_url, self._api_key = _address(model, client)
         self.out_dir = Path(out_dir)
@@ -161,7 +161,7 @@ class Trainer:
             rollout: a function of a scenario (see `rollout.Rollout`), or a graph as it is; that
                 brings no reward, so it needs an `evaluator`.
             train_scenarios: what to learn from.
-            steps: one optimizer step (or ``config.updates``) and one version of the adapter each.
+            steps: one version of the adapter each, of ``config.optimizer_steps`` optimizer steps.
             eval_scenarios: held out; evaluated before, after, and every `eval_every` steps. The
                 versions with the best mean are pinned on the server.
             eval_every: steps. None: only before and after.
@@ -209,7 +209,7 @@ class Trainer:
         *,
         epochs: int = 1,
         batch_size: int = 16,
-        config: TrainConfig | None = None,
+        config: SFTConfig | None = None,
         resume: bool = True,
     ) -> WarmStart:
         """Teach the policy by example before `fit`: supervised steps on conversations.
@@ -223,11 +223,11 @@ class Trainer:
                 LangChain's messages, or the Path of a JSONL file (`conversations.Conversation`).
             epochs: how often each is learned.
             batch_size: conversations of one step.
-            config: with ``loss="sft"``. None: ``TrainConfig(loss="sft")``.
+            config: of each step. None: the defaults of `SFTConfig`.
             resume: go on with the warm start in `out_dir`. False: put it aside and begin anew.
 
         Raises:
-            ConfigError: a conversation is malformed, `config` has another loss, `out_dir` holds
+            ConfigError: a conversation is malformed, `config` is no SFTConfig, `out_dir` holds
                 another warm start, or the trainer has several policies.
             JobFailed: the server could not train: a conversation cannot be shown to its model, say.
             ServerUnreachable: it stayed away for five minutes.

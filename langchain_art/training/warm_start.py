@@ -19,7 +19,7 @@ from langchain_art.client.conversations import Conversations, read_conversations
 from langchain_art.errors import ConfigError, JobFailed
 from langchain_art.training.progress import Display
 from langchain_art.training.results import Record
-from langchain_art.wire import TrainConfig, TrainResult, Trajectory, TrajectoryGroup
+from langchain_art.wire import SFTConfig, TrainResult, Trajectory, TrajectoryGroup
 
 #: Conversations in one request to store them.
 AT_ONCE = 64
@@ -89,7 +89,7 @@ class Demonstrations:
             count = math.ceil(len(order) / batch_size)
             self.batches += [order[i * batch_size : (i + 1) * batch_size] for i in range(count)]
 
-    def digest(self, policy: str, config: TrainConfig) -> str:
+    def digest(self, policy: str, config: SFTConfig) -> str:
         """Of all that decides what is learned, and in which order."""
         asked = json.dumps([policy, *self._asked, config.model_dump(mode="json")], sort_keys=True)
         return hashlib.sha256(asked.encode()).hexdigest()
@@ -143,7 +143,7 @@ class WarmStartFile:
             ) from error
 
 
-def begun(policy: str, shown: Demonstrations, config: TrainConfig) -> WarmStart:
+def begun(policy: str, shown: Demonstrations, config: SFTConfig) -> WarmStart:
     """A warm start of which nothing is done."""
     return WarmStart(
         id=uuid.uuid4().hex[:12],
@@ -156,7 +156,7 @@ def begun(policy: str, shown: Demonstrations, config: TrainConfig) -> WarmStart:
 async def warm_start(
     client: AsyncArtClient,
     shown: Demonstrations,
-    config: TrainConfig,
+    config: SFTConfig,
     file: WarmStartFile,
     display: Display,
 ) -> WarmStart:

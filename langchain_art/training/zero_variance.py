@@ -6,7 +6,14 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup, Turn
+from langchain_art.wire import (
+    AnchorCredit,
+    TrainConfig,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+    TurnCredit,
+)
 
 
 def has_zero_variance(
@@ -20,7 +27,7 @@ def has_zero_variance(
 
     Args:
         group: as it was judged.
-        config: reads `credit`, `scores`, `discount`, `flat_tolerance` and the overlong penalty.
+        config: reads `credit`, `scores`, `zero_variance_tolerance` and `overlong`.
         trainable: which calls learn (`Turn.learns`); None: all.
 
     Example::
@@ -30,16 +37,16 @@ def has_zero_variance(
     runs = [run for run in group.trajectories if is_rewarded(run, config)]
     if len(runs) < 2:
         return True
-    tolerance = config.flat_tolerance
+    tolerance = config.zero_variance_tolerance
     if config.scores:
         return all(_equal([run.scores[name] for run in runs], tolerance) for name in config.scores)
-    if config.credit == "node":
+    if config.credit.kind == "node":
         return all(_equal(values, tolerance) for values in _by_node(runs, config, trainable or {}))
     totals = [_own(run, config, trainable or {}) + math.fsum(_rewards(run.turns)) for run in runs]
-    if config.credit in ("turn", "anchor"):
+    if isinstance(config.credit, TurnCredit | AnchorCredit):
         if any(turn.reward for run in runs for turn in run.turns):
             return False
-        if config.discount != 1 and any(totals):
+        if config.credit.discount != 1 and any(totals):
             return False
     return _equal(totals, tolerance)
 
@@ -82,9 +89,10 @@ def _steps(run: Trajectory, trainable: Mapping[str, bool]) -> list[Turn]:
 def _own(run: Trajectory, config: TrainConfig, trainable: Mapping[str, bool]) -> float:
     """The run's own reward, less the penalty for its length (DAPO, arXiv 2503.14476, eq. 13)."""
     reward = run.reward or 0.0
-    if config.overlong_tokens is None or config.overlong_buffer is None:
+    overlong = config.overlong
+    if overlong is None:
         return reward
     steps = _steps(run, trainable)
     tokens = sum(turn.usage.completion_tokens for turn in steps if turn.usage is not None)
-    over = (config.overlong_tokens - config.overlong_buffer - tokens) / config.overlong_buffer
+    over = (overlong.tokens - overlong.buffer - tokens) / overlong.buffer
     return reward + min(0.0, max(-1.0, over))

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from langchain_art.wire.train_config import TrainConfig
+from langchain_art.wire.train_config import JobConfig, TrainConfig
 
 #: A policy's name: lower case, at most 64 characters, no path can be made of it.
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -250,7 +250,7 @@ class TrainRequest(Wire):
     policy: Name
     groups: tuple[tuple[Id, ...], ...] = Field(min_length=1, max_length=4096)
     """Ids of trajectories that the server has, group by group."""
-    config: TrainConfig = TrainConfig()
+    config: JobConfig = TrainConfig()
     trainable: dict[str, bool] = Field(default_factory=dict, max_length=256)
     """Which calls learn, by name (`Turn.learns`); empty: all that the policy sampled."""
 

@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art.wire import ClippedRatio, LoraConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.learner_core import LearnerCore
@@ -45,7 +45,11 @@ CONFIGS = {
 }
 LORA = LoraConfig(rank=4, alpha=8.0)
 #: Rows of `make_rows` are far off the policy: nothing may be left out for that.
-LENIENT: dict[str, Any] = {"importance": "off", "guard": None, "max_logprob_gap": None}
+LENIENT: dict[str, Any] = {
+    "loss": ClippedRatio(importance_sampling=None),
+    "guard": None,
+    "max_logprob_gap": None,
+}
 FILES = ("adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors")
 
 

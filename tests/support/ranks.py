@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from langchain_art.wire import TrainConfig
+from langchain_art.wire import KLPenalty, TrainConfig
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
@@ -55,7 +55,11 @@ async def check_twenty_steps(
     core = LearnerCore(tiny)
     alone = together = fresh(core, tmp_path)
     config = TrainConfig(
-        learning_rate=1e-3, updates=2, kl="k3", kl_coefficient=0.01, **LENIENT, **changes
+        learning_rate=1e-3,
+        optimizer_steps=2,
+        kl=KLPenalty(estimator="k3", coefficient=0.01),
+        **LENIENT,
+        **changes,
     )
     await learner.start()
     try:

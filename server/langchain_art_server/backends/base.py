@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art.wire import JobConfig, LoraConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -181,7 +181,7 @@ class TokenTurn:
 
 @dataclass(frozen=True)
 class LearnerStep:
-    """One optimizer step (or `config.updates` of them) from `parent` to `out`.
+    """One optimizer step (or `config.optimizer_steps` of them) from `parent` to `out`.
 
     `parent` and `out` are directories of `adapters`; `out` exists and is empty. The learner writes
     the adapter and ``optimizer.safetensors`` there, nothing else, and changes nothing in `parent`.
@@ -193,7 +193,7 @@ class LearnerStep:
     out: Path
     step: int
     rows: list[Row]
-    config: TrainConfig
+    config: JobConfig
     staleness: float = 0.0
 
 

@@ -54,7 +54,7 @@ def audit(
         records: by call id, those of its calls that are here.
         policy: that would learn; None: each turn is judged for the policy that sampled it.
         trainable: `TrainRequest.trainable`.
-        imitates: audit a supervised step (``loss="sft"``), given what `imitation` makes of the run.
+        imitates: audit a supervised step (`SFTConfig`), given what `imitation` makes of the run.
 
     Raises:
         InvalidRequest: a record makes no sense; training would refuse it with the same words.

@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from langchain_art.wire import NodeReport, TrainRequest, Trajectory, Turn
+from langchain_art.wire import NodeReport, SFTConfig, TrainRequest, Trajectory, Turn
 from langchain_art_server.algorithms.credit.batch_plan import plan
 from langchain_art_server.algorithms.credit.candidates import CandidateCall, CandidateRun, Verdict
 from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
@@ -198,12 +198,13 @@ class Batch:
 
     @property
     def _sft(self) -> bool:
-        return self.request.config.loss == "sft"
+        return isinstance(self.request.config, SFTConfig)
 
     def _candidate(self, one: Judged) -> CandidateCall:
         record, request = one.record, self.request
         superseded = one.turn.excluded_because is not None
-        anchored = request.config.credit == "anchor"
+        config = request.config
+        anchored = not isinstance(config, SFTConfig) and config.credit.kind == "anchor"
         return CandidateCall(
             tokens=len(record.token_ids) if record else 0,
             node=one.node,

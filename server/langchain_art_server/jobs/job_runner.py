@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 from langchain_art.errors import ArtError, InvalidRequest
-from langchain_art.wire import Checkpoint, TrainJob, TrainRequest, TrainResult
+from langchain_art.wire import Checkpoint, SFTConfig, TrainJob, TrainRequest, TrainResult
 from langchain_art_server.backends.base import Learner, LearnerStep, Sampler
 from langchain_art_server.config import Settings
 from langchain_art_server.jobs.admission_gate import AdmissionGate
@@ -240,7 +240,7 @@ class JobRunner:
             "excluded": dict(batch.excluded),
             "nodes": {name: node.model_dump() for name, node in batch.nodes().items()},
             # What was imitated may be again, and may be learned from by its reward besides.
-            "imitated" if request.config.loss == "sft" else "trained": batch.trained,
+            "imitated" if isinstance(request.config, SFTConfig) else "trained": batch.trained,
             "created_at": time.time(),
         }
 
@@ -300,7 +300,7 @@ class JobRunner:
     async def _batch(
         self, job: TrainJob, request: TrainRequest, scored: dict[str, RewardSnapshot], base: int
     ) -> Batch:
-        batch, imitates = Batch(request, base), request.config.loss == "sft"
+        batch, imitates = Batch(request, base), isinstance(request.config, SFTConfig)
         for ids in request.groups:
             known = await self._store.trajectories(ids)
             if not imitates:

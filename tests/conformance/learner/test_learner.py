@@ -63,7 +63,7 @@ def test_a_zero_advantage_changes_nothing_even_with_momentum(tiny: str, tmp_path
     silent = [replace(row, advantages=[0.0] * len(row.mask)) for row in rows]
     one, two, three = (folder(tmp_path, name) for name in ("one", "two", "three"))
     take(core, start, one, rows)
-    metrics = take(core, one, two, silent, step=2, updates=3)
+    metrics = take(core, one, two, silent, step=2, optimizer_steps=3)
     assert contents(two) == contents(one)
     assert contents(one)[FILES[1]] != contents(start)[FILES[1]]
     assert metrics["grad_norm"] == 0.0 and metrics["loss"] == 0.0
@@ -120,7 +120,8 @@ def test_two_runs_give_the_same_bytes(tiny: str, tmp_path: Path) -> None:
     for name in ("one", "two"):
         core, here = LearnerCore(tiny), folder(tmp_path, name)
         out = folder(here, "out")
-        metrics = take(core, fresh(core, here), out, rows, tokens_per_microbatch=96, updates=2)
+        options = {"tokens_per_microbatch": 96, "optimizer_steps": 2}
+        metrics = take(core, fresh(core, here), out, rows, **options)
         timeless = {k: v for k, v in metrics.items() if not k.endswith("seconds")}
         results.append((contents(out), timeless))
     assert results[0] == results[1]
@@ -178,7 +179,9 @@ async def test_refusals_and_cancelled_steps_leave_the_child_in_order(
     tiny: str, tmp_path: Path
 ) -> None:
     learner, rows = learner_for(tiny), make_rows(40)
-    config = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64, updates=16, **LENIENT)
+    config = TrainConfig(
+        learning_rate=1e-2, tokens_per_microbatch=64, optimizer_steps=16, **LENIENT
+    )
     await learner.start()
     try:
         start, out = folder(tmp_path, "start"), folder(tmp_path, "out")

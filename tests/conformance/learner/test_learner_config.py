@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel
 
 from langchain_art.errors import ArtError
-from langchain_art.wire import TrainConfig
+from langchain_art.wire import JobConfig, KLPenalty, SFTConfig, TrainConfig
 from langchain_art_server.algorithms.credit.batch_plan import plan
 from langchain_art_server.algorithms.credit.candidates import CandidateCall, CandidateRun
 from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
@@ -33,39 +34,86 @@ from tests.support.learner_cases import (
     take,
 )
 
-#: Field -> what the step has anyway, and what is changed.
+CLIP = {"kind": "clip"}
+KL = {"estimator": "k3", "coefficient": 0.5}
+CUT = {"tokens": 8, "buffer": 4}
+TWICE: dict[str, Any] = {"optimizer_steps": 2}
+#: Field (dotted: of a group) -> what the step has anyway, and what is changed.
 CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
+    "kind": ({}, "sft"),
     "learning_rate": ({}, 2e-2),
-    "warmup_steps": ({}, 4),
-    "decay_steps": ({}, 4),
-    "final_learning_rate": ({"decay_steps": 4}, 0.5),
+    "schedule.warmup_steps": ({}, 4),
+    "schedule.decay_steps": ({}, 4),
+    "schedule.final_fraction": ({"schedule": {"decay_steps": 4}}, 0.5),
     "max_grad_norm": ({}, 1e-9),  # Adam forgives any scale that is not near its epsilon
-    "updates": ({}, 2),
+    "optimizer_steps": ({}, 2),
     "tokens_per_microbatch": ({}, 64),
     "advantage": ({}, "standardized"),
+    "advantage.scores": ({"advantage": {"kind": "standardized"}}, {"a": 1.0}),
     "credit": ({}, "node"),
-    "discount": ({"credit": "turn"}, 0.5),
-    "anchor_weight": ({"credit": "anchor"}, 0.5),
-    "scores": ({"advantage": "standardized"}, {"a": 1.0}),
-    "flat_tolerance": ({}, 2.0),
+    "credit.discount": ({"credit": {"kind": "turn"}}, 0.5),
+    "credit.weight": ({"credit": {"kind": "anchor"}}, 0.5),
+    "zero_variance_tolerance": ({}, 2.0),
     "mask_truncated": ({}, True),
     "max_staleness": ({}, 1),
-    "overlong_tokens": ({"overlong_tokens": 8, "overlong_buffer": 4}, 9),
-    "overlong_buffer": ({"overlong_tokens": 8, "overlong_buffer": 4}, 2),
-    "loss": ({"importance": "off"}, "dppo_tv"),
-    "clip_low": ({"updates": 2}, 0.01),
-    "clip_high": ({"updates": 2}, 0.01),
-    "dual_clip": ({"updates": 2}, 1.01),
-    "aggregation": ({}, "run"),
-    "aggregation_constant": ({"aggregation": "constant", "aggregation_constant": 5.0}, 7.0),
-    "kl": ({"kl": "k3", "kl_coefficient": 0.5}, "k1"),
-    "kl_coefficient": ({"kl": "k3", "kl_coefficient": 0.5}, 1.0),
-    "importance": ({}, "icepop"),
-    "importance_low": ({"importance": "icepop"}, 0.9),
-    "importance_high": ({}, 1.05),
+    "overlong": ({}, CUT),
+    "overlong.tokens": ({"overlong": CUT}, 9),
+    "overlong.buffer": ({"overlong": CUT}, 2),
+    "loss": ({"loss": CLIP | {"importance_sampling": None}}, "dppo_tv"),
+    "loss.clip_low": (TWICE | {"loss": CLIP}, 0.01),
+    "loss.clip_high": (TWICE | {"loss": CLIP}, 0.01),
+    "loss.dual_clip": (TWICE | {"loss": CLIP}, 1.01),
+    "loss.aggregation": ({"loss": CLIP}, "run"),
+    "loss.aggregation.value": (
+        {"loss": CLIP | {"aggregation": {"kind": "constant", "value": 5.0}}},
+        7.0,
+    ),
+    "loss.importance_sampling": ({"loss": CLIP}, "icepop"),
+    "loss.importance_sampling.low": (
+        {"loss": CLIP | {"importance_sampling": {"kind": "icepop"}}},
+        0.9,
+    ),
+    "loss.importance_sampling.high": (
+        {"loss": CLIP | {"importance_sampling": {"kind": "truncated"}}},
+        1.05,
+    ),
+    "kl": ({}, KL),
+    "kl.estimator": ({"kl": KL}, "k1"),
+    "kl.coefficient": ({"kl": KL}, 1.0),
     "guard": ({}, 1.05),
     "max_logprob_gap": ({}, 0.01),
 }
+
+
+def changed(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """`base` with one field, in whichever group it is, set to `value`."""
+    first, _, rest = path.partition(".")
+    return base | {first: changed(base.get(first, {}), rest, value) if rest else value}
+
+
+def made(config: dict[str, Any]) -> JobConfig:
+    if config.get("kind") == "sft":
+        return SFTConfig(**{k: v for k, v in config.items() if k in SFTConfig.model_fields})
+    return TrainConfig(**config)
+
+
+def fields_of(model: type[BaseModel], prefix: str = "") -> set[str]:
+    """Dotted names of all settings of a config and its groups."""
+    found: set[str] = set()
+    for name, field in model.model_fields.items():
+        if prefix and name == "kind":
+            continue
+        inner = {path for group in _groups_of(field.annotation) for path in fields_of(group, name)}
+        found |= inner
+        if not inner or name != "schedule":
+            found.add(name)
+    return {f"{prefix}.{name}" if prefix else name for name in found}
+
+
+def _groups_of(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [group for one in get_args(annotation) for group in _groups_of(one)]
 
 
 def groups() -> list[list[CandidateRun]]:
@@ -81,10 +129,12 @@ def groups() -> list[list[CandidateRun]]:
     ]
 
 
-def outcome(tiny: str, where: Path, rows: list[Row], start: Path, config: TrainConfig) -> Any:
+def outcome(tiny: str, where: Path, rows: list[Row], start: Path, config: JobConfig) -> Any:
     """All that a config decides: the plan, the adapter, how it was made, or why it was not."""
     candidates = groups()
-    if config.scores:  # rewards of calls have no place beside scores
+    if (
+        isinstance(config, TrainConfig) and config.scores
+    ):  # rewards of calls have no place beside scores
         candidates = [
             [
                 replace(run, calls=tuple(replace(call, reward=None) for call in run.calls))
@@ -109,10 +159,10 @@ def test_every_field_acts(field: str, tiny: str, tmp_path: Path) -> None:
     start = shake(fresh(core, tmp_path))
     rows = branching_rows(8, seed=9)
     rows = jittered(on_policy(core, start, rows), 0.3)
-    given, changed = CHANGES[field]
+    given, value = CHANGES[field]
     base = {"learning_rate": 1e-2, "guard": None, "max_logprob_gap": None} | given
-    before = outcome(tiny, tmp_path, rows, start, TrainConfig(**base))
-    after = outcome(tiny, tmp_path, rows, start, TrainConfig(**(base | {field: changed})))
+    before = outcome(tiny, tmp_path, rows, start, made(base))
+    after = outcome(tiny, tmp_path, rows, start, made(changed(base, field, value)))
     assert before != after
     if field == "tokens_per_microbatch":
         assert len(before[2]) < len(after[2])
@@ -121,7 +171,7 @@ def test_every_field_acts(field: str, tiny: str, tmp_path: Path) -> None:
 
 
 def test_no_field_is_left_out_of_the_test_above() -> None:
-    assert set(CHANGES) == set(TrainConfig.model_fields)
+    assert set(CHANGES) == fields_of(TrainConfig)
 
 
 # --- the divergence from the base ----------------------------------------------------------------
@@ -131,7 +181,8 @@ def test_the_base_model_is_the_model_without_its_adapter(tiny: str, tmp_path: Pa
     core = LearnerCore(tiny)
     start = shake(fresh(core, tmp_path))
     rows = on_policy(core, start, make_rows(6) + branching_rows(6))
-    metrics = take(core, start, folder(tmp_path, "out"), rows, kl="k3", kl_coefficient=0.1)
+    penalty = KLPenalty(estimator="k3", coefficient=0.1)
+    metrics = take(core, start, folder(tmp_path, "out"), rows, kl=penalty)
     gaps = [
         base - own
         for row, base_T, own_T in zip(
@@ -276,7 +327,7 @@ def test_with_nothing_else_to_learn_the_divergence_shrinks(
     for step in range(1, 7):
         rows = [replace(r, advantages=[0.0] * len(r.mask)) for r in sampled(sampler, name)]
         out = folder(tmp_path, f"out{step}")
-        options = {"kl": kind, "kl_coefficient": 1.0, "learning_rate": 1e-2}
+        options = {"kl": {"estimator": kind, "coefficient": 1.0}, "learning_rate": 1e-2}
         seen.append(take(core, held, out, rows, step, **options)["kl_base"])
         held, name = out, f"{kind}@{step}"
         sampler.load(name, out)

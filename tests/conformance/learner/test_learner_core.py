@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from langchain_art.errors import ArtError, ConfigError, InvalidRequest
-from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art.wire import LoraConfig, LRSchedule, TrainConfig
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.ipc.step_codec import read_rows, write_rows
 from langchain_art_server.backends.peft.learner_core import LearnerCore
@@ -196,10 +196,10 @@ def test_metrics_are_complete_and_count_right(tiny: str, tmp_path: Path) -> None
         1,
         [*rows, silent],
         TrainConfig(
-            updates=2,
+            optimizer_steps=2,
             tokens_per_microbatch=64,
             learning_rate=1e-3,
-            warmup_steps=4,
+            schedule=LRSchedule(warmup_steps=4),
             max_logprob_gap=None,
         ),
     )

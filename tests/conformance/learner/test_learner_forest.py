@@ -46,7 +46,7 @@ def test_computing_layers_twice_changes_no_bit(
         monkeypatch.setattr(packer, "free_bytes", lambda _device, free=free: free)
         core, here = LearnerCore(str(models[name])), folder(tmp_path, f"free{free}")
         start, out = shake(fresh(core, here)), folder(here, "out")
-        metrics = take(core, start, out, rows, tokens_per_microbatch=64, updates=2)
+        metrics = take(core, start, out, rows, tokens_per_microbatch=64, optimizer_steps=2)
         assert metrics["checkpointed"] == float(free == 1.0)
         results.append(contents(out))
         assert [m for m in core.base.modules() if m.training] == [] or free == 1.0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen3 import modeling_qwen3
 
-from langchain_art.wire import TrainConfig
+from langchain_art.wire import GSPO, ClippedRatio, JobConfig, Loss, SFTConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft.forest import attention_tiles
 from langchain_art_server.backends.peft.forest.support_check import has_plain_head
@@ -33,7 +33,11 @@ from tests.support.learner_cases import (
     shake,
 )
 
-PLAIN = TrainConfig(importance="off", guard=None, dual_clip=None, tokens_per_microbatch=64)
+PLAIN = TrainConfig(
+    loss=ClippedRatio(importance_sampling=None, dual_clip=None),
+    guard=None,
+    tokens_per_microbatch=64,
+)
 
 
 def double_norm(self: Any, hidden: torch.Tensor) -> torch.Tensor:
@@ -57,7 +61,7 @@ def double_attention(
 
 
 def naive_gradient(
-    model_path: str, adapter: Path, rows: list[Row], config: TrainConfig
+    model_path: str, adapter: Path, rows: list[Row], config: JobConfig
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """The loss in float64: row by row, unpadded, eager attention, one token at a time."""
     base = AutoModelForCausalLM.from_pretrained(
@@ -74,15 +78,15 @@ def naive_gradient(
                 new = z_V[row.token_ids[t]] - torch.log(torch.exp(z_V).sum())
                 log_ratios[t] = new - row.logprobs[t]
         for t, log_ratio in log_ratios.items():
-            if config.loss == "sft":
+            if isinstance(config, SFTConfig):
                 weight = row.weights[t] if row.weights else 1 / n
                 total = total - weight * (log_ratio + row.logprobs[t])
                 continue
-            if config.loss == "gspo":
+            if isinstance(config.loss, GSPO):
                 same = [r for u, r in log_ratios.items() if row.calls[u] == row.calls[t]]
                 log_ratio = torch.stack(same).mean()
             ratio = torch.exp(log_ratio)
-            bound = min(max(ratio.item(), 1 - config.clip_low), 1 + config.clip_high)
+            bound = min(max(ratio.item(), 1 - config.loss.clip_low), 1 + config.loss.clip_high)
             a, w = row.advantages[t], row.weights[t] if row.weights else 1 / n
             total = total - w * (ratio * a if ratio.item() * a <= bound * a else bound * a)
     if total.requires_grad:
@@ -196,14 +200,14 @@ def double_core(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Le
     budget=st.sampled_from([4, 12, 40, 1000]),
     token_cost=st.sampled_from([math.inf, 3.0, 0.0]),
     block=st.sampled_from([1, 4, 128]),
-    loss=st.sampled_from(["clip", "gspo"]),
+    loss=st.sampled_from([PLAIN.loss, GSPO(importance_sampling=None)]),
 )
 def test_any_forest_gives_the_gradient_of_its_rows(
     rows: list[Row],
     budget: int,
     token_cost: float,
     block: int,
-    loss: str,
+    loss: Loss,
     tiny: str,
     double_core: tuple[LearnerCore, Path],
 ) -> None:
@@ -212,7 +216,7 @@ def test_any_forest_gives_the_gradient_of_its_rows(
     core, adapter = double_core
     core._hold(adapter)
     rows = [row for row in rows if any(row.mask)]
-    config = TrainConfig(importance="off", guard=None, dual_clip=None, loss=loss)
+    config = TrainConfig(loss=loss, guard=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention_tiles, "BLOCK", block)
         patch.setattr(core.packer, "token_cost", token_cost)
@@ -280,7 +284,7 @@ def test_a_supervised_step_is_the_mean_negative_log_likelihood(tiny: str, tmp_pa
     adapter = shake(fresh(core, tmp_path))
     rows = branching_rows(9, seed=3)  # made up: no sampler's logprobs have a say
     core._hold(adapter)
-    config = TrainConfig(loss="sft", tokens_per_microbatch=64)
+    config = SFTConfig(tokens_per_microbatch=64)
     batch = core.batch(rows, config)
     loss, stats = core.accumulate(batch, quiet)
     expected_loss, expected = naive_gradient(tiny, adapter, rows, config)

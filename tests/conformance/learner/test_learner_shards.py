@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from langchain_art.errors import ArtError, ConfigError
-from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art.wire import KLPenalty, LoraConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.distributed.fsdp import decoder_layers
@@ -67,7 +67,10 @@ async def test_two_shards_equal_one_whole_after_twenty_steps(tiny: str, tmp_path
 async def test_shards_take_other_shapes_and_ranks_without_rows(tiny: str, tmp_path: Path) -> None:
     core, learner = LearnerCore(tiny), ranked(tiny, shard=True)
     config = TrainConfig(
-        learning_rate=1e-2, kl="k3", kl_coefficient=0.01, tokens_per_microbatch=64, **LENIENT
+        learning_rate=1e-2,
+        kl=KLPenalty(estimator="k3", coefficient=0.01),
+        tokens_per_microbatch=64,
+        **LENIENT,
     )
     shapes = [LoraConfig(rank=4), LoraConfig(rank=2, targets=UPPER)]
     await learner.start()

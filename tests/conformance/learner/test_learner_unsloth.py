@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from langchain_art.errors import ConfigError, InvalidRequest
-from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art.wire import KLPenalty, LoraConfig, TrainConfig
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.unsloth.learner import UnslothLearner
@@ -62,7 +62,10 @@ async def test_its_adapter_is_the_peft_learners(model: Path, python: Path, tmp_p
         for step in range(1, 6):
             rows = branching_rows(10, seed=step, temperature=0.8)
             config = TrainConfig(
-                learning_rate=1e-2, updates=2, kl="k3", kl_coefficient=0.02, **LENIENT
+                learning_rate=1e-2,
+                optimizer_steps=2,
+                kl=KLPenalty(estimator="k3", coefficient=0.02),
+                **LENIENT,
             )
             out = folder(tmp_path, f"ours{step}")
             expected = core.step(LearnerStep(ours, out, step, rows, config), quiet)

@@ -56,7 +56,10 @@ for k in range(count):
     mask = [0] + [1] * (length - 1)
     rows.append(Row(ids, mask, [-8.0 * m for m in mask], [(-1.0) ** k * m for m in mask]))
 config = TrainConfig(
-    importance="off", guard=None, max_logprob_gap=None, tokens_per_microbatch=length * count
+    loss={"kind": "clip", "importance_sampling": None},
+    guard=None,
+    max_logprob_gap=None,
+    tokens_per_microbatch=length * count,
 )
 alive = core.batch(rows, config).packing.alive
 core.step(LearnerStep(folder / "v0", folder / "v1", 1, rows, config), lambda f, m: None)

@@ -154,7 +154,7 @@ def prepare(server: LiveServer) -> dict[str, object]:
             assert http.put(f"/v1/trajectories/{run}/reward", json=reward).status_code == 200
             ids.append(run)
     groups = [ids[i : i + 8] for i in range(0, 48, 8)]
-    config = {"learning_rate": 1e-2, "updates": 8, "tokens_per_microbatch": 256}
+    config = {"learning_rate": 1e-2, "optimizer_steps": 8, "tokens_per_microbatch": 256}
     return {"policy": "tiny", "groups": groups, "config": config}
 
 

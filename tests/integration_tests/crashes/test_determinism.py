@@ -56,7 +56,7 @@ def rollouts(http: httpx.Client, step: int, seed: int) -> tuple[list[list[str]],
 def train(server: LiveServer, step: int, groups: list[list[str]], kill: str | None) -> None:
     """Take a step; with `kill`, a process dies in the middle of it and is started again."""
     # Where something is to be killed, the step takes long enough for that, killed or not.
-    config = {"learning_rate": 5e-4, "updates": 16 if step in KILLS else 1}
+    config = {"learning_rate": 5e-4, "optimizer_steps": 16 if step in KILLS else 1}
     body = {"policy": "tiny", "groups": groups, "config": config}
     with server.http() as http:
         job = http.post("/v1/train", json=body, headers={"Idempotency-Key": f"k-{step}"}).json()

@@ -10,7 +10,7 @@ import pytest
 from examples.email_search import build_base_model
 from examples.email_search.inbox import MailStore, build, split_pairs
 from examples.email_search.train import BASE_MODEL, make_rollout, shuffled, summary
-from langchain_art import ChatART, TrainConfig, Trainer
+from langchain_art import ChatART, LRSchedule, TrainConfig, Trainer
 from tests.support.live_server import LiveServer
 from tests.support.mails import check_exact_runs, mails_of
 
@@ -51,7 +51,9 @@ def fit(
         model,
         evaluator=shuffled(0) if control else None,
         concurrency=128,
-        config=TrainConfig(learning_rate=3e-3, warmup_steps=3, tokens_per_microbatch=4096),
+        config=TrainConfig(
+            learning_rate=3e-3, schedule=LRSchedule(warmup_steps=3), tokens_per_microbatch=4096
+        ),
         out_dir=folder / "fit",
     )
     result = asyncio.run(

@@ -22,7 +22,15 @@ from examples.email_search.scripted_judge import (
     verdicts,
 )
 from examples.email_search.train import main, make_rollout, ruler
-from langchain_art import ChatART, RulerEvaluator, TrainConfig, Trainer, TrajectoryGroup, gather
+from langchain_art import (
+    ChatART,
+    LRSchedule,
+    RulerEvaluator,
+    TrainConfig,
+    Trainer,
+    TrajectoryGroup,
+    gather,
+)
 from langchain_art.evaluators import calibrate, own_rewards
 from tests.support.live_server import LiveServer
 
@@ -132,7 +140,9 @@ def test_the_agent_learns_from_the_judge_alone(
         model,
         evaluator=evaluator,
         concurrency=128,
-        config=TrainConfig(learning_rate=3e-3, warmup_steps=3, tokens_per_microbatch=4096),
+        config=TrainConfig(
+            learning_rate=3e-3, schedule=LRSchedule(warmup_steps=3), tokens_per_microbatch=4096
+        ),
         out_dir=tmp_path / "fit",
     )
     result = asyncio.run(

@@ -369,7 +369,11 @@ def test_what_is_left_out_is_counted_and_nothing_is_trained(http: httpx.Client) 
         ({"policy": "nobody", "groups": [["a"]]}, 404, "nobody"),
         ({"groups": [["a"]], "config": {"learning_rate": -1}}, 400, "learning_rate"),
         ({"groups": [["a"]], "config": {"lr": 1}}, 400, "lr"),
-        ({"groups": [["a"]], "config": {"warmup_steps": 9, "decay_steps": 3}}, 400, "decay_steps"),
+        (
+            {"groups": [["a"]], "config": {"schedule": {"warmup_steps": 9, "decay_steps": 3}}},
+            400,
+            "decay_steps",
+        ),
     ],
 )
 def test_a_bad_training_request_is_refused(

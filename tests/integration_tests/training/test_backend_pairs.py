@@ -272,7 +272,7 @@ def test_the_learner_is_killed_in_a_step_which_is_begun_again(
 ) -> None:
     client.create_policy("killed")
     ids, _ = runs_of(pair, client, "killed")
-    long = TrainConfig(learning_rate=1e-3, updates=16, tokens_per_microbatch=64)
+    long = TrainConfig(learning_rate=1e-3, optimizer_steps=16, tokens_per_microbatch=64)
     restarts, victim = client.status().engine_restarts, pair.learning()
     family = [victim, *children(victim)]
     assert len(family) >= (2 if pair.learner == "ranks" else 1)

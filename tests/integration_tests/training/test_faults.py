@@ -20,7 +20,7 @@ from langchain_art.wire import Reward, Trajectory, Turn
 from tests.support.live_server import FaultyServer
 
 #: Few and large steps: after one of them the adapter is far from the base model.
-BOLD = TrainConfig(learning_rate=1e-2, updates=4, max_logprob_gap=0.02)
+BOLD = TrainConfig(learning_rate=1e-2, optimizer_steps=4, max_logprob_gap=0.02)
 
 
 class Policy:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from langchain_art.wire import TrainConfig
+from langchain_art.wire import JobConfig, OverlongPenalty, SFTConfig
 from langchain_art_server.algorithms.credit.candidates import CandidateRun, Verdict
 from langchain_art_server.algorithms.credit.credit_assignment import (
     Credit,
@@ -63,7 +63,7 @@ class _Group:
     fate: str | None = None
 
 
-def plan(groups: Sequence[Sequence[CandidateRun]], config: TrainConfig) -> Plan:
+def plan(groups: Sequence[Sequence[CandidateRun]], config: JobConfig) -> Plan:
     """Decide on every call of a batch.
 
     Args:
@@ -74,11 +74,12 @@ def plan(groups: Sequence[Sequence[CandidateRun]], config: TrainConfig) -> Plan:
         InvalidRequest: rewards that no advantage can be made of.
     """
     found = [_group(runs, config) for runs in groups]
+    overlong = None if isinstance(config, SFTConfig) else config.overlong
     baselines = [
-        [] if group.fate else [_penalized(group.runs[i], config) for i in group.counted]
+        [] if group.fate else [_penalized(group.runs[i], overlong) for i in group.counted]
         for group in found
     ]
-    if config.loss == "sft":
+    if isinstance(config, SFTConfig):
         credits_ = [equal_credit(runs) for runs in baselines]
     elif config.scores:
         credits_ = score_credits(baselines, config)
@@ -91,30 +92,33 @@ def plan(groups: Sequence[Sequence[CandidateRun]], config: TrainConfig) -> Plan:
     ]
     _weigh(groups, verdicts, config)
     metrics = _metrics(found, verdicts)
-    if config.loss == "sft":
+    if isinstance(config, SFTConfig):
         del metrics["reward_mean"]  # no reward had a say
     return Plan(verdicts, excluded, metrics)
 
 
-def _group(runs: Sequence[CandidateRun], config: TrainConfig) -> _Group:
-    shown = config.loss == "sft"
-    group = _Group(runs, [None if shown else unscored(run, config.scores) for run in runs])
+def _group(runs: Sequence[CandidateRun], config: JobConfig) -> _Group:
+    if isinstance(config, SFTConfig):
+        group, max_staleness = _Group(runs, [None] * len(runs)), None
+    else:
+        group = _Group(runs, [unscored(run, config.scores) for run in runs])
+        max_staleness = config.max_staleness
     group.counted = [i for i, run in enumerate(runs) if group.unscored[i] is None and run.learns]
     counted = [runs[i] for i in group.counted]
-    group.fate = stale(counted, config.max_staleness) if counted else "groups.empty"
+    group.fate = stale(counted, max_staleness) if counted else "groups.empty"
     return group
 
 
-def _penalized(run: CandidateRun, config: TrainConfig) -> CandidateRun:
-    if config.overlong_tokens is None or config.overlong_buffer is None:
+def _penalized(run: CandidateRun, overlong: OverlongPenalty | None) -> CandidateRun:
+    if overlong is None:
         return run
     tokens = sum(call.tokens for call in run.calls if call.steps)
-    penalty = overlong_penalty(tokens, config.overlong_tokens, config.overlong_buffer)
+    penalty = overlong_penalty(tokens, overlong.tokens, overlong.buffer)
     return replace(run, reward=(run.reward or 0.0) + penalty)
 
 
 def _verdicts(
-    group: _Group, credit: Credit, config: TrainConfig, excluded: Counter[str]
+    group: _Group, credit: Credit, config: JobConfig, excluded: Counter[str]
 ) -> list[list[Verdict]]:
     """Verdicts of one group; counts what they leave out."""
     fate = group.fate or credit.whole
@@ -149,7 +153,7 @@ def _reasons(verdicts: Sequence[Verdict]) -> Counter[str]:
 def _weigh(
     groups: Sequence[Sequence[CandidateRun]],
     verdicts: list[list[list[Verdict]]],
-    config: TrainConfig,
+    config: JobConfig,
 ) -> None:
     """Fill in the weights of what is trained."""
     places = [
@@ -160,7 +164,8 @@ def _weigh(
         if verdict.reason is None
     ]
     calls = [((g, i), groups[g][i].calls[k].tokens) for g, i, k in places]
-    weights = call_weights(calls, config.aggregation, config.aggregation_constant)
+    average = config.aggregation if isinstance(config, SFTConfig) else config.loss.aggregation
+    weights = call_weights(calls, average)
     for (g, i, k), weight in zip(places, weights, strict=True):
         verdicts[g][i][k] = replace(verdicts[g][i][k], weight=weight)
 

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from langchain_art.errors import InvalidRequest
-from langchain_art.wire import TrainConfig
+from langchain_art.wire import AnchorCredit, TrainConfig, TurnCredit
 from langchain_art_server.algorithms.credit.advantages import is_flat, pool_advantages
 from langchain_art_server.algorithms.credit.candidates import CandidateRun
 
@@ -47,30 +47,31 @@ def group_credit(runs: Sequence[CandidateRun], config: TrainConfig) -> Credit:
       has no rewards of calls.
     - ``turn``: a call's return (`returns`) against the mean of the runs' mean returns. MT-GRPO
       (arXiv 2505.11821) and GTPO (2511.14846) have such returns; here a long run weighs no more.
-    - ``anchor``: ``A_run + anchor_weight * A_state``, the latter a call's return against those of
+    - ``anchor``: ``A_run + weight * A_state``, the latter a call's return against those of
       all calls of the group that were asked in the same state. GiGPO (arXiv 2505.10978).
 
     A pool of one, and one whose values are equal, gives its calls nothing.
 
     Args:
         runs: those with a reward in which the policy had a part.
-        config: reads `credit`, `advantage`, `flat_tolerance`, `discount`, `anchor_weight`.
+        config: reads `credit`, `advantage` and `zero_variance_tolerance`.
 
     Raises:
         InvalidRequest: as `pool_advantages`.
     """
-    if config.credit == "node":
+    credit = config.credit
+    if credit.kind == "node":
         compared = _compare(_node_pools(runs), config)
-    elif config.credit == "turn":
-        compared = _compare([_turn_pool(runs, config.discount)], config)
+    elif isinstance(credit, TurnCredit):
+        compared = _compare([_turn_pool(runs, credit.discount)], config)
     else:
         compared = _compare([_run_pool(runs)], config)
-    if config.credit == "anchor" and len(runs) > 1:
-        states = _compare(_state_pools(runs, config.discount), config)
+    if isinstance(credit, AnchorCredit) and len(runs) > 1:
+        states = _compare(_state_pools(runs, credit.discount), config)
         compared.live |= states.live
         for place, advantage in states.advantages.items():
             earlier = compared.advantages.get(place, 0.0)
-            compared.advantages[place] = earlier + config.anchor_weight * advantage
+            compared.advantages[place] = earlier + credit.weight * advantage
     return _credit(runs, compared)
 
 
@@ -83,7 +84,7 @@ def score_credits(groups: Sequence[Sequence[CandidateRun]], config: TrainConfig)
 
     Args:
         groups: of each, the runs with every score in which the policy had a part.
-        config: reads `scores` (name -> weight) and `flat_tolerance`.
+        config: reads `scores` (name -> weight) and `zero_variance_tolerance`.
 
     Raises:
         InvalidRequest: a call has a reward of its own, which no score takes up; or as
@@ -155,7 +156,9 @@ def _compare(pools: Sequence[Pool], config: TrainConfig) -> _Compared:
     compared = _Compared({}, set(), False)
     for pool in pools:
         values_GU = [[value for value, _ in unit] for unit in pool.values()]
-        advantages_GU = pool_advantages(values_GU, config.advantage, config.flat_tolerance)
+        advantages_GU = pool_advantages(
+            values_GU, config.advantage.kind, config.zero_variance_tolerance
+        )
         given_GU = [[places for _, places in unit] for unit in pool.values()]
         if advantages_GU is not None:
             compared.live = True
@@ -209,7 +212,7 @@ def _weighted_scores(runs: Sequence[CandidateRun], config: TrainConfig) -> list[
     for name, weight in config.scores.items():
         values_GU = [[run.scores[name]] for run in runs]
         for i, row_U in enumerate(
-            pool_advantages(values_GU, "standardized", config.flat_tolerance) or ()
+            pool_advantages(values_GU, "standardized", config.zero_variance_tolerance) or ()
         ):
             total_G[i] += weight * row_U[0]
     return total_G

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from langchain_art.errors import InvalidRequest
+from langchain_art.wire import Aggregation, ConstantAggregation
 
 
 def call_weights(
-    calls: Sequence[tuple[Hashable, int]], kind: str = "token", constant: float | None = None
+    calls: Sequence[tuple[Hashable, int]], aggregation: Aggregation = "token"
 ) -> list[float]:
     """The weight of each token of each call.
 
@@ -33,29 +33,19 @@ def call_weights(
 
     Args:
         calls: for each trained call of the batch, its run and how many of its tokens are trained.
-        kind: see above; default ``token``.
-        constant: for ``constant``, above 0.
+        aggregation: see above; default ``token``.
 
     Returns:
         One weight per call. Times the calls' tokens they sum to 1 (but for ``constant``).
-
-    Raises:
-        InvalidRequest: `kind` is unknown, or ``constant`` without its constant.
     """
-    if kind == "token":
+    if isinstance(aggregation, ConstantAggregation):
+        return [1.0 / aggregation.value for _ in calls]
+    if aggregation == "token":
         total = sum(tokens for _, tokens in calls)
         return [1.0 / total for _ in calls]
-    if kind == "sequence":
+    if aggregation == "sequence":
         return [1.0 / (tokens * len(calls)) for _, tokens in calls]
-    if kind == "run":
-        lengths: Counter[Hashable] = Counter()
-        for run, tokens in calls:
-            lengths[run] += tokens
-        return [1.0 / (lengths[run] * len(lengths)) for run, _ in calls]
-    if kind == "constant" and constant:
-        return [1.0 / constant for _ in calls]
-    raise InvalidRequest(
-        f"got aggregation={kind!r} with aggregation_constant={constant!r}, expected 'token', "
-        "'sequence', 'run', or 'constant' with a constant above 0",
-        param="aggregation",
-    )
+    lengths: Counter[Hashable] = Counter()
+    for run, tokens in calls:
+        lengths[run] += tokens
+    return [1.0 / (lengths[run] * len(lengths)) for run, _ in calls]

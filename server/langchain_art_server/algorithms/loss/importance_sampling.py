@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from langchain_art.wire import TrainConfig
+from langchain_art.wire import ImportanceSampling, SequenceMask, TruncatedIS
 from langchain_art_server.algorithms.loss.segments import call_means, call_sums
 
 
@@ -40,16 +40,20 @@ class Importance(NamedTuple):
 
 @torch.no_grad()
 def importance(
-    old_logprobs_T: Tensor, sampler_logprobs_T: Tensor, calls_T: Tensor, config: TrainConfig
+    old_logprobs_T: Tensor,
+    sampler_logprobs_T: Tensor,
+    calls_T: Tensor,
+    sampling: ImportanceSampling | None,
+    guard: float | None,
 ) -> Importance:
-    """Weights ``w = π_old / μ``, bounded as `config.importance` says.
+    """Weights ``w = π_old / μ``, bounded as `sampling` says.
 
     - ``truncated``: ``min(w, high)`` (fengyao.notion.site/off-policy-rl; Espeholt et al., arXiv
       1802.01561).
     - ``icepop``: ``w`` within ``[low, high]``, else 0 (arXiv 2510.18855).
     - ``sequence_mask``: the product of w over the call for each of its tokens, 0 outside of the
       bounds (richardli.xyz/rl-collapse).
-    - ``off``: 1.
+    - None: 1.
 
     Then the guard: 0 for calls whose geometric mean ``exp(mean log w)`` is not within
     ``[1/guard, guard]``. It does not depend on the call's length, but for its noise: with a gap of
@@ -62,26 +66,22 @@ def importance(
         old_logprobs_T: the learner's before the first update, in nats.
         sampler_logprobs_T: recorded when the tokens were drawn.
         calls_T: integers, equal for the tokens of one call; a call's tokens are all here.
-        config: reads `importance`, `importance_low`, `importance_high`, `guard`.
+        sampling: the correction and its bounds.
+        guard: above 1; None: no call is taken out.
     """
     log_T = old_logprobs_T - sampler_logprobs_T
-    if config.importance == "sequence_mask":
+    if isinstance(sampling, SequenceMask):
         log_T = call_sums(log_T, calls_T)
-    weights_T = log_T.exp()
-    low_T, high_T = (torch.zeros_like(log_T, dtype=torch.bool) for _ in range(2))
-    if config.importance_low is not None:
-        low_T = weights_T < config.importance_low
-    if config.importance_high is not None:
-        high_T = weights_T > config.importance_high
-    limited_T = low_T | high_T
-    if config.importance == "off":
-        weights_T = torch.ones_like(log_T)
-    elif config.importance == "truncated":
-        weights_T = weights_T.clamp(max=config.importance_high)
-    else:
+    weights_T = log_T.exp() if sampling else torch.ones_like(log_T)
+    limited_T = torch.zeros_like(log_T, dtype=torch.bool)
+    if isinstance(sampling, TruncatedIS):
+        limited_T = weights_T > sampling.high
+        weights_T = weights_T.clamp(max=sampling.high)
+    elif sampling is not None:
+        limited_T = (weights_T < (sampling.low or 0.0)) | (weights_T > sampling.high)
         weights_T = weights_T.masked_fill(limited_T, 0.0)
     guarded_T = torch.zeros_like(limited_T)
-    if config.guard is not None:
+    if guard is not None:
         mean_T = call_means(old_logprobs_T - sampler_logprobs_T, calls_T)
-        guarded_T = mean_T.abs() > math.log(config.guard)
+        guarded_T = mean_T.abs() > math.log(guard)
     return Importance(weights_T.masked_fill(guarded_T, 0.0), limited_T, guarded_T)

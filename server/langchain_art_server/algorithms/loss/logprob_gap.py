@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from langchain_art.errors import ArtError
-from langchain_art.wire import TrainConfig
 
 #: Temperatures that are tried as an explanation: 0.05, 0.1 … 2.
 TEMPERATURES = [step / 20 for step in range(1, 41)]
@@ -32,7 +31,7 @@ class Suspect:
 
 def check_sync(
     metrics: Mapping[str, float],
-    config: TrainConfig,
+    max_logprob_gap: float | None,
     staleness: float = 0.0,
     suspects: Callable[[], Sequence[Suspect]] = tuple,
 ) -> None:
@@ -43,16 +42,16 @@ def check_sync(
 
     Args:
         metrics: reads ``logprob_gap_mean`` and ``logprob_gap_max`` of `LossStats.metrics`.
-        config: reads `max_logprob_gap`.
+        max_logprob_gap: the bound at staleness 0, in nats per token; None: never refuse.
         staleness: mean number of versions between a trained call's sampler and the learner.
         suspects: called only if the step is refused; see `suspects_of`.
 
     Raises:
         ArtError: the gap is over the bound; names the fault that explains it best.
     """
-    if config.max_logprob_gap is None:
+    if max_logprob_gap is None:
         return
-    gap, bound = metrics["logprob_gap_mean"], config.max_logprob_gap * (1 + staleness)
+    gap, bound = metrics["logprob_gap_mean"], max_logprob_gap * (1 + staleness)
     if not gap > bound:
         return
     found = min(suspects(), key=lambda suspect: suspect.left, default=None)
@@ -71,7 +70,7 @@ def check_sync(
     raise ArtError(
         f"The step was refused: learner and sampler are {gap:.3g} nats apart per token, up to "
         f"{metrics['logprob_gap_max']:.4g} on one, expected at most {bound:.3g} on average "
-        f"(max_logprob_gap={config.max_logprob_gap:g}, mean staleness {staleness:.3g}). {cause} "
+        f"(max_logprob_gap={max_logprob_gap:g}, mean staleness {staleness:.3g}). {cause} "
         "Nothing was published."
     )
 

@@ -70,7 +70,7 @@ class LossStats:
 
         ``importance_ess`` is the effective share of the tokens, ``(Σw)² / (n Σw²)``: 1 if all weigh
         the same. ``entropy``, in nats, is what the surprise at tokens that the policy itself drew
-        comes to in the mean (a Monte Carlo estimate); with ``loss="sft"`` nobody drew them, and it
+        comes to in the mean (a Monte Carlo estimate); in a supervised step nobody drew them, and it
         is the cross-entropy.
         """
         n = max(1.0, self.tokens)

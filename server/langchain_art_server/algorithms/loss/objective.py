@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from langchain_art.errors import ConfigError
-from langchain_art.wire import TrainConfig
+from langchain_art.wire import CISPO, DPPOTV, GSPO, JobConfig, Loss, SFTConfig
 from langchain_art_server.algorithms.loss.importance_sampling import importance
 from langchain_art_server.algorithms.loss.kl import kl_penalty
 from langchain_art_server.algorithms.loss.loss_stats import LossStats, loss_stats
@@ -47,16 +47,16 @@ class LossTerms:
     base_logprobs_T: Tensor | None = None
 
 
-def objective(terms: LossTerms, config: TrainConfig) -> tuple[Tensor, LossStats]:
+def objective(terms: LossTerms, config: JobConfig) -> tuple[Tensor, LossStats]:
     """The part of a step's loss that falls to a micro-batch, and its stats.
 
-    ``Σ_t weight_t w_t (l_t + kl_coefficient kl_t)``: l from `loss`, w from `mismatch`, kl from
-    `kl`. Parts of micro-batches add up to the loss of the step, whatever the split.
+    ``Σ_t weight_t w_t (l_t + coefficient kl_t)``: l from `token_losses`, w from
+    `importance_sampling`, kl from `kl`. Parts of micro-batches add up to the loss of the step,
+    whatever the split.
 
     Args:
         terms: tokens.
-        config: reads `loss`, `clip_low`, `clip_high`, `dual_clip`, `kl`, `kl_coefficient` and what
-            `importance` reads.
+        config: reads `loss`, `kl` and `guard`.
 
     Returns:
         A scalar to be minimised, and sums to be added.
@@ -64,16 +64,22 @@ def objective(terms: LossTerms, config: TrainConfig) -> tuple[Tensor, LossStats]
     Raises:
         ConfigError: `config.kl` is set and the base model's logprobs are missing.
     """
-    if config.loss == "sft":  # nobody drew these tokens: there is no sampler to be apart from
+    if isinstance(config, SFTConfig):  # no sampler drew these tokens: there is no gap to one
         terms = replace(terms, sampler_logprobs_T=terms.old_logprobs_T)
-    found = _token_loss(terms, config)
-    weighed = importance(terms.old_logprobs_T, terms.sampler_logprobs_T, terms.calls_T, config)
+        found, sampling, guard, kl = sft_loss(terms.logprobs_T), None, None, None
+    else:
+        found, guard, kl = _token_loss(terms, config.loss), config.guard, config.kl
+        loss = config.loss
+        sampling = None if isinstance(loss, DPPOTV) else loss.importance_sampling
+    weighed = importance(
+        terms.old_logprobs_T, terms.sampler_logprobs_T, terms.calls_T, sampling, guard
+    )
     loss_T = found.loss_T
-    if config.kl is not None:
+    if kl is not None:
         if terms.base_logprobs_T is None:
-            raise ConfigError(f"got kl={config.kl!r}, but no logprobs of the base model")
-        loss_T = loss_T + config.kl_coefficient * kl_penalty(
-            terms.logprobs_T, terms.base_logprobs_T, terms.old_logprobs_T, config.kl
+            raise ConfigError(f"got {kl!r}, but no logprobs of the base model")
+        loss_T = loss_T + kl.coefficient * kl_penalty(
+            terms.logprobs_T, terms.base_logprobs_T, terms.old_logprobs_T, kl.estimator
         )
     stats = loss_stats(
         terms.logprobs_T,
@@ -86,15 +92,13 @@ def objective(terms: LossTerms, config: TrainConfig) -> tuple[Tensor, LossStats]
     return (terms.weights_T * weighed.weights_T * loss_T).sum(), stats
 
 
-def _token_loss(terms: LossTerms, config: TrainConfig) -> TokenLoss:
-    if config.loss == "sft":
-        return sft_loss(terms.logprobs_T)
+def _token_loss(terms: LossTerms, loss: Loss) -> TokenLoss:
     new_T, old_T, advantages_T = terms.logprobs_T, terms.old_logprobs_T, terms.advantages_T
-    low, high = config.clip_low, config.clip_high
-    if config.loss == "gspo":
+    low, high = loss.clip_low, loss.clip_high
+    if isinstance(loss, GSPO):
         return gspo_loss(new_T, old_T, advantages_T, terms.calls_T, low, high)
-    if config.loss == "cispo":
+    if isinstance(loss, CISPO):
         return cispo_loss(new_T, old_T, advantages_T, low, high)
-    if config.loss == "dppo_tv":
+    if isinstance(loss, DPPOTV):
         return dppo_tv_loss(new_T, terms.sampler_logprobs_T, advantages_T, low, high)
-    return clip_loss(new_T, old_T, advantages_T, low, high, config.dual_clip)
+    return clip_loss(new_T, old_T, advantages_T, low, high, loss.dual_clip)

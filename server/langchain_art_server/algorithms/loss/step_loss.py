@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from langchain_art.wire import TrainConfig
+from langchain_art.wire import JobConfig
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
 from langchain_art_server.algorithms.loss.objective import LossTerms, objective
 
@@ -49,7 +49,7 @@ class StepLoss:
         base_logprobs_N: the base model's; to be set before the first visit for `TrainConfig.kl`.
     """
 
-    def __init__(self, tokens: StepTokens, config: TrainConfig) -> None:
+    def __init__(self, tokens: StepTokens, config: JobConfig) -> None:
         self._tokens, self._config = tokens, config
         self._updates = 0
         self.loss, self.stats = 0.0, LossStats()

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from langchain_art.errors import InvalidRequest
-from langchain_art.wire import TrainConfig
+from langchain_art.wire import JobConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
 
+_config: TypeAdapter[JobConfig] = TypeAdapter(JobConfig)
 #: Fields of `Row` with one number per token (or empty, where a row leaves it out).
 _DTYPES = {
     "token_ids": "<i8",
@@ -83,6 +85,6 @@ def unpack_step(packed: dict[str, Any]) -> LearnerStep:
         out=Path(packed["out"]),
         step=packed["step"],
         rows=read_rows(Path(packed["rows"])),
-        config=TrainConfig(**packed["config"]),
+        config=_config.validate_python(packed["config"]),
         staleness=packed["staleness"],
     )

@@ -21,7 +21,7 @@ import transformers
 from torch import Tensor, nn
 
 from langchain_art.errors import ArtError, ConfigError
-from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art.wire import JobConfig, LoraConfig, SFTConfig
 from langchain_art_server.algorithms.loss.logprob_gap import Suspect, check_sync
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
 from langchain_art_server.algorithms.loss.lr_schedule import learning_rate
@@ -120,7 +120,7 @@ class LearnerCore:
         adapter_io.write_adapter(out, self._config, self.parameters)
 
     def step(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
-        """Take `request.config.updates` optimizer steps from one adapter to another.
+        """Take `request.config.optimizer_steps` optimizer steps from one adapter to another.
 
         Means and maxima are over the trained tokens of all updates; `loss` and `grad_norm` (before
         clipping) are means over updates, token counts are sums over them; the ``logprob_gap``,
@@ -176,12 +176,12 @@ class LearnerCore:
                 found_N = sweep_logprobs(packing, self._scorer, found_N)
         return row_logprobs(rows, counted, found_N)
 
-    def batch(self, rows: Sequence[Row], config: TrainConfig) -> TrainingBatch:
+    def batch(self, rows: Sequence[Row], config: JobConfig) -> TrainingBatch:
         """Rows, of which each has a trained token, made ready for the updates of a step."""
         counted = Counted.of(rows)
         packing = self.packer.pack_to_learn(rows, counted, config.tokens_per_microbatch)
         loss = StepLoss(step_tokens(rows, counted, self._number, self.device), config)
-        if config.kl is not None:
+        if not isinstance(config, SFTConfig) and config.kl is not None:
             with self._base_only():
                 loss.base_logprobs_N = sweep_logprobs(packing, self._scorer, loss.old_logprobs_N)
         return TrainingBatch(rows, packing, loss)
@@ -229,22 +229,23 @@ class LearnerCore:
         config = request.config
         rows = [row for row in request.rows if any(row.mask)]
         batch = self.batch(rows, config)
-        rate = learning_rate(config, request.step)
+        rate = learning_rate(config.learning_rate, config.schedule, request.step)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         losses: list[float] = []
         norms: list[float] = []
         stats, first = LossStats(), LossStats()
-        for update in range(config.updates):
+        updates = config.optimizer_steps
+        for update in range(updates):
 
             def report(fraction: float, message: str, done: int = update) -> None:
-                progress((done + fraction) / config.updates, f"update {done + 1}, {message}")
+                progress((done + fraction) / updates, f"update {done + 1}, {message}")
 
             loss, found = self.accumulate(batch, report)
             if update == 0:
                 check_sync(
                     found.metrics(),
-                    config,
+                    None if isinstance(config, SFTConfig) else config.max_logprob_gap,
                     request.staleness,
                     lambda: self._suspects(batch),
                 )
@@ -266,7 +267,7 @@ class LearnerCore:
             "learning_rate": rate,
             **(stats.metrics() | gaps),
             "tokens_trained": stats.tokens,
-            "tokens_processed": float(config.updates * batch.packing.tokens),
+            "tokens_processed": float(updates * batch.packing.tokens),
             "forest": float(self.packer.padded_because is None),
             "checkpointed": float(self.packer.checkpoints),
             "rows": float(len(batch.rows)),

@@ -9,20 +9,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_art.training.zero_variance import has_zero_variance, is_rewarded
-from langchain_art.wire import TrainConfig, TrainRequest, Trajectory, TrajectoryGroup, Turn, Usage
+from langchain_art.wire import (
+    OverlongPenalty,
+    TrainConfig,
+    TrainRequest,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+    Usage,
+)
 from langchain_art_server.jobs.batch_builder import Batch
 from tests.support.call_records import record
 
 CONFIGS: list[dict[str, Any]] = [
     {},
-    {"flat_tolerance": 0.3},
+    {"zero_variance_tolerance": 0.3},
     {"advantage": "standardized"},
     {"credit": "node"},
-    {"advantage": "standardized", "scores": {"a": 1.0, "b": 0.5}},
-    {"overlong_tokens": 8, "overlong_buffer": 4},
-    {"credit": "node", "overlong_tokens": 8, "overlong_buffer": 4},
+    {"advantage": {"kind": "standardized", "scores": {"a": 1.0, "b": 0.5}}},
+    {"overlong": {"tokens": 8, "buffer": 4}},
+    {"credit": "node", "overlong": {"tokens": 8, "buffer": 4}},
     {"credit": "turn"},
-    {"credit": "turn", "discount": 0.5},
+    {"credit": {"kind": "turn", "discount": 0.5}},
     {"credit": "anchor"},
 ]
 #: Where the client knows as much as the server.
@@ -109,4 +117,4 @@ def test_the_penalty_for_length_is_a_difference() -> None:
 
     pair = TrajectoryGroup(id="g", trajectories=(run("a", 2), run("b", 8)))
     assert has_zero_variance(pair, TrainConfig())
-    assert not has_zero_variance(pair, TrainConfig(overlong_tokens=8, overlong_buffer=4))
+    assert not has_zero_variance(pair, TrainConfig(overlong=OverlongPenalty(tokens=8, buffer=4)))

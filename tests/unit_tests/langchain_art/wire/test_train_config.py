@@ -6,121 +6,222 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from langchain_art.wire import TrainConfig, TrainRequest
-from langchain_art.wire.train_config import DEFAULTS
+import langchain_art
+from langchain_art.wire import (
+    CISPO,
+    DPPOTV,
+    GSPO,
+    AnchorCredit,
+    ClippedRatio,
+    ConstantAggregation,
+    IcePop,
+    KLPenalty,
+    LRSchedule,
+    OverlongPenalty,
+    SequenceMask,
+    SFTConfig,
+    SimpleAdvantage,
+    SimpleCredit,
+    Standardized,
+    TrainConfig,
+    TrainRequest,
+    TruncatedIS,
+    TurnCredit,
+)
+
+OPTIMIZER = {
+    "schedule": {"warmup_steps": 0, "decay_steps": None, "final_fraction": 0.1},
+    "max_grad_norm": 1.0,
+    "optimizer_steps": 1,
+    "tokens_per_microbatch": 16384,
+    "mask_truncated": False,
+}
+TRUNCATED = {"kind": "truncated", "high": 2.0}
 
 
-def test_todays_fields_still_make_a_config() -> None:
-    config = TrainConfig(
-        learning_rate=1e-3,
-        warmup_steps=2,
-        decay_steps=9,
-        final_learning_rate=0.2,
-        advantage="standardized",
-        clip_low=0.1,
-        clip_high=0.3,
-        max_grad_norm=0.5,
-        updates=2,
-        tokens_per_microbatch=128,
-    )
-    assert (config.clip_low, config.clip_high, config.dual_clip) == (0.1, 0.3, 3.0)
-    assert TrainConfig.model_validate_json(config.model_dump_json()) == config
+def test_every_default_of_a_job() -> None:
+    assert TrainConfig().model_dump() == OPTIMIZER | {
+        "kind": "rl",
+        "learning_rate": 2e-5,
+        "advantage": {"kind": "mean"},
+        "credit": {"kind": "run"},
+        "zero_variance_tolerance": 1e-6,
+        "overlong": None,
+        "max_staleness": 8,
+        "loss": {
+            "kind": "clip",
+            "clip_low": 0.2,
+            "clip_high": 0.28,
+            "dual_clip": 3.0,
+            "importance_sampling": TRUNCATED,
+            "aggregation": "token",
+        },
+        "kl": None,
+        "guard": 1.25,
+        "max_logprob_gap": 0.1,
+    }
+    expected = OPTIMIZER | {"kind": "sft", "learning_rate": 1e-4, "aggregation": "token"}
+    assert SFTConfig().model_dump() == expected
 
 
 @pytest.mark.parametrize(
-    ("choice", "expected"),
+    ("field", "group", "expected"),
     [
-        ({}, {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0, "aggregation": "token"}),
-        ({}, {"importance": "truncated", "importance_low": None, "importance_high": 2.0}),
-        ({}, {"credit": "run", "discount": 1.0, "anchor_weight": 0.0}),
-        ({"loss": "gspo"}, {"clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sequence"}),
-        ({"loss": "gspo", "aggregation": "run"}, {"aggregation": "run", "dual_clip": None}),
-        ({"loss": "cispo"}, {"clip_low": 1.0, "clip_high": 4.0, "dual_clip": None}),
-        ({"loss": "dppo_tv"}, {"clip_high": 0.2, "importance": "off", "importance_high": None}),
-        ({"loss": "sft"}, {"importance": "off", "guard": None, "max_staleness": None}),
-        ({"loss": "sft", "learning_rate": 1e-3}, {"learning_rate": 1e-3, "dual_clip": None}),
-        ({"importance": "icepop"}, {"importance_low": 0.5, "importance_high": 5.0}),
-        ({"importance": "icepop", "importance_high": 2.0}, {"importance_low": 0.5}),
-        ({"importance": "sequence_mask"}, {"importance_low": None, "importance_high": 3.0}),
-        ({"credit": "anchor"}, {"discount": 0.95, "anchor_weight": 1.0}),
-        ({"dual_clip": None}, {"dual_clip": None}),
+        ("loss", ClippedRatio(), TrainConfig().model_dump()["loss"]),
+        (
+            "loss",
+            GSPO(),
+            {
+                "kind": "gspo",
+                "clip_low": 3e-4,
+                "clip_high": 4e-4,
+                "importance_sampling": TRUNCATED,
+                "aggregation": "sequence",
+            },
+        ),
+        (
+            "loss",
+            CISPO(),
+            {
+                "kind": "cispo",
+                "clip_low": 1.0,
+                "clip_high": 4.0,
+                "importance_sampling": TRUNCATED,
+                "aggregation": "token",
+            },
+        ),
+        (
+            "loss",
+            DPPOTV(),
+            {"kind": "dppo_tv", "clip_low": 0.2, "clip_high": 0.2, "aggregation": "token"},
+        ),
+        ("advantage", SimpleAdvantage(), {"kind": "mean"}),
+        ("advantage", SimpleAdvantage(kind="leave_one_out"), {"kind": "leave_one_out"}),
+        ("advantage", SimpleAdvantage(kind="maxrl"), {"kind": "maxrl"}),
+        ("advantage", Standardized(), {"kind": "standardized", "scores": {}}),
+        ("credit", SimpleCredit(), {"kind": "run"}),
+        ("credit", SimpleCredit(kind="node"), {"kind": "node"}),
+        ("credit", TurnCredit(), {"kind": "turn", "discount": 1.0}),
+        ("credit", AnchorCredit(), {"kind": "anchor", "discount": 0.95, "weight": 1.0}),
     ],
-    ids=str,
+    ids=lambda value: str(value.kind) if hasattr(value, "kind") else "",
 )
-def test_defaults_of_choices(choice: dict[str, Any], expected: dict[str, Any]) -> None:
-    config = TrainConfig(**choice)
-    assert {name: getattr(config, name) for name in expected} == expected
-    again = TrainRequest.model_validate_json(
-        json.dumps({"policy": "p", "groups": [["a"]], "config": choice})
-    )
-    assert again.config == config
+def test_the_string_of_a_kind_is_that_kind_with_its_defaults(
+    field: str, group: Any, expected: dict[str, Any]
+) -> None:
+    assert group.model_dump() == expected
+    for given in (group, group.kind, expected):
+        assert getattr(TrainConfig(**{field: given}), field) == group
 
 
-def test_the_declared_defaults_are_those_of_the_default_choices() -> None:
-    fields = TrainConfig.model_fields
-    for choice, options in DEFAULTS.items():
-        assert set(options) == set(_offered(choice))
-        for name, value in options[fields[choice].default].items():
-            assert fields[name].default == value
+@pytest.mark.parametrize(
+    ("group", "expected"),
+    [
+        (TruncatedIS(), TRUNCATED),
+        (IcePop(), {"kind": "icepop", "low": 0.5, "high": 5.0}),
+        (SequenceMask(), {"kind": "sequence_mask", "low": None, "high": 3.0}),
+    ],
+    ids=lambda value: value["kind"] if isinstance(value, dict) else "",
+)
+def test_kinds_of_importance_sampling(group: Any, expected: dict[str, Any]) -> None:
+    assert group.model_dump() == expected
+    for loss in (ClippedRatio, GSPO, CISPO):
+        assert loss(importance_sampling=group.kind).importance_sampling == group
+        assert loss(importance_sampling=None).importance_sampling is None
 
 
-def _offered(name: str) -> list[str]:
-    return TrainConfig.model_json_schema()["properties"][name]["enum"]
+FULL = TrainConfig(
+    learning_rate=1e-3,
+    schedule=LRSchedule(warmup_steps=2, decay_steps=9, final_fraction=0.2),
+    advantage="standardized",
+    credit=AnchorCredit(weight=2.0),
+    overlong=OverlongPenalty(tokens=8, buffer=8),
+    loss=CISPO(importance_sampling=IcePop(), aggregation=ConstantAggregation(value=5.0)),
+    kl=KLPenalty(estimator="k3", coefficient=0.1),
+    guard=None,
+)
+
+
+@pytest.mark.parametrize(
+    "config", [TrainConfig(), SFTConfig(), SFTConfig(learning_rate=1e-3), FULL]
+)
+def test_a_config_is_the_same_after_the_wire(config: TrainConfig | SFTConfig) -> None:
+    request = TrainRequest(policy="p", groups=(("a",),), config=config)
+    for sent in (request.model_dump_json(), request.model_dump_json(exclude_unset=True)):
+        assert TrainRequest.model_validate_json(sent).config == config
+
+
+def test_a_config_without_a_kind_is_one_of_reinforcement_learning() -> None:
+    body = {"policy": "p", "groups": [["a"]], "config": {"loss": "gspo"}}
+    found = TrainRequest.model_validate_json(json.dumps(body)).config
+    assert found == TrainConfig(loss="gspo")
+    with pytest.raises(ValidationError, match="'rl', 'sft'"):
+        TrainRequest.model_validate(body | {"config": {"kind": "dpo"}})
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"decay_steps": 3, "warmup_steps": 3}, "decay_steps"),
-        ({"dual_clip": 1.0}, "greater than 1"),
-        ({"dual_clip": 3.0, "loss": "gspo"}, "loss='clip'"),
-        ({"loss": "dppo_tv", "clip_high": 1.0}, "difference of two probabilities"),
-        ({"loss": "dppo_tv", "importance": "truncated"}, "against the sampler already"),
+        ({"schedule": {"decay_steps": 3, "warmup_steps": 3}}, "decay_steps to be the larger"),
+        ({"loss": {"kind": "clip", "dual_clip": 1.0}}, "greater than 1"),
+        ({"loss": {"kind": "gspo", "dual_clip": 3.0}}, "gspo.dual_clip\n  Extra inputs"),
+        ({"loss": {"kind": "dppo_tv", "clip_high": 1.0}}, "less than 1"),
+        ({"loss": {"kind": "dppo_tv", "importance_sampling": None}}, "Extra inputs"),
         ({"loss": "vespo"}, "'clip', 'gspo'"),
-        ({"loss": 3}, "'clip', 'gspo'"),
-        *(
-            ({"loss": "sft"} | given, f"{next(iter(given))}=.* with loss='sft'.* does not read it")
-            for given in (
-                {"credit": "turn"},
-                {"advantage": "standardized"},
-                {"clip_low": 0.1},
-                {"guard": 1.5},
-                {"max_logprob_gap": 0.5},
-                {"max_staleness": 8},
-                {"importance": "truncated"},
-                {"scores": {"a": 1.0}},
-                {"kl": "k3", "kl_coefficient": 0.1},
-                {"flat_tolerance": 0.1},
-                {"overlong_tokens": 8, "overlong_buffer": 4},
-            )
+        ({"loss": "sft"}, "'clip', 'gspo'"),
+        ({"loss": 3}, "valid dictionary or object"),
+        ({"loss": {"clip_low": 0.1}}, "discriminator 'kind'"),
+        ({"advantage": "rloo"}, "'mean', 'leave_one_out', 'maxrl', 'standardized'"),
+        ({"credit": "step"}, "'run', 'node', 'turn', 'anchor'"),
+        ({"kl": {"estimator": "k3"}}, "kl.coefficient\n  Field required"),
+        ({"kl": {"coefficient": 0.1}}, "kl.estimator\n  Field required"),
+        ({"kl": {"estimator": "k3", "coefficient": 0.0}}, "greater than 0"),
+        ({"kl": {"estimator": "k4", "coefficient": 0.1}}, "'k1', 'k2' or 'k3'"),
+        ({"loss": {"kind": "clip", "aggregation": "mean"}}, "'token', 'sequence' or 'run'"),
+        ({"loss": {"kind": "clip", "aggregation": "constant"}}, "aggregation"),
+        ({"loss": {"kind": "clip", "aggregation": {"kind": "constant"}}}, "Field required"),
+        ({"loss": {"kind": "clip", "aggregation": {"value": 0.0}}}, "greater than 0"),
+        (
+            {"loss": {"kind": "clip", "importance_sampling": {"kind": "truncated", "low": 0.5}}},
+            "truncated.low\n  Extra inputs",
         ),
-        ({"kl": "k3"}, "coefficient above 0"),
-        ({"kl_coefficient": 0.1}, "coefficient above 0"),
-        ({"kl": "k4", "kl_coefficient": 0.1}, "'k1', 'k2' or 'k3'"),
-        ({"aggregation": "constant"}, "constant"),
-        ({"aggregation_constant": 5.0}, "constant"),
-        ({"importance": "off", "importance_high": 2.0}, "expected none"),
-        ({"importance": "truncated", "importance_low": 0.5}, "icepop"),
-        ({"importance": "truncated", "importance_high": None}, "expected those of 'truncated'"),
-        ({"importance": "icepop", "importance_low": None}, "expected those of 'icepop'"),
-        ({"importance_high": 1.0}, "greater than 1"),
+        (
+            {"loss": {"kind": "clip", "importance_sampling": {"kind": "truncated", "high": None}}},
+            "valid number",
+        ),
+        (
+            {"loss": {"kind": "clip", "importance_sampling": {"kind": "icepop", "low": None}}},
+            "valid number",
+        ),
+        (
+            {"loss": {"kind": "clip", "importance_sampling": {"kind": "truncated", "high": 1.0}}},
+            "greater than 1",
+        ),
+        ({"loss": {"kind": "clip", "importance_sampling": "off"}}, "'truncated', 'icepop'"),
         ({"guard": 1.0}, "greater than 1"),
         ({"guard": 0.9}, "greater than 1"),
         ({"max_logprob_gap": 0.0}, "greater than 0"),
-        ({"discount": 0.9}, "credit='turn'"),
-        ({"discount": 0.9, "credit": "node"}, "credit='turn'"),
-        ({"anchor_weight": 1.0}, "credit='anchor'"),
-        ({"anchor_weight": 0.0, "credit": "anchor"}, "credit='anchor'"),
-        ({"scores": {"a": 1.0}}, "advantage='standardized'"),
-        ({"scores": {"a": 1.0}, "advantage": "standardized", "credit": "node"}, "credit='run'"),
-        ({"scores": {"a": float("nan")}, "advantage": "standardized"}, "finite"),
-        ({"overlong_tokens": 8}, "expected both"),
-        ({"overlong_buffer": 8}, "expected both"),
-        ({"overlong_tokens": 8, "overlong_buffer": 9}, "at most as large"),
-        ({"overlong_tokens": 8, "overlong_buffer": 4, "advantage": "maxrl"}, "maxrl"),
+        ({"credit": {"kind": "run", "discount": 0.9}}, "Extra inputs"),
+        ({"credit": {"kind": "node", "discount": 0.9}}, "Extra inputs"),
+        ({"credit": {"kind": "turn", "weight": 1.0}}, "Extra inputs"),
+        ({"credit": {"kind": "anchor", "weight": 0.0}}, "greater than 0"),
+        ({"advantage": {"kind": "mean", "scores": {"a": 1.0}}}, "Extra inputs"),
+        ({"advantage": Standardized(scores={"a": 1.0}), "credit": "node"}, "credit='run'"),
+        ({"advantage": {"kind": "standardized", "scores": {"a": float("nan")}}}, "finite"),
+        ({"overlong": {"tokens": 8}}, "overlong.buffer\n  Field required"),
+        ({"overlong": {"buffer": 8}}, "overlong.tokens\n  Field required"),
+        ({"overlong": {"tokens": 8, "buffer": 9}}, "at most as large"),
+        ({"overlong": OverlongPenalty(tokens=8, buffer=4), "advantage": "maxrl"}, "maxrl"),
+        (
+            {
+                "overlong": OverlongPenalty(tokens=8, buffer=4),
+                "advantage": Standardized(scores={"a": 1.0}),
+            },
+            "no reward that could be lowered",
+        ),
         ({"learning_rate": float("nan")}, "finite"),
-        ({"clip_high": float("inf")}, "finite"),
-        ({"clip": 0.2}, "Extra inputs"),
+        ({"loss": {"kind": "clip", "clip_high": float("inf")}}, "finite"),
+        ({"clip_low": 0.2}, "Extra inputs"),
     ],
     ids=str,
 )
@@ -129,6 +230,23 @@ def test_what_makes_no_sense_is_refused_by_name(fields: dict[str, Any], words: s
         TrainConfig(**fields)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["advantage", "credit", "loss", "kl", "overlong", "guard", "max_logprob_gap", "max_staleness"],
+)
+def test_a_supervised_step_has_no_settings_of_rewards(name: str) -> None:
+    assert name in TrainConfig.model_fields
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        SFTConfig(**{name: None})
+
+
 def test_a_config_is_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        TrainConfig().updates = 2
+        TrainConfig().optimizer_steps = 2
+    with pytest.raises(ValidationError, match="frozen"):
+        TrainConfig().loss.clip_low = 0.1
+
+
+def test_all_groups_are_part_of_the_public_face() -> None:
+    for group in (TrainConfig, SFTConfig, LRSchedule, ClippedRatio, GSPO, CISPO, DPPOTV, IcePop):
+        assert getattr(langchain_art, group.__name__) is group

@@ -193,7 +193,7 @@ def test_what_the_config_decides_reaches_the_rows() -> None:
             [turn("c-2"), turn("c-3", "critic"), turn("c-0", excluded_because="error", reward=9)],
         ),
     }
-    by_run = batch_of(runs, records, aggregation="run")
+    by_run = batch_of(runs, records, loss={"kind": "clip", "aggregation": "run"})
     assert advantages(by_run) == [1.0, 1.0, -1.0, -1.0]  # 2 and 0: what was thrown away is nothing
     assert [max(row.weights) for row in by_run.rows] == [1 / 6, 1 / 6, 1 / 14, 1 / 14]
     by_node = batch_of(runs, records, credit="node", advantage="maxrl")
@@ -212,6 +212,6 @@ def test_states_are_prompts() -> None:
         "b": (1.0, [turn("c-2")]),
         "c": (1.0, [turn("c-3")]),
     }
-    found = batch_of(runs, records, credit="anchor", discount=0.5)
+    found = batch_of(runs, records, credit={"kind": "anchor", "discount": 0.5})
     assert advantages(found) == [-0.25, 0.25]
     assert found.excluded == {"calls.zero_variance": 2, "runs.without_trainable_calls": 1}

@@ -9,7 +9,7 @@ import pytest
 from pydantic_core import from_json, to_json
 
 from langchain_art.errors import InvalidRequest
-from langchain_art.wire import Reward, TrainConfig, TrainRequest, Trajectory, Turn
+from langchain_art.wire import Reward, Standardized, TrainConfig, TrainRequest, Trajectory, Turn
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot, changed, rewards_in_words
 from langchain_art_server.storage.store import Store
 
@@ -86,7 +86,7 @@ async def test_a_job_keeps_its_runs_as_they_were_scored(tmp_path: Path) -> None:
     store = Store(url)
     then = run(0.0, 1.0, reward=0.5, scores={"a": 1.0})
     await store.add_trajectories([then])
-    config = TrainConfig(scores={"a": 1.0}, advantage="standardized")
+    config = TrainConfig(advantage=Standardized(scores={"a": 1.0}))
     request = TrainRequest(policy="p", groups=(("t-1",),), config=config)
     await store.jobs.add("job-1", "k", request, [then])
     await store.set_reward("t-1", Reward(reward=0.0, scores={"a": 0.0}, turns={"c-0": 9.0}))

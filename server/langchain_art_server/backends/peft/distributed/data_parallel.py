@@ -29,7 +29,7 @@ import torch
 from transformers import PreTrainedModel
 
 from langchain_art.errors import ArtError, ConfigError
-from langchain_art.wire import TrainConfig
+from langchain_art.wire import JobConfig
 from langchain_art_server.algorithms.loss.logprob_gap import Suspect
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
 from langchain_art_server.algorithms.loss.step_loss import StepLoss, StepTokens
@@ -77,7 +77,7 @@ class DataParallelCore(LearnerCore):
         counts = ("rows", "tokens_processed", "cpu_seconds")
         return metrics | self._ranks.add({name: metrics[name] for name in counts})
 
-    def batch(self, rows: Sequence[Row], config: TrainConfig) -> TrainingBatch:
+    def batch(self, rows: Sequence[Row], config: JobConfig) -> TrainingBatch:
         """This rank's share of the rows, made ready; may be empty."""
         equal = 1.0 / sum(sum(row.mask) for row in rows)
         merged = self.packer.padded_because is None
@@ -122,7 +122,7 @@ class DataParallelCore(LearnerCore):
 
         return self._ranks.together(suspects, on_ways=True)
 
-    def _nothing(self, rows: Sequence[Row], config: TrainConfig) -> TrainingBatch:
+    def _nothing(self, rows: Sequence[Row], config: JobConfig) -> TrainingBatch:
         none = torch.zeros(0, dtype=self._number, device=self.device)
         calls = torch.zeros(0, dtype=torch.int64, device=self.device)
         return TrainingBatch(rows, _NoRows(), StepLoss(StepTokens(none, none, none, calls), config))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_art.wire import TrainConfig
+from langchain_art.wire import ClippedRatio, OverlongPenalty, Standardized, TrainConfig
 from langchain_art_server.algorithms.credit.batch_plan import plan
 from langchain_art_server.algorithms.credit.candidates import CandidateCall, CandidateRun, Verdict
 
@@ -121,7 +121,7 @@ def test_a_node_without_anything_to_learn_is_left_out_of_the_loss() -> None:
 
 
 def test_the_penalty_for_length_is_in_the_reward_before_groups_are_compared() -> None:
-    config = TrainConfig(overlong_tokens=10, overlong_buffer=4)
+    config = TrainConfig(overlong=OverlongPenalty(tokens=10, buffer=4))
     judge = CandidateCall(tokens=99, learns=False)
     runs = [run(1, CandidateCall(6), judge), run(1, CandidateCall(4), CandidateCall(4))]
     made = plan([runs], config)
@@ -141,7 +141,7 @@ def test_staleness_is_counted_over_what_is_trained() -> None:
 
 
 def test_scores_are_standardised_over_the_batch_and_flat_groups_are_left_out() -> None:
-    config = TrainConfig(advantage="standardized", scores={"a": 1.0})
+    config = TrainConfig(advantage=Standardized(scores={"a": 1.0}))
     groups = [
         [CandidateRun((ONE,), None, {"a": value}) for value in values]
         for values in ((1, 0), (5, 5), (0, 100))
@@ -174,7 +174,9 @@ def test_weights_sum_to_one_advantages_to_nothing_and_dropped_adds_up(seed: int,
 
     groups = [[some_run() for _ in range(rng.randrange(0, 6))] for _ in range(4)]
     config = TrainConfig(
-        aggregation=kind, max_staleness=rng.choice([1, None]), mask_truncated=rng.random() < 0.5
+        loss=ClippedRatio(aggregation=kind),
+        max_staleness=rng.choice([1, None]),
+        mask_truncated=rng.random() < 0.5,
     )
     made = plan(groups, config)
     total = trained = 0.0

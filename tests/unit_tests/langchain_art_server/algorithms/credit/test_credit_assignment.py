@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_art.errors import InvalidRequest
-from langchain_art.wire import TrainConfig
+from langchain_art.wire import AnchorCredit, Standardized, TrainConfig, TurnCredit
 from langchain_art_server.algorithms.credit.candidates import CandidateCall, CandidateRun
 from langchain_art_server.algorithms.credit.credit_assignment import (
     group_credit,
@@ -52,7 +52,7 @@ def test_a_group_of_one_and_equal_runs_give_nothing_and_say_so(kind: str) -> Non
     assert (single.advantages, single.whole) == ({}, "groups.single")
     flat = group_credit([run(1, call(anchor="s")), run(1 + 1e-9, call(anchor="s"))], config)
     assert (flat.advantages, flat.whole) == ({}, "groups.zero_variance")
-    near = TrainConfig(credit=kind, flat_tolerance=0.1)
+    near = TrainConfig(credit=kind, zero_variance_tolerance=0.1)
     assert group_credit([run(1), run(1.05)], near).whole == "groups.zero_variance"
     assert group_credit([run(1), run(1.05)], config).whole is None
 
@@ -162,7 +162,7 @@ def test_turns_are_held_against_the_mean_of_the_runs_means() -> None:
     runs = [run(1, call(), call(1)), run(0)]  # returns 2, 2 and 0
     credit = group_credit(runs, TrainConfig(credit="turn"))
     assert credit.advantages == {(0, 0): 1.0, (0, 1): 1.0, (1, 0): -1.0}
-    halved = group_credit(runs, TrainConfig(credit="turn", discount=0.5))
+    halved = group_credit(runs, TrainConfig(credit=TurnCredit(discount=0.5)))
     # Returns 1, 2 and 0; the runs' means 1.5 and 0.
     assert halved.advantages == {(0, 0): 0.25, (0, 1): 1.25, (1, 0): -0.75}
 
@@ -188,7 +188,7 @@ def test_the_gigpo_vector() -> None:
         run(0, call(anchor="s"), call(anchor="u"), call(anchor="s")),
         run(0, call(anchor="s")),
     ]
-    config = TrainConfig(credit="anchor", discount=0.5, anchor_weight=2)
+    config = TrainConfig(credit=AnchorCredit(discount=0.5, weight=2))
     win, lose = 2 / 3, -1 / 3
     # Returns in s: .5, 0, 0, 0; in u: 1, 0.
     expected = {
@@ -205,7 +205,7 @@ def test_states_teach_where_runs_do_not() -> None:
         run(1, call(anchor="s")),
         run(1, call(anchor="s"), call(anchor="t")),
     ]
-    credit = group_credit(runs, TrainConfig(credit="anchor", discount=0.5))
+    credit = group_credit(runs, TrainConfig(credit=AnchorCredit(discount=0.5)))
     assert credit.advantages == {(0, 0): 0.25, (1, 0): -0.25}
     assert credit.reasons == {(1, 1): "calls.zero_variance"}
 
@@ -223,7 +223,7 @@ def scored(**scores: float) -> CandidateRun:
     return CandidateRun((call(), call()), None, scores)
 
 
-GDPO = TrainConfig(advantage="standardized", scores={"right": 1.0, "short": 0.5})
+GDPO = TrainConfig(advantage=Standardized(scores={"right": 1.0, "short": 0.5}))
 
 
 def test_the_gdpo_vector() -> None:

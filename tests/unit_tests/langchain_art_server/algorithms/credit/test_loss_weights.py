@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_art.errors import InvalidRequest
-from langchain_art.wire import TrainConfig
+from langchain_art.wire import Aggregation, ConstantAggregation
 from langchain_art_server.algorithms.credit.loss_weights import call_weights
 
 CALLS = [("a", 1), ("a", 3), ("b", 4)]
@@ -20,12 +19,12 @@ CALLS = [("a", 1), ("a", 3), ("b", 4)]
         ("token", [1 / 8, 1 / 8, 1 / 8]),
         ("sequence", [1 / 3, 1 / 9, 1 / 12]),
         ("run", [1 / 8, 1 / 8, 1 / 8]),
-        ("constant", [1 / 50, 1 / 50, 1 / 50]),
+        (ConstantAggregation(value=50), [1 / 50, 1 / 50, 1 / 50]),
     ],
 )
-def test_vectors(kind: str, expected: list[float]) -> None:
-    assert call_weights(CALLS, kind, 50) == pytest.approx(expected)
-    assert call_weights([], kind, 50) == []
+def test_vectors(kind: Aggregation, expected: list[float]) -> None:
+    assert call_weights(CALLS, kind) == pytest.approx(expected)
+    assert call_weights([], kind) == []
 
 
 def test_a_run_with_more_calls_and_tokens_weighs_no_more() -> None:
@@ -55,11 +54,3 @@ def test_the_weighed_sum_is_the_mean_of_means(seed: int, kind: str) -> None:
     weights = call_weights(calls, kind)
     got = math.fsum(weight * math.fsum(row) for weight, row in zip(weights, losses, strict=True))
     assert got == pytest.approx(expected, rel=1e-9, abs=1e-12)
-
-
-def test_what_is_unknown_is_refused_and_the_wire_offers_nothing_else() -> None:
-    for kind, constant in (("mean", None), ("constant", None), ("constant", 0.0)):
-        with pytest.raises(InvalidRequest, match="aggregation"):
-            call_weights(CALLS, kind, constant)
-    offered = TrainConfig.model_json_schema()["properties"]["aggregation"]["enum"]
-    assert all(call_weights(CALLS, kind, 1.0) for kind in offered)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from langchain_art.wire import TrainConfig
+from langchain_art.wire import IcePop, ImportanceSampling, SequenceMask, TruncatedIS
 from langchain_art_server.algorithms.loss.importance_sampling import Importance, importance
 from langchain_art_server.algorithms.loss.segments import call_means, call_sums
 
@@ -18,39 +18,51 @@ torch.set_num_threads(1)
 F64 = torch.float64
 
 
-def weigh(ratios: list[float], calls: list[int] | None = None, **config: Any) -> Importance:
+KINDS: dict[str, Any] = {
+    "truncated": TruncatedIS(),
+    "icepop": IcePop(),
+    "sequence_mask": SequenceMask(),
+    "off": None,
+}
+
+
+def weigh(
+    ratios: list[float],
+    calls: list[int] | None = None,
+    sampling: ImportanceSampling | None = KINDS["truncated"],
+    guard: float | None = None,
+) -> Importance:
     old_T = torch.tensor(ratios, dtype=F64).log() - 1.0
     calls_T = torch.tensor(calls or list(range(len(ratios))))
-    config = {"guard": None} | config
-    return importance(old_T, torch.full_like(old_T, -1.0), calls_T, TrainConfig(**config))
+    return importance(old_T, torch.full_like(old_T, -1.0), calls_T, sampling, guard)
 
 
 def test_truncated_importance_sampling_caps_at_two() -> None:
     found = weigh([0.1, 1.0, 1.9, 2.1, 50.0])
     assert found.weights_T.tolist() == pytest.approx([0.1, 1.0, 1.9, 2.0, 2.0])
     assert found.limited_T.tolist() == [False, False, False, True, True]
-    assert weigh([3.0], importance_high=5.0).weights_T.tolist() == pytest.approx([3.0])
+    assert weigh([3.0], sampling=TruncatedIS(high=5.0)).weights_T.tolist() == pytest.approx([3.0])
 
 
 def test_icepop_takes_out_what_is_outside_of_its_bounds() -> None:
-    found = weigh([0.49, 0.51, 1.0, 4.9, 5.1], importance="icepop")
+    found = weigh([0.49, 0.51, 1.0, 4.9, 5.1], sampling=IcePop())
     assert found.weights_T.tolist() == pytest.approx([0.0, 0.51, 1.0, 4.9, 0.0])
     assert found.limited_T.tolist() == [True, False, False, False, True]
 
 
 def test_a_sequence_mask_takes_the_product_over_the_call() -> None:
     ratios, calls = [2.0, 1.4, 2.0, 1.6, 0.1], [4, 4, 9, 9, 5]
-    found = weigh(ratios, calls, importance="sequence_mask")
+    found = weigh(ratios, calls, sampling=SequenceMask())
     assert found.weights_T.tolist() == pytest.approx([2.8, 2.8, 0.0, 0.0, 0.1])
     assert found.limited_T.tolist() == [False, False, True, True, False]
-    low = weigh(ratios, calls, importance="sequence_mask", importance_low=0.5)
+    low = weigh(ratios, calls, sampling=SequenceMask(low=0.5))
     assert low.weights_T.tolist()[-1] == 0.0
 
 
 def test_off_is_one_everywhere_and_the_guard_still_watches() -> None:
-    found = weigh([0.1, 7.0], importance="off")
+    found = weigh([0.1, 7.0], sampling=None)
     assert found.weights_T.tolist() == [1.0, 1.0] and not found.limited_T.any()
-    watched = weigh([0.1, 7.0, 1.1], importance="off", guard=1.25)
+    watched = weigh([0.1, 7.0, 1.1], sampling=None, guard=1.25)
     assert watched.weights_T.tolist() == [0.0, 0.0, 1.0]
     assert watched.guarded_T.tolist() == [True, True, False]
 
@@ -67,16 +79,16 @@ def test_the_guard_looks_at_the_geometric_mean_of_a_call() -> None:
 def test_a_ratio_that_overflows_is_capped_or_taken_out() -> None:
     zero_T, far_T = torch.zeros(1), torch.tensor([-1000.0])
     for kind, weight in (("truncated", 2.0), ("icepop", 0.0), ("sequence_mask", 0.0), ("off", 1.0)):
-        config = TrainConfig(importance=kind, guard=None)
-        found = importance(zero_T, far_T, torch.zeros(1, dtype=torch.long), config)
+        one_T = torch.zeros(1, dtype=torch.long)
+        found = importance(zero_T, far_T, one_T, KINDS[kind], None)
         assert found.weights_T.tolist() == [weight]
-        guarded = importance(zero_T, far_T, torch.zeros(1, dtype=torch.long), TrainConfig())
+        guarded = importance(zero_T, far_T, one_T, TruncatedIS(), 1.25)
         assert guarded.weights_T.tolist() == [0.0]
 
 
 def test_the_weights_carry_no_gradient() -> None:
     old_T = torch.tensor([-1.0, -2.0], requires_grad=True)
-    found = importance(old_T, old_T.detach(), torch.tensor([0, 1]), TrainConfig())
+    found = importance(old_T, old_T.detach(), torch.tensor([0, 1]), TruncatedIS(), 1.25)
     assert not found.weights_T.requires_grad and found.weights_T.tolist() == [1.0, 1.0]
 
 
@@ -87,11 +99,16 @@ def test_against_loops(seed: int, kind: str) -> None:
     tokens = rng.randrange(1, 9)
     calls = [rng.randrange(3) for _ in range(tokens)]
     logs = [rng.gauss(0, rng.choice([0.01, 0.5, 2.0])) for _ in range(tokens)]
-    config = TrainConfig(importance=kind, guard=rng.choice([None, 1.25, 2.0]))
+    sampling, guard = KINDS[kind], rng.choice([None, 1.25, 2.0])
     found = importance(
-        torch.tensor(logs, dtype=F64), torch.zeros(tokens, dtype=F64), torch.tensor(calls), config
+        torch.tensor(logs, dtype=F64),
+        torch.zeros(tokens, dtype=F64),
+        torch.tensor(calls),
+        sampling,
+        guard,
     )
-    low, high = config.importance_low or 0.0, config.importance_high or math.inf
+    low = getattr(sampling, "low", None) or 0.0
+    high = sampling.high if sampling else math.inf
     for t in range(tokens):
         own = [log for log, call in zip(logs, calls, strict=True) if call == calls[t]]
         weight = math.exp(math.fsum(own) if kind == "sequence_mask" else logs[t])
@@ -103,8 +120,8 @@ def test_against_loops(seed: int, kind: str) -> None:
         elif limited:
             weight = 0.0
         mean = math.exp(math.fsum(own) / len(own))
-        guard = config.guard or math.inf
-        guarded = not 1 / guard <= mean <= guard
+        factor = guard or math.inf
+        guarded = not 1 / factor <= mean <= factor
         assert found.weights_T[t].item() == pytest.approx(0.0 if guarded else weight, rel=1e-9)
         assert (bool(found.limited_T[t]), bool(found.guarded_T[t])) == (limited, guarded)
 

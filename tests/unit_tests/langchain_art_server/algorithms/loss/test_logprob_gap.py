@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from langchain_art.errors import ArtError
-from langchain_art.wire import TrainConfig
 from langchain_art_server.algorithms.loss.logprob_gap import Suspect, check_sync, suspects_of
 
 torch.set_num_threads(1)
@@ -23,29 +22,29 @@ def never() -> list[Suspect]:
 
 def test_healthy_engines_pass_and_nothing_further_is_computed() -> None:
     for gap in (0.0, 5e-7, 0.03, 0.1):
-        check_sync(metrics(gap), TrainConfig(), suspects=never)
+        check_sync(metrics(gap), 0.1, suspects=never)
 
 
 def test_the_bound_grows_by_itself_with_every_version() -> None:
-    check_sync(metrics(0.29), TrainConfig(), staleness=2.0, suspects=never)
+    check_sync(metrics(0.29), 0.1, staleness=2.0, suspects=never)
     with pytest.raises(ArtError, match=r"0\.31 nats apart per token.*at most 0\.3.*staleness 2"):
-        check_sync(metrics(0.31), TrainConfig(), staleness=2.0)
+        check_sync(metrics(0.31), 0.1, staleness=2.0)
 
 
 def test_it_can_be_set_and_switched_off() -> None:
     with pytest.raises(ArtError, match=r"max_logprob_gap=0\.01"):
-        check_sync(metrics(0.02), TrainConfig(max_logprob_gap=0.01))
-    check_sync(metrics(math.inf), TrainConfig(max_logprob_gap=None), suspects=never)
+        check_sync(metrics(0.02), 0.01)
+    check_sync(metrics(math.inf), None, suspects=never)
     with pytest.raises(ArtError):
-        check_sync(metrics(math.inf), TrainConfig())
+        check_sync(metrics(math.inf), 0.1)
 
 
 def test_the_best_explanation_is_named_if_it_explains_enough() -> None:
     suspects = [Suspect(0.3, "the dog"), Suspect(0.1, "the cat"), Suspect(math.inf, "nobody")]
     with pytest.raises(ArtError, match=r"the cat; 10\.0% of the distance.*Nothing was published"):
-        check_sync(metrics(1.0), TrainConfig(), suspects=lambda: suspects)
+        check_sync(metrics(1.0), 0.1, suspects=lambda: suspects)
     with pytest.raises(ArtError, match="No usual fault"):
-        check_sync(metrics(1.0), TrainConfig(), suspects=lambda: [Suspect(0.6, "the dog")])
+        check_sync(metrics(1.0), 0.1, suspects=lambda: [Suspect(0.6, "the dog")])
 
 
 def suspects(**changes: Any) -> dict[str, float]:

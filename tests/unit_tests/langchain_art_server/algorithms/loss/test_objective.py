@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from langchain_art.errors import ConfigError
-from langchain_art.wire import TrainConfig
+from langchain_art.wire import (
+    CISPO,
+    DPPOTV,
+    GSPO,
+    ClippedRatio,
+    IcePop,
+    JobConfig,
+    KLPenalty,
+    SequenceMask,
+    SFTConfig,
+    TrainConfig,
+)
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
 from langchain_art_server.algorithms.loss.objective import LossTerms, objective
 from langchain_art_server.algorithms.loss.step_loss import StepLoss, StepTokens
@@ -24,16 +35,23 @@ torch.set_num_threads(1)
 F64 = torch.float64
 CHOICES: list[dict[str, Any]] = [
     {},
-    {"dual_clip": None, "importance": "off", "guard": None},
-    {"dual_clip": 1.5, "importance": "icepop", "guard": 2.0},
-    {"loss": "gspo", "clip_low": 0.1, "clip_high": 0.1, "importance": "sequence_mask"},
-    {"loss": "cispo", "clip_low": 0.2, "clip_high": 0.3},
-    {"loss": "dppo_tv", "guard": None},
-    {"kl": "k1", "kl_coefficient": 0.1, "importance": "off"},
-    {"kl": "k2", "kl_coefficient": 0.3},
-    {"loss": "cispo", "kl": "k3", "kl_coefficient": 0.2, "guard": None},
-    {"loss": "sft"},
+    {"loss": ClippedRatio(dual_clip=None, importance_sampling=None), "guard": None},
+    {"loss": ClippedRatio(dual_clip=1.5, importance_sampling=IcePop()), "guard": 2.0},
+    {"loss": GSPO(clip_low=0.1, clip_high=0.1, importance_sampling=SequenceMask())},
+    {"loss": CISPO(clip_low=0.2, clip_high=0.3)},
+    {"loss": DPPOTV(), "guard": None},
+    {
+        "kl": KLPenalty(estimator="k1", coefficient=0.1),
+        "loss": ClippedRatio(importance_sampling=None),
+    },
+    {"kl": KLPenalty(estimator="k2", coefficient=0.3)},
+    {"loss": CISPO(), "kl": KLPenalty(estimator="k3", coefficient=0.2), "guard": None},
+    {"kind": "sft"},
 ]
+
+
+def made(choice: dict[str, Any]) -> JobConfig:
+    return SFTConfig(**choice) if choice.get("kind") == "sft" else TrainConfig(**choice)
 
 
 @st.composite
@@ -62,42 +80,47 @@ def terms(case: dict[str, list[float]], which: list[int] | None = None) -> LossT
     return LossTerms(**columns)
 
 
-def naive_losses(case: dict[str, list[float]], config: TrainConfig) -> list[Naive]:
-    low, high = config.clip_low, config.clip_high
+def naive_losses(case: dict[str, list[float]], config: JobConfig) -> list[Naive]:
+    if isinstance(config, SFTConfig):
+        return [(-new, -1.0, None) for new in case["logprobs"]]
+    low, high = config.loss.clip_low, config.loss.clip_high
     rows = list(zip(case["logprobs"], case["old_logprobs"], case["advantages"], strict=True))
-    if config.loss == "gspo":
+    if config.loss.kind == "gspo":
         calls = [int(call) for call in case["calls"]]
         return naive_gspo(
             case["logprobs"], case["old_logprobs"], case["advantages"], calls, low, high
         )
-    if config.loss == "cispo":
+    if config.loss.kind == "cispo":
         return [naive_cispo(*row, low, high) for row in rows]
-    if config.loss == "dppo_tv":
+    if config.loss.kind == "dppo_tv":
         sampler = case["sampler_logprobs"]
         return [naive_dppo(r[0], s, r[2], low, high) for r, s in zip(rows, sampler, strict=True)]
-    if config.loss == "sft":
-        return [(-new, -1.0, None) for new in case["logprobs"]]
-    return [naive_clip(*row, low, high, config.dual_clip) for row in rows]
+    return [naive_clip(*row, low, high, config.loss.dual_clip) for row in rows]
 
 
 def naive_weights(
-    case: dict[str, list[float]], config: TrainConfig
+    case: dict[str, list[float]], config: JobConfig
 ) -> list[tuple[float, bool, bool]]:
     gaps = [o - s for o, s in zip(case["old_logprobs"], case["sampler_logprobs"], strict=True)]
+    sampling = guard = None
+    if isinstance(config, TrainConfig):
+        sampling, guard = getattr(config.loss, "importance_sampling", None), config.guard
+    kind = sampling.kind if sampling else "off"
     found = []
     for t, gap in enumerate(gaps):
         own = [g for g, call in zip(gaps, case["calls"], strict=True) if call == case["calls"][t]]
-        weight = math.exp(math.fsum(own) if config.importance == "sequence_mask" else gap)
-        low, high = config.importance_low or 0.0, config.importance_high or math.inf
+        weight = math.exp(math.fsum(own) if kind == "sequence_mask" else gap)
+        low = getattr(sampling, "low", None) or 0.0
+        high = sampling.high if sampling else math.inf
         limited = not low <= weight <= high
         weight = {
             "truncated": min(weight, high),
             "off": 1.0,
             "icepop": 0.0 if limited else weight,
             "sequence_mask": 0.0 if limited else weight,
-        }[config.importance]
+        }[kind]
         mean = abs(math.fsum(own) / len(own))
-        guarded = config.guard is not None and mean > math.log(config.guard)
+        guarded = guard is not None and mean > math.log(guard)
         found.append((0.0 if guarded else weight, limited, guarded))
     return found
 
@@ -108,23 +131,26 @@ def naive_kl(new: float, base: float, old: float, kind: str) -> tuple[float, flo
     return value, r * (d + 1 if kind == "k1" else d)
 
 
-def naive(case: dict[str, list[float]], config: TrainConfig) -> tuple[float, list[float]]:
+def naive(case: dict[str, list[float]], config: JobConfig) -> tuple[float, list[float]]:
     """The loss, and its gradient with respect to each logprob, by hand."""
     losses, weights = naive_losses(case, config), naive_weights(case, config)
+    penalty = getattr(config, "kl", None)
     total, slopes = 0.0, []
     for t, (loss, slope, _) in enumerate(losses):
         factor = case["weights"][t] * weights[t][0]
-        if config.loss == "gspo":  # its ratio moves with the mean of the call's tokens
+        if isinstance(
+            getattr(config, "loss", None), GSPO
+        ):  # its ratio moves with the mean of the call's tokens
             own = [k for k, call in enumerate(case["calls"]) if call == case["calls"][t]]
             shares = [case["weights"][k] * weights[k][0] * losses[k][1] for k in own]
             gradient = math.fsum(shares) / len(own)
         else:
             gradient = factor * slope
-        if config.kl is not None:
+        if penalty is not None:
             new, old = case["logprobs"][t], case["old_logprobs"][t]
-            value, steep = naive_kl(new, case["base_logprobs"][t], old, config.kl)
-            loss += config.kl_coefficient * value
-            gradient += factor * config.kl_coefficient * steep
+            value, steep = naive_kl(new, case["base_logprobs"][t], old, penalty.estimator)
+            loss += penalty.coefficient * value
+            gradient += factor * penalty.coefficient * steep
         total += factor * loss
         slopes.append(gradient)
     return total, slopes
@@ -136,7 +162,7 @@ def naive(case: dict[str, list[float]], config: TrainConfig) -> tuple[float, lis
 def test_the_objective_and_its_gradient_equal_the_naive_twin(
     choice: dict[str, Any], case: dict[str, list[float]]
 ) -> None:
-    config, given_terms = TrainConfig(**choice), terms(case)
+    config, given_terms = made(choice), terms(case)
     given_terms.logprobs_T.requires_grad_()
     loss, _ = objective(given_terms, config)
     (gradient_T,) = torch.autograd.grad(loss, given_terms.logprobs_T)
@@ -151,7 +177,7 @@ def test_the_objective_and_its_gradient_equal_the_naive_twin(
 def test_losses_and_stats_of_micro_batches_add_up(
     choice: dict[str, Any], case: dict[str, list[float]], first: set[int]
 ) -> None:
-    config = TrainConfig(**choice)
+    config = made(choice)
     whole, whole_stats = objective(terms(case), config)
     total, stats = 0.0, LossStats()
     for part in (True, False):  # all tokens of a call together
@@ -168,9 +194,9 @@ def test_losses_and_stats_of_micro_batches_add_up(
 @settings(max_examples=30, deadline=None)
 @given(cases())
 def test_stats_equal_loops(choice: dict[str, Any], case: dict[str, list[float]]) -> None:
-    config = TrainConfig(**choice)
+    config = made(choice)
     got = objective(terms(case), config)[1].metrics()
-    if config.loss == "sft":  # nobody drew its tokens
+    if isinstance(config, SFTConfig):  # nobody drew its tokens
         case = case | {"sampler_logprobs": case["old_logprobs"]}
     new, old, sampler, base = (
         case[name] for name in ("logprobs", "old_logprobs", "sampler_logprobs", "base_logprobs")
@@ -215,7 +241,7 @@ def test_a_divergence_without_the_base_model_is_refused() -> None:
     case = {name: [-1.0] for name in ("logprobs", "old_logprobs", "sampler_logprobs")}
     bare = terms(case | {"advantages": [1.0], "weights": [1.0], "calls": [0]})
     with pytest.raises(ConfigError, match="base model"):
-        objective(bare, TrainConfig(kl="k3", kl_coefficient=0.1))
+        objective(bare, TrainConfig(kl=KLPenalty(estimator="k3", coefficient=0.1)))
     loss, stats = objective(bare, TrainConfig())
     assert loss.item() == -1.0 and stats.kl_base == 0.0
 
@@ -223,7 +249,7 @@ def test_a_divergence_without_the_base_model_is_refused() -> None:
 # --- a step -------------------------------------------------------------------------------------
 
 
-def step(case: dict[str, list[float]], config: TrainConfig) -> StepLoss:
+def step(case: dict[str, list[float]], config: JobConfig) -> StepLoss:
     columns = terms(case)
     return StepLoss(
         StepTokens(
@@ -239,7 +265,7 @@ def step(case: dict[str, list[float]], config: TrainConfig) -> StepLoss:
 @settings(max_examples=40, deadline=None)
 @given(cases())
 def test_the_first_update_is_the_old_policy_of_all_others(case: dict[str, list[float]]) -> None:
-    config = TrainConfig(kl="k3", kl_coefficient=0.1)
+    config = TrainConfig(kl=KLPenalty(estimator="k3", coefficient=0.1))
     made = step(case, config)
     columns = terms(case)
     made.base_logprobs_N = columns.base_logprobs_T
