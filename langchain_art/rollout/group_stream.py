@@ -26,7 +26,7 @@ class GroupStream:
             first = await stream.take(16)   # sixteen groups, whichever ended first
 
     Args:
-        rollout: see `rollout.Rollout`.
+        rollout: see `Rollout`.
         scenario: the scenario of the n-th group, from 0.
         name: the id of that group, by n and the scenario's id.
         group_size: runs of each group.

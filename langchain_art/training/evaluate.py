@@ -33,7 +33,7 @@ async def evaluate(
     Args:
         client: of the server that serves `models`.
         models: policies' names, ``policy@N``, or the base model's name: what the rollout calls.
-        rollout: see `rollout.Rollout`.
+        rollout: see `Rollout`.
         scenarios: held out from training.
         samples: runs per scenario.
         concurrency: most runs at once.

@@ -61,8 +61,8 @@ class Trainer:
             groups, each on the calls that it sampled.
         trainable: which calls learn, by the name of a node (or its path), a tag or a model:
             ``{"writer": True}`` for those alone, ``{"critic": False}`` for all others. None: all
-            that the policies sampled. See `wire.Turn.learns`.
-        evaluator: scores each group (see `judging.Evaluator`). None: rollouts bring their rewards.
+            that the policies sampled. See `Turn.learns`.
+        evaluator: scores each group (`evaluators.Evaluator`). None: rollouts bring their rewards.
             A group for which it raises is left out and counted as ``groups.unjudged``. In an
             evaluation, runs that bring a reward keep it and only the others are judged.
         group_size: runs per scenario and step, at least 2: advantages compare runs of a group.
@@ -158,7 +158,7 @@ class Trainer:
         on.
 
         Args:
-            rollout: a function of a scenario (see `rollout.Rollout`), or a graph as it is; that
+            rollout: a function of a scenario (see `Rollout`), or a graph as it is; that
                 brings no reward, so it needs an `evaluator`.
             train_scenarios: what to learn from.
             steps: one version of the adapter each, of ``config.optimizer_steps`` optimizer steps.
