@@ -70,7 +70,7 @@ def check_client(client: str, server: RuleServer) -> None:
             cwd=cwd,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr[-4000:]
         got = json.loads(done.stdout.splitlines()[-1])

@@ -51,7 +51,7 @@ class LiveServer:
         self._env |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | (env or {})
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, timeout: float = 120) -> LiveServer:
+    def start(self, timeout: float = 300) -> LiveServer:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self._argv, env=self._env, stdout=log, stderr=log, cwd=REPO
@@ -86,11 +86,11 @@ class LiveServer:
     def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
-            self.process.wait(timeout=30)
+            self.process.wait(timeout=120)
 
     def http(self) -> httpx.Client:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        return httpx.Client(base_url=self.root, headers=headers, timeout=60)
+        return httpx.Client(base_url=self.root, headers=headers, timeout=300)
 
 
 class FaultyServer(LiveServer):

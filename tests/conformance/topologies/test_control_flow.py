@@ -113,7 +113,7 @@ def test_a_thread_resumed_in_another_process(
         durable(kit, saver).invoke(kit.ask("e"), kit.config)
     argv = [sys.executable, "-m", durable.__module__, threads, kit.thread]
     argv += [kit.server.policy, kit.server.base_url]
-    process = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=120)
+    process = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=300)
     assert process.returncode == 0, process.stderr
     asked = Expect("careful", "sure? 1", step=2)
     one = seen(first.trajectory(), Expect("early", "e", step=1), asked, status="interrupted")
