@@ -1,8 +1,8 @@
-"""The canary: a toy training run against a server, before a real one is paid for.
+"""The canary: a short toy training run that checks a server before a real run.
 
-It goes the whole way that a fit goes: calls are captured in a run, scored, trained on and answered
-by the new version. The reward is a toy (short replies), but any model can learn it within a few
-steps, so a server that does not is broken somewhere; the checks before it say where.
+It takes every step of a fit: calls are captured, scored, trained on, and answered by the new
+version. Short replies are rewarded, which any model learns within a few steps. If the reward does
+not rise, the server is broken; the checks before it say where.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from langchain_art.tracing.handler import capture
 from langchain_art.wire import ServerStatus, TrainConfig, TrainResult, Trajectory, TrajectoryGroup
 from langchain_art.wire.tolerances import logprob_tolerance
 
-#: The canary's own policy. It is not the user's, and it is the same one every time.
+#: The canary's own policy, the same in every run.
 POLICY = "langchain-art-canary"
 PROMPTS = ("Say hello.", "Name a city.", "What is in the mail?", "Tell me about the weather.")
 MAX_TOKENS = 16
-#: Most likely tokens that are asked for at each place: what OpenAI's dialect allows.
+#: Most likely tokens requested at each position: the maximum of OpenAI's API.
 TOP = 20
 WORKERS = 32
-#: Steps before which the toy run does not end, however well it goes.
+#: Fewest steps of the toy run.
 LEAST_STEPS = 4
-Progress = Callable[[int, int, str], None]
-"""Hears how many of how many parts are done, and what comes next."""
+CanaryProgress = Callable[[int, int, str], None]
+"""Called with the number of finished parts, the number of all, and what comes next."""
 
 
 def run_canary(
@@ -55,11 +55,11 @@ def run_canary(
     steps: int = 24,
     group_size: int = 16,
     learning_rate: float | None = None,
-    on_progress: Progress | None = None,
+    on_progress: CanaryProgress | None = None,
 ) -> CanaryReport:
     """Train a toy policy on a server, and check what a fit relies on.
 
-    The server is left as it was, but for what its API cannot erase: version 0 of the policy
+    The server is left as it was, except for what its API cannot delete: version 0 of the policy
     `POLICY`, which equals the base model, and the records of the canary's calls and runs.
 
     Args:
@@ -71,8 +71,8 @@ def run_canary(
         on_progress: called before each part.
 
     Returns:
-        All checks. A part that ends in an error is a check that failed, with the server's words;
-        what would have come after it is not in the report.
+        All checks. A part that ends in an error is a failed check with the server's message; later
+        parts are then not in the report.
 
     Raises:
         ConfigError: the numbers make no sense.
@@ -92,7 +92,7 @@ def run_canary(
 
 
 def toy_learning_rate(parameters: int) -> float:
-    """A rate at which a model of that size learns the toy in a few steps, without falling apart.
+    """A learning rate at which a model of that size learns the toy reward in a few steps.
 
     It falls with the cube root of the size: 1e-2 at 0.2 million parameters, 3e-4 at 7 billion, and
     never more than 3e-2. Measured at 0.05 and 0.2 million parameters only.
@@ -101,7 +101,7 @@ def toy_learning_rate(parameters: int) -> float:
 
 
 class _Run:
-    """One captured call: its run as the server gets it, its reply's tokens, its reward."""
+    """One captured call: its trajectory, its reply's tokens, its model and its reward."""
 
     def __init__(self, trajectory: Trajectory, tokens: list[Token], model: str) -> None:
         self.trajectory, self.tokens, self.model = trajectory, tokens, model
@@ -116,7 +116,7 @@ class _Canary:
         config: TrainConfig,
         steps: int,
         group_size: int,
-        on_progress: Progress | None,
+        on_progress: CanaryProgress | None,
     ) -> None:
         self.client, self.status, self.config = client, status, config
         self.steps, self.group_size, self.on_progress = steps, group_size, on_progress
@@ -157,13 +157,13 @@ class _Canary:
     # --- the parts ------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        self._tell("the policy, and what it and the base model say before")
+        self._report("the policy, and what it and the base model say before")
         self.client.create_policy(POLICY)
         self.client.rollback(POLICY, 0)
         self.probes = {name: self._probe(name) for name in (self.status.base_model, f"{POLICY}@0")}
 
     def _sample_first(self) -> None:
-        self._tell("first replies")
+        self._report("first replies")
         self.runs.append(self._rollouts())
         calls = [run.trajectory.turns[0].call_id for run in self.runs[0]]
         whole = sum(self._is_recorded(call) for call in calls)
@@ -189,7 +189,7 @@ class _Canary:
 
     def _train(self) -> None:
         for step in range(1, self.steps + 1):
-            self._tell(f"step {step} of {self.steps}")
+            self._report(f"step {step} of {self.steps}")
             self.results.append(self._step(self.runs[-1]))
             if step == 1:
                 self._check_gap("sampler = learner, first step", self.results)
@@ -200,7 +200,7 @@ class _Canary:
         self._check_draws()
 
     def _compare(self) -> None:
-        self._tell("what it and the base model say after")
+        self._report("what it and the base model say after")
         base, first, last = self.status.base_model, f"{POLICY}@0", self.results[-1].version
         after = {name: self._probe(name) for name in (base, first, f"{POLICY}@{last}", POLICY)}
         moved = change(after[first], after[f"{POLICY}@{last}"])
@@ -222,7 +222,7 @@ class _Canary:
         self._check_reward()
 
     def _leave(self) -> str:
-        """Back to version 0, and away with the others."""
+        """Roll back to version 0 and delete the others; returns what is left on the server."""
         try:
             self.client.rollback(POLICY, 0)
             for checkpoint in self.client.checkpoints(POLICY):
@@ -247,7 +247,7 @@ class _Canary:
         )
 
     def _probe(self, name: str) -> list[Token]:
-        """The same question with the same seed, whatever answers it."""
+        """The reply to a fixed prompt with a fixed seed."""
         return tokens_of(self._model(name, seed=0).invoke(PROMPTS[0]).response_metadata)
 
     def _rollouts(self) -> list[_Run]:
@@ -277,7 +277,7 @@ class _Canary:
         ]
         return self.client.wait(self.client.train(groups, POLICY, self.config))
 
-    def _tell(self, words: str) -> None:
+    def _report(self, words: str) -> None:
         if self.on_progress is not None:
             self.on_progress(self._done, self.steps + 3, words)
         self._done += 1

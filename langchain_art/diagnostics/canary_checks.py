@@ -1,4 +1,4 @@
-"""What a canary says of a server: checks with their figures, bars and advice. No I/O."""
+"""The canary's checks: statistics, thresholds and advice. No I/O."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-#: Standard errors beyond which chance is no explanation: one run in 1.7 million, two-sided.
+#: Standard errors that chance exceeds in one run of 1.7 million (two-sided).
 SIGMAS = 5.0
-#: Standard errors by which the reward must have risen: one comparison in 30,000 does so by chance,
-#: so one canary in 1,200 that looks after each of 24 steps.
+#: Standard errors by which the reward must have risen: by chance in one comparison of 30,000, so in
+#: one canary of 1,200 that compares after each of 24 steps.
 RISE = 4.0
-#: Variance of the surprise, over all tokens, below which replies are too certain to tell anything.
+#: Summed variance of logprobs below which replies are too certain for `surprise`.
 LEAST_VARIANCE = 10.0
-#: What to do where a check fails, by its name up to a comma.
+#: What to do if a check fails, by its name up to a comma.
 ADVICE = {
     "error": "Read the server's words, and its log; nothing after this point was checked.",
     "captured": "The server does not record what it samples. See that calls reach this server and "
@@ -41,7 +41,7 @@ ADVICE = {
 
 
 class Check(BaseModel):
-    """One thing that must hold before training is worth its money."""
+    """One condition that must hold before training."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -51,13 +51,13 @@ class Check(BaseModel):
     measured: str
     bar: str
     value: float | None = None
-    """The figure that was held against the bar, where it is one number."""
+    """The measured number, if it is one."""
     advice: str = ""
     """What to do; empty if it passed."""
 
 
 class CanaryReport(BaseModel):
-    """All checks of one canary, and where it sang."""
+    """All checks of one canary, and the server's description."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -90,7 +90,7 @@ class Token:
     top: tuple[tuple[str, float], ...]
 
     def known(self) -> dict[str, float]:
-        """Text -> logprob of those of the most likely tokens that no other has the text of."""
+        """Text -> logprob of the most likely tokens whose text is unique."""
         texts = Counter(text for text, _ in self.top)
         return {text: value for text, value in self.top if texts[text] == 1}
 
@@ -109,7 +109,7 @@ def tokens_of(metadata: Mapping[str, Any]) -> list[Token]:
 
 
 def change(old: Sequence[Token], new: Sequence[Token]) -> float:
-    """Largest distance of the logprobs of two replies, as far as both were shown the same tokens.
+    """Largest distance of the logprobs of two replies, up to the first different token.
 
     Example: the same reply twice gives 0.0.
     """
@@ -124,15 +124,15 @@ def change(old: Sequence[Token], new: Sequence[Token]) -> float:
 
 
 def surprise(tokens: Iterable[Token]) -> tuple[float, float]:
-    """Are tokens drawn from the distribution that their logprobs say? As standard errors.
+    """Whether tokens are drawn from the distribution of their logprobs, in standard errors.
 
-    A token's logprob has a known mean and variance under the distribution it is drawn from, given
-    all that came before it; so the summed difference from the mean, over the root of the summed
-    variance, is close to a standard normal variable (a martingale's central limit theorem). Colder
-    sampling, or one that is cut off at some top_p or top_k, gives tokens that are too likely.
+    Given its prefix, a token's logprob has a known mean and variance under the distribution that it
+    is drawn from. So the summed difference from the mean, over the root of the summed variance, is
+    approximately standard normal (central limit theorem for martingales). A lower temperature, or a
+    top_p or top_k, gives tokens that are too likely.
 
-    Of a distribution only the most likely tokens are known; all others count as one, a nat less
-    likely than the last of these.
+    Only the most likely tokens of a distribution are known; all others count as one token, a nat
+    less likely than the last of these.
 
     Args:
         tokens: of replies at temperature 1, with as many top logprobs as the server gives.

@@ -1,4 +1,4 @@
-"""What every evaluator is: a Runnable from a group to the same group with rewards."""
+"""The base class of evaluators: Runnables from a group to the same group with rewards."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_art.errors import ConfigError, JudgeError
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
-#: The name among `Trajectory.scores` of a reward that a run brought along before it was judged.
+#: The name in `Trajectory.scores` of the reward that a run had before it was judged.
 OWN = "own"
-#: The key of `Trajectory.metadata` under which evaluators say why: evaluator -> explanation.
+#: The key of `Trajectory.metadata` with the explanations: evaluator -> explanation.
 JUDGED = "judged"
 
 _Result = TypeVar("_Result")
@@ -26,12 +26,12 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Score:
-    """What an evaluator found of one run.
+    """The score of one run.
 
     Attributes:
         value: the score; it becomes the run's reward.
         explanation: why, in words.
-        parts: what it is made of, criterion by criterion, each a finite number.
+        parts: the criteria that it is made of, each a finite number.
 
     Raises:
         ConfigError: a number is not finite.
@@ -51,14 +51,14 @@ class Score:
 
 
 class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
-    """Scores the runs of one scenario, beside each other.
+    """Scores the runs of one scenario, relative to each other.
 
     An instance is a LangChain Runnable (``invoke``, ``ainvoke``, ``batch``, ``|``, ``with_retry``,
-    callbacks) and an evaluator for `Trainer`. What it gives is the group with, for each run,
+    callbacks) and an evaluator for `Trainer`. It returns the group with, for each run,
 
     - ``reward``: the score, or None where the run could not be scored;
-    - ``scores[key]``: the same beside other evaluators' scores, and ``scores["key/part"]``;
-    - ``scores["own"]``: the reward that the run itself had brought, never overwritten;
+    - ``scores[key]``: the same, kept with other evaluators' scores, and ``scores["key/part"]``;
+    - ``scores["own"]``: the reward that the run had before any evaluator, never overwritten;
     - ``metadata["judged"][key]``: the explanation.
 
     Failed runs are not scored and stay as they are. Subclasses write `ascore`.
@@ -94,16 +94,16 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
 
     @property
     def InputType(self) -> type[TrajectoryGroup]:
-        """What it takes."""
+        """The input's type."""
         return TrajectoryGroup
 
     @property
     def OutputType(self) -> type[TrajectoryGroup]:
-        """What it gives."""
+        """The output's type."""
         return TrajectoryGroup
 
     async def __call__(self, group: TrajectoryGroup) -> TrajectoryGroup:
-        """The group with rewards: what `Trainer` asks for. In synchronous code use `invoke`."""
+        """As `ainvoke`, for `Trainer`. In synchronous code use `invoke`."""
         return await self.ainvoke(group)
 
     async def ainvoke(
@@ -153,11 +153,11 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
 
 
 def with_score(run: Trajectory, key: str, score: Score | None) -> Trajectory:
-    """`run` with `score` as its reward, and beside its other scores under `key`."""
+    """`run` with `score` as its reward, and under `key` among its scores."""
     scores, judged = dict(run.scores), dict(run.metadata.get(JUDGED) or {})
     if run.reward is not None and not judged and OWN not in scores:
         scores[OWN] = run.reward
-    # Of an earlier verdict under the same name nothing may stay.
+    # Remove the parts of an earlier score of the same name.
     scores = {n: v for n, v in scores.items() if n != key and not n.startswith(f"{key}/")}
     judged[key] = score.explanation if score is not None else None
     if score is not None:
@@ -172,7 +172,7 @@ def with_score(run: Trajectory, key: str, score: Score | None) -> Trajectory:
 
 
 def own_reward(run: Trajectory) -> float | None:
-    """The reward that a run itself brought, whether or not it was judged since."""
+    """The reward that a run had before any evaluator."""
     if OWN in run.scores:
         return run.scores[OWN]
     return None if run.metadata.get(JUDGED) else run.reward
@@ -181,8 +181,8 @@ def own_reward(run: Trajectory) -> float | None:
 class _Loop:
     """One event loop in a thread of its own, for all synchronous calls of a process.
 
-    Chat models keep connections for the loop that they were first used on, so a new loop per call
-    would meet connections of loops that are closed.
+    Chat models keep connections for the loop on which they were first used; with a new loop per
+    call these would belong to closed loops.
     """
 
     def __init__(self) -> None:
@@ -205,10 +205,10 @@ _LOOP = _Loop()
 
 
 def run_sync(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """What `work` gives, for synchronous callers; it runs in the caller's context.
+    """The result of `work`, for synchronous callers; it runs in the caller's context.
 
     Raises:
-        ConfigError: called on the very loop that would have to do the work.
+        ConfigError: called on the loop that would run the work.
     """
     loop = _LOOP.get()
     if loop is _running_loop():

@@ -1,4 +1,4 @@
-"""How far a judge agrees with people: rank correlations with an interval, on any set of runs.
+"""Agreement of a judge with people: rank correlations with confidence intervals.
 
 Only ranks are compared, since a judge's scores are relative: pairs of runs of one group count, and
 pairs across groups do not. With a single group the two figures are the ordinary Spearman's rho and
@@ -21,14 +21,14 @@ from langchain_art.evaluators.scoring import Evaluator, score_groups
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
 Pairs: TypeAlias = "Sequence[tuple[float, float]]"
-"""The runs of one group: (what the judge said, what a person said)."""
+"""The runs of one group: (the judge's score, a person's score)."""
 Human: TypeAlias = "str | Mapping[str, float] | Callable[[Trajectory], float | None]"
 """Where human scores are: a name in `Trajectory.scores`, a mapping by a run's id, or a function."""
 
 
 @dataclass(frozen=True)
 class Correlation:
-    """A rank correlation in [-1, 1] and its interval; None: not defined, for want of variance."""
+    """A rank correlation in [-1, 1] and its interval; None: undefined (zero variance)."""
 
     value: float | None
     low: float | None
@@ -68,7 +68,7 @@ async def calibrate(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Agreement:
-    """Let a judge score groups, and compare it with what people said of the same runs.
+    """Let a judge score groups, and compare its scores with people's scores of the same runs.
 
     Example::
 
@@ -79,7 +79,7 @@ async def calibrate(
         evaluator: a `GroupEvaluator`, or any function that a `Trainer` takes.
         groups: runs of one scenario each. The judge does not see their human scores.
         human: see `Human`; runs without such a score are left out and counted.
-        concurrency: most groups that are judged at once.
+        concurrency: most groups judged at once.
         resamples: see `agreement`, as for the next two.
         confidence: of the interval.
         seed: of the resampling.
@@ -272,7 +272,7 @@ def _human(run: Trajectory, human: Human) -> float | None:
 
 
 def _hidden(group: TrajectoryGroup) -> TrajectoryGroup:
-    """The group without any score of its runs, so that no judge can read them."""
+    """The group without its runs' scores, so that no judge can read them."""
     blank = {"reward": None, "scores": {}}
     runs = tuple(run.model_copy(update=blank) for run in group.trajectories)
     return group.model_copy(update={"trajectories": runs})

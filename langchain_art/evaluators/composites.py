@@ -1,9 +1,9 @@
-"""Evaluators made of evaluators: they add, gate, fall back, and vote.
+"""Evaluators made of evaluators: sum, gate, fallback and vote.
 
-Each takes `GroupEvaluator`s and plain functions alike, and is a `GroupEvaluator` itself, so they
-nest. What every part said is kept in `Score.parts` by its key, and so in the run's scores:
-``scores["sum/ruler"]``. A score that is missing is never guessed. `functions.own_rewards` stands
-for the rewards that runs bring along: ``SumEvaluator([(ruler, 0.5), (own_rewards, 0.5)])``.
+Each takes `GroupEvaluator`s and plain functions, and is a `GroupEvaluator` itself, so they nest.
+The scores of all parts are in `Score.parts`, and so in the run's scores: ``scores["sum/ruler"]``. A
+missing score is never guessed. `functions.own_rewards` gives the rewards that the runs already
+have: ``SumEvaluator([(ruler, 0.5), (own_rewards, 0.5)])``.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ _Said = Sequence[Score | None]
 
 
 class SumEvaluator(GroupEvaluator):
-    """Adds: a run's score is the sum of its parts' scores, each times its weight.
+    """A run's score is the weighted sum of its parts' scores.
 
-    A run that a part could not score has no score, and a part that raises leaves the group
-    unjudged: a sum that lacks a summand is another sum.
+    A run without a score from one part has none, and a part that raises leaves the group unjudged.
 
     Example::
 
         SumEvaluator([(RulerEvaluator("openai/o3"), 0.7), (WeightedCriteriaEvaluator(), 0.3)])
 
     Args:
-        parts: evaluators with their weights: finite, taken as they are (a penalty's is negative).
+        parts: evaluators with their weights: finite, not normalised, negative for a penalty.
         key: the score's name.
 
     Raises:
@@ -62,10 +61,10 @@ class SumEvaluator(GroupEvaluator):
 
 
 class GateEvaluator(GroupEvaluator):
-    """Lets runs through to an evaluator: those whose score at the gate is at least `at_least`.
+    """Scores with `then` the runs whose score by `gate` is at least `at_least`.
 
-    Only they are shown to `then`, beside each other; the others score `otherwise`. A run that the
-    gate could not score has no score.
+    Only these are shown to `then`, together; the others score `otherwise`. A run that the gate
+    could not score has no score.
 
     Example::
 
@@ -128,10 +127,10 @@ class GateEvaluator(GroupEvaluator):
 
 
 class FallbackEvaluator(GroupEvaluator):
-    """Asks one evaluator after another until one of them scores every run of the group.
+    """Asks one evaluator after another until one scores every run of the group.
 
-    Scores of several are never mixed within a group, since they are relative. If none scores every
-    run, the first that scored some of them stands.
+    Scores of several evaluators are never mixed within a group, since they are relative. If none
+    scores every run, the first that scored some of them counts.
 
     Example::
 
@@ -142,8 +141,8 @@ class FallbackEvaluator(GroupEvaluator):
         key: the score's name.
 
     Raises:
-        ConfigError: no evaluator, or two of one name. One that an evaluator raises is not a reason
-            to ask the next one: the program is wrong.
+        ConfigError: no evaluator, or two of one name. If an evaluator raises one, it is raised on:
+            the program is wrong, and the next evaluator is not asked.
         JudgeError: when scoring, all of them raised; the message has each one's reason.
     """
 
@@ -252,7 +251,7 @@ async def _scores(evaluator: GroupEvaluator, group: TrajectoryGroup) -> _Said:
 async def _ask(
     evaluators: Iterable[GroupEvaluator], group: TrajectoryGroup
 ) -> tuple[dict[str, _Said], dict[str, Exception]]:
-    """What each said, and why others raised. A `ConfigError` is raised: the program is wrong."""
+    """Scores of each, and errors of those that raised; a `ConfigError` is raised on."""
     asked = list(evaluators)
     outcomes = await asyncio.gather(*(_scores(one, group) for one in asked), return_exceptions=True)
     found, failed = dict[str, _Said](), dict[str, Exception]()

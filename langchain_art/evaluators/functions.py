@@ -1,4 +1,4 @@
-"""Plain functions as evaluators, so that whatever takes one takes the other."""
+"""Plain functions as evaluators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from langchain_art.wire import TrajectoryGroup
 
 
 class FunctionEvaluator(GroupEvaluator):
-    """An evaluator made of a function that a `Trainer` takes too (see `scoring.Evaluator`).
+    """An evaluator from a function, as `Trainer` takes it (see `scoring.Evaluator`).
 
     Args:
         function: of a group; gives one number (or None) per run, or the group with rewards.
@@ -24,13 +24,13 @@ class FunctionEvaluator(GroupEvaluator):
         self._function = function
 
     async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
-        """What the function says; it runs in a thread if it is a plain ``def``."""
+        """The function's scores; a plain ``def`` runs in a thread."""
         runs = (await score_group(group, self._function)).trajectories
         return [None if run.reward is None else Score(run.reward) for run in runs]
 
 
 def as_evaluator(evaluator: Evaluator) -> GroupEvaluator:
-    """A `GroupEvaluator` as it is; a function as one that is called by the function's name."""
+    """A `GroupEvaluator` unchanged; a function as a `FunctionEvaluator` of its name."""
     if isinstance(evaluator, GroupEvaluator):
         return evaluator
     name = getattr(evaluator, "__name__", type(evaluator).__name__)
@@ -38,5 +38,5 @@ def as_evaluator(evaluator: Evaluator) -> GroupEvaluator:
 
 
 def own_rewards(group: TrajectoryGroup) -> list[float | None]:
-    """The rewards that the runs themselves brought, as an evaluator among others."""
+    """The rewards that the runs had before any evaluator; itself an evaluator."""
     return [own_reward(run) for run in group.trajectories]

@@ -1,7 +1,7 @@
-"""What a run did, read off its turns: steps, actions, errors, seconds, and what it answered.
+"""Facts of a run from its turns: steps, actions, errors, seconds, and its answer.
 
-Turns that the graph threw away (`Turn.excluded_because`) count for none of these but
-`seconds`: a retry costs time, but it is no step of the run.
+Excluded turns (`Turn.excluded_because`) count only for `seconds`: a retry costs time, but is no
+step of the run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def actions(run: Trajectory) -> list[str]:
 
 
 def errors(run: Trajectory) -> int:
-    """What went wrong in the run.
+    """The number of errors in the run.
 
     Model calls that ended in an error, tool calls whose arguments are no JSON object, and tool
     results that begin as LangGraph's ``ToolNode`` begins an error (``Error: …``, ``Error invoking
@@ -47,7 +47,7 @@ def errors(run: Trajectory) -> int:
 def seconds(run: Trajectory) -> float:
     """From the start of the first model call to the end of the last one.
 
-    Where calls do not say when they began, the sum of the latencies that are known; 0.0 if none is.
+    If start times are missing, the sum of the known latencies; 0.0 if none is known.
     """
     timed = [turn for turn in run.turns if turn.started_at is not None]
     if timed and len(timed) == len(run.turns):
@@ -57,10 +57,10 @@ def seconds(run: Trajectory) -> float:
 
 
 def answer(run: Trajectory) -> Any:
-    """What the run came to.
+    """The run's answer.
 
-    Of an output with ``messages``, the text of the last message; any other output as it is; without
-    one, the text of the last reply (None if there is none).
+    Of an output with ``messages``, the text of the last message; any other output unchanged;
+    without an output, the text of the last reply, or None.
     """
     output = run.output
     if isinstance(output, Mapping) and "messages" in output:
@@ -77,7 +77,7 @@ def _kept(run: Trajectory) -> list[Turn]:
 
 
 def _said(run: Trajectory, turns: list[Turn]) -> list[Message]:
-    """Messages between the replies, and what the output holds behind the last of them."""
+    """Messages between the replies, and tool results in the output after the last reply."""
     said = [message for turn in turns for message in turn.messages]
     output = run.output
     if isinstance(output, Mapping) and "messages" in output:

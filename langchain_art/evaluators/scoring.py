@@ -1,4 +1,4 @@
-"""Let an evaluator score groups; one that it cannot score is left out and counted, never zero."""
+"""Score groups with an evaluator; a group that it cannot score is counted, never scored 0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Evaluator: TypeAlias = "Callable[[TrajectoryGroup], Scores | Awaitable[Scores]]"
 """Takes a group (without its failed runs) and returns it with rewards, or one reward per run.
 
 The scenario is ``group.metadata["scenario"]`` (see `scenarios.portable`); what the graph of a run
-came to is its `output`."""
+returned is its `output`."""
 
 
 class _WrongScores(ConfigError):

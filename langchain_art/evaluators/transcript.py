@@ -1,4 +1,4 @@
-"""A run as a judge reads it: a list of blocks, in the order in which things happened."""
+"""A run as a judge reads it: a list of blocks in chronological order."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=st
 
 @dataclass(frozen=True)
 class Block:
-    """One thing that was said or done.
+    """One message, tool call or event.
 
     Attributes:
-        kind: ``user``, ``assistant``, ``call`` … : a word of ours, never of the run.
-        text: what was said; of the run, so never to be trusted.
-        is_output: of a tool. Such text may be long and is shortened first.
+        kind: ``user``, ``assistant``, ``call`` … : one of our words, never text of the run.
+        text: of the run, so not trusted.
+        is_output: a tool's output, which may be long and is truncated first.
     """
 
     kind: str
@@ -32,15 +32,14 @@ class Block:
 def transcript(run: Trajectory, *, labelled: bool) -> tuple[Block, ...]:
     """A run's calls as blocks: each message once, then how the run ended.
 
-    A call that goes on where the call before it ended shows only what is new. Any other call shows
-    its whole prompt, where messages that the run has shown before become one block ``again`` with
-    their number; so parallel branches and prompts that are written anew cost little. Attempts that
-    the graph threw away are named, without their text. Reasoning is left out: a judge is to judge
-    what was done.
+    A call that continues the call before it shows only its new messages. Any other call shows its
+    whole prompt, with messages that were shown before replaced by one block ``again`` with their
+    number, so that parallel branches and rewritten prompts stay short. Superseded attempts are
+    mentioned without their text. Reasoning is left out: the judge scores what was done.
 
     Args:
         run: any run.
-        labelled: whether to name the node of each call, where it changes.
+        labelled: whether to name the node of each call when it changes.
     """
     blocks: list[Block] = []
     shown: set[tuple[Block, ...]] = set()
@@ -69,7 +68,7 @@ def label(turn: Turn) -> str:
 
 
 def has_several_nodes(runs: Sequence[Trajectory]) -> bool:
-    """Whether it says anything to name the nodes."""
+    """Whether the runs' calls come from more than one node."""
     return len({label(turn) for run in runs for turn in run.turns}) > 1
 
 
@@ -138,7 +137,7 @@ def _add(
 
 
 def _ordinals(message: Message) -> dict[str, int]:
-    """Of several calls in one message, by their ids: which results are whose."""
+    """Numbers of several tool calls in one message by their ids, to match their results."""
     calls = message.get("tool_calls") or ()
     return {str(call.get("id")): n for n, call in enumerate(calls, 1)} if len(calls) > 1 else {}
 
@@ -180,7 +179,7 @@ def text_of(content: Any) -> str:
 
 
 def _ending(run: Trajectory, said: set[str]) -> list[Block]:
-    """How it ended, and what the graph gave, unless the blocks say it already."""
+    """How the run ended, and the graph's output, unless the blocks already show it."""
     ending: list[Block] = []
     if not run.turns and run.input is not None:
         ending.append(Block("input", _value(run.input)))
@@ -193,7 +192,7 @@ def _ending(run: Trajectory, said: set[str]) -> list[Block]:
 
 
 def _outcomes(run: Trajectory) -> list[str]:
-    """Of a state with messages: the last one, and the other keys that the run has changed."""
+    """Of a state with messages: the last message, and the other keys that the run changed."""
     output = run.output
     if output is None:
         return []

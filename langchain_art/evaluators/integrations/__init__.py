@@ -1,1 +1,1 @@
-"""Evaluators as other tools call them: thin, all over `GroupEvaluator`."""
+"""Adapters of `GroupEvaluator` for other evaluation tools."""

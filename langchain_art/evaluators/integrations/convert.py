@@ -1,8 +1,7 @@
-"""Outputs of other libraries as groups of runs: messages, states of graphs, texts, anything.
+"""Converts outputs of other libraries (messages, states of graphs, texts) into groups of runs.
 
-Evaluation tools hand over what a program returned, not what was captured of it. Messages become
-turns, so that steps, tools and branches' names are there to be judged; no tokens are, so such runs
-cannot be trained.
+Evaluation tools pass what a program returned. Its messages become turns, so that evaluators see
+steps, tools and names; such runs have no sampled tokens and cannot be trained.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def as_group(
     id: str = "group",
     run_ids: Sequence[str] | None = None,
 ) -> TrajectoryGroup:
-    """A group of runs from what a tool has of them.
+    """A group of runs from the outputs of another tool.
 
     Example::
 
@@ -55,7 +54,7 @@ def as_group(
 
 
 def candidates(outputs: Any) -> Sequence[Any] | TrajectoryGroup:
-    """The runs in what a user hands over as `outputs`, for `as_group`.
+    """The runs in `outputs`, for `as_group`.
 
     A list is one run per item, unless all its items are messages: then it is a single run, as is
     anything that is no list.
@@ -74,7 +73,7 @@ def is_single(outputs: Any) -> bool:
 
 
 def as_trajectory(output: Any, id: str) -> Trajectory:
-    """One run: a `Trajectory` or captured `Run` as it is, else what `output` tells.
+    """One run: a `Trajectory` or captured `Run` unchanged, else converted.
 
     ==============================================  ===============================================
     output                                          run

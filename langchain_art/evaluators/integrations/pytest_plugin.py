@@ -18,12 +18,12 @@ from langchain_art.evaluators.scoring import Evaluator
 
 
 class ScoreOutputs(Protocol):
-    """What the fixture `scored` is."""
+    """The type of the fixture `scored`."""
 
     def __call__(
         self, evaluator: Evaluator, outputs: Any, *, inputs: Any = None, reference: Any = None
     ) -> list[Score]:
-        """Scores of `outputs`, in order; see `foreign.candidates` for what they can be.
+        """Scores of `outputs`, in order; see `convert.candidates`.
 
         Raises:
             pytest.fail.Exception: an output could not be scored.
@@ -33,7 +33,7 @@ class ScoreOutputs(Protocol):
 
 @pytest.fixture
 def scored(request: pytest.FixtureRequest) -> ScoreOutputs:
-    """Scores outputs beside each other.
+    """Scores outputs relative to each other.
 
     Scores go into the test's properties (``--junit-xml``) and, with their explanations, into the
     report of a test that fails. In a test that is marked ``langsmith`` they are feedback too.

@@ -1,4 +1,4 @@
-"""Verdicts kept on disk, so that a question that was answered once costs nothing again."""
+"""A cache of verdicts on disk, so that a question is paid for once."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class VerdictCache:
     """An SQLite file of verdicts; for any number of threads and processes at once.
 
     Args:
-        path: the file; it and its folders are made if they are not there.
+        path: the file; it and its folders are created if missing.
 
     Raises:
-        ConfigError: the file is no such database, or cannot be written.
+        ConfigError: the file is no SQLite database, or cannot be written.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -34,7 +34,7 @@ class VerdictCache:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._open() as database:
-                # SQLite's own journal: to change it is refused at once while others have the file.
+                # SQLite's default journal mode: changing it fails while others use the file.
                 database.execute(_TABLE)
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(
@@ -43,7 +43,7 @@ class VerdictCache:
             ) from error
 
     def get(self, key: str) -> list[Score] | None:
-        """The scores kept under `key`, in the order in which they were put."""
+        """The scores stored under `key`, in the order in which they were put."""
         with self._open() as database:
             row = database.execute("SELECT scores FROM verdicts WHERE key = ?", (key,)).fetchone()
         if row is None:
@@ -51,7 +51,7 @@ class VerdictCache:
         return [Score(value, explanation) for value, explanation in json.loads(row[0])]
 
     def put(self, key: str, scores: Sequence[Score], judge: str) -> None:
-        """Keeps a verdict; of two for one key the first stays. `judge` is for people who look."""
+        """Store a verdict; the first for a key stays. `judge` is the model's name, for people."""
         text = json.dumps([[score.value, score.explanation] for score in scores])
         with self._open() as database:
             database.execute(

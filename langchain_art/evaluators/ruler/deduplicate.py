@@ -1,8 +1,8 @@
-"""What several runs have in common, found once: a forest of parts, and texts that come again.
+"""Deduplicates the runs of a group, so that a judge reads each text once.
 
-Runs of one graph begin alike, part company one after the other, and often see the same tool output
-later on. So runs become paths through a tree of parts (each run: the part that it follows, and its
-own blocks), and a long text that still stands in several places becomes a note that is shown once.
+Runs of one graph share prefixes, and often see the same tool output later on. So the runs become
+paths through a tree of shared parts (each run: the part that it follows, and its own blocks), and a
+long text that still occurs several times becomes a note.
 """
 
 from __future__ import annotations
@@ -14,47 +14,47 @@ from dataclasses import dataclass, field
 from langchain_art.evaluators.transcript import Block
 from langchain_art.wire.prefixes import common_prefix_length
 
-#: Characters that a part or a note has to save before it pays for its own tags.
+#: Characters that a shared part or a note must save, and the length of a tag.
 _WORTH = 60
 _TAG = 12
 
 
 @dataclass(frozen=True)
-class Part:
-    """Blocks that several runs share from one point on."""
+class SharedPart:
+    """Blocks that several runs share."""
 
     follows: int | None
-    """Index of the part before it; None: the runs begin with it."""
+    """Index of the part before it; None: it is a prefix of the runs."""
     blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True)
-class Forest:
+class DeduplicatedRuns:
     """The runs of a group without repetitions.
 
     Attributes:
         parts: each before the parts that follow it.
         runs: by run, the part that it follows (None: none) and its own blocks.
-        notes: texts that stand in more than one place.
+        notes: long texts that occur more than once.
     """
 
-    parts: list[Part] = field(default_factory=list[Part])
-    runs: dict[int, Part] = field(default_factory=dict[int, Part])
+    parts: list[SharedPart] = field(default_factory=list[SharedPart])
+    runs: dict[int, SharedPart] = field(default_factory=dict[int, SharedPart])
     notes: list[Block] = field(default_factory=list[Block])
 
     @property
     def blocks(self) -> list[Block]:
-        """All that has to be shown, each text once."""
+        """All blocks to show, each text once."""
         known = {note.text for note in self.notes}
         places = [*self.parts, *self.runs.values()]
         rest = [block for part in places for block in part.blocks if block.text not in known]
         return [*self.notes, *rest]
 
 
-def forest(transcripts: Sequence[tuple[Block, ...]]) -> Forest:
-    """Finds what `transcripts` share; `Forest.runs` is by their index."""
-    found = Forest()
-    _split(found, transcripts, list(range(len(transcripts))), 0, None)
+def deduplicate(transcripts: Sequence[tuple[Block, ...]]) -> DeduplicatedRuns:
+    """Deduplicate `transcripts`; the result's `runs` are by their index."""
+    found = DeduplicatedRuns()
+    _share_prefixes(found, transcripts)
     places = [*found.parts, *found.runs.values()]
     counts = Counter(block.text for part in places for block in part.blocks)
     noted: dict[str, Block] = {}
@@ -63,22 +63,17 @@ def forest(transcripts: Sequence[tuple[Block, ...]]) -> Forest:
             saved = (counts[block.text] - 1) * (len(block.text) - _TAG) - _TAG
             if counts[block.text] > 1 and saved > _WORTH:
                 known = noted.get(block.text)
-                # An output in one place and a message in another: what must not be cut decides.
+                # If one of the texts is no tool output, the note must not be cut as one.
                 is_output = block.is_output and (known is None or known.is_output)
                 noted[block.text] = Block("note", block.text, is_output)
     found.notes.extend(noted.values())
     return found
 
 
-def _split(
-    found: Forest,
-    transcripts: Sequence[tuple[Block, ...]],
-    runs: list[int],
-    depth: int,
-    follows: int | None,
-) -> None:
-    """Puts `runs`, which are alike up to `depth`, under the part `follows`, and so on downwards."""
-    pending = [(runs, depth, follows)]
+def _share_prefixes(found: DeduplicatedRuns, transcripts: Sequence[tuple[Block, ...]]) -> None:
+    """Fill in the shared prefixes as parts, and the runs."""
+    # Runs that are equal up to a depth, that depth, and the part that they follow.
+    pending: list[tuple[list[int], int, int | None]] = [(list(range(len(transcripts))), 0, None)]
     while pending:
         runs, depth, follows = pending.pop()
         first = transcripts[runs[0]]
@@ -87,10 +82,10 @@ def _split(
         shared = first[depth:end]
         saved = (len(runs) - 1) * sum(len(block.text) + _TAG for block in shared)
         if len(runs) == 1 or (shared and saved - len(runs) * _TAG <= _WORTH):
-            found.runs.update({run: Part(follows, transcripts[run][depth:]) for run in runs})
+            found.runs.update({run: SharedPart(follows, transcripts[run][depth:]) for run in runs})
             continue
         if shared:
-            found.parts.append(Part(follows, shared))
+            found.parts.append(SharedPart(follows, shared))
             follows = len(found.parts) - 1
         by_next: dict[Block | None, list[int]] = {}
         for run in runs:

@@ -1,8 +1,7 @@
-"""RULER: a judge that sees all runs of a scenario at once, and scores them beside each other.
+"""RULER: a judge that sees all runs of a scenario at once, and scores them relative to each other.
 
 The idea (relative scores of a group, by a language model, without labels) is OpenPipe's RULER,
-https://art.openpipe.ai/fundamentals/ruler. How the judge is asked, and what is made of its reply,
-is in `judge_prompt` and `verdicts`.
+https://art.openpipe.ai/fundamentals/ruler. The prompt is in `prompt`, the parser in `reply_parser`.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ from langchain_art.evaluators.transcript import (
 )
 from langchain_art.wire import TrajectoryGroup
 
-#: The score of runs that are all the same: the middle, since nothing sets them apart.
+#: The score of runs that are all the same.
 TIE = 0.5
-_PAUSE = 0.5  # seconds after a call that raised; doubled each time
+_PAUSE = 0.5  # seconds after a call that raised, doubled for each attempt
 
 Known = Callable[[TrajectoryGroup], "Sequence[float | None] | None"]
 
 
 def scenario_of(group: TrajectoryGroup) -> Any:
-    """What the group's scenario says, which `gather` and `Trainer` put into its metadata."""
+    """The group's scenario, which `gather` and `Trainer` put into its metadata."""
     return group.metadata.get("scenario")
 
 
@@ -51,32 +50,31 @@ class RulerEvaluator(GroupEvaluator):
     """Relative scores in [0, 1] with explanations, by a language model.
 
     The judge sees the scenario, the tools, and every run as a transcript with the names of its
-    nodes; what runs share is shown once, long texts are shortened by the rule of `eliding`. Runs
-    stand in an order that `seed` decides, under ids that are drawn anew, and are matched by id. A
-    reply that is not exactly one score in [0, 1] for each run is asked for again, with what was
-    wrong; after `attempts` of them the group is not judged. Nothing is guessed.
+    nodes. What runs share is shown once (`deduplicate`), long texts are cut (`truncate`). The order
+    of runs depends on `seed`; runs have random ids, and scores are matched by id. If a reply is not
+    exactly one score in [0, 1] for each run, the judge is asked again and told what was wrong;
+    after `attempts` replies the group counts as not judged. No score is guessed.
 
-    Runs that are the same get the same score. If all of several are, it is 0.5 and nobody is asked.
+    Equal runs get equal scores. If all of several runs are equal, the score is 0.5 without a call.
 
     Args:
         judge: a chat model of LangChain (`ChatART` for a model on our server), or a name as litellm
             writes it, such as ``"openai/o3"`` (extra ``ruler``).
         rubric: the standards, in words.
         key: the score's name.
-        passes: questions per group whose mean is taken: 1, or pairs of them, each an order and its
-            reverse, so that a favour for early or late places cancels. `benchmarks/judge.py`
-            measures what they are worth: 2, the default, more than halve the rank error under a
-            bias, 4 take it to about a third.
-        context: what to tell about the task beside the runs' own prompts; None: nothing. By default
-            the scenario, with all its fields: leave out by this what the judge must not see.
-        known: scores of groups that need no judge, by run; None for a group that does.
-        cache: an SQLite file for verdicts, under all that decides them; None: none are kept. A
-            model whose name stays while its weights change has to be told apart by its owner.
+        passes: questions per group, whose scores are averaged: 1, or an even number, each pair an
+            order and its reverse, which cancels a position bias. In `benchmarks/judge.py`, 2 more
+            than halve the rank error under a bias, and 4 reduce it to about a third.
+        context: gives what to say about the task in addition to the runs' prompts; None: nothing.
+            By default the whole scenario: pass a function to hide fields from the judge.
+        known: gives scores of a group that needs no judge, by run; None for a group that does.
+        cache: an SQLite file for verdicts, keyed by everything that decides them; None: no cache.
+            Use another file if a model's weights change under the same name.
         seed: of the order.
-        output_tokens: most tokens of one tool output, about; at least 40.
-        budget: most tokens of all that is quoted, about.
-        attempts: questions per verdict, at least 1.
-        structured: use the judge's own structured output where it has one, else its text.
+        output_tokens: approximately the most tokens of one tool output; at least 40.
+        budget: approximately the most tokens of all quoted text.
+        attempts: most questions per verdict, at least 1.
+        structured: use the judge's structured output if it has one, else parse its text.
         litellm_params: see `Judge`.
 
     Raises:
@@ -127,7 +125,7 @@ class RulerEvaluator(GroupEvaluator):
 
     @property
     def spent(self) -> Spent:
-        """What all judging of this evaluator took so far."""
+        """Counts and costs of this evaluator so far."""
         with self._lock:
             return self._spent
 
@@ -206,7 +204,7 @@ class RulerEvaluator(GroupEvaluator):
         ]
 
     def _orders(self, count: int, seed: str) -> list[list[int]]:
-        """In which orders to show so many runs, pass by pass. A run by itself has but one place."""
+        """The orders in which to show the runs, one per pass; a single run has one pass."""
         orders: list[list[int]] = []
         for number in range(0, self.passes if count > 1 else 1, 2):
             order = prompt.presented(count, f"{seed}:{number}")
@@ -214,7 +212,7 @@ class RulerEvaluator(GroupEvaluator):
         return orders[: self.passes if count > 1 else 1]
 
     async def _verdict(self, case: Case, names: Names, order: list[int], group: str) -> list[Score]:
-        """The scores of the runs as they stand in `case`, when shown in `order`."""
+        """The scores of the case's runs, in the case's order, when shown in `order`."""
         key = self._key(case, order) if self._cache is not None else ""
         if self._cache is not None:
             kept = await asyncio.to_thread(self._cache.get, key)
@@ -230,7 +228,7 @@ class RulerEvaluator(GroupEvaluator):
     async def _asked(
         self, question: list[BaseMessage], ids: Sequence[str], group: str
     ) -> list[Score]:
-        """Asks until a reply can be used."""
+        """Ask until a reply can be used."""
         again: list[BaseMessage] = []
         problem: Exception | None = None
         for attempt in range(self._attempts):
@@ -262,7 +260,7 @@ class RulerEvaluator(GroupEvaluator):
         )
 
     def _key(self, case: Case, order: list[int]) -> str:
-        """A digest of the judge and of the very question, but for the names drawn for it."""
+        """A digest of the judge and the question, with fixed names instead of random ones."""
         names = Names("mark", tuple(f"run-{n}" for n in range(len(case.runs))))
         said = [message.text for message in self._question(case, names, order)]
         decides = "\0".join([self.judge.identity, *said])
@@ -320,7 +318,7 @@ def _tools(group: TrajectoryGroup, labelled: bool) -> list[str]:
 
 
 def _answer(blocks: Sequence[Block]) -> str:
-    """What a run said last."""
+    """The last text of a run."""
     said = [block.text for block in blocks if block.kind in ("assistant", "output") and block.text]
     return said[-1] if said else ""
 

@@ -1,4 +1,4 @@
-"""Who judges: any chat model of LangChain, or one that litellm knows by name; and what it costs."""
+"""The judge: any chat model of LangChain, or one that litellm knows by name; and its costs."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _AT_ONCE = 32  # calls of one judge
 
 @dataclass(frozen=True)
 class Spent:
-    """What judging took, summed.
+    """Counts and costs of judging, summed.
 
     Attributes:
-        groups: that were scored.
-        unjudged: groups for which no verdict could be had.
-        decided: groups that needed no question.
+        groups: scored.
+        unjudged: groups without a verdict.
+        decided: scored groups that needed no question.
         calls: of the judge's model, failed ones included.
         unusable: calls that raised or whose reply could not be used.
         cached: questions that the cache answered.
         input_tokens: as the judge's provider counts them.
-        output_tokens: likewise, thoughts included.
+        output_tokens: likewise, reasoning included.
         cost: US dollars, of the calls whose price litellm knows.
         unpriced: replies whose price is not known.
     """
@@ -99,7 +99,7 @@ class Judge:
 
     @property
     def identity(self) -> str:
-        """A digest of all that the model is: its class and its settings, without secrets."""
+        """A digest of the model's class and settings, without secrets."""
         fields = {
             name: value
             for name, value in self.model
@@ -109,7 +109,7 @@ class Judge:
         return hashlib.sha256("\0".join([*parts, str(self.structured)]).encode()).hexdigest()
 
     def __str__(self) -> str:
-        """For people who look into the cache."""
+        """Class and name of the model, as the cache stores them for people."""
         fields = dict(self.model)
         name = fields.get("model_name") or fields.get("model")
         return f"{type(self.model).__name__} {name or ''}".strip()
@@ -126,11 +126,11 @@ class Judge:
         return cast("AIMessage", found["raw"] if self.structured else found)
 
     def _threads(self) -> ThreadPoolExecutor:
-        """Where the model is called, synchronously.
+        """Threads in which the model is called synchronously.
 
-        Chat models keep the connections of their asynchronous clients across event loops; where a
-        program has several, one after the other (``asyncio.run`` twice, `Trainer.fit_sync`), they
-        come upon connections of loops that are closed.
+        Chat models keep the connections of their asynchronous clients across event loops. If a
+        program runs several loops one after the other (``asyncio.run`` twice, `Trainer.fit_sync`),
+        these connections belong to closed loops.
         """
         with self._lock:
             if self._pool is None or self._process != os.getpid():  # threads do not survive a fork
@@ -140,7 +140,7 @@ class Judge:
 
 
 def spent_on(reply: AIMessage) -> Spent:
-    """Tokens and price of a reply, as far as it tells."""
+    """Tokens and price of a reply, as far as they are reported."""
     usage = reply.usage_metadata
     cost = reply.response_metadata.get("response_cost")
     return Spent(
@@ -165,7 +165,7 @@ def _chat_model(model: object, params: Mapping[str, Any] | None) -> BaseChatMode
             "model's name as litellm writes it, such as 'openai/o3'"
         )
     try:
-        # Heavy, and an extra, so imported on use and not there for a type checker.
+        # Heavy, and an optional dependency.
         from langchain_litellm import (  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
             ChatLiteLLM,
         )

@@ -1,10 +1,9 @@
-"""What a judge is asked: the task, the tools, and the runs as data that cannot pass for structure.
+"""The judge's prompt: the task, the tools, and the runs as data, safe against prompt injection.
 
-Every tag begins with ``<`` and a mark that is drawn anew for each question. Text of a run can
-neither know the mark nor write ``<``: it is escaped (``&lt;``), as are the invisible and control
-characters, characters that look like ``<`` to a normaliser, and the bracketed words of chat
-templates. Runs are named by ids that are drawn anew as well, so nothing in a run can speak of
-another one, or of itself, by name.
+Every tag begins with ``<`` and a random mark, new for each question. Text of a run cannot know the
+mark, and its ``<`` is escaped (``&lt;``), as are invisible and control characters, characters that
+Unicode normalisation turns into ``<``, and the bracketed words of chat templates. Runs have random
+ids, new for each question, so that no run can name itself or another.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
-from langchain_art.evaluators.ruler.deduplicate import Part, forest
+from langchain_art.evaluators.ruler.deduplicate import SharedPart, deduplicate
 from langchain_art.evaluators.ruler.truncate import Caps, fitting, shortened, words
 from langchain_art.evaluators.transcript import Block
 
@@ -54,11 +53,11 @@ _LINES = {"\n", "\t"}
 
 @dataclass(frozen=True)
 class Names:
-    """What a question's structure is written with.
+    """Random names in a prompt.
 
     Attributes:
         mark: begins every tag.
-        ids: of the runs, in the order in which the evaluator knows them.
+        ids: of the runs, in the evaluator's order.
     """
 
     mark: str
@@ -67,13 +66,13 @@ class Names:
 
 @dataclass(frozen=True)
 class Case:
-    """What there is to judge, before it gets names and an order.
+    """The content of a prompt, without names and order.
 
     Attributes:
-        task: what the runs were to do, as text; empty if only their prompts say it.
+        task: of the runs, as text; empty if only their prompts say it.
         tools: one text per set of tools.
         runs: distinct transcripts.
-        answers: what each run said last.
+        answers: the last text of each run.
     """
 
     task: str
@@ -83,7 +82,7 @@ class Case:
 
 
 def draw_names(case: Case) -> Names:
-    """Names for a question: a mark that no text of the case holds, and distinct ids."""
+    """Draw a mark that is in no text of the case, and distinct ids."""
     held = "\n".join([case.task, *case.tools, *(block.text for run in case.runs for block in run)])
     mark = _word(_MARK_LETTERS, 4)
     while mark in held:
@@ -95,14 +94,14 @@ def draw_names(case: Case) -> Names:
 
 
 def presented(count: int, seed: str) -> list[int]:
-    """The order in which runs are shown: a permutation that `seed` decides."""
+    """The order in which runs are shown: a permutation, the same for the same seed."""
     order = list(range(count))
     random.Random(seed).shuffle(order)
     return order
 
 
 def escaped(text: str) -> str:
-    """`text` as data: without ``<`` or anything that a reader may take for it, on visible lines."""
+    """`text` without ``<``, anything that a model may read as ``<``, and invisible characters."""
     text = text.replace("\r\n", "\n").replace("&", "&amp;").replace("<", "&lt;")
     text = _TEMPLATE_WORD.sub("&#91;", text)
     if text.isascii() and text.isprintable():
@@ -114,22 +113,22 @@ def _is_plain(char: str) -> bool:
     if " " <= char <= "~" or char in _LINES:
         return True
     if unicodedata.category(char) in ("Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"):
-        return char in "\u200c\u200d"  # joiners, which some scripts are written with
+        return char in "\u200c\u200d"  # joiners, which some scripts need
     return "<" not in unicodedata.normalize("NFKD", char)
 
 
 def messages(
     case: Case, names: Names, order: Sequence[int], *, rubric: str, outputs: int, budget: int
 ) -> list[BaseMessage]:
-    """The question, for a chat model.
+    """The prompt as chat messages.
 
     Args:
-        case: what there is to judge.
+        case: what to judge.
         names: of `draw_names`.
-        order: indices of the runs, as they are to stand.
-        rubric: the standards; ours or the user's, trusted.
-        outputs: cap of a tool's output, tokens (`eliding`).
-        budget: most tokens of all that is quoted.
+        order: indices of the runs, in the order to show them.
+        rubric: the standards, trusted text.
+        outputs: most tokens of a tool's output (`truncate`).
+        budget: most tokens of all quoted text.
 
     Raises:
         JudgeError: the runs do not fit the budget.
@@ -141,7 +140,7 @@ def messages(
 
 
 def asked_again(problem: str) -> HumanMessage:
-    """What is added to a question whose last reply could not be used."""
+    """The message that asks again after a reply that could not be used."""
     return HumanMessage(
         f"Your last reply to this request could not be used: {escaped(problem)}. Reply again, with "
         "JSON alone, every run exactly once by its id, each score a number from 0 to 1."
@@ -149,33 +148,33 @@ def asked_again(problem: str) -> HumanMessage:
 
 
 class _Page:
-    """The request, tag by tag."""
+    """Renders the user message."""
 
     def __init__(self, case: Case, names: Names, outputs: int, budget: int) -> None:
-        # Parts and notes do not depend on the order of the runs: what two passes share stands
-        # first and is the same, so that a provider's prompt cache holds it.
-        self._names, self._forest = names, forest(case.runs)
+        # Parts and notes do not depend on the order of the runs. They come first, so that the
+        # provider's prefix caching covers them in the second pass.
+        self._names, self._runs = names, deduplicate(case.runs)
         self._frame = [Block("task", case.task)] if case.task else []
         self._frame += [Block("tools", text) for text in case.tools]
         self._wanted = set[str]().union(*(words(answer) for answer in case.answers))
-        self._caps: Caps = fitting([*self._frame, *self._forest.blocks], outputs, budget)
-        self._notes = {note.text: f"n{n}" for n, note in enumerate(self._forest.notes, 1)}
+        self._caps: Caps = fitting([*self._frame, *self._runs.blocks], outputs, budget)
+        self._notes = {note.text: f"n{n}" for n, note in enumerate(self._runs.notes, 1)}
 
     def text(self, order: Sequence[int]) -> str:
         lines = [f"mark {self._names.mark}"]
         lines += [self._tag(block.kind, self._shown(block)) for block in self._frame]
-        for note in self._forest.notes:
+        for note in self._runs.notes:
             lines.append(self._tag(f"note {self._notes[note.text]}", self._shown(note)))
-        for number, part in enumerate(self._forest.parts, 1):
+        for number, part in enumerate(self._runs.parts, 1):
             lines += [self._tag(f"part p{number}{_after(part)}"), *self._blocks(part)]
         for index in order:
-            part = self._forest.runs[index]
+            part = self._runs.runs[index]
             lines += [self._tag(f"run {self._names.ids[index]}{_after(part)}"), *self._blocks(part)]
         asked = ", ".join(self._names.ids[index] for index in order)
         lines += [self._tag("end"), f"Score these {len(order)} runs: {asked}."]
         return "\n".join(lines)
 
-    def _blocks(self, part: Part) -> list[str]:
+    def _blocks(self, part: SharedPart) -> list[str]:
         return [self._block(block) for block in part.blocks]
 
     def _block(self, block: Block) -> str:
@@ -193,7 +192,7 @@ class _Page:
         return f"<{self._names.mark} {words}> {text}".rstrip()
 
 
-def _after(part: Part) -> str:
+def _after(part: SharedPart) -> str:
     return "" if part.follows is None else f" follows p{part.follows + 1}"
 
 

@@ -1,4 +1,4 @@
-"""A judge's reply, read strictly: every run once, by its id, with a finite score in range."""
+"""Parses a judge's reply strictly: every run once, by its id, with a finite score in [0, 1]."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pydantic import BaseModel, Field
 
 from langchain_art.evaluators.base import Score
 
-_LONGEST = 200_000  # characters of a reply that are looked at
-_STARTS = 200  # places in it where JSON may begin
-_LITERAL = 6  # characters that a number or word may have left of it when it is cut off
+_LONGEST = 200_000  # characters of a reply that are read
+_STARTS = 200  # most JSON values in it
+_LITERAL = 6  # most characters of a number or word that is cut off
 _START = re.compile(r"[\[{]")
 _THOUGHT = "</think>"
 
@@ -34,15 +34,15 @@ class Verdict(BaseModel):
 
 
 class UnusableReply(Exception):
-    """A reply from which no complete verdict can be read. Its text says what is wrong with it."""
+    """A reply without a complete verdict. The message says what is wrong with it."""
 
 
 def read(reply: AIMessage, ids: Sequence[str]) -> dict[str, Score]:
     """The verdict of a reply: id -> score.
 
-    A tool call's arguments are read where there are any, else the JSON in the text, behind a
-    reasoning model's thoughts. If several pieces of JSON name runs of the question (a draft, say),
-    each has to be complete and all have to say the same. A piece that names none is passed over.
+    Read are a tool call's arguments, if there are any, else the JSON in the text after a reasoning
+    model's thoughts. If several JSON values name runs of the question (a draft, for example), each
+    must be complete and all must agree. Values that name no run are ignored.
 
     Raises:
         UnusableReply: it is not exactly one valid score for each of `ids`.
@@ -69,10 +69,10 @@ def _text(reply: AIMessage) -> str:
 
 
 def _json_in(text: str) -> Iterator[Any]:
-    """The outermost JSON values in a text. Where one breaks off, nothing inside of it is read.
+    """The outermost JSON values in a text; nothing inside of an incomplete one is read.
 
     Raises:
-        UnusableReply: the text ends within one, or a value says one key twice.
+        UnusableReply: the text ends within a value, or an object has a key twice.
     """
     text = text[:_LONGEST].rstrip()
     decoder = json.JSONDecoder(object_pairs_hook=_object)
@@ -101,12 +101,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _entries(value: Any) -> list[dict[str, Any]]:
-    """The entries of something that has a verdict's form; else none."""
+    """The entries of a value in a verdict's form; else none."""
     scores = cast("dict[str, Any]", value).get("scores") if isinstance(value, dict) else value
     if not isinstance(scores, list):
         return []
     entries = cast("list[Any]", scores)
-    # One entry that is none spoils the list; it stands for a run that is then missing.
+    # An item of another type becomes an empty entry, which makes the verdict unusable.
     return [cast("dict[str, Any]", one) if isinstance(one, dict) else {} for one in entries]
 
 

@@ -1,13 +1,12 @@
-"""Long texts made short, by one rule, until all of them fit a budget.
+"""Truncates long texts until all of them fit a budget.
 
-The rule: a text over its cap is cut into lines (long lines into pieces of 160 characters, of 40
-where not all are ASCII). Its first piece stays; up to six tenths of the cap go to the pieces that
-share the rarest words with what the runs answered in the end, since these are what a judge has to
-check; the rest to the last piece and to those at the beginning. They stand in their order, and each
-gap says how many characters it leaves out.
+A text over its cap is cut into lines (long lines into pieces of 160 characters, of 40 if not all
+are ASCII). Kept are its first piece; for up to six tenths of the cap, the pieces that share the
+rarest words with the runs' final answers, which the judge has to check; then the last piece, and
+pieces from the beginning. They keep their order, and each gap says how many characters are cut.
 
-The caps: tool outputs have one from the start. Where all texts together are over the budget, the
-cap of tool outputs is halved down to 40 tokens, and then one for all texts likewise, from 800.
+Tool outputs always have a cap. If all texts together are over the budget, the cap of tool outputs
+is halved down to 40 tokens, and then a cap for all texts likewise, from 800.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ _WORD = re.compile(r"\w{3,}|\d+")
 
 @dataclass(frozen=True)
 class Caps:
-    """Most tokens of a tool's output, and of any other text; None: as long as it is."""
+    """Most tokens of a tool's output, and of any other text; None: no cap."""
 
     outputs: int
     texts: int | None = None
 
 
 def tokens(text: str) -> int:
-    """About how many tokens a text has: a quarter of its bytes, whatever the judge's tokenizer."""
+    """Estimated tokens of a text: a quarter of its bytes, for any tokenizer."""
     return (len(text.encode("utf-8", "replace")) + 3) // 4
 
 
 def words(text: str) -> set[str]:
-    """The words of a text that can tell it from others: three letters or more, or digits."""
+    """The distinctive words of a text: three letters or more, or digits."""
     return {word.lower() for word in _WORD.findall(text)}
 
 
@@ -50,12 +49,12 @@ def fitting(blocks: Sequence[Block], outputs: int, budget: int) -> Caps:
     """The largest caps under which `blocks` have at most `budget` tokens together.
 
     Args:
-        blocks: all that is to be shown, each once.
+        blocks: all texts to show, each once.
         outputs: the cap of tool outputs to begin with, tokens.
         budget: tokens.
 
     Raises:
-        JudgeError: they do not fit, however short.
+        JudgeError: they do not fit under the lowest caps.
     """
     sizes = [(tokens(block.text), block.is_output) for block in blocks]
     size = 0
@@ -70,10 +69,10 @@ def fitting(blocks: Sequence[Block], outputs: int, budget: int) -> Caps:
 
 
 def shortened(block: Block, caps: Caps, wanted: set[str]) -> list[str | int]:
-    """A block's text within its cap: what is kept, and between it how many characters are not.
+    """A block's text within its cap: kept texts, and between them the number of cut characters.
 
     Args:
-        block: whose text it is.
+        block: with the text.
         caps: of `fitting`.
         wanted: the words of the runs' answers.
     """

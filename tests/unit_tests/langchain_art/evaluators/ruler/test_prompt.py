@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from langchain_art import RulerEvaluator
 from langchain_art.errors import JudgeError
-from langchain_art.evaluators.ruler.deduplicate import Forest, forest
+from langchain_art.evaluators.ruler.deduplicate import DeduplicatedRuns, deduplicate
 from langchain_art.evaluators.ruler.truncate import Caps, fitting, shortened, tokens, words
 from langchain_art.evaluators.transcript import Block, text_of, tool_line, transcript
 from langchain_art.wire import Message, Trajectory, TrajectoryGroup, Turn
@@ -164,7 +164,7 @@ def test_the_request_names_tools_and_nodes_and_the_task() -> None:
 # ---- the forest
 
 
-def unfolded(found: Forest, index: int) -> tuple[Block, ...]:
+def unfolded(found: DeduplicatedRuns, index: int) -> tuple[Block, ...]:
     part = found.runs[index]
     blocks = list(part.blocks)
     while part.follows is not None:
@@ -180,7 +180,7 @@ BLOCKS = st.builds(Block, st.sampled_from(["user", "result"]), TEXTS)
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.lists(BLOCKS, max_size=8).map(tuple), min_size=1, max_size=8, unique=True))
 def test_a_forest_unfolds_to_its_runs_and_is_never_longer(runs: list[tuple[Block, ...]]) -> None:
-    found = forest(runs)
+    found = deduplicate(runs)
     assert [unfolded(found, index) for index in range(len(runs))] == runs
     assert all(part.follows is None or part.follows < n for n, part in enumerate(found.parts))
     naive = sum(len(block.text) for one in runs for block in one)
@@ -194,7 +194,7 @@ def test_a_forest_unfolds_to_its_runs_and_is_never_longer(runs: list[tuple[Block
 
 def test_runs_part_company_one_after_the_other() -> None:
     a, b, c, d, e = (Block("user", letter * 100) for letter in "abcde")
-    found = forest([(a, b, c), (a, b, d), (a, e)])
+    found = deduplicate([(a, b, c), (a, b, d), (a, e)])
     assert [(part.follows, part.blocks) for part in found.parts] == [(None, (a,)), (0, (b,))]
     assert [found.runs[n].follows for n in range(3)] == [1, 1, 0]
 
