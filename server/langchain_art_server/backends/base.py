@@ -1,8 +1,8 @@
-"""What a backend is: a `Sampler` that talks and a `Learner` that learns. Two small protocols.
+"""The protocols of a backend: a `Sampler` samples replies, a `Learner` trains adapters.
 
-Everything above this file sees only these. An adapter is an immutable directory in PEFT's format
-(``adapter_config.json``, ``adapter_model.safetensors``) with a name that is used once
-(``email-agent@17``); samplers cache by name, learners start from a directory and write another.
+An adapter is an immutable directory in PEFT's format (``adapter_config.json``,
+``adapter_model.safetensors``) with a name that is used once (``email-agent@17``); samplers cache by
+name, learners read one directory and write another.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one completion is drawn.
+    """How one completion is sampled.
 
     `logprobs` of a reply are those of the distribution that was sampled: log-softmax of
     logits / temperature. The learner applies the same temperature. Truncation (`top_p` < 1,
     `top_k` > 0), greedy decoding (temperature 0) and grammars change the distribution in ways that
-    the learner does not repeat, so such calls are recorded as not trainable.
+    the learner does not repeat, so such calls are excluded from training.
     """
 
     max_tokens: int | None = None
@@ -57,7 +57,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """One completion to be sampled. `messages` and `tools` are OpenAI's, already checked."""
+    """A completion to sample. `messages` and `tools` are OpenAI's, already validated."""
 
     id: str
     messages: list[dict[str, Any]]
@@ -87,14 +87,14 @@ class ChatReply:
     """A finished completion.
 
     Attributes:
-        prompt_token_ids: what the model was shown.
-        token_ids: what it said, the end-of-turn token included.
-        logprobs: one float per token id, under the distribution that was sampled.
+        prompt_token_ids: the prompt.
+        token_ids: the sampled tokens, with the end-of-turn token.
+        logprobs: one per token id, under the distribution that was sampled.
         top_logprobs: per token, ``[(token_id, logprob), …]``; empty unless asked for.
         content: the text beside the tool calls; None if there is none.
         tool_calls: OpenAI's ``{"id", "type": "function", "function": {"name", "arguments"}}``.
-        excluded_because: why the learner must not learn from this call; None if it may.
-        token_texts: per token, its text (for OpenAI's ``logprobs`` field).
+        excluded_because: why the call is not trained; None if it may be.
+        token_texts: text of each token (for OpenAI's ``logprobs`` field).
     """
 
     prompt_token_ids: Sequence[int]
@@ -109,7 +109,7 @@ class ChatReply:
 
 
 class Sampler(Protocol):
-    """Draws completions from the base model and from any loaded adapter, many at once."""
+    """Samples completions from the base model and any loaded adapter, many at once."""
 
     @property
     def info(self) -> ModelInfo:
@@ -138,33 +138,32 @@ class Sampler(Protocol):
         ...
 
     async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:
-        """Make `name` samplable. Raises ConfigError if the adapter is broken.
+        """Load an adapter. Raises ConfigError if it is broken.
 
-        Idempotent for the same files, which may have been moved to another directory since. With
-        `probe` False, an engine that would ask a new adapter something, to see that it is applied,
-        need not: the caller does so itself.
+        Idempotent for the same files, even if they were moved to another directory. With `probe`
+        False, the engine does not check that a new adapter has an effect: the caller does.
         """
         ...
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget `name` once its running calls have ended. Unknown names are ignored."""
+        """Free an adapter after its running calls. Unknown names are ignored."""
         ...
 
     async def sleep(self) -> None:
-        """Leave the device's memory to others, as far as the engine can, until `wake`.
+        """Free as much of the device's memory as the engine can, until `wake`.
 
-        No call is open, and none is made before `wake`.
+        No call may be open, and none may be made before `wake`.
         """
         ...
 
     async def wake(self) -> None:
-        """Be ready for calls again; the adapters that were loaded are."""
+        """Be ready for calls again, with the same adapters loaded."""
         ...
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A reply that is to be learned though no engine of ours said it. All in OpenAI's shape."""
+    """A given reply for supervised fine-tuning, in OpenAI's shape."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
@@ -173,7 +172,7 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class TokenTurn:
-    """What the model would have been shown, and what it would have said, end of turn included."""
+    """The tokens of a demonstration's prompt, and of its reply with the end-of-turn token."""
 
     prompt_token_ids: list[int]
     token_ids: list[int]
@@ -198,7 +197,7 @@ class LearnerStep:
 
 
 class Learner(Protocol):
-    """Turns rows into a new adapter."""
+    """Trains adapters on rows."""
 
     @property
     def restarts(self) -> int:
@@ -220,9 +219,9 @@ class Learner(Protocol):
     async def step(
         self, request: LearnerStep, on_progress: Callable[[float, str], Awaitable[None]]
     ) -> dict[str, float]:
-        """Learn. Returns metrics; raises ArtError if the step must not be taken (non-finite …).
+        """Train. Returns metrics; raises ArtError if loss or gradient is not finite.
 
-        Deterministic: the same request gives the same bytes on CPU in float32.
+        Deterministic: the same request gives the same bytes on a CPU in float32.
         """
         ...
 
@@ -231,10 +230,10 @@ class Learner(Protocol):
         ...
 
     async def tokenize(self, turns: Sequence[Demonstration]) -> list[TokenTurn | str]:
-        """Put replies into tokens with the model's chat template, in the order given.
+        """Tokenise replies with the model's chat template, in the order given.
 
-        A turn that goes on with an earlier one begins with exactly its tokens, as far as the
-        template shows it again. In place of a turn stands why it cannot be shown to the model.
-        Deterministic. Raises ConfigError if the model has no chat template.
+        A turn that continues an earlier one begins with its tokens, as far as the template renders
+        it again. A turn that cannot be rendered gives the reason instead. Deterministic. Raises
+        ConfigError if the model has no chat template.
         """
         ...

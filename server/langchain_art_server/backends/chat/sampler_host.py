@@ -7,7 +7,7 @@ freed after its last call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -46,7 +46,6 @@ class ChatCall(Generic[AdapterT]):
         grammar: of the reply, see `GrammarCompiler`; None if the reply is free.
         logits_processor: that grammar, compiled.
         output: the reply so far.
-        excluded_because: why the learner must not learn from the reply; None if it may.
     """
 
     call: EngineCall
@@ -57,10 +56,6 @@ class ChatCall(Generic[AdapterT]):
     grammar: str | None
     logits_processor: GrammarLogitsProcessor | None
     output: OutputProcessor
-    excluded_because: str | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.excluded_because = why_excluded(self.request, constrained=self.grammar is not None)
 
 
 class SamplerHost(Generic[AdapterT]):
@@ -130,7 +125,8 @@ class SamplerHost(Generic[AdapterT]):
         """Send the last delta, remember the reply's tokens; returns the result of the call."""
         self._stream(chat, chat.output.finish(token_ids))
         ids, request = chat.prompt.ids, chat.request
-        reply = chat.output.reply(ids, token_ids, logprobs, top, finish, chat.excluded_because)
+        excluded = why_excluded(request, constrained=chat.grammar is not None)
+        reply = chat.output.reply(ids, token_ids, logprobs, top, finish, excluded)
         message = {"role": "assistant", "content": reply.content, "tool_calls": reply.tool_calls}
         self._template.remember(chat.prompt, token_ids, request.messages, request.tools, message)
         return pack_reply(reply)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -44,60 +45,60 @@ def load_model(settings: Settings) -> LoadedModel:
         ConfigError: the model, its tokenizer, device, dtype or context do not fit; says which.
     """
     device = torch_device(settings.device)
-    dtype = _dtype(settings.dtype, device)
-    local = Path(settings.model).is_dir()
-    try:
-        tokenizer = cast(Any, AutoTokenizer).from_pretrained(
-            settings.model, trust_remote_code=False
-        )
-        model = cast(Any, AutoModelForCausalLM).from_pretrained(
-            settings.model, dtype=dtype, use_safetensors=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        where = "this directory" if local else "the Hugging Face hub (or its cache)"
-        raise ConfigError(
-            f"The model {settings.model!r} can not be loaded from {where}: {error}"
-        ) from error
-    model = model.to(device).eval().requires_grad_(False)
-    info = _info(settings, model, str(device), dtype)
-    return LoadedModel(model, tokenizer, eos_ids(model, tokenizer), info)
+    options = {"use_safetensors": True, "trust_remote_code": False}
+
+    def load(dtype: torch.dtype) -> Any:
+        auto = cast(Any, AutoModelForCausalLM)
+        return auto.from_pretrained(settings.model, dtype=dtype, **options)
+
+    loaded = _load(settings, device, load)
+    loaded.model.to(device).eval().requires_grad_(False)
+    return loaded
 
 
 def load_outline(settings: Settings) -> LoadedModel:
     """The same without weights, on torch's ``meta`` device: for an engine in another process.
 
-    Takes no memory, and does not initialise CUDA.
-
-    Raises:
-        ConfigError: the model's files, its tokenizer, dtype or context do not fit; says which.
+    Takes no memory, and does not initialise CUDA. Raises as `load_model`.
     """
     device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = _dtype(settings.dtype, torch.device(device))
+
+    def outline(_dtype: torch.dtype) -> Any:
+        config = cast(Any, AutoConfig).from_pretrained(settings.model, trust_remote_code=False)
+        with torch.device("meta"):
+            model = cast(Any, AutoModelForCausalLM).from_config(config)
+        with contextlib.suppress(OSError):  # not every model has one
+            model.generation_config = GenerationConfig.from_pretrained(settings.model)
+        return model
+
+    return _load(settings, torch.device(device), outline)
+
+
+def _load(
+    settings: Settings, device: torch.device, load: Callable[[torch.dtype], Any]
+) -> LoadedModel:
+    dtype = _dtype(settings.dtype, device)
     try:
         tokenizer = cast(Any, AutoTokenizer).from_pretrained(
             settings.model, trust_remote_code=False
         )
-        config = cast(Any, AutoConfig).from_pretrained(settings.model, trust_remote_code=False)
-        with torch.device("meta"):
-            model = cast(Any, AutoModelForCausalLM).from_config(config)
+        model = load(dtype)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise ConfigError(f"The model {settings.model!r} can not be read: {error}") from error
-    with contextlib.suppress(OSError):  # not every model has one
-        model.generation_config = GenerationConfig.from_pretrained(settings.model)
-    info = _info(settings, model, device, dtype)
-    return LoadedModel(model, tokenizer, eos_ids(model, tokenizer), info)
-
-
-def _info(settings: Settings, model: Any, device: str, dtype: torch.dtype) -> ModelInfo:
-    return ModelInfo(
+        local = Path(settings.model).is_dir()
+        where = "this directory" if local else "the Hugging Face hub (or its cache)"
+        raise ConfigError(
+            f"The model {settings.model!r} can not be loaded from {where}: {error}"
+        ) from error
+    info = ModelInfo(
         name=settings.base_name,
         path=settings.model,
         parameters=sum(p.numel() for p in model.parameters()),
-        device=device,
+        device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         max_model_len=_max_len(settings, model.config.get_text_config()),
         vocab_size=_vocab_size(model),
     )
+    return LoadedModel(model, tokenizer, eos_ids(model, tokenizer), info)
 
 
 def _dtype(name: str | None, device: torch.device) -> torch.dtype:
