@@ -25,12 +25,12 @@ from pydantic import ConfigDict, Field, SecretStr, model_validator
 
 from langchain_art._version import __version__
 from langchain_art.call_tags import METADATA_TAGGER, current_tags
-from langchain_art.chat_models.fast_path import LeanChatOpenAI
+from langchain_art.chat_models.fast_path import FastChatOpenAI
 from langchain_art.chat_models.structured_output import is_legacy, parsed, response_format
 from langchain_art.errors import ConfigError
 
 
-class ChatART(LeanChatOpenAI):
+class ChatART(FastChatOpenAI):
     r"""Chat model of a langchain-art server: sampled by a policy that training improves.
 
     It is any other chat model to a graph. The server keeps each call's exact tokens under the

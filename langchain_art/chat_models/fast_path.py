@@ -1,66 +1,78 @@
-"""LangChain's chat model for OpenAI's dialect, on connections and completions that cost less."""
+"""Chat completions without the costly parts of the OpenAI SDK and of LangChain.
+
+The SDK checks each field of a request against its types, and builds typed objects from the reply.
+That takes more CPU time than the rest of a call, and LangChain needs none of it: it converts JSON
+to messages itself. Here, replies and chunks stay JSON. Whole replies are requested through
+`http_post`, with the URL, headers, time limits and retry rules of the SDK's client. The SDK sends
+everything else: streams, calls through proxies and calls through HTTP clients that the user set.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Self
+import asyncio
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from typing import Any, Generic, Self, TypeVar, cast
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+import openai
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatResult
-from langchain_openai.chat_models.base import BaseChatOpenAI
+from langchain_openai.chat_models.base import (
+    BaseChatOpenAI,
+    _handle_openai_api_error,  # pyright: ignore[reportPrivateUsage]
+    _handle_openai_bad_request,  # pyright: ignore[reportPrivateUsage]
+)
 from pydantic import SecretStr, model_validator
+from pydantic_core import from_json, to_json
 
 from langchain_art.chat_models import http_pools
-from langchain_art.chat_models.completions import AsyncCompletions, Completions
+from langchain_art.chat_models.http_pools import httpx
+from langchain_art.chat_models.http_post import POST_ERRORS, Connections, Target, post_async
+from langchain_art.chat_models.retries import Outcome, retry_delay, sdk_error
 
-#: What the parent makes of the other fields, unless it is given.
-_MADE = ("client", "async_client", "root_client", "root_async_client")
+_PATH = "chat/completions"
+#: Arguments of the SDK's `create` that are not fields of the body. Calls with them use the SDK.
+_OPTIONS = {"extra_headers": "headers", "extra_query": "params", "timeout": "timeout"}
+#: Fields of a chat model that hold its clients, which are built from the other fields.
+_CLIENT_FIELDS = ("client", "async_client", "root_client", "root_async_client")
+
+_connections = Connections()
+
+Client = TypeVar("Client", openai.OpenAI, openai.AsyncOpenAI)
 
 
-class LeanChatOpenAI(BaseChatOpenAI):
-    """Asks for whole replies past the SDK first, which goes on where that fails.
+class FastChatOpenAI(BaseChatOpenAI):
+    """LangChain's OpenAI chat model, with `Completions` in place of the SDK's.
 
-    Not where the user brought an HTTP client, a proxy, socket options or a key that is a function,
-    nor where response headers are asked for: then the SDK sends all.
+    The SDK sends all calls if the user set an HTTP client, a proxy, socket options, or a function
+    as API key.
     """
 
     @model_validator(mode="before")
     @classmethod
-    def _own_clients(cls, values: dict[str, Any]) -> Any:
+    def _use_shared_clients(cls, values: dict[str, Any]) -> Any:
         if isinstance(values.get("client"), Completions):  # `configurable_fields` copies a model
-            values = {name: value for name, value in values.items() if name not in _MADE}
+            values = {name: value for name, value in values.items() if name not in _CLIENT_FIELDS}
         if values.get("openai_proxy") or values.get("http_socket_options") is not None:
             return values
-        own = {"http_client": http_pools.client, "http_async_client": http_pools.async_client}
-        return {**values, **{name: values.get(name) or one for name, one in own.items()}}
+        shared = {"http_client": http_pools.client, "http_async_client": http_pools.async_client}
+        return {**values, **{name: values.get(name) or one for name, one in shared.items()}}
 
     @model_validator(mode="after")
-    def _lean_completions(self) -> Self:
+    def _use_fast_completions(self) -> Self:
         constant_key = isinstance(self.openai_api_key, SecretStr)
         if self.root_client is not None:
-            ours = self.http_client is http_pools.client
-            self.client = Completions(self.root_client, direct=ours and constant_key)
+            shared = self.http_client is http_pools.client
+            self.client = Completions(self.root_client, direct=shared and constant_key)
         if self.root_async_client is not None:
-            ours = self.http_async_client is http_pools.async_client
+            shared = self.http_async_client is http_pools.async_client
             self.async_client = AsyncCompletions(
-                self.root_async_client, direct=ours and constant_key
+                self.root_async_client, direct=shared and constant_key
             )
         return self
-
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        outcome = None
-        if isinstance(self.client, Completions) and not self.include_response_headers:
-            outcome = self.client.attempt(self._get_request_payload(messages, stop=stop, **kwargs))
-        if isinstance(outcome, dict):
-            return self._create_chat_result(outcome)
-        with http_pools.told(outcome):
-            return super()._generate(messages, stop, run_manager, **kwargs)
 
     async def _agenerate(
         self,
@@ -69,11 +81,195 @@ class LeanChatOpenAI(BaseChatOpenAI):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        outcome = None
-        if isinstance(self.async_client, AsyncCompletions) and not self.include_response_headers:
-            payload = self._get_request_payload(messages, stop=stop, **kwargs)
-            outcome = await self.async_client.attempt(payload)
-        if isinstance(outcome, dict):
-            return self._create_chat_result(outcome)
-        with http_pools.told(outcome):
-            return await super()._agenerate(messages, stop, run_manager, **kwargs)
+        # The parent converts the reply in a thread, and the switch costs more than the conversion.
+        payload = self._get_request_payload(messages, stop=stop, **kwargs)
+        with _langchain_errors():
+            reply = await self.async_client.with_raw_response.create(**payload)
+        headers = {"headers": dict(reply.headers)} if self.include_response_headers else None
+        return self._create_chat_result(reply.parse(), headers)
+
+
+@contextmanager
+def _langchain_errors() -> Generator[None]:
+    """Raises the SDK's errors as the subclasses that LangChain defines."""
+    try:
+        yield
+    except openai.BadRequestError as error:
+        _handle_openai_bad_request(error)
+    except openai.APIError as error:
+        _handle_openai_api_error(error)
+
+
+class RawReply:
+    """What LangChain uses of the SDK's raw responses."""
+
+    def __init__(self, response: httpx.Response, parsed: Any) -> None:
+        self.http_response = response
+        self.headers = response.headers
+        self._parsed = parsed
+
+    def parse(self) -> Any:
+        """The reply, or the stream of chunks."""
+        return self._parsed
+
+
+class Completions:
+    """Takes the place of ``client.chat.completions``.
+
+    Args:
+        client: the SDK's client.
+        direct: whether whole replies are requested without the SDK.
+    """
+
+    def __init__(self, client: openai.OpenAI, *, direct: bool) -> None:
+        self.with_raw_response = _RawCompletions(client, direct=direct)
+
+    def create(self, **payload: Any) -> Any:
+        """A reply, or a stream of chunks, as JSON."""
+        return self.with_raw_response.create(**payload).parse()
+
+
+class AsyncCompletions:
+    """As `Completions`, for the SDK's asynchronous client."""
+
+    def __init__(self, client: openai.AsyncOpenAI, *, direct: bool) -> None:
+        self.with_raw_response = _AsyncRawCompletions(client, direct=direct)
+
+    async def create(self, **payload: Any) -> Any:
+        """A reply, or a stream of chunks, as JSON."""
+        return (await self.with_raw_response.create(**payload)).parse()
+
+
+class _Route(Generic[Client]):
+    """Decides which calls are sent without the SDK."""
+
+    def __init__(self, client: Client, *, direct: bool) -> None:
+        self._client, self._direct = client, direct
+        self._target: Target | None = None
+        self._key = ""
+
+    def _direct_target(self, payload: Mapping[str, Any]) -> Target | None:
+        """Where to post the call; None if the SDK is to send it."""
+        if not self._direct or not _OPTIONS.keys().isdisjoint(payload):
+            return None
+        if self._target is None or self._key != self._client.api_key:
+            self._target, self._key = _target(self._client), self._client.api_key
+        scheme, host, _ = self._target.server
+        return self._target if http_pools.proxy(scheme, host) is None else None
+
+    def _delay(self, outcome: Outcome, retries_taken: int, target: Target) -> float:
+        """Seconds to wait before the next attempt. Raises the SDK's error if there is none."""
+        delay = retry_delay(outcome, retries_taken, self._client.max_retries)
+        if delay is None:
+            cause = outcome if isinstance(outcome, Exception) else None
+            raise sdk_error(outcome, target.request) from cause
+        return delay
+
+
+class _RawCompletions(_Route[openai.OpenAI]):
+    def create(self, **payload: Any) -> RawReply:
+        if payload.get("stream"):
+            stream = self._client.post(
+                f"/{_PATH}",
+                **_arguments(payload),
+                cast_to=cast("type[Any]", object),
+                stream=True,
+                stream_cls=openai.Stream[object],
+            )
+            return RawReply(stream.response, stream)
+        target = self._direct_target(payload)
+        response = None if target is None else self._post(target, to_json(_body(payload)))
+        if response is None:
+            response = self._client.post(f"/{_PATH}", **_arguments(payload), cast_to=httpx.Response)
+        return _reply(response)
+
+    def _post(self, target: Target, body: bytes) -> httpx.Response | None:
+        for retries_taken in count():
+            outcome: Outcome
+            try:
+                outcome = _connections.post(target.retry(retries_taken), body)
+            except POST_ERRORS as error:
+                outcome = error
+            if isinstance(outcome, httpx.Response) and outcome.status_code < 400:
+                return outcome if outcome.is_success else None  # the SDK follows redirects
+            time.sleep(self._delay(outcome, retries_taken, target))
+        return None
+
+
+class _AsyncRawCompletions(_Route[openai.AsyncOpenAI]):
+    async def create(self, **payload: Any) -> RawReply:
+        if payload.get("stream"):
+            stream = await self._client.post(
+                f"/{_PATH}",
+                **_arguments(payload),
+                cast_to=cast("type[Any]", object),
+                stream=True,
+                stream_cls=openai.AsyncStream[object],
+            )
+            return RawReply(stream.response, stream)
+        target = self._direct_target(payload)
+        response = None if target is None else await self._post(target, to_json(_body(payload)))
+        if response is None:
+            response = await self._client.post(
+                f"/{_PATH}", **_arguments(payload), cast_to=httpx.Response
+            )
+        return _reply(response)
+
+    async def _post(self, target: Target, body: bytes) -> httpx.Response | None:
+        for retries_taken in count():
+            outcome: Outcome
+            try:
+                outcome = await post_async(target.retry(retries_taken), body)
+            except POST_ERRORS as error:
+                outcome = error
+            if isinstance(outcome, httpx.Response) and outcome.status_code < 400:
+                return outcome if outcome.is_success else None  # the SDK follows redirects
+            await asyncio.sleep(self._delay(outcome, retries_taken, target))
+        return None
+
+
+def _target(client: openai.OpenAI | openai.AsyncOpenAI) -> Target:
+    """The request that the SDK's client would send, from its public properties."""
+    timeout: Any = client.timeout  # a number, None, or a `Timeout` of any version of httpx
+    limits = timeout if hasattr(timeout, "read") else httpx.Timeout(timeout)
+    headers = httpx.Headers()
+    for name, value in {**client.auth_headers, **client.default_headers}.items():
+        if isinstance(value, str):  # else the SDK's mark of a header to leave out
+            headers[name] = value
+    headers["x-stainless-retry-count"] = "0"
+    if limits.read is not None:
+        headers["x-stainless-read-timeout"] = str(limits.read)
+    request = http_pools.client.build_request(
+        "POST",
+        client.base_url.join(_PATH),
+        headers=headers,
+        params=client.qs.stringify(cast(Any, client.default_query)) or None,
+    )
+    sent = {name: value for name, value in request.headers.items() if name != "content-length"}
+    return Target(httpx.Request("POST", request.url), sent, limits.connect, limits.read)
+
+
+def _body(payload: Mapping[str, Any]) -> dict[str, Any]:
+    body = {name: value for name, value in payload.items() if name not in _OPTIONS}
+    body |= body.pop("extra_body", None) or {}
+    return body
+
+
+def _arguments(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the SDK's `post`, from those of its `create`."""
+    given = {_OPTIONS[name]: payload[name] for name in _OPTIONS if name in payload}
+    return {"body": _body(payload), "options": given}
+
+
+def _reply(response: httpx.Response) -> RawReply:
+    """A whole reply. Raises APIResponseValidationError if it is not JSON."""
+    try:
+        return RawReply(response, from_json(response.content))
+    except ValueError as error:
+        kind = response.headers.get("content-type")
+        raise openai.APIResponseValidationError(
+            response=response,
+            body=response.text,
+            message=f"{response.url} answered {kind or 'no content type'}, expected JSON: is "
+            f"`base_url` a langchain-art server's, with /v1? {response.text[:200]!r}",
+        ) from error

@@ -1,7 +1,7 @@
-"""What goes over the wire when a ChatART is asked, and what a bad wire does to it.
+"""The requests of a ChatART, and what it does when a server or a connection fails.
 
-Whole replies are first asked for past the OpenAI SDK; so each case runs on the synchronous and on
-the asynchronous path, and what the SDK would have done is the expectation wherever there is one.
+Whole replies are requested without the OpenAI SDK. Each case runs synchronously and
+asynchronously; the expectation is what the SDK does, wherever it does the same thing.
 """
 
 from __future__ import annotations
@@ -267,19 +267,25 @@ def test_an_answer_that_is_no_json(server: RawServer, ask: Ask) -> None:
 
 
 def test_a_redirect_is_followed(server: RawServer, ask: Ask) -> None:
-    server.answers = [answer(b"", 307, location=f"{server.root}/there"), answer()]
+    """By the SDK, which sends the call anew."""
+    redirect = answer(b"", 307, location=f"{server.root}/there")
+    server.answers = [redirect, redirect, answer()]
     assert ask(model_of(server)).text == "yes"
-    assert [seen.target for seen in server.seen] == ["/v1/chat/completions", "/there"]
+    path = "/v1/chat/completions"
+    assert [seen.target for seen in server.seen] == [path, path, "/there"]
 
 
-def test_what_was_told_of_one_call_is_not_told_of_the_next(server: RawServer) -> None:
-    with http_pools.told(httpx.Response(500)):
-        pass
-    with http_pools.told(httpx.Response(500, headers={"retry-after-ms": "1"})):
-        assert http_pools.client.get(server.root).status_code == 500
-        assert http_pools.client.get(server.root).status_code == 200
-    assert http_pools.client.get(server.root).status_code == 200
-    assert len(server.seen) == 2
+def test_an_informational_answer_is_not_the_reply(server: RawServer, ask: Ask) -> None:
+    hints = b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n"
+    server.answers = [hints + answer(), hints + answer()]
+    assert ask(model_of(server)).text == "yes"
+
+
+def test_the_server_may_forbid_a_retry(server: RawServer, ask: Ask) -> None:
+    server.answers = [refusal(503, x_should_retry="false")]
+    with pytest.raises(openai.InternalServerError):
+        ask(model_of(server))
+    assert retries(server) == ["0"]
 
 
 # ---- connections
