@@ -111,7 +111,7 @@ def http_api() -> str:
         used |= more
     lines.append("## Bodies\n")
     for name in sorted(used & set(schemas)):
-        if name.startswith(("HTTPValidation", "ValidationError", "Page_")):
+        if name.startswith(("HTTPValidation", "ValidationError", "ListOf_")):
             continue
         lines += list(schema_lines(name, schemas[name]))
     return "\n".join(lines)
@@ -154,9 +154,9 @@ def type_of(schema: dict[str, Any]) -> str:
     """A schema as a word, with links to the bodies that have a section."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
-        if found := re.fullmatch(r"Page_(\w+?)_", name):
+        if found := re.fullmatch(r"ListOf_(\w+)", name):
             return f'`{{"object": "list", "data": […]}}` of {type_of({"$ref": "/" + found[1]})}'
-        if name == "dict_str__Any_":
+        if name.startswith("dict_"):
             return "objects"
         return f"[{name.strip('_')}](#{name.strip('_').lower()})"
     if "enum" in schema:
