@@ -23,12 +23,12 @@ from langchain_art_server.algorithms.sequences.prefix_forest import grow
 from langchain_art_server.backends.peft import packer
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.logprob_scoring import (
-    Counted,
-    Edges,
-    Scored,
-    Share,
+    Predictions,
+    ScoredBatch,
+    TermPredictions,
     visit_terms,
 )
+from langchain_art_server.backends.peft.micro_batches import CountedTokens
 from langchain_art_server.backends.peft.training_batch import step_tokens
 
 WAYS = ("forest", "one part", "dense")
@@ -55,7 +55,7 @@ def dense(core: LearnerCore) -> int:
     """The forest's tokens under one mask."""
     rows = sixteen_thousand().rows()
     core.base.set_attn_implementation("sdpa")
-    counted, cpu = Counted.of(rows), torch.device("cpu")
+    counted, cpu = CountedTokens.of(rows), torch.device("cpu")
     trie = grow([row.token_ids[:-1] for row in rows])
     size = len(trie.token_ids_N)
     at, leave = torch.arange(size), torch.from_numpy(trie.exit_N)
@@ -65,7 +65,7 @@ def dense(core: LearnerCore) -> int:
     first = np.cumsum([0, *(len(row.token_ids) - 1 for row in rows)])
     before = np.concatenate(trie.rows)[first[counted.row_T] + counted.at_T - 1]
     targets = counted.column([row.token_ids for row in rows]).astype(np.int64)
-    edges, edge = Edges.merged(before, targets, np.ones(len(targets)), torch.float32, cpu)
+    edges, edge = Predictions.merged(before, targets, np.ones(len(targets)), torch.float32, cpu)
     inputs = {
         "input_ids": torch.from_numpy(trie.token_ids_N)[None],
         "position_ids": torch.from_numpy(trie.depth_N)[None],
@@ -74,10 +74,10 @@ def dense(core: LearnerCore) -> int:
     loss = StepLoss(step_tokens(rows, counted, torch.float32, cpu), CONFIG)
     loss.begin_update()
     outputs = core._scorer.outputs(inputs, edges.select_M)
-    scored = Scored(core._scorer, outputs, edges, soon=True)
+    scored = ScoredBatch(core._scorer, outputs, edges, soon=True)
     terms = torch.arange(len(targets))
-    visit_terms(loss.visit, terms, [(scored, Share(terms, torch.from_numpy(edge)))])
-    scored.descend()
+    visit_terms(loss.visit, terms, [(scored, TermPredictions(terms, torch.from_numpy(edge)))])
+    scored.backward()
     return size
 
 

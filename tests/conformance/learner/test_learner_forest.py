@@ -22,7 +22,8 @@ from langchain_art_server.backends.peft.forest import attention_flex
 from langchain_art_server.backends.peft.forest.attention_tiles import Tiles, plan_tiles
 from langchain_art_server.backends.peft.forest.support_check import use_forest
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from langchain_art_server.backends.peft.logprob_scoring import Counted, Scorer
+from langchain_art_server.backends.peft.logprob_scoring import Scorer
+from langchain_art_server.backends.peft.micro_batches import CountedTokens
 from langchain_art_server.backends.peft.padded_rows import load_base
 from tests.support.learner_cases import (
     SHAPE,
@@ -54,7 +55,7 @@ def test_computing_layers_twice_changes_no_bit(
 
 
 def test_checkpointing_needs_less_memory(tiny: str, tmp_path: Path) -> None:
-    """Counted in what autograd keeps, which is what the learner measures."""
+    """CountedTokens in what autograd keeps, which is what the learner measures."""
     core = LearnerCore(tiny)
     core._hold(shake(fresh(core, tmp_path)))
     plain = core.packer._measured()
@@ -98,12 +99,12 @@ def test_terms_are_numbered_row_by_row_and_so_are_their_calls() -> None:
         Row([5, 6], [0, 0], [0.0] * 2, [0.0] * 2),
         Row([5, 6, 7], [0, 1, 1], [0, -3, -4], [0.0] * 3),
     ]
-    counted = Counted.of(rows)
+    counted = CountedTokens.of(rows)
     assert counted.row_T.tolist() == [0, 0, 2, 2]
     assert counted.at_T.tolist() == [1, 3, 1, 2]
     assert counted.call_T.tolist() == [0, 1, 2, 2]
     assert counted.column([row.logprobs for row in rows]).tolist() == [-1, -2, -3, -4]
-    everything = Counted.of(rows, every_token=True)
+    everything = CountedTokens.of(rows, every_token=True)
     assert everything.row_T.tolist() == [0, 0, 0, 1, 2, 2]
     assert everything.at_T.tolist() == [1, 2, 3, 1, 1, 2]
 

@@ -1,4 +1,4 @@
-"""Further forward passes of a step that is refused, to find out why. Child side only."""
+"""Why a step is refused: forward passes that try the usual faults. Child side only."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from langchain_art_server.algorithms.loss.logprob_gap import TEMPERATURES, Suspect, suspects_of
 from langchain_art_server.algorithms.loss.step_loss import StepLoss
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.peft.logprob_scoring import Counted
+from langchain_art_server.backends.peft.micro_batches import CountedTokens
 from langchain_art_server.backends.peft.training_batch import step_tokens
 
-#: Trained tokens that are looked at, more or less: whole rows are.
+#: Rows are added until they have this many trained tokens.
 TOKENS = 512
 
 
@@ -24,27 +24,31 @@ def probe(
     """Try the usual faults on the rows where learner and sampler are furthest apart.
 
     Args:
-        rows: those of the step, each with a trained token.
-        loss: of the step, each token visited once.
-        score: takes rows, and whether the base model is meant, to the logprobs of their trained
+        rows: of the step, each with a trained token; may be empty on one of several ranks.
+        loss: of the step, after the first update.
+        score: takes rows, and whether to use the base model, to the logprobs of their trained
             tokens (T), row by row.
     """
     tokens = loss.tokens
     gaps_N = (loss.old_logprobs_N - tokens.sampler_logprobs_N).abs().cpu().numpy()
-    gaps = np.bincount(Counted.of(rows).row_T, weights=gaps_N, minlength=len(rows))
+    gaps = np.bincount(CountedTokens.of(rows).row_T, weights=gaps_N, minlength=len(rows))
     chosen: list[Row] = []
     for index in np.argsort(-gaps, kind="stable").tolist():
         if sum(sum(row.mask) for row in chosen) < TOKENS:
             chosen.append(rows[index])
-    # Rows that differ in temperature alone share their way through the model.
+    # Rows that differ in temperature alone are one row of the forest.
     heated = [replace(row, temperature=t) for t in TEMPERATURES for row in chosen]
     own_T = score(chosen, False)
-    found = step_tokens(chosen, Counted.of(chosen), own_T.dtype, own_T.device)
+    found = step_tokens(chosen, CountedTokens.of(chosen), own_T.dtype, own_T.device)
     return suspects_of(
         own_T=own_T,
         base_T=score(chosen, True),
         at_temperatures=dict(
-            zip(TEMPERATURES, score(heated, False).split(len(own_T)), strict=True)
+            zip(
+                TEMPERATURES,
+                score(heated, False).reshape(len(TEMPERATURES), len(own_T)),
+                strict=True,
+            )
         ),
         sampler_logprobs_T=found.sampler_logprobs_N,
         calls_T=found.calls_N,

@@ -32,7 +32,8 @@ from langchain_art_server.backends.models.adapter_files import Identity, identit
 from langchain_art_server.backends.models.device import set_threads, torch_device
 from langchain_art_server.backends.peft import adapter_io
 from langchain_art_server.backends.peft.gap_diagnosis import probe
-from langchain_art_server.backends.peft.logprob_scoring import Counted, Scorer
+from langchain_art_server.backends.peft.logprob_scoring import Scorer
+from langchain_art_server.backends.peft.micro_batches import CountedTokens, Progress
 from langchain_art_server.backends.peft.packer import Packer
 from langchain_art_server.backends.peft.padded_rows import load_base
 from langchain_art_server.backends.peft.training_batch import (
@@ -51,7 +52,6 @@ LOGPROB_TOKENS = 4096
 #: float16 is left out: without loss scaling, small gradients would silently become zero.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
-Progress = Callable[[float, str], None]
 C = TypeVar("C", bound="LearnerCore")
 
 
@@ -168,7 +168,7 @@ class LearnerCore:
         """
         if adapter is not None:
             self._hold(adapter)
-        counted = Counted.of(rows, every_token=True)
+        counted = CountedTokens.of(rows, every_token=True)
         found_N = torch.zeros(len(counted.row_T), dtype=self._number, device=self.device)
         if len(found_N):
             packing = self.packer.pack(rows, counted, LOGPROB_TOKENS)
@@ -178,7 +178,7 @@ class LearnerCore:
 
     def batch(self, rows: Sequence[Row], config: JobConfig) -> TrainingBatch:
         """Rows, of which each has a trained token, made ready for the updates of a step."""
-        counted = Counted.of(rows)
+        counted = CountedTokens.of(rows)
         packing = self.packer.pack_to_learn(rows, counted, config.tokens_per_microbatch)
         loss = StepLoss(step_tokens(rows, counted, self._number, self.device), config)
         if not isinstance(config, SFTConfig) and config.kl is not None:
@@ -219,7 +219,7 @@ class LearnerCore:
 
     def _trained_logprobs(self, rows: Sequence[Row], base: bool) -> Tensor:
         """The logprobs of the trained tokens of rows, row by row, in nats."""
-        counted = Counted.of(rows)
+        counted = CountedTokens.of(rows)
         like_N = torch.zeros(len(counted.row_T), dtype=self._number, device=self.device)
         with self._base_only() if base else contextlib.nullcontext():
             packing = self.packer.pack(rows, counted, LOGPROB_TOKENS)

@@ -1,6 +1,6 @@
-"""How rows go through a model: as a forest or side by side, and in which parts. Child side only.
+"""Packing of rows into micro-batches, and gradient checkpointing. Child side only.
 
-Neither changes a result beyond rounding; both decide what a step costs.
+Neither changes a result beyond rounding; both decide what a step costs in time and memory.
 """
 
 from __future__ import annotations
@@ -14,30 +14,31 @@ import torch
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.algorithms.sequences.prefix_forest import Ints
+from langchain_art_server.algorithms.sequences.training_rows import Row, microbatches
 from langchain_art_server.backends.peft.forest.packing import ForestRows, token_cost
 from langchain_art_server.backends.peft.forest.support_check import has_plain_head, use_forest
-from langchain_art_server.backends.peft.logprob_scoring import Counted, Packing, Scorer
+from langchain_art_server.backends.peft.logprob_scoring import Scorer
+from langchain_art_server.backends.peft.micro_batches import CountedTokens, MicroBatches, Packing
 from langchain_art_server.backends.peft.padded_rows import PaddedRows
 
 log = logging.getLogger(__name__)
-#: Tokens alive at once on a CPU, where more are slower: less of them stays in the caches.
+#: Most tokens alive at once on a CPU: with more, less stays in its caches and a step is slower.
 CPU_TOKENS = 3072
-#: Share of the free memory that what a backward pass needs may take; the rest is for its work.
+#: Share of the free memory that activations may take; the rest is for the backward pass's work.
 MEMORY_SHARE = 0.6
 
 
 class Packer:
-    """Lays rows out for a model, and says how much of it to remember.
+    """Lays rows out for a model, and turns gradient checkpointing on where memory needs it.
 
     Args:
-        scorer: of the model; set up for forests if the model can take them.
+        scorer: of the model, which is set up for forests if its attention supports them.
 
     Attributes:
-        padded_because: why rows go side by side and not as a forest; None: they are a forest.
-        token_cost: see `forest.grow`.
-        checkpoints: whether the last batch for training is computed again for its backward pass,
-            layer by layer, since memory does not hold it otherwise.
+        padded_because: why rows are padded and are no forest; None: they are a forest.
+        token_cost: see `prefix_forest.grow`.
+        checkpoints: gradient checkpointing is on for the last packing for training.
     """
 
     def __init__(self, scorer: Scorer) -> None:
@@ -46,44 +47,68 @@ class Packer:
         self.padded_because = use_forest(scorer)
         self.token_cost = 0.0 if self.padded_because else token_cost(scorer.base)
         self.checkpoints = False
+        self._number = torch.float64 if scorer.base.dtype == torch.float64 else torch.float32
         self._bytes_per_token: tuple[object, float] | None = None
 
-    def pack(self, rows: Sequence[Row], counted: Counted, budget: int) -> Packing:
-        """Rows for a forward pass.
+    def pack(self, rows: Sequence[Row], counted: CountedTokens, budget: int) -> Packing:
+        """Rows for forward passes.
 
         Args:
-            rows: with at least one counted token among them.
-            counted: those tokens.
+            rows: may be empty.
+            counted: their tokens that are scored; at least one if there are rows.
             budget: most tokens alive at a time.
         """
-        base = self._scorer.base
-        if base.device.type == "cpu":
-            budget = min(budget, CPU_TOKENS)
-        number = torch.float64 if base.dtype == torch.float64 else torch.float32
-        if self.padded_because is not None:
-            return PaddedRows(rows, counted, budget, number, base.device)
-        return ForestRows(rows, counted, budget, self.token_cost, number, base)
+        if rows and self.padded_because is None:
+            return self._forest(rows, counted, self._limit(budget))
+        groups = self._padded_groups(rows, self._limit(budget))
+        return MicroBatches([self._group(rows, counted, g) for g in groups], self._device)
 
-    def pack_to_learn(self, rows: Sequence[Row], counted: Counted, budget: int) -> Packing:
-        """Rows for forward and backward passes: those that memory cannot hold are checkpointed.
+    def pack_to_learn(self, rows: Sequence[Row], counted: CountedTokens, budget: int) -> Packing:
+        """Rows for forward and backward passes, with gradient checkpointing if memory needs it.
 
         On a CPU the free memory decides on nothing else, so that the same rows give the same bits.
-        On other devices parts are made smaller first, which costs less.
+        On other devices micro-batches are made smaller first, which costs less.
         """
-        fits = int(MEMORY_SHARE * free_bytes(self._scorer.base.device) / self._measured())
+        fits = int(MEMORY_SHARE * free_bytes(self._device) / self._measured())
+        if self._device.type != "cpu":
+            budget = min(budget, max(fits, 1))
         packing = self.pack(rows, counted, budget)
-        if packing.alive > fits and self._scorer.base.device.type != "cpu":
-            packing = self.pack(rows, counted, max(fits, 1))
         checkpoints = packing.alive > fits
         if checkpoints and not self.checkpoints:
             log.warning(
-                "%d tokens are alive at once and memory holds what %d need: layers are computed "
-                "twice.",
+                "%d tokens are alive at once and memory holds the activations of %d: gradient "
+                "checkpointing is on, which computes each layer twice.",
                 packing.alive,
                 fits,
             )
         self._checkpoint(checkpoints)
         return packing
+
+    @property
+    def _device(self) -> torch.device:
+        return self._scorer.base.device
+
+    def _limit(self, budget: int) -> int:
+        return min(budget, CPU_TOKENS) if self._device.type == "cpu" else budget
+
+    @staticmethod
+    def _padded_groups(rows: Sequence[Row], budget: int) -> list[list[int]]:
+        return microbatches([len(row.token_ids) for row in rows], budget)
+
+    def _group(
+        self, rows: Sequence[Row], counted: CountedTokens, group: Sequence[int]
+    ) -> tuple[Packing, Ints]:
+        """Some of the rows as one micro-batch, and the numbers of its terms."""
+        chosen = sorted(group)
+        own, terms = counted.of_rows(chosen)
+        some = [rows[index] for index in chosen]
+        if self.padded_because is None:
+            return self._forest(some, own, sum(len(row.token_ids) for row in some)), terms
+        return PaddedRows(some, own, self._number, self._device), terms
+
+    def _forest(self, rows: Sequence[Row], counted: CountedTokens, budget: int) -> ForestRows:
+        base = self._scorer.base
+        return ForestRows(rows, counted, budget, self.token_cost, self._number, base)
 
     def _checkpoint(self, on: bool) -> None:
         self.checkpoints, base = on, self._scorer.base
@@ -91,18 +116,24 @@ class Packer:
             base.gradient_checkpointing_enable({"use_reentrant": False})
         for module in base.modules():
             if isinstance(module, GradientCheckpointingLayer):
-                module.training = on  # what transformers asks for; its parts stay as they are
+                module.training = (
+                    on  # transformers checkpoints only then; the layer's parts stay in eval
+                )
 
     def _measured(self) -> float:
-        """Bytes that a backward pass needs of the forward pass, per token."""
-        model = self._scorer.model
-        if self._bytes_per_token is None or self._bytes_per_token[0] is not model:
+        """Bytes of activations per token that a backward pass needs.
+
+        Measured once per adapter shape, which is the same on all ranks, and so is the moment.
+        """
+        names = self._scorer.model.named_parameters()
+        shapes = [(name, p.shape) for name, p in names if p.requires_grad]
+        if self._bytes_per_token is None or self._bytes_per_token[0] != shapes:
             self._checkpoint(False)
-            self._bytes_per_token = model, self._measure()
+            self._bytes_per_token = shapes, self._measure()
         return self._bytes_per_token[1]
 
     def _weights(self) -> set[int]:
-        """Where the model's weights lie, which are no part of what is measured."""
+        """Addresses of the model's weights, which are no activations."""
         return {p.untyped_storage().data_ptr() for p in self._scorer.model.parameters()}
 
     def _measure(self) -> float:
@@ -117,16 +148,15 @@ class Packer:
                 found[storage.data_ptr()] = storage.nbytes()
             return tensor
 
-        def visit(logprobs_T: Tensor, _terms_T: Tensor) -> None:
-            del logprobs_T
+        def visit(_logprobs_T: Tensor, _terms_T: Tensor) -> None: ...
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            self.pack([row], Counted.of([row]), length).sweep(self._scorer, visit)
+            self.pack([row], CountedTokens.of([row]), length).sweep(self._scorer, visit)
         return max(1.0, sum(found.values()) / length)
 
 
 def free_bytes(device: torch.device) -> float:
-    """Memory that is free for tensors on a device, in bytes; infinite if that cannot be told."""
+    """Memory that is free for tensors on a device, in bytes; infinite where it is unknown."""
     if device.type == "cuda":
         free: Any = torch.cuda.mem_get_info(device)[0]
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -1,13 +1,12 @@
-"""The base model, and rows through it as padded micro-batches. Child side only.
+"""The base model, and rows through it as one padded micro-batch. Child side only.
 
-Index suffixes: B rows of a micro-batch, T positions of a padded row, M edges as in `scoring`.
+Index suffixes: B rows of the micro-batch, T positions of a padded row or terms of `micro_batches`.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,98 +15,69 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.algorithms.sequences.training_rows import Row, microbatches
+from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft.logprob_scoring import (
-    Counted,
-    Edges,
-    Progress,
-    Scored,
+    Predictions,
+    ScoredBatch,
     Scorer,
-    Share,
-    Visit,
+    TermPredictions,
     visit_terms,
+)
+from langchain_art_server.backends.peft.micro_batches import (
+    CountedTokens,
+    Progress,
+    Visit,
+    report,
 )
 
 
-@dataclass(frozen=True)
-class _Batch:
-    ids_BT: Tensor
-    attention_BT: Tensor
-    edges: Edges
-    share: Share
-    terms_T: Tensor
-
-
 class PaddedRows:
-    """Rows of similar length side by side, padded on the right: what every architecture can do.
+    """Rows side by side, padded on the right: what every architecture supports.
 
     Args:
         rows: at least one.
-        counted: their tokens that count.
-        budget: most tokens of a micro-batch, padding included; a longer row goes alone.
+        counted: their tokens that are scored.
         number: dtype of temperatures.
-        device: where the tensors go.
+        device: where the model is.
     """
 
     def __init__(
         self,
         rows: Sequence[Row],
-        counted: Counted,
-        budget: int,
+        counted: CountedTokens,
         number: torch.dtype,
         device: torch.device,
     ) -> None:
-        lengths = [len(row.token_ids) for row in rows]
-        self._batches = [
-            _pad([rows[i] for i in group], group, counted, number, device)
-            for group in microbatches(lengths, budget)
-        ]
-        sizes = [batch.ids_BT.numel() for batch in self._batches]
-        self.tokens, self.alive = sum(sizes), max(sizes)
+        shape = (len(rows), max(len(row.token_ids) for row in rows))
+        ids_BT, attention_BT = (np.zeros(shape, dtype=np.int64) for _ in range(2))
+        for b, row in enumerate(rows):
+            ids_BT[b, : len(row.token_ids)] = row.token_ids
+            attention_BT[b, : len(row.token_ids)] = 1
+        row_T, at_T = counted.row_T, counted.at_T
+        temperature_T = np.array([row.temperature for row in rows])[row_T]
+        self._predictions, prediction_T = Predictions.merged(
+            row_T * shape[1] + at_T - 1, ids_BT[row_T, at_T], temperature_T, number, device
+        )
+        self._ids_BT, self._attention_BT, predictions = (
+            torch.from_numpy(x).to(device) for x in (ids_BT, attention_BT, prediction_T)
+        )
+        self._terms_T = torch.arange(len(row_T), device=device)
+        self._share = TermPredictions(self._terms_T, predictions)
+        self.tokens = self.alive = ids_BT.size
 
     def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:
-        """See `scoring.Packing`."""
-        for index, batch in enumerate(self._batches):
-            inputs = _inputs(scorer.base, batch.ids_BT, batch.attention_BT)
-            outputs_MX = scorer.outputs(inputs, batch.edges.select_M)
-            scored = Scored(scorer, outputs_MX, batch.edges, soon=True)
-            visit_terms(visit, batch.terms_T, [(scored, batch.share)])
-            scored.descend()
-            if progress is not None:
-                count = len(self._batches)
-                progress((index + 1) / count, f"micro-batch {index + 1} of {count}")
-
-
-def _pad(
-    rows: Sequence[Row],
-    group: Sequence[int],
-    counted: Counted,
-    number: torch.dtype,
-    device: torch.device,
-) -> _Batch:
-    shape = (len(rows), max(len(row.token_ids) for row in rows))
-    ids_BT, attention_BT = (np.zeros(shape, dtype=np.int64) for _ in range(2))
-    place = {row: b for b, row in enumerate(group)}
-    for b, row in enumerate(rows):
-        ids_BT[b, : len(row.token_ids)] = row.token_ids
-        attention_BT[b, : len(row.token_ids)] = 1
-    terms_T = np.flatnonzero(np.isin(counted.row_T, group))
-    b_T = np.array([place[row] for row in counted.row_T[terms_T].tolist()], dtype=np.int64)
-    at_T = counted.at_T[terms_T]
-    temperature_T = np.array([row.temperature for row in rows])[b_T]
-    edges, edge_T = Edges.merged(
-        b_T * shape[1] + at_T - 1, ids_BT[b_T, at_T], temperature_T, number, device
-    )
-    ids, attention, edge, number_T = (
-        torch.from_numpy(x).to(device) for x in (ids_BT, attention_BT, edge_T, terms_T)
-    )
-    share = Share(torch.arange(len(number_T), device=device), edge)
-    return _Batch(ids, attention, edges, share, number_T)
+        """See `micro_batches.Packing`."""
+        inputs = _inputs(scorer.base, self._ids_BT, self._attention_BT)
+        outputs_MX = scorer.outputs(inputs, self._predictions.select_M)
+        scored = ScoredBatch(scorer, outputs_MX, self._predictions, soon=True)
+        visit_terms(visit, self._terms_T, [(scored, self._share)])
+        scored.backward()
+        report(progress, 0, 1)
 
 
 def _inputs(base: PreTrainedModel, ids_BT: Tensor, attention_BT: Tensor) -> dict[str, Any]:
-    # The mask and the positions are explicit, so that nothing is guessed from them: without a
-    # mask, transformers takes a jump in the positions for the start of another document.
+    # Both are given explicitly: without a mask, transformers takes a jump in the positions for the
+    # start of another document.
     inputs = {"input_ids": ids_BT, "attention_mask": attention_BT}
     if "position_ids" in inspect.signature(base.forward).parameters:
         positions_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)

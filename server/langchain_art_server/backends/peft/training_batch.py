@@ -1,6 +1,6 @@
-"""Rows as a step or a reading of logprobs needs them: columns of terms, there and back.
+"""Rows as columns of terms, for a training step or for reading logprobs. Child side only.
 
-Child side only. Index suffixes: T terms as in `scoring`; N all of a step's.
+Index suffixes: T terms as in `micro_batches`, N all terms of a step.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from torch import Tensor
 
 from langchain_art_server.algorithms.loss.step_loss import StepLoss, StepTokens
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.peft.logprob_scoring import Counted, Packing, Scorer
+from langchain_art_server.backends.peft.logprob_scoring import Scorer
+from langchain_art_server.backends.peft.micro_batches import CountedTokens, Packing
 
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """What a step learns from: rows, how they go through the model, and their tokens' loss."""
+    """The rows of a step, their micro-batches, and the loss of their tokens."""
 
     rows: Sequence[Row]
     packing: Packing
@@ -27,21 +28,21 @@ class TrainingBatch:
 
 
 def step_tokens(
-    rows: Sequence[Row], counted: Counted, number: torch.dtype, device: torch.device
+    rows: Sequence[Row], counted: CountedTokens, number: torch.dtype, device: torch.device
 ) -> StepTokens:
-    """The columns of rows, at their counted tokens.
+    """The columns of rows at their trained tokens.
 
     Args:
-        rows: without weights, all their counted tokens weigh the same.
+        rows: where one has no weights, its tokens weigh one over the number of all tokens.
         counted: their trained tokens.
-        number: dtype of all but the calls.
+        number: dtype of all columns but the calls.
         device: where the tensors go.
     """
 
     def tensor(columns: list[list[float]]) -> Tensor:
         return torch.from_numpy(counted.column(columns)).to(device, dtype=number)
 
-    equal = 1.0 / len(counted.row_T)
+    equal = 1.0 / max(1, len(counted.row_T))
     return StepTokens(
         sampler_logprobs_N=tensor([row.logprobs for row in rows]),
         advantages_N=tensor([row.advantages for row in rows]),
@@ -52,7 +53,7 @@ def step_tokens(
 
 @torch.no_grad()
 def sweep_logprobs(packing: Packing, scorer: Scorer, like_N: Tensor) -> Tensor:
-    """The logprobs of all terms of a packing (N), in the dtype and on the device of `like_N`."""
+    """Logprobs of all terms of a packing (N), in the dtype and on the device of `like_N`."""
     found_N = torch.zeros_like(like_N)
 
     def note(logprobs_T: Tensor, terms_T: Tensor) -> None:
@@ -62,8 +63,10 @@ def sweep_logprobs(packing: Packing, scorer: Scorer, like_N: Tensor) -> Tensor:
     return found_N
 
 
-def row_logprobs(rows: Sequence[Row], counted: Counted, logprobs_N: Tensor) -> list[np.ndarray]:
-    """Logprobs of terms, row by row; 0.0 where a token is none of them."""
+def row_logprobs(
+    rows: Sequence[Row], counted: CountedTokens, logprobs_N: Tensor
+) -> list[np.ndarray]:
+    """Logprobs of terms, one array per row; 0.0 at tokens that are no terms."""
     found = [np.zeros(len(row.token_ids)) for row in rows]
     values_N = logprobs_N.cpu().numpy()
     starts = np.searchsorted(counted.row_T, np.arange(len(rows) + 1))

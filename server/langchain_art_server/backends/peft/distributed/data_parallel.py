@@ -1,12 +1,11 @@
-"""The learner on several GPUs, or processes: each learns from its share of rows.
+"""Data parallel training: several GPUs or processes, each with its share of the rows.
 
-Data parallel, as in PyTorch DDP (arXiv 2006.15704): the step's loss is a weighed sum over tokens,
-so the sum of the ranks' gradients is the gradient of one rank with all rows, up to the order of
-additions. Only LoRA's gradients are exchanged. Every rank then takes the same optimizer step; rank
-0 talks to the parent and writes the files. Each rank has the whole base, or a part of it
-(`sharding`).
+As in PyTorch DDP (arXiv 2006.15704): the step's loss is a weighted sum over tokens, so the sum of
+the ranks' gradients is the gradient of one rank with all rows, up to the order of additions. Only
+LoRA's gradients are exchanged. Every rank then takes the same optimizer step; rank 0 talks to the
+parent and writes the files. Each rank has the whole base model, or a shard of it (`fsdp`).
 
-Run as a module, this is a rank other than 0, told by rank 0 what to do.
+Run as a module, this is a rank other than 0, which gets its work from rank 0 by standard input.
 """
 
 from __future__ import annotations
@@ -32,16 +31,21 @@ from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import JobConfig
 from langchain_art_server.algorithms.loss.logprob_gap import Suspect
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
-from langchain_art_server.algorithms.loss.step_loss import StepLoss, StepTokens
 from langchain_art_server.algorithms.sequences.rank_shares import shares
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.ipc.step_codec import pack_step, unpack_step, write_rows
+from langchain_art_server.backends.ipc.step_codec import (
+    pack_step,
+    read_rows,
+    unpack_step,
+    write_rows,
+)
 from langchain_art_server.backends.models.device import set_threads, torch_device
 from langchain_art_server.backends.peft.distributed.fsdp import sharded_base, sharded_forward
 from langchain_art_server.backends.peft.distributed.process_group import LOST, Ranks
-from langchain_art_server.backends.peft.learner_core import LearnerCore, Progress, process_core
-from langchain_art_server.backends.peft.logprob_scoring import Scorer, Visit
+from langchain_art_server.backends.peft.learner_core import LearnerCore, process_core
+from langchain_art_server.backends.peft.logprob_scoring import Scorer
+from langchain_art_server.backends.peft.micro_batches import Progress
 from langchain_art_server.backends.peft.packer import Packer
 from langchain_art_server.backends.peft.training_batch import TrainingBatch
 
@@ -49,14 +53,14 @@ log = logging.getLogger(__name__)
 
 
 class DataParallelCore(LearnerCore):
-    """One rank's core: what `LearnerCore` does, on a share of the rows.
+    """The core of one rank: a `LearnerCore` that trains on its share of the rows.
 
     Args:
         model: as for `LearnerCore`.
         device: of this rank.
         dtype: as for `LearnerCore`.
         ranks: this rank among the others, which must all be made at the same time.
-        shard: each rank holds a part of the base's layers, see `sharding`.
+        shard: each rank holds a part of the base's layers, see `fsdp`.
 
     Raises:
         ConfigError: the model does not load on this rank.
@@ -77,29 +81,30 @@ class DataParallelCore(LearnerCore):
         counts = ("rows", "tokens_processed", "cpu_seconds")
         return metrics | self._ranks.add({name: metrics[name] for name in counts})
 
+    def logprobs(self, adapter: Path | None, rows: Sequence[Row]) -> list[np.ndarray]:
+        """See `LearnerCore.logprobs`. With a sharded base, all ranks must come here."""
+        if not self._shard:
+            return super().logprobs(adapter, rows)
+        return self._ranks.together(lambda: super(DataParallelCore, self).logprobs(adapter, rows))
+
     def batch(self, rows: Sequence[Row], config: JobConfig) -> TrainingBatch:
         """This rank's share of the rows, made ready; may be empty."""
         equal = 1.0 / sum(sum(row.mask) for row in rows)
         merged = self.packer.padded_because is None
         chosen = shares([row.token_ids for row in rows], self._ranks.size, merged=merged)
-        mine = [
-            rows[index] if rows[index].weights else _weighed(rows[index], equal)
-            for index in chosen[self._ranks.rank]
+        own = [
+            row if row.weights else replace(row, weights=[equal] * len(row.mask))
+            for row in (rows[index] for index in chosen[self._ranks.rank])
         ]
-        make = super().batch if mine else self._nothing
-        return self._ranks.together(lambda: make(mine, config), on_ways=True)
+        return self._ranks.together(lambda: super(DataParallelCore, self).batch(own, config))
 
     def accumulate(self, batch: TrainingBatch, progress: Progress) -> tuple[float, LossStats]:
-        """Add the gradient of all ranks' rows; their loss, and what it says of the step."""
+        """Add the gradient of all ranks' rows; returns their loss and its statistics."""
         own = self._ranks.together(
-            lambda: super(DataParallelCore, self).accumulate(batch, progress), on_ways=True
+            lambda: super(DataParallelCore, self).accumulate(batch, progress)
         )
         self._ranks.add_gradients(self.parameters.values())
         return self._ranks.add_stats(*own)
-
-    def assist(self) -> None:
-        """Take part in what another rank computes alone."""
-        self._ranks.together(lambda: None, on_ways=True)
 
     def _load(self) -> PreTrainedModel:
         if not self._shard:
@@ -110,32 +115,21 @@ class DataParallelCore(LearnerCore):
         return sharded_forward(self.base, self._ranks) if self._shard else super()._forward()
 
     def _write(self, out: Path) -> None:
-        def write() -> None:
-            if self._ranks.rank == 0:
-                super(DataParallelCore, self)._write(out)
-
-        self._ranks.together(write)
+        first = self._ranks.rank == 0
+        self._ranks.together(lambda: super(DataParallelCore, self)._write(out) if first else None)
 
     def _suspects(self, batch: TrainingBatch) -> list[Suspect]:
-        def suspects() -> list[Suspect]:
-            return super(DataParallelCore, self)._suspects(batch) if self._ranks.rank == 0 else []
-
-        return self._ranks.together(suspects, on_ways=True)
-
-    def _nothing(self, rows: Sequence[Row], config: JobConfig) -> TrainingBatch:
-        none = torch.zeros(0, dtype=self._number, device=self.device)
-        calls = torch.zeros(0, dtype=torch.int64, device=self.device)
-        return TrainingBatch(rows, _NoRows(), StepLoss(StepTokens(none, none, none, calls), config))
+        return self._ranks.together(lambda: super(DataParallelCore, self)._suspects(batch))
 
 
 class RankZero(DataParallelCore):
-    """Rank 0: starts the others, tells them each step, and is what the parent talks to.
+    """Rank 0: starts the others, sends them each step, and answers the parent.
 
     Args:
         model: as for `LearnerCore`.
         device: of the first rank; None: cuda or cpu. Rank k takes the k-th GPU from there on.
         dtype: as for `LearnerCore`.
-        threads: of each rank; None: all ranks together take half of the cores.
+        threads: of each rank; None: all ranks together take half of the processors.
         ranks: how many.
         shard: as for `DataParallelCore`.
 
@@ -155,71 +149,49 @@ class RankZero(DataParallelCore):
     ) -> None:
         devices = rank_devices(torch_device(device), ranks)
         self._folder = tempfile.TemporaryDirectory(prefix="art-ranks-")  # mode 0700
-        meeting = Path(self._folder.name, "meeting")
+        self._rows, meeting = (Path(self._folder.name, name) for name in ("rows.npz", "meeting"))
         self._others: list[subprocess.Popen[str]] = []
         for rank in range(1, ranks):
-            told = {"model": model, "device": devices[rank], "dtype": dtype, "threads": threads}
-            told |= {"rank": rank, "ranks": ranks, "meeting": str(meeting), "shard": shard}
             other = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "langchain_art_server.backends.peft.distributed.data_parallel",
-                ],
-                stdin=subprocess.PIPE,
-                text=True,
+                [sys.executable, "-m", __name__], stdin=subprocess.PIPE, text=True
             )
             self._others.append(other)
-            self._say(other, told)
             threading.Thread(target=_end_with, args=(other, rank), daemon=True).start()
+            core = {"model": model, "device": devices[rank], "dtype": dtype, "shard": shard}
+            group = {"rank": rank, "ranks": ranks, "meeting": str(meeting), "threads": threads}
+            self._send(other, core | group)
         try:
-            group = Ranks(0, ranks, meeting, torch.device(devices[0]))
-            super().__init__(model, devices[0], dtype, group, shard=shard)
+            own = Ranks(0, ranks, meeting, torch.device(devices[0]))
+            super().__init__(model, devices[0], dtype, own, shard=shard)
         except ArtError as error:
             raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from error
 
     def step(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
         """See `DataParallelCore.step`."""
-        rows = Path(self._folder.name, "rows.npz")
-        write_rows(rows, request.rows)
+        write_rows(self._rows, request.rows)
         for other in self._others:
-            self._say(other, pack_step(request, rows))
+            self._send(other, {"step": pack_step(request, self._rows)})
         return super().step(request, progress)
 
     def logprobs(self, adapter: Path | None, rows: Sequence[Row]) -> list[np.ndarray]:
-        """See `LearnerCore.logprobs`; rank 0 reads the rows, and the others assist if need be."""
-        if not self._shard:
-            return super().logprobs(adapter, rows)
-        for other in self._others:
-            self._say(other, {"assist": True})
-        return self._ranks.together(
-            lambda: super(RankZero, self).logprobs(adapter, rows), on_ways=True
-        )
+        """See `LearnerCore.logprobs`; with a sharded base, every rank computes all rows."""
+        if self._shard:
+            write_rows(self._rows, rows)
+            for other in self._others:
+                self._send(other, {"logprobs": adapter and str(adapter), "rows": str(self._rows)})
+        return super().logprobs(adapter, rows)
 
-    def _say(self, other: subprocess.Popen[str], words: dict[str, Any]) -> None:
+    def _send(self, other: subprocess.Popen[str], message: dict[str, Any]) -> None:
         assert other.stdin is not None
         try:
-            other.stdin.write(json.dumps(words) + "\n")
+            other.stdin.write(json.dumps(message) + "\n")
             other.stdin.flush()
         except OSError:
             os._exit(LOST)
 
 
-class _NoRows:
-    """What a rank without rows does."""
-
-    tokens, alive = 0, 0
-
-    def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:
-        """Visit nothing."""
-
-
 def rank_devices(first: torch.device, ranks: int) -> list[str]:
-    """The device of each rank.
-
-    Raises:
-        ConfigError: there are not as many of them.
-    """
+    """The device of each rank. Raises ConfigError if there are not as many."""
     if first.type == "cpu":
         return ["cpu"] * ranks
     start, there = first.index or 0, torch.cuda.device_count() if first.type == "cuda" else 1
@@ -239,16 +211,7 @@ def make_core(
     ranks: int,
     shard: bool,
 ) -> LearnerCore:
-    """The core of a process that does nothing else, on one rank or several.
-
-    Args:
-        model: as for `RankZero`.
-        device: as for `RankZero`.
-        dtype: as for `RankZero`.
-        threads: as for `RankZero`.
-        ranks: how many processes learn together.
-        shard: as for `RankZero`; with several ranks only.
-    """
+    """The core of a process that does nothing else, on one rank or several (`RankZero`)."""
     if ranks == 1:
         return process_core(lambda: LearnerCore(model, device, dtype), threads)
     return process_core(
@@ -265,18 +228,14 @@ def _threads(threads: int | None, ranks: int) -> int:
     return max(1, torch.get_num_threads() // ranks)
 
 
-def _weighed(row: Row, weight: float) -> Row:
-    return replace(row, weights=[weight] * len(row.mask))
-
-
 def _end_with(other: subprocess.Popen[str], rank: int) -> None:
-    """End this process when that one ends: alone, it would wait for it."""
+    """End this process when that one ends: else it would wait for it forever."""
     log.error("Rank %d of the learner ended (exit status %s).", rank, other.wait())
     os._exit(LOST)
 
 
 def rank_main() -> None:
-    """Entry point of a rank other than 0; its first line says what it is, each other a step."""
+    """Entry point of a rank other than 0: reads its settings, then a message for each task."""
     lines: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def read() -> None:
@@ -285,27 +244,29 @@ def rank_main() -> None:
         os._exit(0)  # rank 0 is gone
 
     threading.Thread(target=read, daemon=True, name="rank-0").start()
-    told = lines.get()
-    group = Ranks(told["rank"], told["ranks"], Path(told["meeting"]), torch.device(told["device"]))
+    start = lines.get()
+    size, device = start["ranks"], start["device"]
+    ranks = Ranks(start["rank"], size, Path(start["meeting"]), torch.device(device))
     try:
         core = process_core(
             lambda: DataParallelCore(
-                told["model"], told["device"], told["dtype"], group, shard=told["shard"]
+                start["model"], device, start["dtype"], ranks, shard=start["shard"]
             ),
-            _threads(told["threads"], told["ranks"]),
+            _threads(start["threads"], size),
         )
     except ArtError:
-        lines.get()  # rank 0 says why, and then ends, and this process with it
+        lines.get()  # rank 0 reports why, and then ends, and this process with it
         return
     while True:
-        p = lines.get()
+        message = lines.get()
         try:
-            if "assist" in p:
-                core.assist()
+            if "step" in message:
+                core.step(unpack_step(message["step"]), lambda _fraction, _message: None)
             else:
-                core.step(unpack_step(p), lambda _fraction, _message: None)
+                adapter = message["logprobs"] and Path(message["logprobs"])
+                core.logprobs(adapter, read_rows(Path(message["rows"])))
         except ArtError as error:
-            log.debug("Rank %d: %s", group.rank, error)  # rank 0 says the same
+            log.debug("Rank %d: %s", ranks.rank, error)  # rank 0 reports the same
 
 
 if __name__ == "__main__":

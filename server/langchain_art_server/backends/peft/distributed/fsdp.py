@@ -1,12 +1,13 @@
-"""A base model whose layers lie in parts on several ranks: FSDP2. Child side only.
+"""A base model sharded over ranks with FSDP2. Child side only.
 
 PyTorch's `fully_shard` (arXiv 2304.11277, in its form for single parameters) cuts each decoder
 layer's weights into as many parts as there are ranks. A rank gathers a layer before it computes
-with it and forgets the others' parts behind it, on the way there and on the way back. So each way
-is one of all ranks (`Ranks.on_way`), and a rank that has nothing to compute gives its parts alone.
+with it, forward and backward, and drops the others' parts after it. So all ranks must make the same
+number of passes, in the same order: each makes as many micro-batches as the rank that needs most,
+and a micro-batch is complete rows, with one forward pass and right after it one backward pass.
 
-Not cut: LoRA's parameters, which are put on later; embeddings, output head and last norm, whose
-weights are read outside of the model's forward (logits are made piece by piece, and head and
+Not sharded: LoRA's parameters, which are added later; embeddings, output head and last norm, whose
+weights are read outside of the model's forward (logits are computed in chunks, and head and
 embeddings may be one tensor).
 """
 
@@ -24,10 +25,16 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.backends.peft.distributed.process_group import Ranks, Way
+from langchain_art.wire.prefixes import common_prefix_length
+from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.peft.distributed.process_group import Ranks
 from langchain_art_server.backends.peft.logprob_scoring import Scorer
+from langchain_art_server.backends.peft.micro_batches import CountedTokens, MicroBatches, Packing
 from langchain_art_server.backends.peft.packer import Packer
 from langchain_art_server.backends.peft.padded_rows import load_base
+
+#: What a rank without rows left puts through the model.
+_STAND_IN = Row([0, 0], [0, 1], [0.0, 0.0], [0.0, 0.0])
 
 
 def decoder_layers(base: nn.Module) -> list[nn.Module]:
@@ -38,8 +45,8 @@ def decoder_layers(base: nn.Module) -> list[nn.Module]:
 def sharded_base(model: str, dtype: torch.dtype, ranks: Ranks) -> PreTrainedModel:
     """The base model, frozen, this rank's part of its layers on the rank's device.
 
-    The files are mapped into memory and go to the device layer by layer, so that no device ever
-    holds more than its part and one layer.
+    The files are mapped into memory and go to the device layer by layer: no device holds more than
+    its part and one layer.
 
     Args:
         model: hub name or local path.
@@ -47,7 +54,7 @@ def sharded_base(model: str, dtype: torch.dtype, ranks: Ranks) -> PreTrainedMode
         ranks: all of which must come here.
 
     Raises:
-        ConfigError: it cannot be loaded, or its layers cannot be told from the rest or be cut.
+        ConfigError: it cannot be loaded, or its layers cannot be found or cut.
     """
     base = load_base(model, dtype, torch.device("cpu"))
     layers = decoder_layers(base)
@@ -71,109 +78,75 @@ def sharded_base(model: str, dtype: torch.dtype, ranks: Ranks) -> PreTrainedMode
     return base
 
 
-def sharded_forward(base: PreTrainedModel, ranks: Ranks) -> tuple[ShardedScorer, ShardedPacker]:
-    """How rows go through a model in parts. All ranks must come here.
+def sharded_forward(base: PreTrainedModel, ranks: Ranks) -> tuple[Scorer, Packer]:
+    """The scorer and the packer of a sharded model. All ranks must come here.
 
     Args:
         base: what `sharded_base` gave.
         ranks: that hold it.
-
-    Raises:
-        ConfigError: the architecture goes through one layer several times.
     """
-    # Several ways, the same on each rank. If one fails for a rank alone, the others would wait.
-    with ranks.on_way(Way.THERE):
-        scorer = ShardedScorer(base, ranks, _running_order(base))
-        packer = ShardedPacker(scorer)
-    scorer.in_step = True
+    scorer = ShardedScorer(base, ranks)
+    with (
+        ranks.one_pass()
+    ):  # several, of the same rows on each rank; attention may be refused in one
+        packer = ShardedPacker(scorer, ranks)
+    scorer.checked = True
     return scorer, packer
 
 
-def _running_order(base: PreTrainedModel) -> list[FSDPModule]:
-    """The layers that text goes through, in order; those of a model's eyes, say, are left out."""
-    order: list[FSDPModule] = []
-
-    def note(layer: nn.Module, _args: object) -> None:
-        order.append(cast(FSDPModule, layer))
-
-    hooks = [layer.register_forward_pre_hook(note) for layer in decoder_layers(base)]
-    with torch.no_grad():
-        base(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=base.device), use_cache=False)
-    for hook in hooks:
-        hook.remove()
-    if len(set(order)) < len(order):
-        raise ConfigError(
-            f"got learner.shard=true with {type(base).__name__}, which goes through one layer "
-            "several times, expected an architecture that does not, or shard=false"
-        )
-    # By itself, FSDP fetches ahead what came before in the list of all ways, which may be of
-    # another one. The first layer names itself: an empty list would mean FSDP's own choice.
-    for layer, before in zip(order, [order[0], *order], strict=False):
-        layer.set_modules_to_backward_prefetch([before])
-    return order
-
-
 class ShardedScorer(Scorer):
-    """A `Scorer` whose ways through the model are ways of all ranks.
+    """A `Scorer` whose passes through the model are made by all ranks at the same time.
 
     Args:
         base: what `sharded_base` gave.
         ranks: that hold it.
-        layers: that every way goes through, in order.
 
     Attributes:
-        in_step: the ranks tell each other of each way before they take it; while it is False,
-            they must take the same ones.
+        checked: a rank learns before each pass whether another one has failed.
     """
 
-    def __init__(self, base: PreTrainedModel, ranks: Ranks, layers: list[FSDPModule]) -> None:
+    def __init__(self, base: PreTrainedModel, ranks: Ranks) -> None:
         super().__init__(base)
-        self._ranks, self._layers = ranks, layers
-        self.in_step = False
-        ranks.idle = self._gather
+        self._ranks = ranks
+        self.checked = False
 
     def outputs(self, inputs: dict[str, Any], select_M: Tensor) -> Tensor:
         """See `Scorer.outputs`."""
-        if not self.in_step:
+        # FSDP remembers forward passes without a backward one, and would prefetch their layers.
+        _fsdp_root(self.base).reset_iter_state()
+        if not self.checked:
             return super().outputs(inputs, select_M)
-        with self._ranks.on_way(Way.THERE):
+        with self._ranks.one_pass():
             return super().outputs(inputs, select_M)
 
     def backward(self, outputs_MX: Tensor, ends: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """See `Scorer.backward`."""
-        if all(end is not outputs_MX for end, _ in ends):
-            # A layer is gathered when a gradient comes to its output. Keys and values are within.
-            ends = [(outputs_MX, torch.zeros_like(outputs_MX)), *ends]
-        with self._ranks.on_way(Way.BACK):
-            super().backward(outputs_MX, ends)
-
-    def _gather(self, way: Way) -> None:
-        """What a way is to a rank that has nothing to compute: layer by layer, its part."""
-        layers = self._layers
-        if way is Way.BACK:
-            # Gradients end in the lowest layer with LoRA, and the one below is fetched ahead.
-            learns = [
-                any(p.requires_grad for p in cast(nn.Module, layer).parameters())
-                for layer in layers
-            ]
-            layers = layers[max(0, learns.index(True) - 1) :][::-1]
-        for layer in layers:
-            layer.unshard()
-            layer.reshard()
+        """See `Scorer.backward`; without gradients, zeros go back."""
+        with self._ranks.one_pass():
+            super().backward(outputs_MX, ends or [(outputs_MX, torch.zeros_like(outputs_MX))])
 
 
 class ShardedPacker(Packer):
-    """A `Packer` that knows whole weights from activations.
+    """A `Packer` that makes as many micro-batches on each rank.
 
     Args:
         scorer: of the model.
+        ranks: that hold it.
     """
 
-    def __init__(self, scorer: Scorer) -> None:
+    def __init__(self, scorer: Scorer, ranks: Ranks) -> None:
         super().__init__(scorer)
-        # A trial that failed has left FSDP in the middle of a layer.
-        cast(FSDPModule, scorer.base.base_model).reset_iter_state()
+        self._ranks = ranks
         self._known: set[int] = set()
+
+    def pack(self, rows: Sequence[Row], counted: CountedTokens, budget: int) -> Packing:
+        """See `Packer.pack`. All ranks must come here, each with its own rows."""
+        grouped = self._padded_groups if self.padded_because is not None else forest_groups
+        groups = grouped(rows, self._limit(budget))
+        found = [self._group(rows, counted, group) for group in groups]
+        stand_in = self._group([_STAND_IN], CountedTokens.of([_STAND_IN]), [0])[0]
+        nothing = CountedTokens.of([]).row_T
+        missing = self._ranks.agree(len(found)) - len(found)
+        return MicroBatches([*found, *[(stand_in, nothing)] * missing], self._device)
 
     def _weights(self) -> set[int]:
         return self._known
@@ -186,15 +159,15 @@ class ShardedPacker(Packer):
             layer_weights.append(_addresses(layer) - self._known)
             self._known |= layer_weights[-1]
 
-        def forgotten(_layer: nn.Module, _args: object, _outputs: object) -> None:
-            self._known -= layer_weights.pop()  # activations may lie there next
+        def dropped(_layer: nn.Module, _args: object, _outputs: object) -> None:
+            self._known -= layer_weights.pop()  # activations may get these addresses next
 
         hooks = [
             hook
             for layer in decoder_layers(self._scorer.base)
             for hook in (
                 layer.register_forward_pre_hook(gathered),
-                layer.register_forward_hook(forgotten),
+                layer.register_forward_hook(dropped),
             )
         ]
         try:
@@ -204,7 +177,33 @@ class ShardedPacker(Packer):
                 hook.remove()
 
 
+def forest_groups(rows: Sequence[Row], budget: int) -> list[list[int]]:
+    """Group rows, in the order of their tokens, so that a group's distinct tokens fit a budget.
+
+    Rows that begin alike are neighbours in that order. A row longer than the budget goes alone.
+    Example: rows of the tokens 1 2 3, 7 7 7 and 1 2 4 and a budget of 4 give ``[[0, 2], [1]]``.
+
+    Returns:
+        Indices of rows; each exactly once, the same for the same rows.
+    """
+    groups: list[list[int]] = []
+    filled, before = budget, list[int]()
+    for index in sorted(range(len(rows)), key=lambda i: (rows[i].token_ids, i)):
+        tokens = rows[index].token_ids
+        new = len(tokens) - common_prefix_length(before, tokens)
+        if filled + new > budget or not groups:
+            groups.append([])
+            filled, new = 0, len(tokens)
+        groups[-1].append(index)
+        filled, before = filled + new, tokens
+    return groups
+
+
+def _fsdp_root(base: PreTrainedModel) -> FSDPModule:
+    return cast(FSDPModule, base.base_model)
+
+
 def _addresses(module: nn.Module) -> set[int]:
-    """Where the weights lie that are whole on this rank right now."""
+    """Addresses of the weights that are whole on this rank at the moment."""
     whole = (p for p in module.parameters() if not isinstance(p, DTensor))
     return {p.untyped_storage().data_ptr() for p in whole}

@@ -1,8 +1,8 @@
-"""The processes that learn together: what they add up, and how one's failure becomes all's.
+"""The process group of the ranks that learn together. Child side only.
 
-Child side only. Gradients are summed by torch.distributed: gloo between CPUs, NCCL between GPUs.
-Every other word goes over gloo as plain bytes. A rank that dies takes the others with it at their
-next word, and the parent starts the step again.
+Gradients are summed by torch.distributed: gloo between CPUs, NCCL between GPUs. Everything else
+goes over gloo. An exception on one rank is raised on all. A rank that dies ends the others at their
+next collective, and the parent starts the step again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import fields
 from datetime import timedelta
-from enum import IntEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,28 +26,16 @@ from langchain_art_server.algorithms.loss.loss_stats import LossStats
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: Bytes of an error's message that other ranks hear of.
+#: Bytes of an error's message that other ranks get.
 MESSAGE = 2000
-#: A step takes as long as it takes; a rank that died is noticed by its closed connection.
-PATIENCE = timedelta(hours=6)
-#: Exit status of a rank that lost another one.
+#: Of one collective. Ranks wait for the slowest; one that died is noticed by its closed connection.
+TIMEOUT = timedelta(hours=6)
+#: Exit status of a rank that lost the others, or failed where they cannot go on without it.
 LOST = 70
 
 
-class Way(IntEnum):
-    """What a rank is about to do with weights of which each rank has a part; the highest counts."""
-
-    NONE = 0
-    """It has done all of its work."""
-    BACK = 1
-    """Backward through the layers."""
-    THERE = 2
-    """Forward through them. First, so that those who are behind catch up."""
-    FAILED = 3
-
-
-class _OtherFailedError(Exception):
-    """Another rank's work failed, so there are no more ways."""
+class _OtherRankFailedError(Exception):
+    """Another rank failed and waits in `Ranks.together`."""
 
 
 class Ranks:
@@ -57,18 +44,13 @@ class Ranks:
     Args:
         rank: its number, from 0.
         size: how many there are.
-        meeting: a file that does not exist yet, in a folder that only this user can enter; the
-            ranks find each other by it.
+        meeting: a file that does not exist yet, in a folder that only this user can enter, by which
+            the ranks find each other.
         device: where the gradients are.
-
-    Attributes:
-        idle: this rank's part in a way that it has nothing to compute on; None: each rank has all
-            weights.
     """
 
     def __init__(self, rank: int, size: int, meeting: Path, device: torch.device) -> None:
         self.rank, self.size, self.device = rank, size, device
-        self.idle: Callable[[Way], None] | None = None
         # All ranks are on this machine, so nothing listens on an interface that others can reach.
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
@@ -80,77 +62,63 @@ class Ranks:
             init_method=f"file://{meeting}",
             rank=rank,
             world_size=size,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
         )
 
-    def together(self, work: Callable[[], T], *, on_ways: bool = False) -> T:
-        """Do something that only this rank may fail at; all ranks must come here.
-
-        Args:
-            work: what this rank does.
-            on_ways: works of the ranks go ways together (`on_way`), if weights are in parts.
+    def together(self, work: Callable[[], T]) -> T:
+        """Do something that this rank alone may fail at; all ranks must come here.
 
         Raises:
             ArtError: another rank failed; says which one and why.
             Exception: whatever `work` raised.
         """
         failure: Exception | None = None
-        result: T | None = None
         try:
             result = work()
-        except _OtherFailedError:
-            on_ways = False  # all know that there are no more
+            self.agree()
+            return result
+        except _OtherRankFailedError:
+            pass
         except Exception as error:  # noqa: BLE001  raised again when the others know of it
             failure = error
-        if on_ways and self.idle is not None:
-            state = Way.NONE if failure is None else Way.FAILED
-            while (way := self._agree(state)) in (Way.THERE, Way.BACK):
-                self._idle(way)
-        said = "" if failure is None else str(failure) or type(failure).__name__
-        heard = self._tell(said)
+            self.agree(failed=True)
+        own = "" if failure is None else str(failure) or type(failure).__name__
+        messages = self._exchange(own)
         if failure is not None:
             raise failure
-        for rank, words in enumerate(heard):
-            if words:
-                raise ArtError(f"Rank {rank} of the learner's {self.size} failed: {words}")
-        return result  # pyright: ignore[reportReturnType] - work returned it
+        rank, message = next((rank, text) for rank, text in enumerate(messages) if text)
+        raise ArtError(f"Rank {rank} of the learner's {self.size} failed: {message}")
 
-    @contextlib.contextmanager
-    def on_way(self, way: Way) -> Generator[None]:
-        """A way through weights of which each rank has a part: each rank goes it now.
-
-        Whoever wants another way waits for its turn, and takes part in this one by `idle`. If this
-        rank fails on the way, its process ends: the others wait for its weights. The parent then
-        starts all of them again.
+    def agree(self, number: int = 0, *, failed: bool = False) -> int:
+        """The highest number of all ranks. For work within `together`: each rank must come here.
 
         Raises:
-            Exception: another rank failed before; `together` says how.
+            Exception: another rank has failed; `together` handles it.
         """
-        while (chosen := self._agree(way)) != way:
-            if chosen == Way.FAILED:
-                raise _OtherFailedError
-            self._idle(chosen)
-        with self._never_alone():
-            yield
-
-    def _idle(self, way: Way) -> None:
-        with self._never_alone():
-            assert self.idle is not None
-            self.idle(way)
-
-    def _agree(self, way: Way) -> Way:
-        highest = torch.tensor([way])
+        highest = torch.tensor([int(failed), number])
         self._sum(highest, dist.ReduceOp.MAX)
-        return Way(int(highest.item()))
+        if highest[0] and not failed:
+            raise _OtherRankFailedError
+        return int(highest[1])
 
     @contextlib.contextmanager
-    def _never_alone(self) -> Generator[None]:
+    def one_pass(self) -> Generator[None]:
+        """A forward or backward pass through a sharded base, which all ranks make at the same time.
+
+        If this rank fails in it, its process ends, since the others wait for its weights; the
+        parent then starts all of them again.
+
+        Raises:
+            ArtError: the model is refused, which is the same on every rank.
+            Exception: another rank has failed; `together` handles it.
+        """
+        self.agree()
         try:
             yield
         except ArtError:
-            raise  # not of the way itself
+            raise
         except Exception as error:  # noqa: BLE001  whatever it is, the ranks are out of step
-            log.error("Rank %d failed where all ranks must go on: %s", self.rank, error)
+            log.error("Rank %d failed in a pass of all ranks: %s", self.rank, error)
             os._exit(LOST)
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -167,7 +135,7 @@ class Ranks:
             parameter.grad = part.view_as(parameter).clone()
 
     def add_stats(self, loss: float, stats: LossStats) -> tuple[float, LossStats]:
-        """The loss and what is said of it, over all ranks."""
+        """The loss and its statistics over all ranks."""
         names = [field.name for field in fields(stats)]
         values = {name: getattr(stats, name) for name in names}
         sums = self.add({"loss": loss} | {n: v for n, v in values.items() if n[-4:] != "_max"})
@@ -183,22 +151,22 @@ class Ranks:
         self._sum(total)
         return dict(zip(numbers, total.tolist(), strict=True))
 
-    def _tell(self, words: str) -> list[str]:
-        """What each rank has to say."""
-        said = list(words.encode()[:MESSAGE])
-        mine = torch.zeros(MESSAGE, dtype=torch.uint8)
-        mine[: len(said)] = torch.tensor(said, dtype=torch.uint8)
-        heard = [torch.zeros(MESSAGE, dtype=torch.uint8) for _ in range(self.size)]
-        self._meet(dist.all_gather, heard, mine)
-        return [bytes(one.tolist()).rstrip(b"\0").decode(errors="replace") for one in heard]
+    def _exchange(self, message: str) -> list[str]:
+        """Each rank's message."""
+        encoded = list(message.encode()[:MESSAGE])
+        own = torch.zeros(MESSAGE, dtype=torch.uint8)
+        own[: len(encoded)] = torch.tensor(encoded, dtype=torch.uint8)
+        found = [torch.zeros(MESSAGE, dtype=torch.uint8) for _ in range(self.size)]
+        self._collective(dist.all_gather, found, own)
+        return [bytes(one.tolist()).rstrip(b"\0").decode(errors="replace") for one in found]
 
     def _sum(self, tensor: Tensor, how: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
-        self._meet(dist.all_reduce, tensor, how)
+        self._collective(dist.all_reduce, tensor, how)
 
-    def _meet(self, collective: Callable[..., Any], *what: Any) -> None:
+    def _collective(self, collective: Callable[..., Any], *args: Any) -> None:
         try:
-            collective(*what)
+            collective(*args)
         except RuntimeError as error:
-            # What the others hold is unknown now. The parent starts all of them again.
+            # The state of the others is unknown now. The parent starts all of them again.
             log.error("Rank %d lost the others: %s", self.rank, error)
             os._exit(LOST)

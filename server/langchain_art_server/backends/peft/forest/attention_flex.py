@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints
-from langchain_art_server.backends.peft.forest.attention_tiles import Layer
+from langchain_art_server.backends.peft.forest.attention_tiles import KeysValues
 
 #: Tokens of a block, as the kernel's default.
 BLOCK = 128
@@ -55,7 +55,7 @@ class Blocks:
         )
 
     def attend(
-        self, q_1HPD: Tensor, k_1KPD: Tensor, v_1KPD: Tensor, above: Layer | None, scale: float
+        self, q_1HPD: Tensor, k_1KPD: Tensor, v_1KPD: Tensor, above: KeysValues | None, scale: float
     ) -> Tensor:
         """As `forest_attention.Tiles.attend`."""
         if above is not None:

@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 from langchain_art_server.backends.peft.forest.attention_flex import Blocks
-from langchain_art_server.backends.peft.forest.attention_tiles import Layer, plan_tiles
+from langchain_art_server.backends.peft.forest.attention_tiles import KeysValues, plan_tiles
 
 #: The name under which transformers finds `forest_attention`.
 FOREST_ATTENTION = "langchain_art_forest"
@@ -26,7 +26,7 @@ class Attention(Protocol):
     """Which tokens of a part attend to which."""
 
     def attend(
-        self, q_1HPD: Tensor, k_1KPD: Tensor, v_1KPD: Tensor, above: Layer | None, scale: float
+        self, q_1HPD: Tensor, k_1KPD: Tensor, v_1KPD: Tensor, above: KeysValues | None, scale: float
     ) -> Tensor:
         """See `forest_attention.Tiles.attend`."""
         ...
@@ -49,8 +49,8 @@ class ForestPass:
 
     def __init__(self, attention: Attention, *, keep: bool) -> None:
         self.attention = attention
-        self.above: dict[int, Layer] = {}
-        self.kept: dict[int, Layer] | None = {} if keep else None
+        self.above: dict[int, KeysValues] = {}
+        self.kept: dict[int, KeysValues] | None = {} if keep else None
 
 
 class OddAttentionError(Exception):

@@ -26,7 +26,7 @@ from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 #: Whole subtrees up to this many tokens take one call with a mask.
 BLOCK = 128
 
-Layer = tuple[Tensor, Tensor]
+KeysValues = tuple[Tensor, Tensor]
 """Keys and values of one layer, (K, tokens, D) each, with positions already encoded."""
 
 
@@ -56,7 +56,7 @@ class Tiles:
     above: list[Tile]
 
     def attend(
-        self, q_1HPD: Tensor, k_1KPD: Tensor, v_1KPD: Tensor, above: Layer | None, scale: float
+        self, q_1HPD: Tensor, k_1KPD: Tensor, v_1KPD: Tensor, above: KeysValues | None, scale: float
     ) -> Tensor:
         """What the tokens attend to (1, P, H, D).
 

@@ -21,16 +21,19 @@ from langchain_art_server.backends.peft.forest.attention_interface import (
     ForestPass,
     plan_attention,
 )
-from langchain_art_server.backends.peft.forest.attention_tiles import Layer
+from langchain_art_server.backends.peft.forest.attention_tiles import KeysValues
 from langchain_art_server.backends.peft.logprob_scoring import (
-    Counted,
-    Edges,
-    Progress,
-    Scored,
+    Predictions,
+    ScoredBatch,
     Scorer,
-    Share,
-    Visit,
+    TermPredictions,
     visit_terms,
+)
+from langchain_art_server.backends.peft.micro_batches import (
+    CountedTokens,
+    Progress,
+    Visit,
+    report,
 )
 
 #: See `token_cost`; measured on CPU.
@@ -38,7 +41,7 @@ PIECE = 50
 
 
 @dataclass(frozen=True)
-class _Batch:
+class _ForestPart:
     """A part in tensors.
 
     Attributes:
@@ -48,9 +51,9 @@ class _Batch:
         depth_P: their positions.
         attention: who attends to whom.
         above: for each part that it attends to, which tokens of that.
-        edges: tokens that follow tokens of the part.
+        predictions: tokens that follow tokens of the part.
         terms_T: the terms of all calls that end in the part.
-        shares: for each part with edges of these terms (itself, or one above), which.
+        shares: for each part with predictions of these terms (itself, or one above), which.
     """
 
     parent: int
@@ -59,9 +62,9 @@ class _Batch:
     depth_P: Tensor
     attention: Attention
     above: dict[int, Tensor]
-    edges: Edges
+    predictions: Predictions
     terms_T: Tensor
-    shares: dict[int, Share]
+    shares: dict[int, TermPredictions]
 
 
 class ForestRows:
@@ -81,7 +84,7 @@ class ForestRows:
     def __init__(
         self,
         rows: Sequence[Row],
-        counted: Counted,
+        counted: CountedTokens,
         budget: int,
         token_cost: float,
         number: torch.dtype,
@@ -99,39 +102,39 @@ class ForestRows:
         targets_T = counted.column([row.token_ids for row in rows]).astype(np.int64)
         temperature_T = np.array([row.temperature for row in rows])[counted.row_T]
         part_N, local_N = _places(parts, self.tokens)
-        part_T, edge_T = part_N[previous_T], np.empty(len(previous_T), dtype=np.int64)
-        edges: list[Edges] = []
+        part_T, prediction_T = part_N[previous_T], np.empty(len(previous_T), dtype=np.int64)
+        predictions: list[Predictions] = []
         for at_T in _grouped(part_T, len(parts)):
-            found, edge_T[at_T] = Edges.merged(
+            found, prediction_T[at_T] = Predictions.merged(
                 local_N[previous_T[at_T]],
                 targets_T[at_T],
                 temperature_T[at_T],
                 number,
                 model.device,
             )
-            edges.append(found)
+            predictions.append(found)
         # A call's terms are visited together, in the part of its last one: its other terms are in
         # that part or in parts above it, which are still alive then.
         last_T = np.append(np.flatnonzero(np.diff(counted.call_T)), len(part_T) - 1)[counted.call_T]
         visits = _grouped(part_T[last_T], len(parts))
         self._batches = [
-            self._batch(forest, parts, i, (part_N, local_N), edges[i], visits[i], part_T, edge_T)
+            self._batch(
+                forest, parts, i, (part_N, local_N), predictions[i], visits[i], part_T, prediction_T
+            )
             for i in range(len(parts))
         ]
 
     def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:
         """See `scoring.Packing`."""
-        alive: list[_Alive] = []
-        count = len(self._batches)
+        alive: list[_OpenPart] = []
         for index, batch in enumerate(self._batches):
             while alive and alive[-1].index != batch.parent:
                 alive.pop().leave()
-            alive.append(_Alive(index, batch, scorer, alive))
+            alive.append(_OpenPart(index, batch, scorer, alive))
             scored = {one.index: one.scored for one in alive}
             shares = [(scored[part], share) for part, share in batch.shares.items()]
             visit_terms(visit, batch.terms_T, shares)
-            if progress is not None:
-                progress((index + 1) / count, f"micro-batch {index + 1} of {count}")
+            report(progress, index, len(self._batches))
         while alive:
             alive.pop().leave()
 
@@ -141,17 +144,17 @@ class ForestRows:
         parts: list[Part],
         index: int,
         places: tuple[Ints, Ints],
-        edges: Edges,
+        predictions: Predictions,
         visit_T: Ints,
         part_T: Ints,
-        edge_T: Ints,
-    ) -> _Batch:
+        prediction_T: Ints,
+    ) -> _ForestPart:
         part = parts[index]
         part_N, local_N = places
         owners = part_N[part.above_E]
         # Part by part, as their keys are put together.
         above_E = part.above_E[np.argsort(owners, kind="stable")]
-        return _Batch(
+        return _ForestPart(
             parent=part.parent,
             last=index + 1 == len(parts) or parts[index + 1].parent != index,
             ids_P=self._tensor(forest.token_ids_N[part.tokens_P]),
@@ -163,12 +166,12 @@ class ForestRows:
                 owner: self._tensor(local_N[above_E[part_N[above_E] == owner]])
                 for owner in np.unique(owners).tolist()
             },
-            edges=edges,
+            predictions=predictions,
             terms_T=self._tensor(visit_T),
             shares={
-                owner: Share(
+                owner: TermPredictions(
                     self._tensor(np.flatnonzero(part_T[visit_T] == owner)),
-                    self._tensor(edge_T[visit_T[part_T[visit_T] == owner]]),
+                    self._tensor(prediction_T[visit_T[part_T[visit_T] == owner]]),
                 )
                 for owner in np.unique(part_T[visit_T]).tolist()
             },
@@ -178,10 +181,12 @@ class ForestRows:
         return torch.from_numpy(array).to(self._device)
 
 
-class _Alive:
+class _OpenPart:
     """A part that has gone through the model, and whose gradients are still to come."""
 
-    def __init__(self, index: int, batch: _Batch, scorer: Scorer, alive: list[_Alive]) -> None:
+    def __init__(
+        self, index: int, batch: _ForestPart, scorer: Scorer, alive: list[_OpenPart]
+    ) -> None:
         self.index = index
         self._sources = [(a, batch.above[a.index]) for a in alive if a.index in batch.above]
         self._pass = ForestPass(batch.attention, keep=not batch.last)
@@ -192,21 +197,21 @@ class _Alive:
             "position_ids": batch.depth_P[None],
             "forest": self._pass,
         }
-        outputs_MX = scorer.outputs(inputs, batch.edges.select_M)
-        self.scored = Scored(scorer, outputs_MX, batch.edges, soon=batch.last)
-        self._grads: dict[int, Layer] = {}
+        outputs_MX = scorer.outputs(inputs, batch.predictions.select_M)
+        self.scored = ScoredBatch(scorer, outputs_MX, batch.predictions, soon=batch.last)
+        self._grads: dict[int, KeysValues] = {}
 
     @property
-    def layers(self) -> dict[int, Layer]:
+    def layers(self) -> dict[int, KeysValues]:
         """Keys and values of the part, by layer."""
         return self._pass.kept or {}
 
     def leave(self) -> None:
-        """Take the gradients of the part's own edges, and those from the parts below it, down."""
+        """The part's backward pass, with the gradients that the parts below it have left."""
         inner: list[tuple[Tensor, Tensor]] = []
         for layer, grads in self._grads.items():
             inner.extend(zip(self.layers[layer], grads, strict=True))
-        if not self.scored.descend(inner):
+        if not self.scored.backward(inner):
             return
         for layer, (key, value) in self._pass.above.items():
             start = 0
@@ -224,7 +229,7 @@ class _Alive:
             into.index_add_(1, tokens, grad)
 
 
-def _gather(layer: int, sources: list[tuple[_Alive, Tensor]]) -> Layer:
+def _gather(layer: int, sources: list[tuple[_OpenPart, Tensor]]) -> KeysValues:
     """Keys and values above a part, as leaves that collect their own gradients."""
     keys, values = (
         torch.cat([source.layers[layer][i].detach().index_select(1, t) for source, t in sources], 1)

@@ -15,7 +15,8 @@ from langchain_art_server.backends.peft.forest.attention_interface import (
     OddAttentionError,
 )
 from langchain_art_server.backends.peft.forest.packing import ForestRows
-from langchain_art_server.backends.peft.logprob_scoring import Counted, Scorer
+from langchain_art_server.backends.peft.logprob_scoring import Scorer
+from langchain_art_server.backends.peft.micro_batches import CountedTokens
 from langchain_art_server.backends.peft.padded_rows import PaddedRows
 from langchain_art_server.backends.peft.training_batch import sweep_logprobs
 
@@ -53,10 +54,10 @@ def use_forest(scorer: Scorer) -> str | None:
     why = _by_config(base)
     if why is None:
         rows = [_row(offsets, base.config.get_text_config().vocab_size) for offsets in _ROWS]
-        counted = Counted.of(rows)
+        counted = CountedTokens.of(rows)
         number = torch.float64 if base.dtype == torch.float64 else torch.float32
         zeros = torch.zeros(len(counted.row_T), dtype=number, device=base.device)
-        padded = PaddedRows(rows, counted, 10_000, number, base.device)
+        padded = PaddedRows(rows, counted, number, base.device)
         expected = sweep_logprobs(padded, scorer, zeros)
         try:
             base.set_attn_implementation(FOREST_ATTENTION)
