@@ -18,6 +18,7 @@ from langchain_art_server.algorithms.sequences.forest_parts import split
 from langchain_art_server.algorithms.sequences.prefix_forest import grow
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft import logprob_scoring, packer
+from langchain_art_server.backends.peft.distributed.fsdp import forest_groups
 from langchain_art_server.backends.peft.forest import attention_flex
 from langchain_art_server.backends.peft.forest.attention_tiles import Tiles, plan_tiles
 from langchain_art_server.backends.peft.forest.support_check import use_forest
@@ -107,6 +108,28 @@ def test_terms_are_numbered_row_by_row_and_so_are_their_calls() -> None:
     everything = CountedTokens.of(rows, every_token=True)
     assert everything.row_T.tolist() == [0, 0, 0, 1, 2, 2]
     assert everything.at_T.tolist() == [1, 2, 3, 1, 1, 2]
+
+
+def test_terms_of_some_rows_are_numbered_as_if_there_were_no_others() -> None:
+    rows = branching_rows(12) + make_rows(6)
+    counted, group = CountedTokens.of(rows), [1, 4, 5, 17]
+    some, terms = counted.of_rows(group)
+    alone = CountedTokens.of([rows[index] for index in group])
+    for name in ("row_T", "at_T", "call_T"):
+        assert getattr(some, name).tolist() == getattr(alone, name).tolist()
+    assert [group[row] for row in some.row_T] == counted.row_T[terms].tolist()
+    assert len(CountedTokens.of([]).row_T) == 0
+
+
+def test_micro_batches_of_shards_are_rows_with_common_prefixes() -> None:
+    def row(*tokens: int) -> Row:
+        return Row(list(tokens), [0] * len(tokens), [0.0] * len(tokens), [0.0] * len(tokens))
+
+    rows = [row(1, 2, 3), row(7, 7, 7), row(1, 2, 4)]
+    assert forest_groups(rows, 4) == [[0, 2], [1]]
+    assert forest_groups(rows, 7) == [[0, 2, 1]]
+    assert forest_groups(rows, 1) == [[0], [2], [1]]  # a row longer than the budget goes alone
+    assert forest_groups([], 4) == []
 
 
 def test_parts_read_each_distinct_token_once(tiny: str, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""An adapter and its optimizer on disk, and the LoRA layers that PEFT makes of it.
+"""An adapter and its optimizer on disk (the learner's checkpoint), and its LoRA layers.
 
 A directory holds ``adapter_config.json`` and ``adapter_model.safetensors``, as PEFT writes them,
 and ``optimizer.safetensors``: Adam's state under ``<parameter>.exp_avg``, ``.exp_avg_sq`` and
-``.step``. A version that no step has made has no optimizer file.
+``.step``. A new adapter, which no step has made, has no optimizer file.
 """
 
 from __future__ import annotations
@@ -31,18 +31,17 @@ from langchain_art_server.backends.models.adapter_files import (
 
 #: Entries of ``torch.optim.AdamW``'s state per parameter.
 OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "step")
-#: Names that PEFT takes for stacked experts, and moves LoRA to them from whatever linear layer is
-#: called so (its `utils/transformers_weight_conversion.py`). No sampler here takes LoRA on experts.
+#: Names of linear layers whose LoRA PEFT moves to stacked experts, where there are any (its
+#: `utils/transformers_weight_conversion.py`). No sampler here supports LoRA on experts.
 STACKED = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 #: A layer of latent attention that vLLM multiplies into its neighbours: LoRA on it has no effect.
 ABSORBED = frozenset({"kv_b_proj"})
 
 
 def linear_names(model: PreTrainedModel) -> list[str]:
-    """Leaf names of the linear layers that LoRA can be put on, but for the output head.
+    """Leaf names of the linear layers that can have LoRA.
 
-    `ABSORBED` are none of them; in a mixture whose experts are stacked into one tensor, nor are
-    `STACKED`.
+    Not the output head, not `ABSORBED`, and not `STACKED` if experts are stacked into one tensor.
 
     Example: ``["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]``.
     """
@@ -67,7 +66,7 @@ def peft_config(lora: LoraConfig, linears: list[str]) -> peft.LoraConfig:
         linears: what `linear_names` says of the model.
 
     Raises:
-        ConfigError: a target is none of `linears`. PEFT itself would ignore it beside a known one.
+        ConfigError: a target is none of `linears`; PEFT would ignore it next to a known one.
     """
     targets = linears if lora.targets == "all-linear" else list(lora.targets)
     if unknown := sorted({name for name in targets if name.rpartition(".")[2] not in linears}):
@@ -88,7 +87,7 @@ def peft_config(lora: LoraConfig, linears: list[str]) -> peft.LoraConfig:
 
 
 def config_bytes(config: peft.LoraConfig) -> bytes:
-    """``adapter_config.json``: what PEFT writes, in an order that does not vary (it keeps sets)."""
+    """``adapter_config.json`` as PEFT writes it, in a fixed order (PEFT keeps sets)."""
     fields: dict[str, Any] = {
         key: sorted(value) if isinstance(value, set) else value
         for key, value in config.to_dict().items()
@@ -101,7 +100,7 @@ def config_bytes(config: peft.LoraConfig) -> bytes:
 def initialise(parameters: Mapping[str, nn.Parameter], seed: int) -> None:
     """Fill LoRA's A with Kaiming-uniform numbers as PEFT does (a = √5), and B with zeros.
 
-    Drawn on the CPU in float32 and in the order of the names, so a seed means the same numbers on
+    Drawn on the CPU in float32 and in the order of the names: a seed gives the same numbers on
     every device. With B = 0 the adapter equals the base (LoRA, arXiv 2106.09685, section 4.1).
     """
     generator = torch.Generator().manual_seed(seed)
@@ -148,7 +147,7 @@ def load_weights(folder: Path, parameters: Mapping[str, nn.Parameter]) -> None:
 def load_optimizer(
     folder: Path, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.AdamW
 ) -> None:
-    """Put an adapter's Adam state into a fresh optimizer; nothing if the adapter has none.
+    """Put an adapter's Adam state into a new optimizer; nothing if the adapter has none.
 
     Raises:
         ConfigError: the file is broken or not of these parameters.
@@ -181,13 +180,13 @@ def write_adapter(
     parameters: Mapping[str, nn.Parameter],
     optimizer: torch.optim.AdamW | None = None,
 ) -> None:
-    """Write an adapter's files; what is there is overwritten.
+    """Write an adapter's files into an existing folder, over those that are there.
 
     Args:
-        folder: exists.
+        folder: of the adapter.
         config: bytes of ``adapter_config.json``.
         parameters: LoRA's, by their names on disk.
-        optimizer: its state is written too; None for a version that no step has made.
+        optimizer: its state is written too; None for a new adapter.
     """
     (folder / CONFIG_FILE).write_bytes(config)
     _save(folder / WEIGHTS_FILE, {name: p.detach() for name, p in parameters.items()})

@@ -1,6 +1,6 @@
-"""The embedded learner's core: one base model, one adapter on it at a time. Child side only.
+"""What computes in the learner's process: one base model, one LoRA adapter on it at a time.
 
-Index suffixes as in `peft_forward`.
+Child side only. Index suffixes as in `training_batch`.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from langchain_art_server.backends.peft.training_batch import (
 )
 
 log = logging.getLogger(__name__)
-#: AdamW as is usual for LoRA in RL; β2 below the default 0.999, since runs have few steps.
+#: AdamW as is usual for LoRA in RL: β2 is below the default 0.999, since runs have few steps.
 ADAM_BETAS = (0.9, 0.99)
 ADAM_EPS = 1e-8
-#: Tokens at once where every position's logits are wanted, not just the trained ones'.
+#: Most tokens alive at once in a forward pass without a backward pass.
 LOGPROB_TOKENS = 4096
-#: float16 is left out: without loss scaling, small gradients would silently become zero.
+#: No float16: without loss scaling, small gradients would become zero.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 C = TypeVar("C", bound="LearnerCore")
 
 
 class LearnerCore:
-    """Loads a base model and makes, trains and reads LoRA adapters on it.
+    """Loads a base model, and makes, trains and reads LoRA adapters on it.
 
-    The adapter's weights and the optimizer's state are float32 (float64 on a float64 base)
-    whatever the base's dtype. After a step, they stay in memory: if the next step begins from
-    exactly those files, nothing is read again, and the numbers are the same to the bit.
+    The adapter's weights and the optimizer's state are float32 (float64 on a float64 base). They
+    stay in memory after a step: if the next step starts from exactly those files, nothing is read
+    again, and the numbers are the same to the bit.
 
     Args:
         model: hub name or local path.
@@ -86,20 +86,20 @@ class LearnerCore:
         self._scorer, self.packer = self._forward()
         if self.packer.padded_because is not None:
             log.warning(
-                "%s learns from padded rows, common beginnings again and again: %s.",
+                "%s learns from padded rows, which compute common prefixes again: %s.",
                 model,
                 self.packer.padded_because,
             )
         self._peft: peft.PeftModel | None = None
         self._config = b""
         self._held: Identity | None = None
-        #: LoRA's parameters by their names on disk.
+        #: LoRA's parameters, by their names on disk.
         self.parameters: dict[str, nn.Parameter] = {}
         self._optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the parent wants to know of the base model."""
+        """Facts of the base model for the parent."""
         return {
             "vocab_size": self._vocab_size,
             "parameters": sum(p.numel() for p in self.base.parameters() if not p.requires_grad),
@@ -108,7 +108,7 @@ class LearnerCore:
         }
 
     def init_adapter(self, out: Path, lora: LoraConfig) -> None:
-        """Write a fresh adapter, equal to the base, into the folder `out`.
+        """Write a new adapter, equal to the base, into the folder `out`.
 
         Raises:
             ConfigError: a target is not the name of a linear layer.
@@ -123,10 +123,10 @@ class LearnerCore:
         """Take `request.config.optimizer_steps` optimizer steps from one adapter to another.
 
         Means and maxima are over the trained tokens of all updates; `loss` and `grad_norm` (before
-        clipping) are means over updates, token counts are sums over them; the ``logprob_gap``,
-        learner against sampler, is that before the first update. If every advantage is 0, the
-        adapter and its optimizer stay as they are: momentum of earlier steps must not move a
-        policy that learned nothing.
+        clipping) are means over updates, token counts are sums over them; the ``logprob_gap``
+        between learner and sampler is that before the first update. If the gradient is zero, as
+        with zero variance of rewards, adapter and optimizer stay as they are: momentum of earlier
+        steps must not move the policy.
 
         Raises:
             ArtError: learner and sampler are further apart than `max_logprob_gap`; the loss, the
@@ -136,7 +136,7 @@ class LearnerCore:
         """
         wall, cpu = time.perf_counter(), time.process_time()
         self._hold(request.parent)
-        self._held = None  # until the new version is on disk, memory is no version at all
+        self._held = None  # until the new version is on disk, what is in memory is no version
         try:
             metrics = self._learn(request, progress)
             for name, parameter in self.parameters.items():
@@ -169,15 +169,12 @@ class LearnerCore:
         if adapter is not None:
             self._hold(adapter)
         counted = CountedTokens.of(rows, every_token=True)
-        found_N = torch.zeros(len(counted.row_T), dtype=self._number, device=self.device)
-        if len(found_N):
-            packing = self.packer.pack(rows, counted, LOGPROB_TOKENS)
-            with self._base_only() if adapter is None else contextlib.nullcontext():
-                found_N = sweep_logprobs(packing, self._scorer, found_N)
-        return row_logprobs(rows, counted, found_N)
+        if not len(counted.row_T):
+            return [np.zeros(len(row.token_ids)) for row in rows]
+        return row_logprobs(rows, counted, self._logprobs(rows, counted, base=adapter is None))
 
     def batch(self, rows: Sequence[Row], config: JobConfig) -> TrainingBatch:
-        """Rows, of which each has a trained token, made ready for the updates of a step."""
+        """Rows, each with a trained token, as micro-batches with their loss."""
         counted = CountedTokens.of(rows)
         packing = self.packer.pack_to_learn(rows, counted, config.tokens_per_microbatch)
         loss = StepLoss(step_tokens(rows, counted, self._number, self.device), config)
@@ -187,11 +184,7 @@ class LearnerCore:
         return TrainingBatch(rows, packing, loss)
 
     def accumulate(self, batch: TrainingBatch, progress: Progress) -> tuple[float, LossStats]:
-        """Add the gradient of one update's loss to the parameters, part by part.
-
-        Returns:
-            The loss, and what it says of the step.
-        """
+        """Add the gradient of one update's loss to the parameters; returns loss and statistics."""
         batch.loss.begin_update()
         batch.packing.sweep(self._scorer, batch.loss.visit, progress)
         return batch.loss.loss, batch.loss.stats
@@ -201,25 +194,28 @@ class LearnerCore:
         return load_base(self.name, self.dtype, self.device)
 
     def _forward(self) -> tuple[Scorer, Packer]:
-        """How rows go through the base model."""
+        """The scorer and the packer of the base model."""
         scorer = Scorer(self.base)
         return scorer, Packer(scorer)
 
     def _with_lora(self, shape: peft.LoraConfig) -> peft.PeftModel:
-        """The base with LoRA layers of that shape on it."""
+        """The base with LoRA layers of that shape."""
         return peft.get_peft_model(self.base, shape)  # pyright: ignore[reportReturnType]
 
     def _write(self, out: Path) -> None:
-        """Put the adapter and its optimizer on disk."""
+        """Write the adapter and its optimizer."""
         adapter_io.write_adapter(out, self._config, self.parameters, self._optimizer)
 
     def _suspects(self, batch: TrainingBatch) -> list[Suspect]:
-        """What may have set learner and sampler apart, after the first update."""
-        return probe(batch.rows, batch.loss, self._trained_logprobs)
+        """What may explain the gap between learner and sampler, after the first update."""
+        return probe(
+            batch.rows,
+            batch.loss,
+            lambda rows, base: self._logprobs(rows, CountedTokens.of(rows), base=base),
+        )
 
-    def _trained_logprobs(self, rows: Sequence[Row], base: bool) -> Tensor:
-        """The logprobs of the trained tokens of rows, row by row, in nats."""
-        counted = CountedTokens.of(rows)
+    def _logprobs(self, rows: Sequence[Row], counted: CountedTokens, *, base: bool) -> Tensor:
+        """The logprobs of some tokens of rows (N), in nats."""
         like_N = torch.zeros(len(counted.row_T), dtype=self._number, device=self.device)
         with self._base_only() if base else contextlib.nullcontext():
             packing = self.packer.pack(rows, counted, LOGPROB_TOKENS)
@@ -274,7 +270,7 @@ class LearnerCore:
         }
 
     def _hold(self, folder: Path) -> None:
-        """Make an adapter and its optimizer the ones in memory, unless they are."""
+        """Load an adapter and its optimizer, unless they are in memory."""
         found = identity(folder)
         if found == self._held:
             return
@@ -284,7 +280,7 @@ class LearnerCore:
         self._held = found
 
     def _put_on(self, config: bytes) -> None:
-        """Put LoRA layers of that shape on the base (if others are), with a fresh optimizer."""
+        """Put LoRA layers of that config on the base, unless they are, with a new optimizer."""
         self._held = None
         if self._peft is None or config != self._config:
             try:
@@ -310,17 +306,12 @@ class LearnerCore:
         )
 
     def _base_only(self) -> contextlib.AbstractContextManager[Any]:
-        """Within it, the model is the base model."""
+        """A context in which the model is the base model, without LoRA."""
         return contextlib.nullcontext() if self._peft is None else self._peft.disable_adapter()
 
 
 def process_core(make: Callable[[], C], threads: int | None) -> C:
-    """Make the core of a process that does nothing else: sets torch's threads and determinism.
-
-    Args:
-        make: makes the core.
-        threads: torch threads; None: half of the cores, at least one.
-    """
+    """Make the core of a process of its own: sets torch's threads and determinism."""
     set_threads(threads)
     transformers.utils.logging.disable_progress_bar()
     core = make()

@@ -79,16 +79,9 @@ def sharded_base(model: str, dtype: torch.dtype, ranks: Ranks) -> PreTrainedMode
 
 
 def sharded_forward(base: PreTrainedModel, ranks: Ranks) -> tuple[Scorer, Packer]:
-    """The scorer and the packer of a sharded model. All ranks must come here.
-
-    Args:
-        base: what `sharded_base` gave.
-        ranks: that hold it.
-    """
+    """The scorer and the packer of `sharded_base`'s model. All ranks must come here."""
     scorer = ShardedScorer(base, ranks)
-    with (
-        ranks.one_pass()
-    ):  # several, of the same rows on each rank; attention may be refused in one
+    with ranks.one_pass():  # several, the same on each rank; a refused attention is no failure
         packer = ShardedPacker(scorer, ranks)
     scorer.checked = True
     return scorer, packer
@@ -96,10 +89,6 @@ def sharded_forward(base: PreTrainedModel, ranks: Ranks) -> tuple[Scorer, Packer
 
 class ShardedScorer(Scorer):
     """A `Scorer` whose passes through the model are made by all ranks at the same time.
-
-    Args:
-        base: what `sharded_base` gave.
-        ranks: that hold it.
 
     Attributes:
         checked: a rank learns before each pass whether another one has failed.
@@ -113,7 +102,7 @@ class ShardedScorer(Scorer):
     def outputs(self, inputs: dict[str, Any], select_M: Tensor) -> Tensor:
         """See `Scorer.outputs`."""
         # FSDP remembers forward passes without a backward one, and would prefetch their layers.
-        _fsdp_root(self.base).reset_iter_state()
+        cast(FSDPModule, self.base.base_model).reset_iter_state()
         if not self.checked:
             return super().outputs(inputs, select_M)
         with self._ranks.one_pass():
@@ -126,12 +115,7 @@ class ShardedScorer(Scorer):
 
 
 class ShardedPacker(Packer):
-    """A `Packer` that makes as many micro-batches on each rank.
-
-    Args:
-        scorer: of the model.
-        ranks: that hold it.
-    """
+    """A `Packer` that makes as many micro-batches on each rank."""
 
     def __init__(self, scorer: Scorer, ranks: Ranks) -> None:
         super().__init__(scorer)
@@ -197,10 +181,6 @@ def forest_groups(rows: Sequence[Row], budget: int) -> list[list[int]]:
         groups[-1].append(index)
         filled, before = filled + new, tokens
     return groups
-
-
-def _fsdp_root(base: PreTrainedModel) -> FSDPModule:
-    return cast(FSDPModule, base.base_model)
 
 
 def _addresses(module: nn.Module) -> set[int]:

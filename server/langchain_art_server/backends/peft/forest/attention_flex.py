@@ -1,17 +1,15 @@
-"""Attention over a part of a token forest by FlexAttention, for GPUs. Child side only.
+"""Attention over a part of a token forest by FlexAttention (arXiv 2412.05496), for GPUs.
 
-One kernel for all pairs of a part: it visits blocks of queries and keys in which any token is an
-ancestor of any other, and asks `Forest`'s one array about the pairs of those that are neither
-wholly in nor wholly out (arXiv 2412.05496). Measured on no GPU yet; on CPU torch has its forward
-pass only, which is what the tests compare with `forest_attention`.
+One kernel for all pairs of a part: it visits the blocks of queries and keys that hold a pair
+(token, ancestor), and checks single pairs only in blocks that also hold others. Not measured on a
+GPU yet; on CPU torch has its forward pass only, which the tests compare with `attention_tiles`.
 
-Index suffixes as there; Q blocks of queries, B blocks of keys.
+Child side only. Index suffixes as in `attention_tiles`; Q blocks of queries, B blocks of keys.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,12 +20,12 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 from langchain_art_server.backends.peft.forest.attention_tiles import KeysValues
 
-#: Tokens of a block, as the kernel's default.
+#: Tokens of a block, the kernel's default.
 BLOCK = 128
 
 
 class Blocks:
-    """All pairs of a part, by blocks. The keys of the tokens above go before the part's own.
+    """All pairs of a part, by blocks. Keys of the tokens above come before the part's own.
 
     Args:
         tokens_P: positions of the part's tokens in the forest, ascending.
@@ -57,7 +55,7 @@ class Blocks:
     def attend(
         self, q_1HPD: Tensor, k_1KPD: Tensor, v_1KPD: Tensor, above: KeysValues | None, scale: float
     ) -> Tensor:
-        """As `forest_attention.Tiles.attend`."""
+        """As `attention_tiles.Tiles.attend`."""
         if above is not None:
             k_1KPD = torch.cat([above[0][None], k_1KPD], 2)
             v_1KPD = torch.cat([above[1][None], v_1KPD], 2)
@@ -69,18 +67,18 @@ class Blocks:
 
 
 @functools.cache
-def _compiled() -> Callable[..., Any]:
+def _compiled() -> Any:
     return torch.compile(flex_attention, dynamic=True)
 
 
 def _blocks(place_P: Ints, order_K: Ints, exit_K: Ints) -> tuple[Any, Any]:
-    """Which blocks may hold a pair, and which hold nothing else (Q, B)."""
+    """Which blocks may hold a pair, and which hold nothing but pairs (Q, B)."""
     q_low, q_high = _bounds(place_P)
     order_low, order_high = _bounds(order_K)
     exit_low, exit_high = _bounds(exit_K)
     some_QB = (order_low <= q_high[:, None]) & (exit_high > q_low[:, None])
     all_QB = (order_high <= q_low[:, None]) & (exit_low > q_high[:, None])
-    all_QB[:, len(order_K) // BLOCK :] = False  # the last block of keys is not full of tokens
+    all_QB[:, len(order_K) // BLOCK :] = False  # the last block of keys may be partly empty
     return some_QB, all_QB
 
 
@@ -90,7 +88,7 @@ def _bounds(values: Ints) -> tuple[Ints, Ints]:
 
 
 def _indices(blocks_QB: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-    """How many blocks of keys each block of queries visits, and which, those first."""
+    """How many blocks of keys each block of queries visits, and all blocks, the visited first."""
     order = np.argsort(~blocks_QB, axis=1, kind="stable").astype(np.int32)
     counts = blocks_QB.sum(1).astype(np.int32)
     counts_11Q, order_11QB = (torch.from_numpy(x)[None, None].to(device) for x in (counts, order))

@@ -1,7 +1,6 @@
-"""A part of a token forest on its way through a transformers model. Child side only.
+"""The attention function that transformers calls for a part of a token forest. Child side only.
 
-The attention function that transformers calls in each layer; it hands over to
-`forest_attention` on a CPU and to `forest_flex` on a GPU.
+It hands over to `attention_tiles` on a CPU and to `attention_flex` on a GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from langchain_art_server.backends.peft.forest.attention_tiles import KeysValues
 
 #: The name under which transformers finds `forest_attention`.
 FOREST_ATTENTION = "langchain_art_forest"
-#: What an architecture may ask of attention beyond plain causality, by the names of transformers.
+#: Options of transformers that ask more of attention than causality.
 ODD_OPTIONS = ("sliding_window", "softcap", "s_aux", "position_bias")
 
 
@@ -28,23 +27,22 @@ class Attention(Protocol):
     def attend(
         self, q_1HPD: Tensor, k_1KPD: Tensor, v_1KPD: Tensor, above: KeysValues | None, scale: float
     ) -> Tensor:
-        """See `forest_attention.Tiles.attend`."""
+        """See `attention_tiles.Tiles.attend`."""
         ...
 
 
 class ForestPass:
-    """What attention reads, and what it leaves behind.
+    """What the attention layers read and write in one forward pass of a part.
 
-    No dataclass: into those, FSDP looks for tensors, and gives the layers copies of them.
+    No dataclass: FSDP looks for tensors in dataclasses, and gives the layers copies of them.
 
     Args:
         attention: which tokens attend to which.
-        keep: parts hang below this one.
+        keep: other parts attend to this one.
 
     Attributes:
-        attention: as above.
         above: for each layer, keys and values of the tokens above; empty if there are none.
-        kept: for each layer, those of the part itself, if parts hang below it; else None.
+        kept: for each layer, those of the part itself, if other parts attend to it; else None.
     """
 
     def __init__(self, attention: Attention, *, keep: bool) -> None:
@@ -54,13 +52,13 @@ class ForestPass:
 
 
 class OddAttentionError(Exception):
-    """The architecture's attention is not plain causal attention; says why."""
+    """The architecture's attention is not plain causal attention."""
 
 
 def plan_attention(
     tokens_P: Ints, above_E: Ints, exit_N: Ints, dtype: torch.dtype, device: torch.device
 ) -> Attention:
-    """What suits the device.
+    """The attention of a part, for the device.
 
     Args:
         tokens_P: positions of the part's tokens in the forest, ascending.
@@ -89,18 +87,18 @@ def forest_attention(
     Args:
         module: the layer's attention; its `layer_idx` is read.
         query: (1, H, P, D), positions encoded.
-        key: (1, K, P, D).
+        key: (1, K, P, D), positions encoded.
         value: (1, K, P, D).
-        attention_mask: None; the forest says who attends to whom.
+        attention_mask: None; `forest` has it.
         scaling: of the scores; None: 1 / sqrt(D).
         forest: the part, as given to the model's forward.
-        options: whatever else the architecture passes on.
+        options: what else the architecture passes on.
 
     Returns:
         (1, P, H, D), and no attention weights.
 
     Raises:
-        OddAttentionError: the architecture wants something that this does not do.
+        OddAttentionError: the architecture needs another kind of attention.
     """
     layer = getattr(module, "layer_idx", None)
     if odd := ", ".join(name for name in ODD_OPTIONS if options.get(name) is not None):
@@ -109,7 +107,9 @@ def forest_attention(
         raise OddAttentionError("its attention has a mask, dropout or no layer index")
     if forest is None:
         raise OddAttentionError("it does not pass options on to its attention")
-    if forest.kept is not None:  # checkpointing computes a layer twice: the first time counts
+    if (
+        forest.kept is not None
+    ):  # gradient checkpointing computes a layer twice: the first time counts
         forest.kept.setdefault(layer, (key[0], value[0]))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return forest.attention.attend(query, key, value, forest.above.get(layer), scale), None

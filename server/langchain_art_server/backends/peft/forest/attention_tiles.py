@@ -1,10 +1,10 @@
 """Attention over a part of a token forest on a CPU, without a mask of all tokens. Child side only.
 
 The pairs (token, ancestor) of a forest fall into rectangles: all tokens below a segment attend to
-all of it, and within a segment attention is causal. In preorder both are plain slices, so each is
-one call of torch's fused kernel on views, whatever the tree; the partial results are merged by
-their log-sum-exps (the online softmax of FlashAttention, arXiv 2205.14135, section 3.1). Bushy
-spots, where that would be many tiny calls, take one call with a small mask.
+all of it, and within a segment attention is causal. In preorder both are slices, so each is one
+call of torch's fused kernel on views; the partial results are merged by their log-sum-exps (the
+online softmax of FlashAttention, arXiv 2205.14135, section 3.1). Small subtrees, where that would
+be many tiny calls, take one call with a small mask.
 
 Index suffixes: H heads, K key heads, G heads per key head, P tokens of the part, E tokens above
 them, D numbers per head.
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 
-#: Whole subtrees up to this many tokens take one call with a mask.
+#: Whole subtrees of up to this many tokens take one call with a mask.
 BLOCK = 128
 
 KeysValues = tuple[Tensor, Tensor]
@@ -44,13 +44,13 @@ class Tile:
 
     @property
     def first(self) -> bool:
-        """Its tokens have attended to nothing before; every token has exactly one such tile."""
+        """It is the first tile of its tokens; every token has exactly one such tile."""
         return self.causal or self.mask is not None
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """All pairs of a part, each once: keys of its own tokens, and keys of those above."""
+    """All pairs of a part, each once: with keys of its own tokens, and with keys of those above."""
 
     own: list[Tile]
     above: list[Tile]
@@ -58,20 +58,18 @@ class Tiles:
     def attend(
         self, q_1HPD: Tensor, k_1KPD: Tensor, v_1KPD: Tensor, above: KeysValues | None, scale: float
     ) -> Tensor:
-        """What the tokens attend to (1, P, H, D).
+        """The attention's output (1, P, H, D).
 
         Args:
             q_1HPD: queries, positions encoded.
-            k_1KPD: keys of the part, likewise.
+            k_1KPD: keys of the part, positions encoded.
             v_1KPD: values of the part.
-            above: those of the tokens above, if there are any.
+            above: keys and values of the tokens above, if there are any.
             scale: of the scores.
         """
         q_KGPD = q_1HPD[0].unflatten(0, (k_1KPD.shape[1], -1))
         k_KED, v_KED = above or (None, None)
-        return _Attention.apply(q_KGPD, k_1KPD[0], v_1KPD[0], k_KED, v_KED, self, scale).unsqueeze(
-            0
-        )
+        return _Attention.apply(q_KGPD, k_1KPD[0], v_1KPD[0], k_KED, v_KED, self, scale)[None]
 
 
 def plan_tiles(tokens_P: Ints, above_E: Ints, exit_N: Ints, dtype: torch.dtype) -> Tiles:
@@ -107,7 +105,7 @@ def _own_tiles(exit_P: Ints, dtype: torch.dtype) -> list[Tile]:
     stack = [(0, len(exit_P))]  # stretches of whole sibling subtrees
     while stack:
         start, end = stack.pop()
-        small = start  # from here to `start`, subtrees that fit into one block
+        small = start  # the subtrees from here to `start` fit into one block
         while start < end:
             leave = int(exit_P[start])
             if leave - small > BLOCK and small < start:
@@ -129,8 +127,8 @@ def _own_tiles(exit_P: Ints, dtype: torch.dtype) -> list[Tile]:
 def _triangle(start: int, end: int, first: list[Tile], rectangles: list[Tile]) -> None:
     """Causal attention of a segment, by halves.
 
-    The kernel computes most of a causal square up to 512 tokens and throws it away (measured: as
-    long as all of it); a block on the diagonal wastes little, and rectangles waste nothing.
+    The kernel takes as long for a causal square of up to 512 tokens as for all of it (measured);
+    a small block on the diagonal wastes little, and rectangles waste nothing.
     """
     if end - start <= BLOCK:
         first.append(Tile(start, end, start, end, causal=True))
@@ -153,7 +151,7 @@ def _block(exit_P: Ints, start: int, end: int, dtype: torch.dtype) -> Tile:
 
 
 class _Attention(torch.autograd.Function):
-    """Queries (K, G, P, D) and keys and values (K, tokens, D) to what was attended, (P, H, D)."""
+    """Queries (K, G, P, D), keys and values (K, tokens, D) to the attention's output (P, H, D)."""
 
     @staticmethod
     def forward(
@@ -192,8 +190,8 @@ class _Attention(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator's doing
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
-        # With the log-sum-exp of all keys, each tile's own backward pass gives its exact share:
-        # dS = P (dP - rowsum(dO O)) needs of the other tiles no more than that and O.
+        # dS = P (dP - rowsum(dO O)): with the log-sum-exp of all keys and the whole output O, each
+        # tile's own backward pass gives its exact share of the gradient.
         q_KGPD, k_KPD, v_KPD, k_KED, v_KED, out_PHD, lse_KGP = ctx.saved_tensors
         kheads, groups = q_KGPD.shape[:2]
         out_KGPD, grad_KGPD = (_by_head(x, kheads) for x in (out_PHD, grads[0].contiguous()))
@@ -242,7 +240,7 @@ def _keys_of(
     k_KED: Tensor | None,
     v_KED: Tensor | None,
 ) -> Iterator[tuple[Tile, Tensor, Tensor]]:
-    """Each tile with its keys and values, repeated for the heads that share them (as views)."""
+    """Each tile with its keys and values, as views repeated for the heads that share them."""
     for chosen, keys, values in ((tiles.own, k_KPD, v_KPD), (tiles.above, k_KED, v_KED)):
         if keys is None or values is None:
             continue

@@ -1,6 +1,6 @@
-"""Rows through a model as a token forest: each distinct token once. Child side only.
+"""Packing of rows as a token forest: common prefixes are computed once. Child side only.
 
-Index suffixes as in `forest_parts`, `forest_attention` and `scoring`.
+Index suffixes as in `forest_parts`, `attention_tiles` and `logprob_scoring`.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ PIECE = 50
 
 @dataclass(frozen=True)
 class _ForestPart:
-    """A part in tensors.
+    """A part of the forest in tensors: one micro-batch.
 
     Attributes:
         parent: index of the part below which it hangs, -1 for none.
         last: no part hangs below it.
         ids_P: its tokens.
         depth_P: their positions.
-        attention: who attends to whom.
-        above: for each part that it attends to, which tokens of that.
+        attention: which tokens attend to which.
+        above: for each part that it attends to, which tokens of that part.
         predictions: tokens that follow tokens of the part.
         terms_T: the terms of all calls that end in the part.
-        shares: for each part with predictions of these terms (itself, or one above), which.
+        shares: for each part that predicts some of these terms (itself or one above), which.
     """
 
     parent: int
@@ -68,17 +68,15 @@ class _ForestPart:
 
 
 class ForestRows:
-    """Rows as a forest, in parts.
-
-    A row is needed up to the token before its last counted one; the rest predicts nothing.
+    """Rows as a forest, in parts. Tokens from the last scored one of a row on are left out.
 
     Args:
-        rows: at least one term among them.
-        counted: their tokens that count.
+        rows: with at least one scored token.
+        counted: their tokens that are scored.
         budget: most tokens alive at a time; see `forest_parts.split`.
-        token_cost: see `forest.grow`.
+        token_cost: see `prefix_forest.grow`.
         number: dtype of temperatures.
-        model: whose dtype and device count.
+        model: its dtype and device are read.
     """
 
     def __init__(
@@ -125,18 +123,18 @@ class ForestRows:
         ]
 
     def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:
-        """See `scoring.Packing`."""
+        """See `micro_batches.Packing`."""
         alive: list[_OpenPart] = []
         for index, batch in enumerate(self._batches):
             while alive and alive[-1].index != batch.parent:
-                alive.pop().leave()
+                alive.pop().backward()
             alive.append(_OpenPart(index, batch, scorer, alive))
             scored = {one.index: one.scored for one in alive}
             shares = [(scored[part], share) for part, share in batch.shares.items()]
             visit_terms(visit, batch.terms_T, shares)
             report(progress, index, len(self._batches))
         while alive:
-            alive.pop().leave()
+            alive.pop().backward()
 
     def _batch(
         self,
@@ -182,7 +180,7 @@ class ForestRows:
 
 
 class _OpenPart:
-    """A part that has gone through the model, and whose gradients are still to come."""
+    """A part between its forward and its backward pass."""
 
     def __init__(
         self, index: int, batch: _ForestPart, scorer: Scorer, alive: list[_OpenPart]
@@ -206,7 +204,7 @@ class _OpenPart:
         """Keys and values of the part, by layer."""
         return self._pass.kept or {}
 
-    def leave(self) -> None:
+    def backward(self) -> None:
         """The part's backward pass, with the gradients that the parts below it have left."""
         inner: list[tuple[Tensor, Tensor]] = []
         for layer, grads in self._grads.items():
@@ -230,7 +228,7 @@ class _OpenPart:
 
 
 def _gather(layer: int, sources: list[tuple[_OpenPart, Tensor]]) -> KeysValues:
-    """Keys and values above a part, as leaves that collect their own gradients."""
+    """Keys and values above a part, as leaves of autograd."""
     keys, values = (
         torch.cat([source.layers[layer][i].detach().index_select(1, t) for source, t in sources], 1)
         for i in (0, 1)
@@ -240,10 +238,10 @@ def _gather(layer: int, sources: list[tuple[_OpenPart, Tensor]]) -> KeysValues:
 
 
 def token_cost(base: PreTrainedModel) -> float:
-    """What `forest.grow` wants to know of a model: a token's work in a layer over a piece's.
+    """The `token_cost` of `prefix_forest.grow` for a model.
 
-    Work in a layer goes with its parameters. To attend to one more piece, whatever its length, is
-    reading and writing the token's output a few times: `PIECE` parameters' worth per number of it.
+    A token's work in a layer is proportional to the layer's parameters. To attend to one more
+    piece, of any length, costs as much as `PIECE` parameters per number of the token's output.
     """
     config = base.config.get_text_config()
     heads: int = config.num_attention_heads

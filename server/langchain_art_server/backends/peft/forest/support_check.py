@@ -1,4 +1,7 @@
-"""Whether a model's attention is what a token forest needs. Child side only."""
+"""Whether a model supports token forests: its config, and a comparison with padded rows.
+
+Child side only.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ _ROWS = ([1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8], [1, 2, 3, 7, 9, 4, 4], [1, 3, 2, 5
 
 
 def has_plain_head(base: PreTrainedModel) -> bool:
-    """Whether the logits are what the output head makes of the hidden states, and no more."""
+    """Whether the output head alone makes the logits (no scaling or soft-capping behind it)."""
     scorer = Scorer(base)
     ids = torch.arange(1, 5, device=base.device)
     seen: list[torch.Tensor] = []
@@ -44,10 +47,10 @@ def has_plain_head(base: PreTrainedModel) -> bool:
 
 
 def use_forest(scorer: Scorer) -> str | None:
-    """Set the model up for forests, if its attention allows it.
+    """Set the model up for forests if its attention supports them.
 
     Returns:
-        None if rows can go through it as a forest; else why not, and it is as it was.
+        None if it does; else why not, and the model is unchanged.
     """
     base = scorer.base
     before: Any = getattr(base.config, "_attn_implementation")  # noqa: B009 - its only name
@@ -67,7 +70,7 @@ def use_forest(scorer: Scorer) -> str | None:
             if not gap <= logprob_tolerance(dtype, half_factor=HALF_FACTOR):
                 why = f"its logprobs differ by {gap:.3g} nats on average"
         except torch.OutOfMemoryError:
-            raise  # says nothing of the model
+            raise  # not a property of the model
         except (OddAttentionError, RuntimeError, TypeError, ValueError, AttributeError) as error:
             log.debug("The forest does not fit the model.", exc_info=True)
             why = str(error) or type(error).__name__
@@ -77,7 +80,7 @@ def use_forest(scorer: Scorer) -> str | None:
 
 
 def _by_config(base: PreTrainedModel) -> str | None:
-    """What the config says against it. A short trial would not notice these."""
+    """Why the config excludes forests: for what a short comparison would not notice."""
     config = base.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
