@@ -1,7 +1,7 @@
 """The trainability audit of one run: which of its tokens learn, and why the others do not.
 
-It says what a training job would do, by the very functions that the job uses (`batch.judge`,
-`batch.rows_of`), so that a step that would train on nothing is seen before it is made.
+It says what a training job would do, by the very functions that the job uses (`check_eligibility`,
+`rows_of`), so that a step that would train on nothing is seen before it is made.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import TrajectoryAudit, TurnAudit
 from langchain_art_server.algorithms.sequences.prefix_tree import PrefixTree
-from langchain_art_server.jobs.batch_builder import Judged, judge, rows_of
+from langchain_art_server.jobs.batch_builder import rows_of
+from langchain_art_server.jobs.eligibility import CallEligibility, check_eligibility
 from langchain_art_server.storage.tables import CallRecord, StoredRun
 
 
@@ -54,14 +55,14 @@ def audit(
         records: by call id, those of its calls that are here.
         policy: that would learn; None: each turn is judged for the policy that sampled it.
         trainable: `TrainRequest.trainable`.
-        imitates: audit a supervised step (`SFTConfig`), given what `imitation` makes of the run.
+        imitates: audit a supervised step (`SFTConfig`), given what `sft_records` makes of the run.
 
     Raises:
         InvalidRequest: a record makes no sense; training would refuse it with the same words.
     """
     run = stored.trajectory
-    judged = judge(run, records, policy, trainable, imitates=imitates)
-    learners: defaultdict[str | None, list[Judged]] = defaultdict(list)
+    judged = check_eligibility(run, records, policy, trainable, imitates=imitates)
+    learners: defaultdict[str | None, list[CallEligibility]] = defaultdict(list)
     for one in judged:
         learners[policy if imitates else one.policy].append(one)
     tree = PrefixTree()
@@ -75,7 +76,7 @@ def audit(
     )
 
 
-def _turn(index: int, judged: Judged, tree: PrefixTree) -> TurnAudit:
+def _turn(index: int, judged: CallEligibility, tree: PrefixTree) -> TurnAudit:
     """The audit of turn `index`; `tree` holds those before it."""
     turn, record = judged.turn, judged.record
     known: dict[str, Any] = {"prefix": None, "prefix_turn": None, "prefix_tokens": 0}

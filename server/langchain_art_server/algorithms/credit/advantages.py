@@ -14,9 +14,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from langchain_art.errors import InvalidRequest
+from langchain_art.wire.zero_variance import has_zero_variance
 
-#: Rewards that differ by no more than this are equal (a judge's rarely tie to the last bit).
-FLAT_TOLERANCE = 1e-6
 #: Added to the standard deviation, as in TRL's GRPOTrainer.
 STD_EPSILON = 1e-4
 
@@ -114,7 +113,7 @@ def maxrl(values_GU: Pool) -> list[list[float]]:
     return [[(value - mean) / mean for value in values_U] for values_U in values_GU]
 
 
-#: `TrainConfig.advantage` -> the function that computes it from a pool that is not flat.
+#: `TrainConfig.advantage` -> the function that computes it from a pool with variance.
 ADVANTAGES: dict[str, Callable[[Pool], list[list[float]]]] = {
     "mean": mean_only,
     "standardized": standardized,
@@ -123,18 +122,8 @@ ADVANTAGES: dict[str, Callable[[Pool], list[list[float]]]] = {
 }
 
 
-def is_flat(rewards_G: Sequence[float], tolerance: float = FLAT_TOLERANCE) -> bool:
-    """True if a group has nothing to teach: fewer than two runs, or all rewards equal.
-
-    Args:
-        rewards_G: finite rewards of a group.
-        tolerance: largest difference between two rewards that still counts as equal; default 1e-6.
-    """
-    return len(rewards_G) < 2 or max(rewards_G) - min(rewards_G) <= tolerance
-
-
 def pool_advantages(
-    values_GU: Pool, kind: str = "mean", tolerance: float = FLAT_TOLERANCE
+    values_GU: Pool, kind: str = "mean", tolerance: float = 1e-6
 ) -> list[list[float]] | None:
     """The advantage of every value of a pool; None if the pool has nothing to teach.
 
@@ -159,7 +148,7 @@ def pool_advantages(
             "scored",
             param="reward",
         )
-    if len(values_GU) < 2 or is_flat(flat, tolerance):
+    if len(values_GU) < 2 or has_zero_variance(flat, tolerance):
         return None
     advantages_GU = ADVANTAGES[kind](values_GU)
     if not all(math.isfinite(a) for row_U in advantages_GU for a in row_U):

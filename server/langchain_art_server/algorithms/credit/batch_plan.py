@@ -1,4 +1,4 @@
-"""Groups of runs to a verdict on every call: what is trained, and with how much. No torch.
+"""Groups of runs to a decision on every call: what is trained, and with how much. No torch.
 
 The one place where filters, advantages and weights meet, in this order: runs without a reward, runs
 in which the policy had no part, groups that are too old; the penalty for length; advantages; calls
@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from langchain_art.wire import JobConfig, OverlongPenalty, SFTConfig
-from langchain_art_server.algorithms.credit.candidates import CandidateRun, Verdict
+from langchain_art.wire.zero_variance import overlong_penalty
+from langchain_art_server.algorithms.credit.candidates import CallDecision, CandidateRun
 from langchain_art_server.algorithms.credit.credit_assignment import (
     Credit,
     equal_credit,
@@ -22,7 +23,6 @@ from langchain_art_server.algorithms.credit.credit_assignment import (
 )
 from langchain_art_server.algorithms.credit.filters import (
     exclusion,
-    overlong_penalty,
     stale,
     unscored,
 )
@@ -30,18 +30,18 @@ from langchain_art_server.algorithms.credit.loss_weights import call_weights
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """What a batch comes down to.
 
     Attributes:
-        verdicts: for each group, run and call, in the order given.
+        decisions: for each group, run and call, in the order given.
         excluded: how often each reason occurred, in the unit that it names. What goes with its
             group or its run is not counted again by call.
         metrics: ``runs_trained``, ``calls_trained``; ``reward_mean`` of the runs in a baseline that
             have one; of the trained calls ``staleness_mean`` and ``staleness_max``, in versions.
     """
 
-    verdicts: list[list[list[Verdict]]]
+    decisions: list[list[list[CallDecision]]]
     excluded: Counter[str]
     metrics: dict[str, float]
 
@@ -63,7 +63,7 @@ class _Group:
     fate: str | None = None
 
 
-def plan(groups: Sequence[Sequence[CandidateRun]], config: JobConfig) -> Plan:
+def plan(groups: Sequence[Sequence[CandidateRun]], config: JobConfig) -> BatchPlan:
     """Decide on every call of a batch.
 
     Args:
@@ -86,15 +86,15 @@ def plan(groups: Sequence[Sequence[CandidateRun]], config: JobConfig) -> Plan:
     else:
         credits_ = [group_credit(runs, config) for runs in baselines]
     excluded: Counter[str] = Counter()
-    verdicts = [
-        _verdicts(group, credit, config, excluded)
+    decisions = [
+        _decisions(group, credit, config, excluded)
         for group, credit in zip(found, credits_, strict=True)
     ]
-    _weigh(groups, verdicts, config)
-    metrics = _metrics(found, verdicts)
+    _weigh(groups, decisions, config)
+    metrics = _metrics(found, decisions)
     if isinstance(config, SFTConfig):
         del metrics["reward_mean"]  # no reward had a say
-    return Plan(verdicts, excluded, metrics)
+    return BatchPlan(decisions, excluded, metrics)
 
 
 def _group(runs: Sequence[CandidateRun], config: JobConfig) -> _Group:
@@ -117,22 +117,24 @@ def _penalized(run: CandidateRun, overlong: OverlongPenalty | None) -> Candidate
     return replace(run, reward=(run.reward or 0.0) + penalty)
 
 
-def _verdicts(
+def _decisions(
     group: _Group, credit: Credit, config: JobConfig, excluded: Counter[str]
-) -> list[list[Verdict]]:
+) -> list[list[CallDecision]]:
     """Verdicts of one group; counts what they leave out."""
     fate = group.fate or credit.whole
     if fate:
         excluded[fate] += 1
     places = {i: position for position, i in enumerate(group.counted)}
-    found: list[list[Verdict]] = []
+    found: list[list[CallDecision]] = []
     for i, run in enumerate(group.runs):
         whole = group.unscored[i] or (fate if i in places else None)
-        decided: list[Verdict] = []
+        decided: list[CallDecision] = []
         for k, call in enumerate(run.calls):
             place = (places.get(i, -1), k)
             why = whole or exclusion(run, call, config.mask_truncated) or credit.reasons.get(place)
-            decided.append(Verdict(why) if why else Verdict(None, credit.advantages[place]))
+            decided.append(
+                CallDecision(why) if why else CallDecision(None, credit.advantages[place])
+            )
         if group.unscored[i]:
             excluded[group.unscored[i] or ""] += 1
         elif not whole:
@@ -141,41 +143,47 @@ def _verdicts(
     return found
 
 
-def _reasons(verdicts: Sequence[Verdict]) -> Counter[str]:
+def _reasons(decisions: Sequence[CallDecision]) -> Counter[str]:
     """Why calls of one run are left out, each reason in its own unit."""
-    found = Counter(verdict.reason for verdict in verdicts if verdict.reason)
+    found = Counter(
+        decision.excluded_because for decision in decisions if decision.excluded_because
+    )
     counted = Counter({why: 1 if why.startswith("runs.") else n for why, n in found.items()})
-    if all(verdict.reason for verdict in verdicts) and "runs.truncated" not in counted:
+    if all(decision.excluded_because for decision in decisions) and "runs.truncated" not in counted:
         counted["runs.without_trainable_calls"] = 1
     return counted
 
 
 def _weigh(
     groups: Sequence[Sequence[CandidateRun]],
-    verdicts: list[list[list[Verdict]]],
+    decisions: list[list[list[CallDecision]]],
     config: JobConfig,
 ) -> None:
     """Fill in the weights of what is trained."""
     places = [
         (g, i, k)
-        for g, runs in enumerate(verdicts)
+        for g, runs in enumerate(decisions)
         for i, calls in enumerate(runs)
-        for k, verdict in enumerate(calls)
-        if verdict.reason is None
+        for k, decision in enumerate(calls)
+        if decision.excluded_because is None
     ]
     calls = [((g, i), groups[g][i].calls[k].tokens) for g, i, k in places]
     average = config.aggregation if isinstance(config, SFTConfig) else config.loss.aggregation
     weights = call_weights(calls, average)
     for (g, i, k), weight in zip(places, weights, strict=True):
-        verdicts[g][i][k] = replace(verdicts[g][i][k], weight=weight)
+        decisions[g][i][k] = replace(decisions[g][i][k], weight=weight)
 
 
 def _metrics(
-    groups: Sequence[_Group], verdicts: Sequence[Sequence[Sequence[Verdict]]]
+    groups: Sequence[_Group], decisions: Sequence[Sequence[Sequence[CallDecision]]]
 ) -> dict[str, float]:
     trained = [
-        [call for call, verdict in zip(run.calls, decided, strict=True) if verdict.reason is None]
-        for group, of_runs in zip(groups, verdicts, strict=True)
+        [
+            call
+            for call, decision in zip(run.calls, decided, strict=True)
+            if decision.excluded_because is None
+        ]
+        for group, of_runs in zip(groups, decisions, strict=True)
         for run, decided in zip(group.runs, of_runs, strict=True)
     ]
     lags = [call.lag for calls in trained for call in calls]

@@ -1,4 +1,4 @@
-"""What may be trained, and what becomes of it: calls, runs and verdicts. No torch, no tokens."""
+"""What may be trained, and what becomes of it: calls, runs and decisions. No torch, no tokens."""
 
 from __future__ import annotations
 
@@ -79,15 +79,15 @@ class CandidateRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CallDecision:
     """What becomes of one call.
 
     Attributes:
-        reason: why it is not trained, in the words of `TrainResult.excluded`; None if it is.
+        excluded_because: as in `TrainResult.excluded`; None if it is trained.
         advantage: of each of its tokens; 0.0 if it is not trained.
         weight: of each of its tokens in the loss; 0.0 if it is not trained.
     """
 
-    reason: str | None
+    excluded_because: str | None
     advantage: float = 0.0
     weight: float = 0.0

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import AnchorCredit, TrainConfig, TurnCredit
-from langchain_art_server.algorithms.credit.advantages import is_flat, pool_advantages
+from langchain_art.wire.zero_variance import has_zero_variance
+from langchain_art_server.algorithms.credit.advantages import pool_advantages
 from langchain_art_server.algorithms.credit.candidates import CandidateRun
 
 #: A call: the index of its run in the group, its own index in the run.
@@ -93,14 +94,14 @@ def score_credits(groups: Sequence[Sequence[CandidateRun]], config: TrainConfig)
     sums = [_weighted_scores(runs, config) for runs in groups]
     batch = iter(
         pool_advantages(
-            [[total] for total_G in sums if not is_flat(total_G) for total in total_G],
+            [[total] for total_G in sums if not has_zero_variance(total_G) for total in total_G],
             "standardized",
         )
         or ()
     )
     credits_: list[Credit] = []
     for runs, total_G in zip(groups, sums, strict=True):
-        compared = _Compared({}, set(), not is_flat(total_G))
+        compared = _Compared({}, set(), not has_zero_variance(total_G))
         if compared.live:
             for i in range(len(runs)):
                 compared.advantages |= dict.fromkeys(_steps(runs, i), next(batch)[0])

@@ -1,8 +1,8 @@
 """What is left out of training, and why. No torch.
 
 Each function looks at one thing and gives the reason in the words of `TrainResult.excluded`, whose
-first part is the unit that is left out: ``groups.``, ``runs.`` or ``calls.``. What is flat is left
-out by `credit`.
+first part is the unit that is left out: ``groups.``, ``runs.`` or ``calls.``. Zero variance is
+`credit_assignment`'s.
 """
 
 from __future__ import annotations
@@ -63,18 +63,3 @@ def exclusion(run: CandidateRun, call: CandidateCall, mask_truncated: bool) -> s
     if mask_truncated and call.truncated:
         return "calls.truncated"
     return None if call.tokens else "calls.empty"
-
-
-def overlong_penalty(tokens: int, limit: int, buffer: int) -> float:
-    """What is added to the reward of a long run: DAPO's soft punishment (arXiv 2503.14476, eq. 13).
-
-    0 up to ``limit - buffer`` tokens, from there linearly down to -1 at `limit` and beyond.
-    Example: with a limit of 16384 and a buffer of 4096, 12288 tokens give 0, 14336 give -0.5 and
-    16384 give -1.
-
-    Args:
-        tokens: that the policy sampled in the run.
-        limit: above 0.
-        buffer: 1 … limit.
-    """
-    return min(0.0, max(-1.0, (limit - buffer - tokens) / buffer))

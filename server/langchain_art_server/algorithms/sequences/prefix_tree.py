@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from langchain_art.wire.prefixes import common_prefix_length
+
 _WIDTH = array("q").itemsize
 
 
@@ -98,14 +100,5 @@ def _split(child: _Node, at: int) -> _Node:
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """Length of the common beginning, in whole tokens; halving, so that memory is compared."""
-    low, high = 0, min(len(one), len(other)) // _WIDTH
-    if one[: high * _WIDTH] == other[: high * _WIDTH]:
-        return high * _WIDTH
-    while low < high - 1:  # the first `low` tokens are equal, the first `high` are not
-        middle = (low + high) // 2
-        if one[low * _WIDTH : middle * _WIDTH] == other[low * _WIDTH : middle * _WIDTH]:
-            low = middle
-        else:
-            high = middle
-    return low * _WIDTH
+    """Bytes of the common prefix, in whole tokens."""
+    return common_prefix_length(one, other) // _WIDTH * _WIDTH

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
+
+from langchain_art.wire.prefixes import common_prefix_length
 
 
 def shares(rows: Sequence[Sequence[int]], count: int, *, merged: bool = True) -> list[list[int]]:
@@ -26,11 +27,11 @@ def shares(rows: Sequence[Sequence[int]], count: int, *, merged: bool = True) ->
     """
     order = sorted(range(len(rows)), key=lambda index: (list(rows[index]), index))
     costs: list[int] = []
-    before: Sequence[int] = ()
+    before: list[int] = []
     for index in order:
-        alike = takewhile(lambda pair: pair[0] == pair[1], zip(before, rows[index], strict=False))
-        costs.append(max(1, len(rows[index]) - sum(1 for _ in alike) * merged))
-        before = rows[index]
+        row = list(rows[index])
+        costs.append(max(1, len(row) - common_prefix_length(before, row) * merged))
+        before = row
     found: list[list[int]] = [[] for _ in range(count)]
     total, done = sum(costs), 0
     for index, cost in zip(order, costs, strict=True):

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from langchain_art.wire import TrainConfig, TrainRequest, Trajectory, Turn
-from langchain_art_server.jobs.batch_builder import Batch, judge
+from langchain_art_server.jobs.batch_builder import Batch
+from langchain_art_server.jobs.eligibility import check_eligibility
 from langchain_art_server.storage.tables import CallRecord
 from tests.support.call_records import record
 
@@ -73,15 +74,17 @@ def test_why_a_call_does_not_learn(
     why: str | None,
 ) -> None:
     records = {known.id: known} if known else {}
-    (judged,) = judge(Trajectory(id="t", turns=(one,)), records, policy, trainable)
+    (judged,) = check_eligibility(Trajectory(id="t", turns=(one,)), records, policy, trainable)
     assert judged.excluded_because == why
 
 
 def test_a_reply_that_was_used_twice_learns_where_it_first_counts() -> None:
     thrice = (turn("c", excluded_because="error"), turn("c"), turn("c", "critic"))
-    judged = judge(Trajectory(id="t", turns=thrice), {"c": record("c")}, "p", {})
+    judged = check_eligibility(Trajectory(id="t", turns=thrice), {"c": record("c")}, "p", {})
     assert [one.excluded_because for one in judged] == ["superseded_error", None, "repeated"]
-    judged = judge(Trajectory(id="t", turns=thrice), {"c": record("c")}, "p", {"writer": False})
+    judged = check_eligibility(
+        Trajectory(id="t", turns=thrice), {"c": record("c")}, "p", {"writer": False}
+    )
     assert [one.excluded_because for one in judged] == ["superseded_error", "frozen", None]
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import SimpleAdvantage, Standardized
+from langchain_art.wire.zero_variance import has_zero_variance
 from langchain_art_server.algorithms.credit.advantages import (
     ADVANTAGES,
-    is_flat,
     pool_advantages,
 )
 
@@ -149,10 +149,10 @@ def test_a_flat_group_is_exactly_zero_and_the_tolerance_is_an_edge() -> None:
     assert group_advantages([0.1] * 3, "standardized") == [0.0] * 3
     assert group_advantages([0.5, 0.5 + 0.9e-6], "standardized") == [0.0, 0.0]
     assert group_advantages([0.5, 0.6], "mean", tolerance=0.2) == [0.0, 0.0]
-    assert is_flat([0.5, 0.5 + 0.9e-6])
-    assert not is_flat([0.5, 0.5 + 1.1e-6])
-    assert not is_flat([0.5, 0.6])
-    assert is_flat([0.5, 0.6], tolerance=0.2)
+    assert has_zero_variance([0.5, 0.5 + 0.9e-6])
+    assert not has_zero_variance([0.5, 0.5 + 1.1e-6])
+    assert not has_zero_variance([0.5, 0.6])
+    assert has_zero_variance([0.5, 0.6], tolerance=0.2)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 
 from langchain_art.wire import ClippedRatio, OverlongPenalty, Standardized, TrainConfig
 from langchain_art_server.algorithms.credit.batch_plan import plan
-from langchain_art_server.algorithms.credit.candidates import CandidateCall, CandidateRun, Verdict
+from langchain_art_server.algorithms.credit.candidates import (
+    CallDecision,
+    CandidateCall,
+    CandidateRun,
+)
 
 ONE = CandidateCall(tokens=1)
 
@@ -23,8 +27,11 @@ def run(reward: float | None, *calls: CandidateCall, **fields) -> CandidateRun:
 
 def test_a_plain_group() -> None:
     made = plan([[run(1, CandidateCall(3), ONE), run(0)]], TrainConfig())
-    assert made.verdicts == [
-        [[Verdict(None, 0.5, 0.2), Verdict(None, 0.5, 0.2)], [Verdict(None, -0.5, 0.2)]]
+    assert made.decisions == [
+        [
+            [CallDecision(None, 0.5, 0.2), CallDecision(None, 0.5, 0.2)],
+            [CallDecision(None, -0.5, 0.2)],
+        ]
     ]
     assert made.excluded == Counter()
     assert made.metrics == {
@@ -64,7 +71,7 @@ def test_every_reason_is_counted_once_in_its_own_unit() -> None:
         "groups.empty": 3,
         "groups.stale": 1,
     }
-    reasons = [[[v.reason for v in calls] for calls in runs] for runs in made.verdicts]
+    reasons = [[[v.excluded_because for v in calls] for calls in runs] for runs in made.decisions]
     assert reasons == [
         [[None, None, "calls.frozen"], [None], ["runs.unscored"], ["runs.failed"]],
         [["groups.zero_variance"] * 2, ["groups.zero_variance"]],
@@ -81,11 +88,11 @@ def test_every_reason_is_counted_once_in_its_own_unit() -> None:
 def test_runs_that_are_no_policys_do_not_shift_the_baseline() -> None:
     judge = CandidateCall(5, learns=False)
     made = plan([[run(1), run(0), run(9, judge), run(9, failed=True)]], TrainConfig())
-    first, second, third, failed = (calls[0] for calls in made.verdicts[0])
+    first, second, third, failed = (calls[0] for calls in made.decisions[0])
     # The one that failed was scored: it counts. The frozen one does not.
     mean = 10 / 3
     assert (first.advantage, second.advantage) == pytest.approx((1 - mean, -mean))
-    assert third.reason == "calls.frozen" and failed.advantage == pytest.approx(9 - mean)
+    assert third.excluded_because == "calls.frozen" and failed.advantage == pytest.approx(9 - mean)
     assert made.metrics["reward_mean"] == pytest.approx(mean)
 
 
@@ -96,11 +103,11 @@ def test_what_is_cut_off_leaves_the_loss_and_stays_in_the_baseline() -> None:
     kept = plan(groups, TrainConfig())
     assert without.excluded == {"calls.truncated": 1, "runs.truncated": 1}
     assert kept.excluded == {}
-    assert without.verdicts[0][0] == [Verdict(None, pytest.approx(2 / 3), 1 / 8)]
-    assert kept.verdicts[0][0] == [Verdict(None, pytest.approx(2 / 3), 1 / 15)]
-    assert without.verdicts[0][1] == [
-        Verdict(None, pytest.approx(-1 / 3), 1 / 8),
-        Verdict("calls.truncated"),
+    assert without.decisions[0][0] == [CallDecision(None, pytest.approx(2 / 3), 1 / 8)]
+    assert kept.decisions[0][0] == [CallDecision(None, pytest.approx(2 / 3), 1 / 15)]
+    assert without.decisions[0][1] == [
+        CallDecision(None, pytest.approx(-1 / 3), 1 / 8),
+        CallDecision("calls.truncated"),
     ]
 
 
@@ -108,7 +115,7 @@ def test_a_run_that_was_cut_off_is_one_however_many_calls_it_has() -> None:
     groups = [[run(1), run(0, ONE, ONE, CandidateCall(1, truncated=True), truncated=True)]]
     made = plan(groups, TrainConfig(mask_truncated=True))
     assert made.excluded == {"runs.truncated": 1}
-    assert [v.reason for v in made.verdicts[0][1]] == ["runs.truncated"] * 3
+    assert [v.excluded_because for v in made.decisions[0][1]] == ["runs.truncated"] * 3
 
 
 def test_a_node_without_anything_to_learn_is_left_out_of_the_loss() -> None:
@@ -116,7 +123,10 @@ def test_a_node_without_anything_to_learn_is_left_out_of_the_loss() -> None:
     groups = [[run(0, CandidateCall(1, "writer", reward=r), noise) for r in (1.0, 0.0)]]
     made = plan(groups, TrainConfig(credit="node"))
     assert made.excluded == {"calls.zero_variance": 2}
-    assert made.verdicts[0][0] == [Verdict(None, 0.5, 0.5), Verdict("calls.zero_variance")]
+    assert made.decisions[0][0] == [
+        CallDecision(None, 0.5, 0.5),
+        CallDecision("calls.zero_variance"),
+    ]
     assert made.metrics["calls_trained"] == 2
 
 
@@ -125,7 +135,7 @@ def test_the_penalty_for_length_is_in_the_reward_before_groups_are_compared() ->
     judge = CandidateCall(tokens=99, learns=False)
     runs = [run(1, CandidateCall(6), judge), run(1, CandidateCall(4), CandidateCall(4))]
     made = plan([runs], config)
-    assert [calls[0].advantage for calls in made.verdicts[0]] == [0.25, -0.25]
+    assert [calls[0].advantage for calls in made.decisions[0]] == [0.25, -0.25]
     assert made.metrics["reward_mean"] == 1  # what the user gave
     assert plan([runs], TrainConfig()).excluded == {"groups.zero_variance": 1}
 
@@ -149,7 +159,7 @@ def test_scores_are_standardised_over_the_batch_and_flat_groups_are_left_out() -
     groups[0].append(CandidateRun((ONE,), 1.0, {"b": 1.0}))
     made = plan(groups, config)
     assert made.excluded == {"groups.zero_variance": 1, "runs.unscored": 1}
-    got = [calls[0].advantage for calls in (*made.verdicts[0][:2], *made.verdicts[2])]
+    got = [calls[0].advantage for calls in (*made.decisions[0][:2], *made.decisions[2])]
     assert got == pytest.approx([math.sqrt(0.75) * s for s in (1, -1, -1, 1)], abs=1e-3)
 
 
@@ -180,16 +190,16 @@ def test_weights_sum_to_one_advantages_to_nothing_and_dropped_adds_up(seed: int,
     )
     made = plan(groups, config)
     total = trained = 0.0
-    for runs, of_runs in zip(groups, made.verdicts, strict=True):
+    for runs, of_runs in zip(groups, made.decisions, strict=True):
         advantages = {}
-        for i, (one, verdicts) in enumerate(zip(runs, of_runs, strict=True)):
-            for call, verdict in zip(one.calls, verdicts, strict=True):
-                total += verdict.weight * call.tokens
-                trained += verdict.reason is None
-                assert (verdict.reason is None) == (verdict.weight > 0)
-                if verdict.reason is None:
+        for i, (one, decisions) in enumerate(zip(runs, of_runs, strict=True)):
+            for call, decision in zip(one.calls, decisions, strict=True):
+                total += decision.weight * call.tokens
+                trained += decision.excluded_because is None
+                assert (decision.excluded_because is None) == (decision.weight > 0)
+                if decision.excluded_because is None:
                     assert call.tokens and call.learns and call.excluded_because is None
-                    advantages[i] = verdict.advantage
+                    advantages[i] = decision.advantage
         counted = [one for one in runs if one.reward is not None and one.learns]
         mean = sum(one.reward or 0.0 for one in counted) / len(counted) if counted else 0.0
         for i, advantage in advantages.items():
@@ -197,5 +207,11 @@ def test_weights_sum_to_one_advantages_to_nothing_and_dropped_adds_up(seed: int,
     assert total == pytest.approx(1.0 if trained else 0.0)
     assert made.metrics["calls_trained"] == trained
     assert sum(n for why, n in made.excluded.items() if why.startswith("groups.")) <= len(groups)
-    words = {v.reason for runs in made.verdicts for calls in runs for v in calls if v.reason}
+    words = {
+        v.excluded_because
+        for runs in made.decisions
+        for calls in runs
+        for v in calls
+        if v.excluded_because
+    }
     assert words <= set(made.excluded)

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from langchain_art.wire.zero_variance import overlong_penalty
 from langchain_art_server.algorithms.credit.candidates import CandidateCall, CandidateRun
 from langchain_art_server.algorithms.credit.filters import (
     exclusion,
-    overlong_penalty,
     stale,
     unscored,
 )

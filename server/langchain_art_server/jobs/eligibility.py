@@ -1,0 +1,95 @@
+"""Which calls of a run may be trained, and why the others may not.
+
+Training and the audit both ask `check_eligibility`. The reasons are the words behind ``calls.`` in
+`TrainResult.excluded`:
+
+- ``superseded_…``: the graph threw the call away;
+- ``foreign``: another server's model;
+- ``other_policy``: sampled by another policy, or by the base model;
+- ``frozen``: `TrainRequest.trainable` does not choose it;
+- ``lost``: no record of it is here;
+- ``greedy``, ``top_p``, ``grammar`` …: not sampled as the learner would repeat it;
+- ``empty``: nothing was sampled;
+- ``too_long``: more tokens than the model takes (of a turn that was not sampled here);
+- ``repeated``: a reply that was used twice (from a cache); it learns where it was used first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from langchain_art.wire import Trajectory, Turn
+from langchain_art_server.storage.tables import CallRecord
+
+
+@dataclass(frozen=True)
+class CallEligibility:
+    """A turn, its record if there is one, and why it does not learn (None: it does)."""
+
+    turn: Turn
+    record: CallRecord | None
+    excluded_because: str | None
+
+    @property
+    def node(self) -> str:
+        """Its key in `TrainResult.nodes`."""
+        return "/".join(self.turn.path) or self.turn.node or "-"
+
+    @property
+    def policy(self) -> str | None:
+        """Which policy sampled it, as far as is known; None: none of ours."""
+        if self.record is not None:
+            return self.record.policy
+        return (self.turn.model or "").partition("@")[0] if self.turn.ours else None
+
+
+def check_eligibility(
+    run: Trajectory,
+    records: Mapping[str, CallRecord],
+    policy: str | None,
+    trainable: Mapping[str, bool],
+    *,
+    imitates: bool = False,
+) -> list[CallEligibility]:
+    """For each turn of a run, whether it may be trained, and if not, why.
+
+    Args:
+        run: its turns are checked in their order.
+        records: by call id, those that are here.
+        policy: that is to learn; None: whichever sampled the turn.
+        trainable: `TrainRequest.trainable`.
+        imitates: what is to be learned is that it was said, by whomever (a supervised step).
+    """
+    checked: list[CallEligibility] = []
+    learning: set[str] = set()
+    for turn in run.turns:
+        record = records.get(turn.call_id or "")
+        excluded_because = _why_excluded(turn, record, policy, trainable, imitates)
+        if excluded_because is None and record is not None:
+            excluded_because = "repeated" if record.id in learning else None
+            learning.add(record.id)
+        checked.append(CallEligibility(turn, record, excluded_because))
+    return checked
+
+
+def _why_excluded(
+    turn: Turn,
+    record: CallRecord | None,
+    policy: str | None,
+    trainable: Mapping[str, bool],
+    imitates: bool,
+) -> str | None:
+    if turn.excluded_because is not None:
+        return f"superseded_{turn.excluded_because}"
+    if record is None and not turn.ours:
+        return "foreign"
+    if not imitates and record and (not record.policy or policy not in (None, record.policy)):
+        return "other_policy"
+    if not turn.learns(trainable):
+        return "frozen"
+    if record is None:
+        return "lost"
+    if record.excluded_because is not None:
+        return record.excluded_because.partition(":")[0].replace(" ", "_")
+    return None if record.token_ids else "empty"
