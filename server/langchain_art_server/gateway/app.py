@@ -1,4 +1,4 @@
-"""create_app(): the routes, and nothing else. Every error leaves in OpenAI's shape."""
+"""The HTTP API: `create_app` makes its routes. Every error has the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from langchain_art_server.jobs.audit import chosen_calls
 
 CHAT = "/v1/chat/completions"
 _CHAT_DOCS: dict[str, Any] = {
-    "summary": "Chat",
+    "summary": "Create Chat Completion",
     "description": "Sample a completion from a policy, one of its versions, or the base model.",
-    "operationId": "chat",
+    "operationId": "create_chat_completion",
     "responses": {"200": {"description": "The completion, whole or as server-sent events."}},
 }
 MAX_WAIT = 30.0
@@ -52,20 +52,20 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class RollbackTo(BaseModel):
-    """Body of a rollback."""
+    """The version that is to serve again."""
 
     version: int = Field(ge=0, le=MAX_NUMBER)
 
 
 class ListOf(BaseModel, Generic[T]):
-    """A list, as OpenAI writes one."""
+    """A list in the form of OpenAI's API."""
 
     object: str = "list"
     data: list[T]
 
 
 def create_app(service: Service) -> ASGIApp:
-    """The server's web application over a started `Service`."""
+    """The server's ASGI application over a started `Service`."""
     app = FastAPI(title="langchain-art", version=__version__, docs_url=None, redoc_url=None)
 
     async def refused(_request: Request, error: Exception) -> Response:
@@ -88,9 +88,9 @@ def create_app(service: Service) -> ASGIApp:
 
 
 class _Front:
-    """Sends chat completions straight to their endpoint, past FastAPI's layers.
+    """Passes chat completions to their endpoint without FastAPI's layers.
 
-    They need none of these, and would pay 40 µs for them, a tenth of what a call costs the server.
+    Those would add 40 µs to each call, a tenth of its cost to the server.
     """
 
     def __init__(self, api: FastAPI, chat: ChatCompletions) -> None:
@@ -104,7 +104,7 @@ class _Front:
 
 
 def refuse_fastapi(error: RequestValidationError) -> InvalidRequest:
-    """FastAPI's findings in the same words as the chat route's."""
+    """FastAPI's validation errors as one `InvalidRequest`."""
     found = [e | {"loc": e["loc"][1:] if len(e["loc"]) > 1 else e["loc"]} for e in error.errors()]
     lines = [
         f"{'.'.join(map(str, e['loc']))}: {str(e['msg']).removeprefix('Value error, ')}"
@@ -114,7 +114,7 @@ def refuse_fastapi(error: RequestValidationError) -> InvalidRequest:
 
 
 async def _model(request: Request, kind: type[M]) -> M:
-    """The body as a wire model; read here, since FastAPI's own reading would take NaN."""
+    """The body as a wire model. FastAPI's own parser would accept NaN."""
     try:
         return kind.model_validate(await read_json(request.receive))
     except ValidationError as error:
@@ -122,14 +122,14 @@ async def _model(request: Request, kind: type[M]) -> M:
 
 
 def _docs(kind: type[BaseModel]) -> dict[str, Any]:
-    """What the OpenAPI document says of a body that `_model` reads."""
+    """The part of the OpenAPI document for a body that `_model` reads."""
     schema = kind.model_json_schema(ref_template=_REF)
     _DEFINITIONS.update(schema.pop("$defs", {}))
     return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
 
 
 def _document(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document, with the values inside of bodies defined where they are referred to."""
+    """The OpenAPI document, with definitions for the references in `_docs`."""
     if not app.openapi_schema:
         schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
         schema["paths"][CHAT] = {"post": _CHAT_DOCS | _docs(ChatBody)}
@@ -139,7 +139,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 
 def _openai_routes(app: FastAPI, service: Service) -> None:
-    # What `_Front` does not take is another method, and is refused with a word.
+    # POST goes past this, by `_Front`; other methods are answered 405 here.
     app.router.routes.append(Route(CHAT, ChatCompletions(service), methods=["POST"]))
 
     def card(name: str, parent: str | None) -> dict[str, Any]:
@@ -155,113 +155,113 @@ def _openai_routes(app: FastAPI, service: Service) -> None:
         return cards
 
     @app.get("/v1/models")
-    async def models() -> ListOf[dict[str, Any]]:
-        """The base model, the policies, and every version that is kept."""
+    async def list_models() -> ListOf[dict[str, Any]]:
+        """List the base model, the policies, and every version that is kept."""
         return ListOf(data=await names())
 
     @app.get("/v1/models/{name}")
-    async def model(name: str) -> dict[str, Any]:
-        """One of them."""
+    async def get_model(name: str) -> dict[str, Any]:
+        """Get one model by its name: the base model, a policy, or POLICY@VERSION."""
         for one in await names():
             if one["id"] == name:
                 return one
         raise UnknownModel(f"got model {name!r}; GET /v1/models lists what there is", param="model")
 
     @app.get("/v1/calls/{call_id}")
-    async def call(call_id: str) -> dict[str, Any]:
-        """A call's record: what was asked, the token ids, their logprobs, whether it may learn."""
+    async def get_call(call_id: str) -> dict[str, Any]:
+        """Get a call's record: request, reply, token ids, logprobs, whether it may be trained."""
         return (await service.store.call(call_id)).public()
 
 
 def _policy_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/policies", openapi_extra=_docs(PolicySpec))
-    async def create(request: Request) -> PolicyStatus:
-        """Make a policy. Its version 0 equals the base model. Idempotent."""
+    async def create_policy(request: Request) -> PolicyStatus:
+        """Create a policy. Its version 0 answers as the base model does. Idempotent."""
         return await service.create_policy(await _model(request, PolicySpec))
 
     @app.get("/v1/policies")
-    async def policies() -> ListOf[PolicyStatus]:
-        """All policies."""
+    async def list_policies() -> ListOf[PolicyStatus]:
+        """List the policies, by name."""
         return ListOf(data=await service.policies())
 
     @app.get("/v1/policies/{name}")
-    async def policy(name: str) -> PolicyStatus:
-        """One policy, and the version that its name is routed to."""
+    async def get_policy(name: str) -> PolicyStatus:
+        """Get a policy, and the version that its name is routed to."""
         return await service.policy(name)
 
     @app.get("/v1/policies/{name}/checkpoints")
-    async def checkpoints(name: str) -> ListOf[Checkpoint]:
-        """The versions that are kept, oldest first."""
+    async def list_checkpoints(name: str) -> ListOf[Checkpoint]:
+        """List the checkpoints (versions) of a policy that are kept, oldest first."""
         await service.policy(name)
         return ListOf(data=await service.store.checkpoints(name))
 
     @app.put("/v1/policies/{name}/checkpoints/{version}/pin")
-    async def pin(name: str, version: Number) -> Checkpoint:
-        """Keep a version whatever comes."""
+    async def pin_checkpoint(name: str, version: Number) -> Checkpoint:
+        """Pin a version: retention does not delete it."""
         await service.checkpoint(name, version)
         await service.store.set_pinned(name, version, True)
         return await service.checkpoint(name, version)
 
     @app.delete("/v1/policies/{name}/checkpoints/{version}/pin")
-    async def unpin(name: str, version: Number) -> Checkpoint:
-        """Leave a version to retention."""
+    async def unpin_checkpoint(name: str, version: Number) -> Checkpoint:
+        """Unpin a version: retention may delete it."""
         await service.checkpoint(name, version)
         await service.store.set_pinned(name, version, False)
         return await service.checkpoint(name, version)
 
     @app.delete("/v1/policies/{name}/checkpoints/{version}")
-    async def delete(name: str, version: Number) -> dict[str, str]:
-        """Delete a version that neither serves nor is pinned."""
+    async def delete_checkpoint(name: str, version: Number) -> dict[str, str]:
+        """Delete a version that neither serves, nor is pinned, nor answers a call."""
         await service.delete_checkpoint(name, version)
         return {"deleted": f"{name}@{version}"}
 
     @app.post("/v1/policies/{name}/rollback", openapi_extra=_docs(RollbackTo))
-    async def rollback(name: str, request: Request) -> PolicyStatus:
-        """Serve a former version again; the next step starts from it."""
+    async def roll_back(name: str, request: Request) -> PolicyStatus:
+        """Serve a kept version again. The next training step starts from it."""
         return await service.rollback(name, (await _model(request, RollbackTo)).version)
 
     @app.get("/v1/policies/{name}/checkpoints/{version}/adapter")
-    async def adapter(name: str, version: Number) -> Response:
-        """The adapter in PEFT's format, as a tar archive."""
+    async def get_adapter(name: str, version: Number) -> Response:
+        """Download a version's adapter: a tar archive in PEFT's format."""
         data = await service.adapter_tar(name, version)
         return Response(data, media_type="application/x-tar")
 
 
 def _trajectory_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/trajectories", openapi_extra=_docs(Trajectory))
-    async def add(request: Request) -> dict[str, Any]:
-        """Store a trajectory. Idempotent by id; when it is answered, it is on disk."""
+    async def add_trajectory(request: Request) -> dict[str, Any]:
+        """Store a trajectory. Idempotent by id; the answer is sent when it is on disk."""
         trajectory = await _model(request, Trajectory)
         stored = await service.store.add_trajectories([trajectory])
         return {"id": trajectory.id, "stored": bool(stored)}
 
     @app.post("/v1/groups", openapi_extra=_docs(TrajectoryGroup))
     async def add_group(request: Request) -> dict[str, Any]:
-        """Store a group's trajectories, all or none. Idempotent by id."""
+        """Store the trajectories of a group, all or none. Idempotent by their ids."""
         group = await _model(request, TrajectoryGroup)
         stored = await service.store.add_trajectories(group.trajectories, group.id)
         return {"id": group.id, "stored": stored}
 
     @app.get("/v1/trajectories")
-    async def recent(
+    async def list_trajectories(
         limit: Annotated[int, Query(ge=1, le=1000)] = 50, scenario: str | None = None
     ) -> ListOf[Trajectory]:
-        """The newest trajectories."""
+        """List trajectories, newest first; with `scenario`, those of that scenario."""
         return ListOf(data=await service.store.recent_trajectories(limit, scenario))
 
     @app.get("/v1/trajectories/{trajectory_id}")
-    async def trajectory(trajectory_id: str) -> Trajectory:
-        """One trajectory."""
+    async def get_trajectory(trajectory_id: str) -> Trajectory:
+        """Get a trajectory."""
         return (await service.store.trajectory(trajectory_id)).trajectory
 
     @app.get("/v1/trajectories/{trajectory_id}/audit")
-    async def audit(
+    async def audit_trajectory(
         trajectory_id: str,
         policy: str | None = None,
         trainable: Annotated[list[str] | None, Query(max_length=256)] = None,
         sft: bool = False,
     ) -> TrajectoryAudit:
-        """Which of its tokens learn for a policy, and why not the rest.
+        """Report which tokens of a trajectory are trained, and why the others are excluded.
 
         Without a policy each call is judged for the one that sampled it. ``trainable=NAME:true``
         and ``trainable=NAME:false``, any number of them, choose calls as `trainable` does in a
@@ -270,8 +270,11 @@ def _trajectory_routes(app: FastAPI, service: Service) -> None:
         return await service.audit(trajectory_id, policy, chosen_calls(trainable or []), sft=sft)
 
     @app.put("/v1/trajectories/{trajectory_id}/reward", openapi_extra=_docs(Reward))
-    async def reward(trajectory_id: str, request: Request) -> Trajectory:
-        """Score a trajectory, or one that exists only as calls tagged with its id."""
+    async def set_reward(trajectory_id: str, request: Request) -> Trajectory:
+        """Set the reward of a trajectory.
+
+        If only calls tagged with its id are stored, it is assembled from them.
+        """
         return await service.reward(trajectory_id, await _model(request, Reward))
 
 
@@ -280,7 +283,7 @@ def _job_routes(app: FastAPI, service: Service) -> None:
     async def train(
         request: Request, idempotency_key: Annotated[str | None, Header()] = None
     ) -> TrainJob:
-        """Queue a training job, once per Idempotency-Key."""
+        """Queue a training job. The same Idempotency-Key gives the same job."""
         if not idempotency_key or not ID.fullmatch(idempotency_key):
             raise InvalidRequest(
                 f"got Idempotency-Key {idempotency_key!r}, expected 1-128 characters from "
@@ -290,13 +293,15 @@ def _job_routes(app: FastAPI, service: Service) -> None:
         return await service.train(await _model(request, TrainRequest), idempotency_key)
 
     @app.get("/v1/jobs")
-    async def jobs(policy: str | None = None) -> ListOf[TrainJob]:
-        """All jobs, in the order they were asked for."""
+    async def list_jobs(policy: str | None = None) -> ListOf[TrainJob]:
+        """List jobs, oldest first; with `policy`, those of that policy."""
         return ListOf(data=await service.store.jobs.all(policy=policy))
 
     @app.get("/v1/jobs/{job_id}")
-    async def job(job_id: str, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0) -> TrainJob:
-        """A job; with `wait`, when it has ended or after that many seconds."""
+    async def get_job(
+        job_id: str, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0
+    ) -> TrainJob:
+        """Get a job. With `wait`, answers when it has ended, or after so many seconds."""
         deadline = time.monotonic() + wait
         while True:
             found = await service.store.jobs.get(job_id)
@@ -306,12 +311,15 @@ def _job_routes(app: FastAPI, service: Service) -> None:
             await service.jobs.wait(min(left, 1.0))
 
     @app.get("/v1/jobs/{job_id}/events")
-    async def events(
+    async def list_job_events(
         job_id: str,
         after: Annotated[int, Query(ge=0, le=MAX_NUMBER)] = 0,
         wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0,
     ) -> ListOf[JobEvent]:
-        """A job's story after event `after`; with `wait`, as soon as there is some."""
+        """List a job's events after event number `after`.
+
+        With `wait`, answers when there are some, when the job has ended, or after so many seconds.
+        """
         deadline = time.monotonic() + wait
         while True:
             job = await service.store.jobs.get(job_id)
@@ -324,16 +332,16 @@ def _job_routes(app: FastAPI, service: Service) -> None:
 
 def _status_routes(app: FastAPI, service: Service) -> None:
     @app.get("/status")
-    async def status() -> ServerStatus:
-        """Everything at a glance."""
+    async def get_status() -> ServerStatus:
+        """Get the server's model, device, policies, and counts of calls, trajectories and jobs."""
         return await service.status()
 
     @app.get("/healthz")
-    async def healthz() -> dict[str, bool]:
-        """The process lives."""
+    async def is_alive() -> dict[str, bool]:
+        """200 while the process runs."""
         return {"ok": True}
 
     @app.get("/readyz")
-    async def readyz() -> Response:
-        """200 when calls will be answered, 503 before and after."""
+    async def is_ready() -> Response:
+        """200 while calls are answered, 503 before and after."""
         return JSONResponse({"ready": service.ready}, status_code=200 if service.ready else 503)

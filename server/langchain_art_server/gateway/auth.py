@@ -1,4 +1,4 @@
-"""The door: who may come in, and how much they may bring."""
+"""Access control: API key, loopback check, and the limit of a body's size."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ OPEN_PATHS = {"/healthz", "/readyz"}
 
 
 def answer(error: ArtError) -> JSONResponse:
-    """An error in OpenAI's shape."""
-    if isinstance(error, ConfigError):  # what the body asks for makes no sense
+    """The response to an error, in the form of OpenAI's API."""
+    if isinstance(error, ConfigError):  # of what the request asks for
         error = InvalidRequest(str(error))
     if not isinstance(error, RequestRefused):
         return JSONResponse(RequestRefused(str(error)).body(), status_code=500)
@@ -41,17 +41,17 @@ def answer(error: ArtError) -> JSONResponse:
 
 @lru_cache(maxsize=256)
 def _is_local(value: str) -> bool:
-    """Whether a Host or an Origin names this machine."""
+    """Whether a Host or Origin header names this machine."""
     host = urlsplit(value if "//" in value else f"//{value}").hostname
     return host is not None and is_loopback(host)
 
 
 class AccessControl:
-    """Pure ASGI: who may come in, and how much they may bring.
+    """ASGI middleware that refuses requests without access, and bodies that are too large.
 
-    With a key, every path but the health checks asks for it (compared in constant time). Without
-    one the server is on loopback, and a browser's page must not reach it: the Host header must be a
-    loopback name and an Origin, if any, too (DNS rebinding, CSRF).
+    With a key, every path but the health checks requires it (compared in constant time). Without
+    one the server is on loopback, and web pages must not reach it: the Host header, and an Origin
+    if there is one, must be a loopback name (against DNS rebinding and CSRF).
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -61,7 +61,7 @@ class AccessControl:
         self._expected = f"Bearer {key}".encode() if key else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, or answer it with the refusal."""
+        """Pass a request on, or answer it with an error."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -74,7 +74,7 @@ class AccessControl:
         except ArtError as error:
             await answer(error)(scope, receive, send)
         except ClientDisconnect:
-            log.debug("A client left before it was answered.")
+            log.debug("A client disconnected before it was answered.")
 
     def _admit(self, headers: dict[bytes, bytes]) -> None:
         if self._expected is not None:

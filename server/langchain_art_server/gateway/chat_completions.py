@@ -1,6 +1,6 @@
-"""/v1/chat/completions: a request is sampled, recorded and answered.
+"""POST /v1/chat/completions: samples, records and answers.
 
-A choice's last byte leaves after its `CallRecord` is on disk.
+A choice's last byte is sent after its `CallRecord` is on disk.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from langchain_art_server.policies.router import RoutedModel
 from langchain_art_server.storage.tables import CallRecord
 
 _LISTEN_AFTER = 0.5  # seconds
-#: A choice's index, and a piece of it.
+#: A choice's index, and a part of its reply.
 IndexedPiece = tuple[int, ChatDelta | ChatReply]
 
 
 class ChatCompletions:
-    """The route, as an ASGI endpoint: every call comes this way, so it takes the straight one."""
+    """The route, as an ASGI endpoint."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -67,12 +67,12 @@ class ChatCompletions:
 
 
 class _WhileThere:
-    """A context that is cancelled when its client leaves: nobody samples for nobody.
+    """A context that is cancelled when its client disconnects, so that sampling ends.
 
-    Listening costs a task, so only calls that take long are listened for.
+    Listening costs a task, so it begins only after `_LISTEN_AFTER`.
 
     Raises:
-        ClientDisconnect: out of the context, in place of the cancellation.
+        ClientDisconnect: on leaving the context, in place of the cancellation.
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -98,7 +98,7 @@ class _WhileThere:
             raise ClientDisconnect from expired
 
     def hand_over(self) -> Receive:
-        """What it listens to, for somebody else who listens from now on."""
+        """Stop listening; the caller does it from now on."""
         self._end()
         return self._receive
 
@@ -124,13 +124,12 @@ async def _send_json(send: Send, answer: dict[str, Any]) -> None:
 
 
 class _Completion:
-    """One request on its way: sample, record, answer."""
+    """One request: sample, record, answer."""
 
     def __init__(self, service: Service, call: ChatCall, target: RoutedModel) -> None:
         self._service, self._call, self._target = service, call, target
         self._begun = time.time()
-        # Ids that grow with time are neighbours in the table's index, so that a batch of them
-        # writes few pages.
+        # Ids that grow with time are adjacent in the table's index: a batch writes few pages.
         self._id = f"chatcmpl-{int(self._begun * 1e6):014x}{random.getrandbits(72):018x}"
         self._frame = {"id": self._id, "created": int(self._begun), "model": target.model}
 
@@ -177,7 +176,7 @@ class _Completion:
     # --- whole ----------------------------------------------------------------------------------
 
     async def whole(self) -> dict[str, Any]:
-        """Sample, record, and the answer as one object."""
+        """Sample and record; returns the answer as one object."""
         count = self._call.count
         if count == 1:
             replies = [await self._one(0)]
@@ -191,7 +190,7 @@ class _Completion:
         reply = None
         async for piece in self._service.sampler.chat(self._request(index)):
             if isinstance(piece, ChatReply):
-                reply = piece  # and to the end: a generator left half-way costs a task to close
+                reply = piece  # no break: to close an unfinished generator costs a task
         if reply is None:
             raise EngineUnavailable("The sampler gave no reply.", retry_after=1)
         return reply
@@ -199,7 +198,7 @@ class _Completion:
     # --- streamed -------------------------------------------------------------------------------
 
     async def stream(self, scope: Scope, client: _WhileThere, send: Send) -> None:
-        """Server-sent events. What can be refused is refused before the first byte."""
+        """Answer by server-sent events. Errors before the first token are raised, not streamed."""
         async with aclosing(self._pieces()) as pieces:
             first = await anext(pieces)
             events = self._events(first, pieces)
@@ -207,22 +206,22 @@ class _Completion:
             await response(scope, client.hand_over(), send)
 
     async def _pieces(self) -> AsyncGenerator[IndexedPiece, None]:
-        """The pieces of all choices as they come, each with its choice's index."""
-        heard: asyncio.Queue[tuple[int, ChatDelta | ChatReply | Exception]] = asyncio.Queue()
+        """The parts of all choices' replies as they arrive, each with its choice's index."""
+        received: asyncio.Queue[tuple[int, ChatDelta | ChatReply | Exception]] = asyncio.Queue()
 
         async def follow(index: int) -> None:
             try:
                 async with aclosing(self._service.sampler.chat(self._request(index))) as pieces:
                     async for piece in pieces:
-                        heard.put_nowait((index, piece))
+                        received.put_nowait((index, piece))
             except Exception as error:  # noqa: BLE001 - raised below, where the request is answered
-                heard.put_nowait((index, error))
+                received.put_nowait((index, error))
 
         tasks = [asyncio.create_task(follow(index)) for index in range(self._call.count)]
         try:
             unfinished = len(tasks)
             while unfinished:
-                index, piece = await heard.get()
+                index, piece = await received.get()
                 if isinstance(piece, Exception):
                     raise piece
                 unfinished -= isinstance(piece, ChatReply)

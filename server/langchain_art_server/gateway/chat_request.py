@@ -1,8 +1,8 @@
-"""A chat request's body: checked once, here, before anything else sees it.
+"""Reads and checks a chat request.
 
-An option that this server does not honour is refused by name, unless its value asks for nothing.
-Format: OpenAI's API reference, "Create chat completion", with one field more, ``art``
-(`wire.CallTags`), that headers (``x-art-trajectory-id``, ``x-art-node`` …) can carry as well.
+An option that this server does not support is refused by name, unless its value has no effect.
+Format: OpenAI's API reference, "Create chat completion", and the field ``art`` (`wire.CallTags`),
+which can also be sent in headers (``x-art-trajectory-id``, ``x-art-node`` …).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from langchain_art_server.backends.base import Sampling
 from langchain_art_server.gateway.chat_tools import check_calls, shown_tools
 
 ROLES = {"system", "developer", "user", "assistant", "tool"}
-#: Options of OpenAI's that are accepted only with values that ask for nothing, and those values.
+#: Options that are not supported, and their values that have no effect, which are accepted.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
     "presence_penalty": (None, 0),
@@ -38,7 +38,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "moderation": (None,),
     "web_search_options": (None,),
 }
-#: Options that tell the server about the caller, or how to be quick, and change no reply.
+#: Options that change no reply; they are ignored.
 NOTES = (
     "user",
     "metadata",
@@ -82,7 +82,7 @@ class ChatBody(BaseModel):
     art: CallTags = CallTags()
 
     def sampling(self) -> Sampling:
-        """How each completion is drawn."""
+        """The sampling parameters of each completion."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return Sampling(
             max_tokens=self.max_completion_tokens or self.max_tokens,
@@ -96,19 +96,19 @@ class ChatBody(BaseModel):
 
 
 class ChatCall:
-    """A request as it was asked, checked.
+    """A request, checked.
 
     Args:
-        raw: the parsed JSON of its body. It is used up.
-        headers: as ASGI has them, names in lower case.
+        raw: the parsed JSON of its body. It is changed.
+        headers: ASGI's, with names in lower case.
 
     Attributes:
         body: the body, with the headers' tags in its `art`.
-        sampling: how each of its `count` choices is drawn.
-        asked: what the records keep of it: the body without what is kept elsewhere.
-        tools: those that the model is shown; of `allowed_tools`, only these.
+        sampling: parameters of each of its `count` choices.
+        asked: `CallRecord.request`: the body without what has columns of its own.
+        tools: those in the prompt; with `allowed_tools`, only these.
         tool_choice: `ChatRequest.tool_choice`.
-        retry: how often the client had sent it before, as the OpenAI SDKs say with each retry.
+        retry: `CallRecord.retry`.
 
     Raises:
         InvalidRequest: the field, what was got, what is expected.
@@ -130,11 +130,11 @@ class ChatCall:
 
 
 async def read_json(receive: Receive) -> Any:
-    """A request's body.
+    """Receive a body and parse it as JSON.
 
     Raises:
-        InvalidRequest: it is no JSON (which knows no NaN and no infinity).
-        ClientDisconnect: there is nobody left to be answered.
+        InvalidRequest: it is not JSON (NaN and infinity are not).
+        ClientDisconnect: the client disconnected.
     """
     parts: list[bytes] = []
     more = True
@@ -152,7 +152,7 @@ async def read_json(receive: Receive) -> Any:
 
 
 def _not_finite(body: bytes) -> str:
-    """What to say more of a body that JavaScript or Python would take: it has a NaN in it."""
+    """A hint for the error message if the body is JSON but for NaN or infinity."""
     try:
         from_json(body, allow_inf_nan=True)
     except ValueError:
@@ -176,7 +176,7 @@ def _body(raw: Any, header_tags: dict[str, Any]) -> ChatBody:
     if tags is None or isinstance(tags, dict):
         raw["art"] = header_tags | (tags or {})
     else:
-        raw["art"] = tags  # no object: refused below, by name
+        raw["art"] = tags  # not an object: refused below
     try:
         body = ChatBody.model_validate(raw)
     except ValidationError as error:
@@ -188,7 +188,7 @@ def _body(raw: Any, header_tags: dict[str, Any]) -> ChatBody:
 
 
 def _check_pairs(body: ChatBody) -> None:
-    """Options that mean nothing without another one, or not together."""
+    """Check options that need another one, or exclude each other."""
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest(
             f"got top_logprobs={body.top_logprobs} without logprobs=true; add it, or leave both "
@@ -211,7 +211,7 @@ def _check_pairs(body: ChatBody) -> None:
 
 
 def refuse(error: ValidationError) -> InvalidRequest:
-    """Pydantic's findings as one refusal: field, problem, what was got."""
+    """Pydantic's errors as one `InvalidRequest`: field, problem, what was got."""
     lines: list[str] = []
     for found in error.errors()[:8]:
         where = ".".join(str(part) for part in found["loc"]) or "body"
@@ -240,7 +240,7 @@ def _header_tags(headers: dict[bytes, bytes]) -> dict[str, Any]:
 
 
 def _text(value: bytes) -> str:
-    """A header's text: most clients write UTF-8, HTTP's old encoding is the other one."""
+    """A header's text, in UTF-8 or else in latin-1."""
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""What a chat completion's answer is made of, whole and in chunks.
+"""A chat completion's answer, whole and in chunks.
 
 Format: OpenAI's API reference, "The chat completion object" and "The chat completion chunk object".
 """
@@ -37,7 +37,7 @@ def _token(text: str, logprob: float) -> dict[str, Any]:
 
 
 def usage(replies: list[ChatReply]) -> dict[str, int]:
-    """Tokens of a request: its prompt once, and all that was said to it."""
+    """Token counts of a request: its prompt once, and the completions of all choices."""
     prompt = len(replies[0].prompt_token_ids)
     said = sum(len(reply.token_ids) for reply in replies)
     return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
@@ -67,11 +67,11 @@ class Chunks:
         self._index, self._calls = index, 0
 
     def begin(self) -> bytes:
-        """Whose turn it is."""
+        """The first chunk, with the role."""
         return self._event({"role": "assistant", "content": ""})
 
     def delta(self, piece: ChatDelta) -> bytes:
-        """A piece of the reply."""
+        """A part of the reply."""
         delta: dict[str, Any] = {}
         if piece.content:
             delta["content"] = piece.content
@@ -82,7 +82,7 @@ class Chunks:
         return self._event(delta)
 
     def end(self, reply: ChatReply, with_logprobs: bool) -> bytes:
-        """Why it ended; the logprobs come here, all at once."""
+        """The last chunk: the reason to stop, and the logprobs of all tokens."""
         return self._event({}, reply.finish_reason, logprobs(reply) if with_logprobs else None)
 
     def _event(
@@ -93,7 +93,7 @@ class Chunks:
 
 
 def usage_chunk(frame: dict[str, Any], replies: list[ChatReply]) -> bytes:
-    """The last chunk, which tells the usage over all choices."""
+    """The chunk with the usage of all choices, after their last."""
     about = frame | {"object": "chat.completion.chunk"}
     return sse(about | {"choices": [], "usage": usage(replies)})
 

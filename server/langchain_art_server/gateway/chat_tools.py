@@ -1,4 +1,4 @@
-"""Tools in a chat request: which are shown, which may be called, and the calls sent back."""
+"""Tools in a chat request: those in the prompt, those that may be called, and earlier calls."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from langchain_art.errors import InvalidRequest
 def shown_tools(
     tools: list[dict[str, Any]], choice: str | dict[str, Any]
 ) -> tuple[list[dict[str, Any]], str | dict[str, Any]]:
-    """The tools that the model is shown, and `ChatRequest.tool_choice`.
+    """The tools for the prompt, and `ChatRequest.tool_choice`.
 
-    Of OpenAI's ``allowed_tools`` the model is shown only those: what it must not call it does not
-    see.
+    With OpenAI's ``allowed_tools``, only those are in the prompt.
 
     Raises:
-        InvalidRequest: no such tool, or a form that is not known here.
+        InvalidRequest: a tool that is not in the request, or an unknown form of the choice.
     """
     names = {_tool_name(index, tool) for index, tool in enumerate(tools)}
     if isinstance(choice, str):

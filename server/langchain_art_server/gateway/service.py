@@ -1,4 +1,4 @@
-"""What the routes share: store, adapters, sampler, learner, trainer; how they start and stop."""
+"""What the routes share: store, adapters, router, sampler, learner and jobs; start and stop."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class Service:
-    """One server's parts. `start` before serving, `close` after."""
+    """The parts of one server. Call `start` before serving and `close` after."""
 
     def __init__(self, settings: Settings, sampler: Sampler, learner: Learner) -> None:
         self.settings, self.sampler, self.learner = settings, sampler, learner
@@ -55,7 +55,7 @@ class Service:
         self._policy_lock = asyncio.Lock()
 
     async def start(self) -> None:
-        """Load the engines, put back what served before, go on with unfinished jobs.
+        """Start the engines, serve the versions that served before, resume unfinished jobs.
 
         Raises:
             ConfigError: the model cannot be loaded, or a policy has no usable version left.
@@ -69,7 +69,7 @@ class Service:
         self.ready = True
 
     async def close(self) -> None:
-        """Stop taking work, let the store write what waits, end the engines."""
+        """Stop jobs and engines, and write what the store has queued."""
         self.ready = False
         await self.jobs.close()
         await asyncio.gather(self.sampler.close(), self.learner.close())
@@ -77,7 +77,7 @@ class Service:
         self._lock.close()
 
     async def _usable(self, policy: str, serving: int) -> int:
-        """`serving` if it is whole, else the newest version that is; says so loudly."""
+        """`serving`, or the newest undamaged version if that is damaged, which is logged."""
         for version in [serving, *reversed(self.adapters.versions(policy))]:
             if self.adapters.manifest(policy, version) is not None:
                 if version != serving:
@@ -92,7 +92,7 @@ class Service:
     # --- policies -------------------------------------------------------------------------------
 
     async def create_policy(self, spec: PolicySpec) -> PolicyStatus:
-        """Make a policy whose version 0 equals the base model. Idempotent.
+        """Create a policy whose version 0 answers as the base model does. Idempotent.
 
         Raises:
             Conflict: it exists with another LoRA shape, or the name is the base model's.
@@ -112,7 +112,7 @@ class Service:
         return await self.policy(spec.name)
 
     async def _first_version(self, spec: PolicySpec) -> None:
-        # One that is there already is of an attempt that failed or died, perhaps of another shape.
+        # An existing version 0 is from an attempt that failed, maybe with another LoRA shape.
         await self.jobs.drop_version(spec.name, 0)
         staged = self.adapters.stage()
         try:
@@ -123,16 +123,7 @@ class Service:
         about = {"policy": spec.name, "version": 0, "parent": None, "job": None}
         about |= {"base_model": self.settings.model, "metrics": {}, "created_at": time.time()}
         await asyncio.to_thread(self.adapters.publish, staged, spec.name, 0, about)
-        await self.store.add_checkpoint(
-            Checkpoint(
-                policy=spec.name,
-                version=0,
-                name=f"{spec.name}@0",
-                parent=None,
-                created_at=time.time(),
-                bytes=self.adapters.size(spec.name, 0),
-            )
-        )
+        await self.store.add_checkpoint(self.adapters.checkpoint(about))
         await self.router.serve(spec.name, 0)
         await self.store.add_policy(spec.name, spec.lora)
 
@@ -144,7 +135,7 @@ class Service:
         raise NotFound(f"No policy {name!r}; there are {sorted(self.router.serving)}.")
 
     async def policies(self) -> list[PolicyStatus]:
-        """All of them, by name."""
+        """All policies, by name."""
         return [
             PolicyStatus(
                 name=name,
@@ -165,7 +156,7 @@ class Service:
         raise NotFound(f"{policy}@{version} is not kept; kept are {[c.version for c in kept]}.")
 
     async def rollback(self, policy: str, version: int) -> PolicyStatus:
-        """Route the bare name to a kept version; the next step starts from it."""
+        """Route the policy's bare name to a kept version; the next step starts from it."""
         await self.checkpoint(policy, version)
         async with self.jobs.between_steps(policy):
             await self.router.serve(policy, version)
@@ -182,7 +173,7 @@ class Service:
         await self.jobs.drop_version(policy, version)
 
     async def adapter_tar(self, policy: str, version: int) -> bytes:
-        """The adapter's files, for another machine, as a tar archive."""
+        """A tar archive of the adapter's files (`ADAPTER_FILES`)."""
         await self.checkpoint(policy, version)
         path = self.adapters.path(policy, version)
 
@@ -198,14 +189,14 @@ class Service:
     # --- trajectories and jobs ------------------------------------------------------------------
 
     async def reward(self, trajectory_id: str, reward: Reward) -> Trajectory:
-        """Score a trajectory; where only its tagged calls are known, put it together from them.
+        """Set rewards of a trajectory; without one, assemble it from the calls tagged with its id.
 
-        Calls that were tagged since then join it, until a job has it.
+        Calls that were tagged after it was assembled join it, until a job uses it.
 
         Raises:
             NotFound: neither the trajectory nor a call tagged with its id is known.
-            InvalidRequest: a reward is for a call that it does not have.
-            Conflict: a job has it, and a reward of it or its calls would change.
+            InvalidRequest: it does not have a call that a reward is for.
+            Conflict: a job uses it, and a reward of it or its calls would change.
         """
         stored = (await self.store.trajectories([trajectory_id])).get(trajectory_id)
         if stored is not None and not stored.assembled:
@@ -227,11 +218,11 @@ class Service:
         *,
         sft: bool = False,
     ) -> TrajectoryAudit:
-        """What training on a trajectory would make, or made, of it.
+        """See `jobs.audit.audit`.
 
         Raises:
-            NotFound: the trajectory or the policy is not here.
-            InvalidRequest: `sft`, and a turn of it cannot be shown to the model.
+            NotFound: there is no such trajectory or policy.
+            InvalidRequest: `sft`, and a turn cannot be rendered by the chat template.
         """
         if policy is not None:
             await self.policy(policy)
@@ -249,7 +240,7 @@ class Service:
         """Queue a job, once per key.
 
         Raises:
-            NotFound: a policy or a trajectory is not here.
+            NotFound: there is no such policy or trajectory.
             Conflict: the key was used for another request.
         """
         await self.policy(request.policy)
@@ -272,7 +263,7 @@ class Service:
         return job
 
     async def status(self) -> ServerStatus:
-        """Everything at a glance."""
+        """For ``GET /status``."""
         info = self.sampler.info
         calls, trajectories, jobs = await self.store.counts()
         return ServerStatus(
@@ -297,7 +288,7 @@ class Service:
 
 
 def _own(data_dir: Path) -> io.TextIOWrapper:
-    """Hold the data directory: two servers on one would train past each other."""
+    """Lock the data directory. Raises ConfigError if another server has it."""
     handle = (data_dir / "lock").open("w")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Whether calls go to the sampler at once, or wait while the learner has the device."""
+"""Admission of calls: they wait while a training step has the device (`take_turns`)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from langchain_art.errors import EngineUnavailable
 
 
 class AdmissionGate:
-    """Calls go through while it is open; while it is shut they wait, but not too many of them.
+    """Admits calls while it is open. While it is shut they wait, up to a limit.
 
     Args:
-        most_waiting: calls that may wait at once.
+        most_waiting: calls that may wait at once; more are refused.
     """
 
     def __init__(self, most_waiting: int) -> None:
@@ -27,10 +27,10 @@ class AdmissionGate:
 
     @asynccontextmanager
     async def through(self, calls: int = 1) -> AsyncGenerator[None]:
-        """The time that so many calls take.
+        """A context for so many calls; entering it waits until the gate is open.
 
         Raises:
-            EngineUnavailable: it is shut, and no more may wait; says when to come again.
+            EngineUnavailable: it is shut, and no more may wait; with `retry_after`.
         """
         if self._shut_since is not None:
             await self._wait(calls, self._shut_since)
@@ -48,7 +48,7 @@ class AdmissionGate:
             left = (self._usual or 10.0) - (time.monotonic() - since)
             raise EngineUnavailable(
                 f"A training step has the device, and {self._waiting} calls wait for it to end; "
-                f"{self._most} may (max_waiting_calls). Come again, or lower the client's "
+                f"{self._most} may (max_waiting_calls). Retry later, or lower the client's "
                 "concurrency.",
                 retry_after=max(1.0, left),
             )
@@ -61,7 +61,7 @@ class AdmissionGate:
 
     @asynccontextmanager
     async def shut(self) -> AsyncGenerator[None]:
-        """The time that nothing goes through; begins when what was inside is done."""
+        """A context in which no calls are admitted; entering it waits for those that run."""
         begun = self._shut_since = time.monotonic()
         try:
             async with self._changed:

@@ -1,10 +1,11 @@
-"""One job: groups in, adapter version out. Durable, and done exactly once.
+"""Runs training jobs: from groups of trajectories to a new version (checkpoint), exactly once.
 
-A job is written down before it begins, with the version it starts from and the version it makes.
-The learner builds that version in a staging directory, one rename publishes it, and one transaction
-ends the job and routes the policy. Whatever dies in between, a restart finds either no such version
-(the step is computed again from the same parent, rewards and calls: the same result) or the version
-with this job's id in its manifest (the job is only ended): no batch is trained twice.
+A job is stored before it begins, with the version it starts from and the version it makes. The
+learner builds that version in a staging directory, one rename publishes it, and one transaction
+ends the job and routes the policy to it (hot swap). After a crash in between, a restart finds
+either no such version (the step is computed again from the same parent, rewards and calls, with the
+same result) or the version with this job's id in its manifest (only the rest is done): no batch is
+trained twice.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 from langchain_art.errors import ArtError, InvalidRequest
-from langchain_art.wire import Checkpoint, SFTConfig, TrainJob, TrainRequest, TrainResult
+from langchain_art.wire import SFTConfig, TrainJob, TrainRequest, TrainResult
 from langchain_art_server.backends.base import Learner, LearnerStep, Sampler
 from langchain_art_server.config import Settings
 from langchain_art_server.jobs.admission_gate import AdmissionGate
@@ -31,12 +32,12 @@ from langchain_art_server.storage.reward_snapshot import RewardSnapshot
 from langchain_art_server.storage.store import Store
 
 log = logging.getLogger(__name__)
-#: After which jobs are taken up again when the store failed.
+#: Pause before jobs go on after the store failed.
 RETRY_SECONDS = 5.0
 
 
 class JobRunner:
-    """Runs jobs one after the other, in the order they were asked for."""
+    """Runs jobs one after the other, oldest first."""
 
     def __init__(
         self,
@@ -56,34 +57,34 @@ class JobRunner:
         self.gate = AdmissionGate(settings.max_waiting_calls)
 
     async def start(self) -> None:
-        """Go on with what a former process left."""
+        """Run the jobs that are not ended, and those that come."""
         self._task = asyncio.create_task(self._loop())
         self._news.set()
 
     async def close(self) -> None:
-        """Stop; an unfinished job is taken up again at the next start."""
+        """Stop. The next start resumes an unfinished job."""
         if self._task:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
 
     def wake(self) -> None:
-        """There is a new job."""
+        """Call this when a job was added."""
         self._news.set()
 
     @asynccontextmanager
     async def between_steps(self, policy: str) -> AsyncGenerator[None]:
-        """Hold off the policy's next step."""
+        """A context in which no job of the policy runs."""
         async with self._locks[policy]:
             yield
 
     async def wait(self, seconds: float) -> None:
-        """Return when some job's state or story has changed, or after `seconds`."""
+        """Return when a job's state or events have changed, or after `seconds`."""
         async with self._changed:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), seconds)
 
-    async def _tell(self, job: TrainJob, message: str, progress: float | None = None) -> None:
+    async def _report(self, job: TrainJob, message: str, progress: float | None = None) -> None:
         await self._store.jobs.add_event(job.id, message, progress)
         await self._notify()
 
@@ -100,7 +101,7 @@ class JobRunner:
                     async with self._locks[job.policy]:
                         await self._run_safely(job)
                     await self._notify()
-            except Exception:  # the job's end could not be written: a full disk, a lost database
+            except Exception:  # the disk is full, the database is gone
                 log.exception("The store failed; jobs go on in %g s", RETRY_SECONDS)
                 await asyncio.sleep(RETRY_SECONDS)
                 self._news.set()
@@ -116,9 +117,9 @@ class JobRunner:
             await self._failed(job, f"internal error: {error!r}")
 
     async def _failed(self, job: TrainJob, why: str) -> None:
-        """End a job without a version: one that it had published already is withdrawn.
+        """End a job as failed, and delete the version that it may have published.
 
-        A job that has succeeded stays so: its version is routed to, and what failed came after.
+        A job that has succeeded stays so: its version serves, and what failed came later.
         """
         if (await self._store.jobs.get(job.id)).state == "succeeded":
             return
@@ -129,7 +130,7 @@ class JobRunner:
                     await self.drop_version(job.policy, version)
         except ArtError as error:  # it stays on disk, and its number is not used again
             log.error("%s's last version was not deleted: %s", job.policy, error)
-        finally:  # who hears of the failure finds the version gone
+        finally:  # last: a client that sees the failure finds the version deleted
             await self._store.jobs.finish(job.id, None, why)
 
     async def _run(self, job: TrainJob) -> None:
@@ -143,13 +144,13 @@ class JobRunner:
             base = job.base_version
         if manifest := self._adapters.manifest(policy, target):
             if manifest["job"] == job.id:
-                await self._tell(job, f"{policy}@{target} was published before a restart", 1.0)
+                await self._report(job, f"{policy}@{target} was published before a restart", 1.0)
                 await self._finish(job, request, manifest, time.monotonic())
                 return
             raise InvalidRequest(f"{policy}@{target} was made by another job; send this one again.")
         batch = await self._batch(job, request, scored, base)
         if not batch.rows:
-            await self._tell(job, f"nothing to train on: {dict(batch.excluded)}", 1.0)
+            await self._report(job, f"nothing to train on: {dict(batch.excluded)}", 1.0)
             result = TrainResult(
                 policy=policy,
                 version=self._router.serving[policy],
@@ -159,14 +160,14 @@ class JobRunner:
             )
             await self._store.jobs.finish(job.id, result, None)
             return
-        await self._tell(job, f"training {policy}@{base} on {len(batch.rows)} rows", 0.0)
+        await self._report(job, f"training {policy}@{base} on {len(batch.rows)} rows", 0.0)
         async with self.gate.shut() if self._settings.take_turns else nullcontext():
             await self._learn(job, request, batch, base, target)
 
     async def _learn(
         self, job: TrainJob, request: TrainRequest, batch: Batch, base: int, target: int
     ) -> None:
-        """Make the version, see that it has an effect, publish it, and finish the job."""
+        """Make the version, check it in the sampler, publish it, and finish the job."""
         staged = self._adapters.stage()
         step = LearnerStep(
             parent=self._adapters.path(request.policy, base),
@@ -178,12 +179,12 @@ class JobRunner:
         )
 
         async def on_progress(fraction: float, message: str) -> None:
-            await self._tell(job, message, fraction)
+            await self._report(job, message, fraction)
 
         parent = NamedAdapter(f"{job.policy}@{base}", step.parent)
         child = NamedAdapter(f"{job.policy}@{target}", staged)
         call = batch.calls[0]
-        await self._router.resolve(parent.name)  # loads it if need be
+        await self._router.resolve(parent.name)  # loads it
         before = await ask(self._sampler, call, parent)
         try:
             async with self._device():
@@ -191,7 +192,7 @@ class JobRunner:
             begun = time.monotonic()
             sealing = asyncio.create_task(asyncio.to_thread(self._adapters.seal, staged))
             try:
-                # Under its own name already: callers cannot use that before it is published.
+                # Loaded under its final name, which clients cannot use until it is published.
                 await self._sampler.load_adapter(child.name, staged, probe=False)
                 metrics["probe_change"] = await check_swap(
                     self._sampler, self._learner, call, parent, before, child, metrics["grad_norm"]
@@ -199,7 +200,9 @@ class JobRunner:
             finally:
                 files = await sealing
             if metrics["probe_change"] == 0.0:
-                await self._tell(job, "WARNING: the new version answers exactly as its parent did")
+                await self._report(
+                    job, "WARNING: the new version answers exactly as its parent did"
+                )
             manifest = self._manifest(job, request, batch, base, target, metrics)
             publish = self._adapters.publish
             await asyncio.to_thread(publish, staged, request.policy, target, manifest, files)
@@ -211,7 +214,7 @@ class JobRunner:
 
     @asynccontextmanager
     async def _device(self) -> AsyncGenerator[None]:
-        """The time in which the learner has the device to itself, where the two take turns."""
+        """With `take_turns`, a context in which the sampler does not use the device."""
         if not self._settings.take_turns:
             yield
             return
@@ -239,7 +242,7 @@ class JobRunner:
             "metrics": metrics | batch.metrics,
             "excluded": dict(batch.excluded),
             "nodes": {name: node.model_dump() for name, node in batch.nodes().items()},
-            # What was imitated may be again, and may be learned from by its reward besides.
+            # A trajectory of a supervised step may be trained again, in either way.
             "imitated" if isinstance(request.config, SFTConfig) else "trained": batch.trained,
             "created_at": time.time(),
         }
@@ -247,30 +250,22 @@ class JobRunner:
     async def _finish(
         self, job: TrainJob, request: TrainRequest, manifest: dict[str, Any], begun: float
     ) -> None:
-        """The version is on disk: load it, end the job, route to it. `begun` is when it was made.
+        """Route to a published version and end the job; `begun` is when the swap began.
 
-        The sampler has loaded it, and only hears where its files are now; or the server was
-        restarted since.
+        `resolve` registers the version with the router and its final directory with the sampler,
+        which reads the files again only if they are not those that it has loaded (after a
+        restart of either).
         """
-        policy, version, parent = request.policy, manifest["version"], manifest["parent"]
-        metrics: dict[str, float] = dict(manifest["metrics"])
+        policy, version = request.policy, manifest["version"]
         await self._router.resolve(f"{policy}@{version}")
-        metrics["swap_seconds"] = time.monotonic() - begun
+        manifest["metrics"]["swap_seconds"] = time.monotonic() - begun
+        checkpoint = self._adapters.checkpoint(manifest)
         result = TrainResult(
             policy=policy,
             version=version,
-            metrics=metrics,
+            metrics=checkpoint.metrics,
             excluded=manifest["excluded"],
             nodes=manifest["nodes"],
-        )
-        checkpoint = Checkpoint(
-            policy=policy,
-            version=version,
-            name=f"{policy}@{version}",
-            parent=parent,
-            created_at=manifest["created_at"],
-            bytes=self._adapters.size(policy, version),
-            metrics=metrics,
         )
         trained, served = manifest.get("trained", ()), f"{checkpoint.name} serves"
         await self._store.jobs.finish(job.id, result, None, checkpoint, trained, served)
@@ -280,17 +275,17 @@ class JobRunner:
         await self._retain(policy)
 
     async def _retain(self, policy: str) -> None:
-        """Delete the oldest versions beyond what is to be kept."""
+        """Delete the oldest versions beyond `keep_checkpoints`."""
         kept = await self._store.checkpoints(policy)
         free = [c for c in kept if not (c.pinned or c.serving or c.version == 0)]
         for checkpoint in free[: max(0, len(free) - self._settings.keep_checkpoints)]:
             try:
                 await self.drop_version(policy, checkpoint.version)
-            except InvalidRequest as busy:  # in use: the next step tries again
+            except InvalidRequest as busy:  # the next step tries again
                 log.info("%s", busy)
 
     async def drop_version(self, policy: str, version: int) -> None:
-        """Unload, forget and delete a version, in that order."""
+        """Unload a version, then delete its row, then its files."""
         await self._router.forget(policy, version)
         await self._store.forget_checkpoint(policy, version)
         await asyncio.to_thread(self._adapters.delete, policy, version)
@@ -319,7 +314,7 @@ class JobRunner:
             batch.add_group(runs, records)
         batch.settle()
         if unknown := sorted(set(request.trainable) - batch.names):
-            await self._tell(
+            await self._report(
                 job, f"no call of this batch has a name of these that `trainable` gives: {unknown}"
             )
         return batch

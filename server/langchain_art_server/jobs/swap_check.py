@@ -1,8 +1,8 @@
-"""Did a step take effect? The new version is asked before it is published.
+"""The check of a hot swap: does the sampler answer with the new version's weights?
 
-A sampler that ignores adapters, or goes on with an old one, and a learner that saves what it did
-not train, look healthy from step to step: there are tokens, rewards and a loss, and nothing is
-ever learned. Both are told here by the answers to one prompt that the step was trained on.
+A sampler that ignores adapters or keeps an old one, and a learner that does not save what it
+trained, show no error: there are tokens, rewards and a loss, but nothing is learned. Both are found
+here, before the version is published, by its answers to one prompt of the training batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from langchain_art_server.backends.base import ChatReply, ChatRequest, Learner, 
 from langchain_art_server.backends.models.adapter_files import WEIGHTS_FILE
 from langchain_art_server.storage.tables import CallRecord
 
-#: Tokens of the answer that are compared if the first shows nothing, and logprobs at each.
+#: Tokens of the answer that are compared if the first does not differ, and logprobs at each.
 TOKENS, TOP = 8, 8
 #: Norm of a gradient below which an optimizer may leave every weight as it is (Adam's eps is 1e-8).
 LEAST_NORM = 1e-6
@@ -28,12 +28,10 @@ LEAST_NORM = 1e-6
 
 @dataclass(frozen=True)
 class NamedAdapter:
-    """An adapter as both engines know it."""
+    """An adapter by its name in the sampler and its directory for the learner."""
 
     name: str
-    """The sampler's name for it."""
     path: Path
-    """Its directory."""
 
 
 async def check_swap(
@@ -45,29 +43,29 @@ async def check_swap(
     child: NamedAdapter,
     grad_norm: float,
 ) -> float:
-    """How far the new version answers differently from its parent.
+    """Measure how much the new version's answer differs from its parent's.
 
-    One token shows it as a rule, and callers wait for the new version, so that more are asked for
-    only when the first says nothing. Where the sampler shows no more than rounding, the learner is
-    asked what it would have had to show, against the parent and against the base model: small steps
-    hide in the rounding of half precision, but they add up.
+    Clients wait for the new version, so only one token is sampled first, which is enough as a
+    rule. If the difference is within rounding, more tokens are sampled, and the learner computes
+    the difference that there should be, from the parent and from the base model: in half precision
+    a small step can be less than the rounding.
 
     Args:
         sampler: has loaded both versions.
         learner: has written `child`.
         call: one that the step learned from.
-        parent: what the step began from.
-        before: what `ask` had of it before the step.
-        child: what it made.
-        grad_norm: of the step.
+        parent: the version that the step started from.
+        before: the result of `ask` for it before the step.
+        child: the new version.
+        grad_norm: norm of the step's gradient.
 
     Returns:
         Largest change of a logprob at the first tokens of an answer to the call's prompt, in nats;
-        0.0 if the weights are the parent's because the gradient was as good as zero.
+        0.0 if the weights equal the parent's and the gradient was below `LEAST_NORM`.
 
     Raises:
         ArtError: the answer's logprobs are not finite, the weights are the parent's though there
-            was a gradient, or the sampler answers as without them.
+            was a gradient, or the sampler does not apply them.
     """
     hidden = logprob_tolerance(sampler.info.dtype)
     old, new = before, await ask(sampler, call, child, len(before.token_ids))
@@ -97,7 +95,7 @@ async def check_swap(
         if seen > hidden:
             continue
         moved = await _moved(learner, other, child, new, tokens)
-        if moved > seen + 2 * hidden:  # one rounding for each of the two engines
+        if moved > seen + 2 * hidden:  # each engine may round once
             raise ArtError(
                 f"The sampler does not apply the new adapter: it answers as {name} does (at most "
                 f"{seen:.2g} nats from it on any token), while the learner's logprobs of that "
@@ -110,7 +108,7 @@ async def check_swap(
 async def ask(
     sampler: Sampler, call: CallRecord, version: NamedAdapter | None, tokens: int = 1
 ) -> ChatReply:
-    """The first tokens that a version (None: the base model) says to a call's prompt."""
+    """The first tokens of a version's answer (None: the base model's) to a call's prompt."""
     request = ChatRequest(
         id="probe",
         messages=call.request["messages"],
@@ -133,7 +131,7 @@ def _check_finite(reply: ChatReply) -> None:
 
 
 def _compare(old: ChatReply, new: ChatReply) -> tuple[float, int]:
-    """Largest distance of two replies' logprobs, and how many tokens were drawn after the same."""
+    """Largest difference of two replies' logprobs, and how many tokens have equal contexts."""
     worst, tokens = 0.0, 0
     for i in range(min(len(old.token_ids), len(new.token_ids))):
         before, after = ({t: p for t, p, _ in one.top_logprobs[i]} for one in (old, new))

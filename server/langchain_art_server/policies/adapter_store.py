@@ -18,7 +18,7 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from langchain_art.errors import ConfigError, InvalidRequest
-from langchain_art.wire import NAME
+from langchain_art.wire import NAME, Checkpoint
 from langchain_art_server.backends.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 
 log = logging.getLogger(__name__)
@@ -154,6 +154,15 @@ class AdapterStore:
             path.rename(removed)
             shutil.rmtree(removed)
 
-    def size(self, policy: str, version: int) -> int:
-        """Bytes on disk."""
-        return sum(p.stat().st_size for p in self.path(policy, version).iterdir())
+    def checkpoint(self, manifest: dict[str, Any]) -> Checkpoint:
+        """The wire value of a published version, from its manifest and its size on disk."""
+        policy, version = manifest["policy"], manifest["version"]
+        return Checkpoint(
+            policy=policy,
+            version=version,
+            name=f"{policy}@{version}",
+            parent=manifest["parent"],
+            created_at=manifest["created_at"],
+            bytes=sum(p.stat().st_size for p in self.path(policy, version).iterdir()),
+            metrics=dict(manifest["metrics"]),
+        )

@@ -1,8 +1,8 @@
-"""One database, one thread that writes to it, readers beside it. By SQLAlchemy.
+"""One database, with one thread that writes and any number that read. By SQLAlchemy.
 
-SQLite (in WAL mode, ``synchronous=FULL``) is the default, PostgreSQL by URL. Records of calls are
-written in one transaction with all others that came while the one before was written, so that
-durability costs one `fsync`, and two changes of thread, per batch of replies and not per reply.
+SQLite (in WAL mode, ``synchronous=FULL``) is the default, PostgreSQL is chosen by URL. Call records
+that arrive during a transaction are written together in the next one, so that durability costs one
+`fsync`, and two changes of thread, per batch of replies.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -21,19 +22,19 @@ from langchain_art.errors import ConfigError, EngineUnavailable, InvalidRequest
 from langchain_art_server.storage.tables import CALLS, META, CallRecord
 
 T = TypeVar("T")
-#: Of PostgreSQL's advisory locks, which are per database: the one of a server that uses it.
+#: PostgreSQL's advisory lock (they are per database) that a server holds.
 _ADVISORY_LOCK = int.from_bytes(b"lc-art", "big")
 
 
 class Database:
-    """Reads and writes, behind coroutines. `close` writes what waits.
+    """Reads and writes in threads, for coroutines.
 
     Args:
-        url: SQLAlchemy's; tables that are missing are made.
+        url: SQLAlchemy's; missing tables are created.
 
     Raises:
-        ConfigError: it is no URL of SQLite or PostgreSQL, the driver is not installed, the database
-            cannot be reached, or another server uses it.
+        ConfigError: the URL is not one of SQLite or PostgreSQL, the driver is not installed, the
+            database cannot be reached, or another server uses it.
     """
 
     def __init__(self, url: str) -> None:
@@ -41,11 +42,10 @@ class Database:
         try:
             self._owner, self._owner_lost = _own(self.engine), False
             META.create_all(self.engine)
-        except ConfigError:
+        except (ConfigError, OperationalError) as error:
             self.engine.dispose()
-            raise
-        except OperationalError as error:
-            self.engine.dispose()
+            if isinstance(error, ConfigError):
+                raise
             place = self.engine.url.render_as_string(hide_password=True)
             raise ConfigError(f"got database_url={place!r}, which fails: {error.orig}") from error
         self._work: queue.SimpleQueue[tuple[Any, asyncio.Future[Any]] | None] = queue.SimpleQueue()
@@ -55,7 +55,7 @@ class Database:
         self._writer.start()
 
     def close(self) -> None:
-        """Write what waits, then close."""
+        """Write what is queued, then close."""
         self._work.put(None)
         self._writer.join()
         if self._owner is not None:
@@ -63,10 +63,10 @@ class Database:
         self.engine.dispose()
 
     async def write(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run `work` in a transaction of its own. Returns when what it wrote is on disk.
+        """Run `work` in a transaction of its own. Returns when it is on disk.
 
         Raises:
-            EngineUnavailable: the database cannot be written to; nothing was.
+            EngineUnavailable: the database cannot be written to; nothing was written.
         """
         return await self._submit(work)
 
@@ -90,12 +90,7 @@ class Database:
         def settle(inserted: asyncio.Future[None]) -> None:
             error = inserted.exception()
             for _, written in batch:
-                if written.cancelled():
-                    continue
-                if error is None:
-                    written.set_result(None)
-                else:
-                    written.set_exception(error)
+                _settle(written, None, error)
             self._writing_calls = bool(self._calls)
             if self._calls:
                 inserted.get_loop().call_soon(self._write_calls)
@@ -139,18 +134,18 @@ class Database:
     ) -> tuple[Any, Exception | None]:
         try:
             if self._owner_lost and self._owner is not None:
-                self._owner.invalidate()  # which gives up what it may hold still
+                self._owner.invalidate()  # closes the connection and so releases the lock
                 self._owner, self._owner_lost = _own(self.engine), False
             with connection.begin():
                 return work(connection), None
-        except OperationalError as failure:  # disk full, read-only, gone: say so to callers
+        except OperationalError as failure:  # disk full, read-only, gone
             self._owner_lost = True
             return None, EngineUnavailable(
                 f"The store could not write ({failure.orig}); nothing was acknowledged. "
                 "Free disk space or mend the database, then send the request again.",
                 retry_after=5,
             )
-        except ConfigError as failure:  # it was gone, and another server was faster
+        except ConfigError as failure:  # another server took the lock meanwhile
             return None, EngineUnavailable(str(failure), retry_after=5)
         except DataError as failure:  # PostgreSQL's text holds no NUL
             return None, InvalidRequest(f"The database does not take a value: {failure.orig}")
@@ -158,10 +153,22 @@ class Database:
             return None, failure
 
 
-def parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Ids in parts that one statement may name; SQLite allows so many parameters and no more."""
-    for start in range(0, len(ids), 500):
-        yield ids[start : start + 500]
+def select_among(
+    connection: sa.Connection,
+    query: sa.Select[*tuple[Any, ...]],
+    column: sa.Column[str],
+    ids: Iterable[str],
+) -> Iterator[sa.Row[Any]]:
+    """Rows of `query` whose `column` is among `ids`. SQLite limits a statement's parameters."""
+    for part in batched(dict.fromkeys(ids), 500):
+        yield from connection.execute(query.where(column.in_(part)))
+
+
+def batched(values: Iterable[str], size: int) -> Iterator[list[str]]:
+    """The values in lists of `size`."""
+    rest = iter(values)
+    while part := list(islice(rest, size)):
+        yield part
 
 
 def _engine(url: str) -> sa.Engine:
@@ -172,7 +179,7 @@ def _engine(url: str) -> sa.Engine:
             engine = sa.create_engine(parsed)
             event.listen(engine, "connect", _sqlite_pragmas)
             return engine
-        if kind == "postgresql":  # connections that broke while nobody used them are made anew
+        if kind == "postgresql":  # replaces connections that broke while they were idle
             psycopg = parsed.set(drivername="postgresql+psycopg")
             return sa.create_engine(psycopg, pool_pre_ping=True)
     except ArgumentError as error:
@@ -185,10 +192,10 @@ def _engine(url: str) -> sa.Engine:
 
 
 def _own(engine: sa.Engine) -> sa.Connection | None:
-    """Hold a PostgreSQL database: two servers on one would train past each other.
+    """Lock a PostgreSQL database, so that no second server uses it.
 
     Returns:
-        The connection that holds it. SQLite's is held with its directory.
+        The connection that holds the lock; None for SQLite, whose directory is locked.
     """
     if engine.dialect.name == "sqlite":
         return None
@@ -202,8 +209,8 @@ def _own(engine: sa.Engine) -> sa.Connection | None:
     return owner
 
 
-def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if future.done():
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.done():  # cancelled
         return
     if error is not None:
         future.set_exception(error)

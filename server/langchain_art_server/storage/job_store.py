@@ -1,4 +1,4 @@
-"""Jobs and their stories: written down before they begin, ended in one transaction."""
+"""Training jobs and their events: stored before they begin, ended in one transaction."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from langchain_art_server.storage.tables import (
 
 
 class JobStore:
-    """What is known of jobs; `Store.jobs` is one."""
+    """Reads and writes jobs; see `Store.jobs`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -44,10 +44,13 @@ class JobStore:
     async def add(
         self, job_id: str, key: str, request: TrainRequest, runs: Iterable[Trajectory]
     ) -> TrainJob:
-        """Queue a job; the same key and body give the job that is there. Other body: Conflict.
+        """Queue a job. The same key and body give the existing job.
 
-        What `runs`, those of its groups, are scored with is kept with the job as it is now, so that
-        a run of it after a crash is the same.
+        The rewards of `runs` (the trajectories of its groups) are stored with it, so that it trains
+        with the same rewards after a restart.
+
+        Raises:
+            Conflict: the key was used with another body.
         """
         scored = {run.id: asdict(RewardSnapshot.of(run)) for run in runs}
         body = to_json(request)
@@ -87,7 +90,7 @@ class JobStore:
     async def all(
         self, states: Sequence[JobState] | None = None, policy: str | None = None
     ) -> list[TrainJob]:
-        """In the order they were asked for."""
+        """Oldest first."""
         query = sa.select(JOBS).order_by(JOBS.c.number)
         if states is not None:
             query = query.where(JOBS.c.state.in_(states))
@@ -98,7 +101,7 @@ class JobStore:
     async def payload(
         self, job_id: str
     ) -> tuple[TrainRequest, dict[str, RewardSnapshot], int | None]:
-        """The request, its runs' scores then, and the version it is to make (if begun before)."""
+        """The request, the rewards by trajectory, and the version to make (None if not begun)."""
         query = sa.select(JOBS.c.payload, JOBS.c.target_version).where(JOBS.c.id == job_id)
         row = await self._database.read(lambda c: c.execute(query).one())
         payload = unpack(row.payload)
@@ -107,7 +110,7 @@ class JobStore:
         return request, scored, row.target_version
 
     async def begin(self, job_id: str, base: int, target: int) -> None:
-        """Write down from which version to which, before anything is made."""
+        """Store the versions that a job starts from and makes."""
         values = {"state": "running", "base_version": base, "target_version": target}
         query = sa.update(JOBS).where(JOBS.c.id == job_id).values(values)
         await self._database.write(lambda c: c.execute(query))
@@ -123,7 +126,7 @@ class JobStore:
     ) -> None:
         """End a job, route the policy to its version, mark its trajectories: one transaction.
 
-        `message` ends its story.
+        `message` is the job's last event.
         """
         values: dict[str, Any] = {
             "state": "succeeded" if error is None else "failed",
@@ -144,13 +147,13 @@ class JobStore:
                 rows = [{"trajectory_id": t, "policy": policy, "job_id": job_id} for t in trained]
                 connection.execute(sa.insert(TRAINED), rows)
             if message is not None:
-                _tell(connection, job_id, message, 1.0)
+                _append(connection, job_id, message, 1.0)
 
         await self._database.write(write)
 
     async def add_event(self, job_id: str, message: str, progress: float | None = None) -> None:
-        """Append a line to a job's story."""
-        await self._database.write(lambda connection: _tell(connection, job_id, message, progress))
+        """Append an event to a job."""
+        await self._database.write(lambda c: _append(c, job_id, message, progress))
 
     async def events(self, job_id: str, after: int) -> list[JobEvent]:
         """Events with `seq` above `after`."""
@@ -159,15 +162,13 @@ class JobStore:
             .where((EVENTS.c.job_id == job_id) & (EVENTS.c.seq > after))
             .order_by(EVENTS.c.seq)
         )
+        fields = list(JobEvent.model_fields)
         return await self._database.read(
-            lambda c: [
-                JobEvent(seq=r.seq, at=r.at, message=r.message, progress=r.progress)
-                for r in c.execute(query)
-            ]
+            lambda c: [JobEvent(**{n: getattr(r, n) for n in fields}) for r in c.execute(query)]
         )
 
 
-def _tell(connection: sa.Connection, job_id: str, message: str, progress: float | None) -> None:
+def _append(connection: sa.Connection, job_id: str, message: str, progress: float | None) -> None:
     last = connection.scalar(sa.select(sa.func.max(EVENTS.c.seq)).where(EVENTS.c.job_id == job_id))
     row = {"job_id": job_id, "seq": (last or 0) + 1, "at": time.time()}
     connection.execute(sa.insert(EVENTS), [row | {"message": message, "progress": progress}])

@@ -1,4 +1,4 @@
-"""What a run is scored with: how it changes, and how it stood when a job was asked for."""
+"""The rewards of a trajectory: how they change, and a snapshot for a job."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from langchain_art.wire import Reward, Status, Trajectory, Turn
 
 @dataclass(frozen=True)
 class RewardSnapshot:
-    """All that decides what a run is worth, as it stood at one moment.
+    """A trajectory's rewards at one moment.
 
-    A job keeps it with its request, so that a run of the job after a crash, or long after it was
-    queued, learns from what its caller had seen.
+    It is stored with a job, which trains with these rewards though they change later, and also
+    when it is run again after a restart.
 
     Attributes:
         reward: `Trajectory.reward`.
@@ -31,13 +31,13 @@ class RewardSnapshot:
 
     @classmethod
     def of(cls, run: Trajectory) -> RewardSnapshot:
-        """How a run stands now."""
+        """A trajectory's rewards now."""
         turns = [turn.reward for turn in run.turns]
         known = any(reward is not None for reward in turns)
         return cls(run.reward, run.scores, run.status, turns if known else ())
 
     def on(self, run: Trajectory) -> Trajectory:
-        """The run as it stood; its turns are those that it had."""
+        """The trajectory with these rewards."""
         rewards = self.turns or [None] * len(run.turns)
         return run.model_copy(
             update={
@@ -50,15 +50,15 @@ class RewardSnapshot:
 
 
 def changed(run: Trajectory, reward: Reward, turns: Sequence[Turn] | None = None) -> Trajectory:
-    """The run with what was given of `reward` set, or added to what it has.
+    """The trajectory with the given fields of `reward` set; scores and metadata are added.
 
     Args:
-        run: as it is stored.
-        reward: its fields that were left out change nothing.
-        turns: the run's turns from now on; those that it had keep their rewards. None: the same.
+        run: the stored trajectory.
+        reward: fields that were not given change nothing.
+        turns: the new turns; turns that were there keep their rewards. None: unchanged.
 
     Raises:
-        InvalidRequest: the run has no such call as one that a reward is for.
+        InvalidRequest: the trajectory does not have a call that a reward is for.
     """
     rewards = {turn.call_id: turn.reward for turn in run.turns} | reward.turns
     new = run.turns if turns is None else turns
@@ -80,7 +80,7 @@ def changed(run: Trajectory, reward: Reward, turns: Sequence[Turn] | None = None
 
 
 def rewards_in_words(run: Trajectory) -> str:
-    """A run's reward and those of its calls, equal for runs whose rewards are equal."""
+    """The rewards of a trajectory and its calls, for messages and comparison."""
     calls = {turn.call_id: turn.reward for turn in run.turns if turn.reward is not None}
     return f"{run.reward}" + (f" and {calls} of its calls" if calls else "")
 

@@ -1,4 +1,4 @@
-"""What must not be lost: calls, trajectories, policies, checkpoints; and, in `Store.jobs`, jobs."""
+"""The durable store: calls, trajectories, policies and checkpoints; jobs in `Store.jobs`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from langchain_art.errors import Conflict, NotFound
 from langchain_art.wire import Checkpoint, LoraConfig, Reward, Trajectory
-from langchain_art_server.storage.database import Database, parts
+from langchain_art_server.storage.database import Database, select_among
 from langchain_art_server.storage.job_store import JobStore
 from langchain_art_server.storage.reward_snapshot import changed, rewards_in_words
 from langchain_art_server.storage.tables import (
@@ -26,14 +26,15 @@ from langchain_art_server.storage.tables import (
     trajectory_of,
     trajectory_row,
     unpack,
+    version_is,
 )
 
 
 class Store:
-    """The database by its contents. Coroutines return when what they write is on disk.
+    """Reads and writes the tables. Coroutines return when what they write is on disk.
 
     Args:
-        url: SQLAlchemy's; tables that are missing are made.
+        url: SQLAlchemy's; missing tables are created.
     """
 
     def __init__(self, url: str) -> None:
@@ -41,7 +42,7 @@ class Store:
         self.jobs = JobStore(self._database)
 
     def close(self) -> None:
-        """Write what waits, then close."""
+        """Write what is queued, then close."""
         self._database.close()
 
     # --- calls ----------------------------------------------------------------------------------
@@ -59,19 +60,16 @@ class Store:
 
     async def calls(self, call_ids: Iterable[str]) -> dict[str, CallRecord]:
         """The recorded ones among `call_ids`, by id."""
-        wanted = list(dict.fromkeys(call_ids))
+        wanted = list(call_ids)
 
         def read(connection: sa.Connection) -> dict[str, CallRecord]:
-            found: dict[str, CallRecord] = {}
-            for part in parts(wanted):
-                for row in connection.execute(sa.select(CALLS).where(CALLS.c.id.in_(part))):
-                    found[row.id] = CallRecord.of(row)
-            return found
+            rows = select_among(connection, sa.select(CALLS), CALLS.c.id, wanted)
+            return {row.id: CallRecord.of(row) for row in rows}
 
         return await self._database.read(read)
 
     async def tagged_calls(self, trajectory_id: str) -> list[CallRecord]:
-        """The calls that were tagged with this trajectory, in the order they ended."""
+        """The calls that were tagged with a trajectory's id, in the order in which they ended."""
         query = (
             sa.select(CALLS)
             .where(CALLS.c.trajectory_id == trajectory_id)
@@ -84,18 +82,21 @@ class Store:
     async def add_trajectories(
         self, trajectories: Sequence[Trajectory], group_id: str | None = None
     ) -> int:
-        """Store those that are new; returns how many were. Same id, other body: Conflict.
+        """Store those that are new, all or none.
 
-        All or none: a conflict stores nothing.
+        Returns:
+            How many were new.
+
+        Raises:
+            Conflict: one is stored with this id and another body.
         """
         rows = [trajectory_row(t, group_id) for t in trajectories]
 
         def write(connection: sa.Connection) -> int:
-            known: dict[str, str] = {}
-            for part in parts([row["id"] for row in rows]):
-                query = sa.select(TRAJECTORIES.c.id, TRAJECTORIES.c.digest)
-                for row in connection.execute(query.where(TRAJECTORIES.c.id.in_(part))):
-                    known[row.id] = row.digest
+            query = sa.select(TRAJECTORIES.c.id, TRAJECTORIES.c.digest)
+            ids = [row["id"] for row in rows]
+            found = select_among(connection, query, TRAJECTORIES.c.id, ids)
+            known = {row.id: row.digest for row in found}
             for row in rows:
                 if known.get(row["id"], row["digest"]) != row["digest"]:
                     raise Conflict(
@@ -120,17 +121,14 @@ class Store:
 
     async def trajectories(self, ids: Iterable[str]) -> dict[str, StoredRun]:
         """The stored ones among `ids`, by id."""
-        wanted = list(dict.fromkeys(ids))
+        wanted = list(ids)
 
         def read(connection: sa.Connection) -> dict[str, StoredRun]:
-            found: dict[str, StoredRun] = {}
-            for part in parts(wanted):
-                query = sa.select(TRAJECTORIES).where(TRAJECTORIES.c.id.in_(part))
-                for row in connection.execute(query):
-                    found[row.id] = StoredRun(trajectory_of(row), row.assembled, {})
-                marks = sa.select(TRAINED).where(TRAINED.c.trajectory_id.in_(part))
-                for mark in connection.execute(marks.order_by(TRAINED.c.policy)):
-                    found[mark.trajectory_id].trained_by[mark.policy] = mark.job_id
+            rows = select_among(connection, sa.select(TRAJECTORIES), TRAJECTORIES.c.id, wanted)
+            found = {row.id: StoredRun(trajectory_of(row), row.assembled, {}) for row in rows}
+            marks = sa.select(TRAINED).order_by(TRAINED.c.policy)
+            for mark in select_among(connection, marks, TRAINED.c.trajectory_id, found):
+                found[mark.trajectory_id].trained_by[mark.policy] = mark.job_id
             return found
 
         return await self._database.read(read)
@@ -149,13 +147,13 @@ class Store:
 
         Args:
             trajectory_id: which.
-            reward: its `reward`, `status` and `scenario` are set only where they were given.
-            assembled: what the calls tagged with this id come to now. It is stored where there is
-                no such trajectory, and replaces one that was assembled of fewer calls.
+            reward: only the fields that were given are set.
+            assembled: the trajectory of the calls that are tagged with this id now. It is stored
+                if there is none, and replaces one that was assembled from fewer calls.
 
         Raises:
             NotFound: no such trajectory, and `assembled` is None.
-            InvalidRequest: it has no such call as one that a reward is for.
+            InvalidRequest: it does not have a call that a reward is for.
             Conflict: a job trained on it, and a reward of it or its calls would change.
         """
 
@@ -193,7 +191,7 @@ class Store:
     # --- policies and checkpoints ---------------------------------------------------------------
 
     async def add_policy(self, name: str, lora: LoraConfig) -> None:
-        """Record a policy whose version 0 was published. Idempotent."""
+        """Insert a policy whose version 0 is published. Idempotent."""
 
         def write(connection: sa.Connection) -> None:
             if connection.execute(sa.select(POLICIES).where(POLICIES.c.name == name)).first():
@@ -204,7 +202,7 @@ class Store:
         await self._database.write(write)
 
     async def policies(self) -> dict[str, tuple[LoraConfig, int]]:
-        """Name -> (shape, version that serves)."""
+        """Name -> (LoRA shape, version that serves)."""
 
         def read(connection: sa.Connection) -> dict[str, tuple[LoraConfig, int]]:
             rows = connection.execute(sa.select(POLICIES).order_by(POLICIES.c.name))
@@ -218,7 +216,7 @@ class Store:
         await self._database.write(lambda c: c.execute(query))
 
     async def checkpoints(self, policy: str) -> list[Checkpoint]:
-        """All versions that are kept, oldest first."""
+        """The versions of a policy that are kept, oldest first."""
 
         def read(connection: sa.Connection) -> list[Checkpoint]:
             serving = connection.scalar(
@@ -231,23 +229,21 @@ class Store:
         return await self._database.read(read)
 
     async def add_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Record a published version. Idempotent."""
+        """Insert a published version. Idempotent."""
         await self._database.write(lambda c: insert_checkpoint(c, checkpoint))
 
     async def set_pinned(self, policy: str, version: int, pinned: bool) -> None:
         """Protect a version from retention, or stop protecting it."""
-        mine = (CHECKPOINTS.c.policy == policy) & (CHECKPOINTS.c.version == version)
-        await self._database.write(
-            lambda c: c.execute(sa.update(CHECKPOINTS).where(mine).values(pinned=pinned))
-        )
+        query = sa.update(CHECKPOINTS).where(version_is(policy, version)).values(pinned=pinned)
+        await self._database.write(lambda c: c.execute(query))
 
     async def forget_checkpoint(self, policy: str, version: int) -> None:
-        """Remove a version's record."""
-        mine = (CHECKPOINTS.c.policy == policy) & (CHECKPOINTS.c.version == version)
-        await self._database.write(lambda c: c.execute(sa.delete(CHECKPOINTS).where(mine)))
+        """Delete a version's row."""
+        query = sa.delete(CHECKPOINTS).where(version_is(policy, version))
+        await self._database.write(lambda c: c.execute(query))
 
     async def counts(self) -> tuple[int, int, dict[str, int]]:
-        """Calls, trajectories, jobs by state."""
+        """Number of calls, of trajectories, and of jobs by state."""
 
         def read(connection: sa.Connection) -> tuple[int, int, dict[str, int]]:
             def count(table: sa.Table) -> int:
@@ -261,17 +257,14 @@ class Store:
 
 
 def _trained_by(connection: sa.Connection, trajectory_id: str) -> str:
-    """The jobs that trained on it, as words; empty if none did."""
+    """The jobs that trained on a trajectory, for a message; empty if none did."""
     query = sa.select(TRAINED).where(TRAINED.c.trajectory_id == trajectory_id)
     rows = connection.execute(query.order_by(TRAINED.c.policy))
     return " and ".join(f"job {row.job_id} of policy {row.policy!r}" for row in rows)
 
 
 def _refuse_late_calls(connection: sa.Connection, known: Trajectory, calls: int) -> None:
-    """Calls may join a trajectory until a job has it.
-
-    What the job trains must be what it was asked to train, and again after a crash.
-    """
+    """Raise Conflict if a job uses the trajectory: it must train the same calls after a restart."""
     late = calls - len(known.turns)
     jobs = _trained_by(connection, known.id)
     if not jobs:

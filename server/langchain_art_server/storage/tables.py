@@ -1,7 +1,7 @@
-"""The tables, and what a row of each is as a value. `store` reads and writes them.
+"""The tables of the database, and the conversion of their rows to values and back.
 
-Token arrays are little-endian blobs: int32 ids, float64 logprobs, so that what is read equals what
-was written, bit for bit. Bodies are JSON, compressed.
+Token arrays are little-endian blobs (int32 ids, float64 logprobs), so that values are read exactly
+as they were written. Bodies are compressed JSON.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import time
 import zlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, cast
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import sqlalchemy as sa
 from pydantic_core import from_json, to_json
 
-from langchain_art.wire import CallTags, Checkpoint, JobState, TrainJob, TrainResult, Trajectory
+from langchain_art.wire import CallTags, Checkpoint, TrainJob, TrainResult, Trajectory
 
 META = sa.MetaData()
 
@@ -110,9 +110,9 @@ EVENTS = sa.Table(
 
 @dataclass(frozen=True)
 class CallRecord:
-    """One completion, whole: what was asked, what was shown, what was said, how sure it was.
+    """One completion: request, reply, token ids and logprobs (nats), one of each per sampled token.
 
-    `len(logprobs) == len(token_ids)`. `excluded_because` says why the learner must leave it out.
+    `excluded_because` is the reason why it is not trained, if it is not; `latency` is in seconds.
     """
 
     id: str
@@ -133,75 +133,50 @@ class CallRecord:
     excluded_because: str | None
     latency: float
     retry: int = 0
-    """How often the client had sent this request before, by its own account
-    (``x-stainless-retry-count``, which the OpenAI SDKs send)."""
+    """How often the client had sent this request before (the header ``x-stainless-retry-count`` of
+    the OpenAI SDKs)."""
 
     def row(self) -> dict[str, Any]:
         """This record as a row of the table."""
-        return {
-            "id": self.id,
-            "created_at": self.created_at,
+        return vars(self) | {
             "trajectory_id": self.tags.trajectory_id,
-            "policy": self.policy,
-            "version": self.version,
-            "model": self.model,
             "tags": self.tags.model_dump_json(exclude_defaults=True),
             "request": pack(self.request),
             "reply": pack(self.reply),
             "prompt_token_ids": array("i", self.prompt_token_ids).tobytes(),
             "token_ids": array("i", self.token_ids).tobytes(),
             "logprobs": array("d", self.logprobs).tobytes(),
-            "temperature": self.temperature,
-            "finish_reason": self.finish_reason,
-            "excluded_because": self.excluded_because,
-            "latency": self.latency,
-            "retry": self.retry,
         }
 
     @classmethod
     def of(cls, row: sa.Row[Any]) -> CallRecord:
         """The record of a row."""
-        return cls(
-            id=row.id,
-            created_at=row.created_at,
-            policy=row.policy,
-            version=row.version,
-            model=row.model,
+        values: dict[str, Any] = {one.name: getattr(row, one.name) for one in fields(cls)}
+        values.update(
             tags=CallTags.model_validate_json(row.tags),
             request=unpack(row.request),
             reply=unpack(row.reply),
-            prompt_token_ids=_ints(row.prompt_token_ids),
-            token_ids=_ints(row.token_ids),
+            prompt_token_ids=array("i", row.prompt_token_ids).tolist(),
+            token_ids=array("i", row.token_ids).tolist(),
             logprobs=array("d", row.logprobs).tolist(),
-            temperature=row.temperature,
-            finish_reason=row.finish_reason,
-            excluded_because=row.excluded_because,
-            latency=row.latency,
-            retry=row.retry,
         )
+        return cls(**values)
 
     def public(self) -> dict[str, Any]:
         """What ``GET /v1/calls/{id}`` answers."""
-        public = asdict(self) | {
-            "tags": self.tags.model_dump(exclude_defaults=True),
-            "trainable": self.excluded_because is None,
-        }
-        return public
+        tags = self.tags.model_dump(exclude_defaults=True)
+        return asdict(self) | {"tags": tags, "trainable": self.excluded_because is None}
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A trajectory, and what became of it here."""
+    """A trajectory in the database."""
 
     trajectory: Trajectory
     assembled: bool
-    """Put together here, from calls that were tagged with its id."""
+    """Whether it was assembled from calls that were tagged with its id."""
     trained_by: dict[str, str]
     """policy -> the job that trained it on this run."""
-
-
-def _ints(blob: bytes) -> list[int]:
-    return array("i", blob).tolist()
 
 
 def pack(value: Any) -> bytes:
@@ -215,38 +190,32 @@ def unpack(blob: bytes) -> Any:
 
 
 def digest(body: bytes) -> str:
-    """SHA-256 of a body, in hex: two bodies are the same if their digests are."""
+    """SHA-256 of a body, in hex."""
     return hashlib.sha256(body).hexdigest()
 
 
-def checkpoint_row(checkpoint: Checkpoint) -> dict[str, Any]:
-    """A version as a row of the table."""
-    row = checkpoint.model_dump(exclude={"name", "serving", "metrics"})
-    return row | {"metrics": to_json(checkpoint.metrics).decode()}
+def version_is(policy: str, version: int) -> sa.ColumnElement[bool]:
+    """The condition on `CHECKPOINTS` for one version."""
+    return (CHECKPOINTS.c.policy == policy) & (CHECKPOINTS.c.version == version)
 
 
 def insert_checkpoint(connection: sa.Connection, checkpoint: Checkpoint) -> None:
-    """Add a version's row, unless it is there."""
-    mine = (CHECKPOINTS.c.policy == checkpoint.policy) & (
-        CHECKPOINTS.c.version == checkpoint.version
-    )
-    if connection.execute(sa.select(CHECKPOINTS.c.version).where(mine)).first():
-        return
-    connection.execute(sa.insert(CHECKPOINTS), [checkpoint_row(checkpoint)])
+    """Insert a version's row, unless it exists."""
+    mine = version_is(checkpoint.policy, checkpoint.version)
+    if not connection.execute(sa.select(CHECKPOINTS.c.version).where(mine)).first():
+        row = checkpoint.model_dump(exclude={"name", "serving", "metrics"})
+        row["metrics"] = to_json(checkpoint.metrics).decode()
+        connection.execute(sa.insert(CHECKPOINTS), [row])
 
 
 def checkpoint_of(row: sa.Row[Any], serving: int | None) -> Checkpoint:
-    """The version of a row."""
+    """The version of a row; `serving` is the one that serves."""
+    stored = set(Checkpoint.model_fields) - {"name", "serving", "metrics"}
     return Checkpoint(
-        policy=row.policy,
-        version=row.version,
         name=f"{row.policy}@{row.version}",
-        parent=row.parent,
-        created_at=row.created_at,
-        bytes=row.bytes,
-        pinned=row.pinned,
         serving=row.version == serving,
         metrics=from_json(row.metrics),
+        **{name: getattr(row, name) for name in stored},
     )
 
 
@@ -274,14 +243,6 @@ def trajectory_of(row: sa.Row[Any]) -> Trajectory:
 
 def job_of(row: sa.Row[Any]) -> TrainJob:
     """The job of a row."""
-    return TrainJob(
-        id=row.id,
-        key=row.key,
-        policy=row.policy,
-        state=cast(JobState, row.state),
-        base_version=row.base_version,
-        result=TrainResult.model_validate_json(row.result) if row.result else None,
-        error=row.error,
-        created_at=row.created_at,
-        finished_at=row.finished_at,
-    )
+    values = {name: getattr(row, name) for name in TrainJob.model_fields}
+    values["result"] = TrainResult.model_validate_json(row.result) if row.result else None
+    return TrainJob(**values)
