@@ -86,8 +86,8 @@ class ChatART(FastChatOpenAI):
     openai_proxy: str | None = None  # OPENAI_PROXY is not meant for this server
     stream_usage: bool | None = True
     use_responses_api: bool | None = False
-    stream_chunk_timeout: float | None = None  # a pause for training is no hung stream
-    cache: Any = Field(default=False, exclude=True)  # a cached reply is a stale sample
+    stream_chunk_timeout: float | None = None  # sampling pauses during training
+    cache: Any = Field(default=False, exclude=True)  # a cached reply is no sample of the policy
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -102,13 +102,13 @@ class ChatART(FastChatOpenAI):
 
     @classmethod
     def get_lc_namespace(cls) -> list[str]:
-        """Where LangChain files the class."""
+        """The class's path in LangChain's serialization."""
         return ["langchain_art", "chat_models"]
 
     @model_validator(mode="before")
     @classmethod
     def validate_temperature(cls, values: dict[str, Any]) -> Any:
-        """Leaves the temperature alone: the parent drops it for names that begin like OpenAI's."""
+        """Keeps the temperature, which the parent drops for names that begin like OpenAI's."""
         return values
 
     @model_validator(mode="after")
@@ -150,18 +150,18 @@ class ChatART(FastChatOpenAI):
         schemas: list[BaseTool | dict[str, Any]] = [convert_to_openai_tool(t) for t in tools or ()]
         return count_tokens_approximately(messages, tools=schemas)
 
-    # ---- what is sent
+    # ---- requests
 
     def _get_request_payload(
         self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         messages = self._convert_input(input_).to_messages()
-        # The parent looks at each character of a reply: its text is put in afterwards.
-        silent = [_silent(message) for message in messages]
-        payload: dict[str, Any] = super()._get_request_payload(silent, stop=stop, **kwargs)
+        # The parent scans every character of earlier replies, so their text is added afterwards.
+        textless = [_without_text(message) for message in messages]
+        payload: dict[str, Any] = super()._get_request_payload(textless, stop=stop, **kwargs)
         for message, sent in zip(messages, payload["messages"], strict=True):
             if isinstance(message, AIMessage):
-                _complete(sent, message)
+                _complete_reply(sent, message)
         # `bind(extra_body=…)` replaces the field's value in the payload; both are meant.
         own, bound = self.extra_body or {}, payload.get("extra_body") or {}
         extra: dict[str, Any] = {**own, **bound}
@@ -174,7 +174,7 @@ class ChatART(FastChatOpenAI):
             payload["extra_body"] = extra
         return payload
 
-    # ---- what comes back
+    # ---- replies
 
     def _create_chat_result(
         self,
@@ -183,12 +183,12 @@ class ChatART(FastChatOpenAI):
     ) -> ChatResult:
         result = super()._create_chat_result(response, generation_info)
         raw = response if isinstance(response, dict) else response.model_dump(warnings=False)
-        told = result.llm_output = {**(result.llm_output or {}), "model_provider": "art"}
+        output = result.llm_output = {**(result.llm_output or {}), "model_provider": "art"}
         for generation, choice in zip(result.generations, raw["choices"], strict=True):
             index: int = choice.get("index") or 0
             metadata = generation.message.response_metadata
             metadata["model_provider"] = "art"
-            metadata["model_name"] = told["model_name"]
+            metadata["model_name"] = output["model_name"]
             if id_ := raw.get("id"):
                 metadata["call_id"] = id_ if index == 0 else f"{id_}:{index}"
             _keep_reasoning(generation.message, choice["message"])
@@ -224,7 +224,7 @@ class ChatART(FastChatOpenAI):
         self._refuse_choices(kwargs.get("n", self.n))
         first = True
         for chunk in super()._stream(messages, stop=stop, run_manager=run_manager, **kwargs):
-            yield chunk if first else _anonymous(chunk)
+            yield chunk if first else _without_names(chunk)
             first = False
 
     async def _astream(
@@ -238,11 +238,11 @@ class ChatART(FastChatOpenAI):
         first = True
         chunks = super()._astream(messages, stop=stop, run_manager=run_manager, **kwargs)
         async for chunk in chunks:
-            yield chunk if first else _anonymous(chunk)
+            yield chunk if first else _without_names(chunk)
             first = False
 
     def _refuse_choices(self, n: int | None) -> None:
-        # The parent would join the choices' words to one reply.
+        # The parent would join the texts of all choices into one reply.
         if n is not None and n > 1:
             raise ConfigError(
                 f"got n={n} and a stream, expected n=1: a stream is one reply. Use `generate`, or "
@@ -296,19 +296,19 @@ class ChatART(FastChatOpenAI):
         return parsed(model, schema, include_raw=include_raw)
 
 
-def _silent(message: BaseMessage) -> BaseMessage:
+def _without_text(message: BaseMessage) -> BaseMessage:
     if isinstance(message, AIMessage) and isinstance(message.content, str) and message.content:
         return message.model_copy(update={"content": ""})
     return message
 
 
-def _complete(sent: dict[str, Any], message: AIMessage) -> None:
-    """Adds to a repeated reply what the parent's conversion was not given, drops or breaks."""
+def _complete_reply(sent: dict[str, Any], message: AIMessage) -> None:
+    """Adds what the parent's conversion of an earlier reply lacks: text, reasoning, tool calls."""
     if isinstance(message.content, str) and message.content:
         sent["content"] = message.content
     if reasoning := message.additional_kwargs.get("reasoning_content"):
         sent["reasoning_content"] = reasoning
-    # Chat templates read arguments as JSON: what the model said broken goes back as a string.
+    # Chat templates parse arguments as JSON, so invalid arguments are sent as a string in JSON.
     for call in (sent.get("tool_calls") or [])[len(message.tool_calls) :]:
         if message.invalid_tool_calls:
             function = call["function"]
@@ -320,8 +320,8 @@ def _keep_reasoning(message: BaseMessage, said: Mapping[str, Any]) -> None:
         message.additional_kwargs["reasoning_content"] = reasoning
 
 
-def _anonymous(chunk: ChatGenerationChunk) -> ChatGenerationChunk:
-    """A chunk without the names that its stream's first chunk has: merging would join them."""
+def _without_names(chunk: ChatGenerationChunk) -> ChatGenerationChunk:
+    """A chunk without id and model name: merging would append them to the first chunk's."""
     for name in ("call_id", "model_name"):
         chunk.message.response_metadata.pop(name, None)
     return chunk

@@ -1,7 +1,7 @@
-"""Schemas as OpenAI's ``response_format``, and replies as the schemas' values.
+"""Structured output: schemas as OpenAI's ``response_format``, and parsers of the replies.
 
-The OpenAI SDK's own parsing is left aside: it raises on replies that were cut off, before anybody
-has seen them, and a sample that nobody sees cannot be scored.
+The OpenAI SDK's parser is not used: it raises on a truncated reply and discards it. Such a reply is
+a sample that training still has to score.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def parsed(
         parser = PydanticOutputParser(pydantic_object=schema)
     if not include_raw:
         return model | parser
-    told = RunnablePassthrough[Any].assign(
+    valid = RunnablePassthrough[Any].assign(
         parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
     )
-    untold = RunnablePassthrough[Any].assign(parsed=lambda _: None)
-    return RunnableMap[Any](raw=model) | told.with_fallbacks(
-        [untold], exception_key="parsing_error"
+    invalid = RunnablePassthrough[Any].assign(parsed=lambda _: None)
+    return RunnableMap[Any](raw=model) | valid.with_fallbacks(
+        [invalid], exception_key="parsing_error"
     )
 
 
