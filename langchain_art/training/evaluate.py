@@ -32,18 +32,18 @@ async def evaluate(
 
     Args:
         client: of the server that serves `models`.
-        models: policies' names, ``policy@N``, or the base model's name: what the rollout calls.
+        models: names that the rollout calls: policies, ``policy@N``, or the base model.
         rollout: see `Rollout`.
         scenarios: held out from training.
         samples: runs per scenario.
         concurrency: most runs at once.
-        evaluator: asked about groups in which a run that ended well has no reward.
+        evaluator: scores groups in which a run that did not fail has no reward.
         max_failed: fraction of the runs that may raise.
-        step: noted in the result.
+        step: stored in the result.
         on_done: called after each run.
 
     Raises:
-        ArtError: the runs came from other versions than those that served at the beginning.
+        ArtError: calls were sampled from other versions than those that served at the start.
         RolloutFailed: more than `max_failed` of the runs raised.
     """
     started = time.monotonic()
@@ -67,7 +67,7 @@ async def evaluate(
 
 
 async def _serving(client: AsyncArtClient, models: Sequence[str]) -> list[str]:
-    """The one version that each of `models` means now."""
+    """The version that each of `models` is routed to now."""
     serving = {status.name: status.version for status in await client.policies()}
     return [f"{model}@{serving[model]}" if model in serving else model for model in models]
 
@@ -75,11 +75,11 @@ async def _serving(client: AsyncArtClient, models: Sequence[str]) -> list[str]:
 def _check(runs: Sequence[Trajectory], before: Sequence[str], after: Sequence[str]) -> None:
     policies = {name.partition("@")[0] for name in before}
     turns = [turn for run in runs for turn in run.turns if turn.ours and turn.call_id]
-    heard = {turn.model for turn in turns if turn.model}
-    ours = {name for name in heard if name.partition("@")[0] in policies}
-    if heard and not ours:
+    called = {turn.model for turn in turns if turn.model}
+    ours = {name for name in called if name.partition("@")[0] in policies}
+    if called and not ours:
         raise ArtError(
-            f"An evaluation of {' and '.join(before)} called {sorted(heard)} instead. Let the "
+            f"An evaluation of {' and '.join(before)} called {sorted(called)} instead. Let the "
             f"rollout call model={sorted(policies)[0]!r}, or evaluate the model that it does call."
         )
     found = ours | set(after)

@@ -1,4 +1,4 @@
-"""One fit from its first step to its last: what `Trainer.fit` runs, and what resumes it."""
+"""The loop of a fit: batch, training job, record, evaluation; run by `Trainer.fit`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from langchain_art.wire import LoraConfig, TrainResult
 
 @dataclass(frozen=True)
 class Schedule:
-    """How many steps, and after which of them the held-out scenarios are run."""
+    """The number of steps, and when held-out scenarios are evaluated."""
 
     steps: int
     eval_scenarios: Sequence[Any] = ()
@@ -31,7 +31,7 @@ class Schedule:
     eval_samples: int = 1
 
     def evaluates(self, step: int) -> bool:
-        """True before the first step, after the last, and every `eval_every` between."""
+        """True before the first step, after the last, and every `eval_every` steps."""
         every = self.eval_every or self.steps or 1
         return bool(self.eval_scenarios) and (step % every == 0 or step >= self.steps)
 
@@ -55,22 +55,22 @@ class FitLoop:
         self._first = True
 
     async def run(self, scenarios: Sequence[Any], schedule: Schedule) -> FitResult:
-        """All steps that are not done yet, and the evaluations around them."""
+        """Run all steps that are not done yet, and the evaluations."""
         history = self._history
         await self._client.ready(self._client.patience)
         versions = await self._versions()
         if history.resumed:
-            self._display.line(f"Going on after step {history.done} ({history.directory}).")
-        if (former := history.selects(self._plan.trainable)) is not None:
+            self._display.line(f"Resuming after step {history.done} ({history.directory}).")
+        if (former := history.select(self._plan.trainable)) is not None:
             self._display.warn(
                 f"Which calls learn has changed: trainable={former} until here, "
                 f"trainable={self._plan.trainable} in every batch that is collected from now on."
             )
         with self._display.bar("steps", max(schedule.steps, history.done), history.done) as advance:
             await self._evaluate(history.done, schedule)
-            async with self._collector(scenarios, schedule.steps) as collector:
+            async with self._batches(scenarios, schedule.steps) as batches:
                 for step in range(history.done + 1, schedule.steps + 1):
-                    versions = await self._step(step, collector, schedule.steps)
+                    versions = await self._step(step, batches, schedule.steps)
                     await self._evaluate(step, schedule)
                     advance()
         return FitResult(
@@ -84,7 +84,7 @@ class FitLoop:
         )
 
     async def _versions(self) -> dict[str, int]:
-        """The versions that serve; makes the policies if need be."""
+        """The versions that serve; makes missing policies."""
         steps = self._history.steps
         last = steps[-1].versions if steps else {}
         serving: dict[str, int] = {}
@@ -101,7 +101,7 @@ class FitLoop:
 
     # --- one step ---------------------------------------------------------------------------------
 
-    def _collector(self, scenarios: Sequence[Any], steps: int) -> StepBatchBuilder:
+    def _batches(self, scenarios: Sequence[Any], steps: int) -> StepBatchBuilder:
         pending = self._history.pending()
         return StepBatchBuilder(
             self._plan,
@@ -114,9 +114,9 @@ class FitLoop:
             done=self._history.done if pending is None else pending.step,
         )
 
-    async def _step(self, step: int, collector: StepBatchBuilder, steps: int) -> dict[str, int]:
+    async def _step(self, step: int, batches: StepBatchBuilder, steps: int) -> dict[str, int]:
         history, first = self._history, self._first
-        pending = history.pending() or await collector.collect(step)
+        pending = history.pending() or await batches.collect(step)
         self._first = False
         started = time.monotonic()
         results = await self._train(pending)
@@ -142,16 +142,16 @@ class FitLoop:
         return record.versions
 
     async def _train(self, pending: PendingStep) -> dict[str, TrainResult]:
-        """Every policy's job on the same groups. A job that is done already is not done again."""
+        """Each policy's job on the same groups; idempotency keys prevent training twice."""
         history, results = self._history, dict[str, TrainResult]()
-        groups = await self._hand_in(pending)
+        groups = await self._post(pending)
         for policy in self._plan.policies:
             key = history.state.key(policy, pending.step)
             job = await self._client.train(groups, policy, pending.config, key, pending.trainable)
             try:
                 results[policy] = await self._client.wait(job)
             except JobFailed:
-                # Those keys are used up: a resumed fit rolls this step out anew, under others.
+                # The keys are used: a resumed fit repeats this step with new rollouts and keys.
                 failed = dict(history.state.failed_jobs)
                 failed[pending.step] = failed.get(pending.step, 0) + 1
                 history.save(history.state.model_copy(update={"failed_jobs": failed}))
@@ -159,8 +159,8 @@ class FitLoop:
                 raise
         return results
 
-    async def _hand_in(self, pending: PendingStep) -> list[list[str]]:
-        """Give the server a step's runs with their rewards; returns their ids, group by group."""
+    async def _post(self, pending: PendingStep) -> list[list[str]]:
+        """Send a step's runs with their rewards; returns their ids, group by group."""
         if pending.remote:
             return await remote_graph.score(self._client, pending.groups)
         await self._client.post_groups(pending.groups)
@@ -190,7 +190,7 @@ class FitLoop:
         await self._pin_best()
 
     async def _pin_best(self) -> None:
-        """Pin what was best in evaluation, unpin what was before; leave alone others' pins."""
+        """Pin the best evaluated versions and unpin this fit's former ones, no others."""
         if (champion := best(self._history.evals)) is None:
             return
         for name in champion.versions:
@@ -204,7 +204,7 @@ class FitLoop:
             return
         known = {c.version: c for c in await self._client.checkpoints(policy)}
         if version not in known:
-            return  # deleted by somebody since it was evaluated
+            return  # deleted since it was evaluated
         pinned = {name: number for name, number in state.pinned.items() if name != policy}
         if not known[version].pinned:
             await self._client.pin(policy, version)
@@ -215,7 +215,7 @@ class FitLoop:
 
 
 async def serving_version(client: AsyncArtClient, policy: str, lora: LoraConfig | None) -> int:
-    """The version that a policy's name is routed to; makes the policy if need be."""
+    """The version that a policy's name is routed to; makes a missing policy."""
     if lora is not None:
         return (await client.create_policy(policy, lora)).version
     try:

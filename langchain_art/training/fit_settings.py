@@ -1,4 +1,4 @@
-"""How the steps of a fit are made."""
+"""The settings of a fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from langchain_art.wire import LoraConfig, TrainConfig
 
 @dataclass(frozen=True)
 class FitSettings:
-    """How steps are made; see `Trainer` for each field."""
+    """The options of `Trainer`, where each is documented."""
 
     policies: tuple[str, ...]
     evaluator: Evaluator | None

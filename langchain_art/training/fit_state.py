@@ -1,6 +1,7 @@
-"""What survives a crash of the client at any moment: the files of a fit.
+"""The files of a fit, from which it resumes after a crash.
 
-`fit.json` says who it is, `history.jsonl` what it did, `pending.json` which step it is in.
+``fit.json`` identifies it, ``history.jsonl`` has a line per step and evaluation, ``pending.json``
+the step that is in progress.
 """
 
 from __future__ import annotations
@@ -20,18 +21,40 @@ from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 M = TypeVar("M", bound=BaseModel)
 
 
+def read_state(path: Path, kind: type[M]) -> M | None:
+    """The record in a file; None if there is no file. Raises ConfigError if it is broken."""
+    if not path.exists():
+        return None
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error}. Delete it, or choose another out_dir."
+        ) from error
+
+
+def write_state(path: Path, value: BaseModel) -> None:
+    """Replace a file atomically; when this returns, it is on disk."""
+    temporary = path.with_name(f".{path.name}.new")
+    with temporary.open("w") as file:
+        file.write(value.model_dump_json(fallback=str))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
 class FitState(Record):
-    """Who a fit is: ``fit.json``."""
+    """The identity of a fit: ``fit.json``."""
 
     fit_id: str
     policies: tuple[str, ...]
     seed: int
     trainable: dict[str, bool] = Field(default_factory=dict)
-    """Which calls learned in the latest step."""
+    """Which calls were trained in the latest step."""
     pinned: dict[str, int] = Field(default_factory=dict)
-    """policy -> the version that this fit pinned as its best."""
+    """policy -> its best version, pinned by this fit."""
     failed_jobs: dict[int, int] = Field(default_factory=dict)
-    """step -> times that one of its jobs failed; each new attempt needs new keys."""
+    """step -> number of failed jobs; each attempt needs new idempotency keys."""
 
     def key(self, policy: str, step: int) -> str:
         """The idempotency key of a policy's job: the same step is never trained twice."""
@@ -40,10 +63,9 @@ class FitState(Record):
 
 
 class PendingStep(Record):
-    """A step whose groups are judged, written before any of it is sent: ``pending.json``.
+    """A step with judged groups: ``pending.json``, written before anything is sent.
 
-    After a crash exactly these groups are sent under exactly this step's keys, so that the server
-    finds, for each policy, either a job it knows or one that never was.
+    After a crash the same groups are sent under the same keys, so that no policy is trained twice.
     """
 
     step: int
@@ -51,7 +73,7 @@ class PendingStep(Record):
     config: TrainConfig
     trainable: dict[str, bool] = Field(default_factory=dict)
     remote: bool = False
-    """The server has the runs already, put together from their calls: only rewards are sent."""
+    """The server has the runs already, assembled from their calls: only rewards are sent."""
     unjudged: int = 0
     retried: int = 0
     resampled: int = 0
@@ -76,10 +98,10 @@ class History:
         directory: made if it is missing.
         policies: whose fit it is.
         seed: of the order of the scenarios.
-        resume: go on with the fit that is there. False: put its files aside (``….<fit id>``).
+        resume: continue the fit in `directory`. False: rename its files to ``….<fit id>``.
 
     Raises:
-        ConfigError: the directory holds the fit of other policies or seed, or a broken file.
+        ConfigError: the directory has a fit of other policies or seed, or a broken file.
     """
 
     def __init__(
@@ -89,7 +111,7 @@ class History:
         directory.mkdir(parents=True, exist_ok=True)
         self._lines = directory / "history.jsonl"
         self._pending = directory / "pending.json"
-        state = self._read(directory / "fit.json", FitState)
+        state = read_state(directory / "fit.json", FitState)
         if state is not None and not resume:
             for path in (directory / "fit.json", self._lines, self._pending):
                 if path.exists():
@@ -115,7 +137,7 @@ class History:
         if not self._lines.exists():
             return
         whole, newline, torn = self._lines.read_text().rpartition("\n")
-        if torn:  # the last line of a client that died while it wrote: it never happened
+        if torn:  # an incomplete last line: the client ended while it wrote
             self._lines.write_text(whole + newline)
         for number, text in enumerate(whole.splitlines(), 1):
             try:
@@ -142,11 +164,11 @@ class History:
 
     def save(self, state: FitState) -> None:
         """Replace ``fit.json``."""
-        self._write(self.directory / "fit.json", state)
+        write_state(self.directory / "fit.json", state)
         self.state = state
 
-    def selects(self, trainable: Mapping[str, bool]) -> dict[str, bool] | None:
-        """Note which calls learn from now on; returns the former choice if it was another."""
+    def select(self, trainable: Mapping[str, bool]) -> dict[str, bool] | None:
+        """Store which calls are trained; returns the previous choice if it differs."""
         former = self.state.trainable
         if former == trainable:
             return None
@@ -163,42 +185,20 @@ class History:
         return next((e for e in self.evals if e.step == step), None)
 
     def pending(self) -> PendingStep | None:
-        """The half-done step, if there is one."""
-        found = self._read(self._pending, PendingStep)
+        """The step in progress, if there is one."""
+        found = read_state(self._pending, PendingStep)
         return found if found is not None and found.step == self.done + 1 else None
 
     def begin(self, pending: PendingStep) -> None:
-        """Write a step down before it is sent."""
-        self._write(self._pending, pending)
+        """Store a step before it is sent."""
+        write_state(self._pending, pending)
 
     def end(self) -> None:
-        """Forget the half-done step."""
+        """Delete the step in progress."""
         self._pending.unlink(missing_ok=True)
 
-    def drawn(self, per_step: int) -> int:
-        """Scenarios that were drawn until now, those of the half-done step included.
-
-        Args:
-            per_step: scenarios of a step, for fits that began before this was written down.
-        """
+    def drawn(self) -> int:
+        """Scenarios drawn so far, those of the step in progress included."""
         if (pending := self.pending()) is not None:
-            return pending.drawn or pending.step * per_step
-        return (self.steps[-1].drawn or self.done * per_step) if self.steps else 0
-
-    def _read(self, path: Path, kind: type[M]) -> M | None:
-        if not path.exists():
-            return None
-        try:
-            return kind.model_validate_json(path.read_bytes())
-        except ValidationError as error:
-            raise ConfigError(
-                f"{path} cannot be read: {error}. Delete it, or choose another out_dir."
-            ) from error
-
-    def _write(self, path: Path, value: BaseModel) -> None:
-        temporary = path.with_name(f".{path.name}.new")
-        with temporary.open("w") as file:
-            file.write(value.model_dump_json(fallback=str))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+            return pending.drawn
+        return self.steps[-1].drawn if self.steps else 0

@@ -1,6 +1,6 @@
-"""Which calls learn (`wire.Turn.learns`): a choice that matches nothing is said before it trains.
+"""Checks of `Trainer(trainable=)`, the filter by node, tag or model (`wire.Turn.learns`).
 
-A misspelled node would otherwise train on nothing, or freeze nothing, for as long as a fit takes.
+They find a misspelled name in the first batch instead of after the whole fit.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from langchain_art.wire import Trajectory
 _SHOWN = 40
 
 
-def checked(trainable: Mapping[str, bool] | None) -> dict[str, bool]:
-    """`trainable` as it goes to the server; empty for None.
+def check_trainable(trainable: Mapping[str, bool] | None) -> dict[str, bool]:
+    """`trainable` as it is sent to the server; empty for None.
 
     Raises:
-        ConfigError: it is no mapping from names to True or False.
+        ConfigError: it is not a mapping from names to True or False.
     """
     given: Any = {} if trainable is None else trainable
     named = cast("Mapping[Any, Any]", given).items() if isinstance(given, Mapping) else [(None, 0)]
@@ -30,11 +30,11 @@ def checked(trainable: Mapping[str, bool] | None) -> dict[str, bool]:
     return dict(given)
 
 
-def frozen_nothing(trainable: Mapping[str, bool], runs: Sequence[Trajectory]) -> list[str]:
-    """Names that `trainable` freezes and that match no turn of `runs`.
+def unmatched_frozen_names(trainable: Mapping[str, bool], runs: Sequence[Trajectory]) -> list[str]:
+    """Names that `trainable` sets to False and that match no turn of `runs`.
 
     Raises:
-        ConfigError: a name that is to learn matches none.
+        ConfigError: a name that is set to True matches none.
     """
     names = {name for run in runs for turn in run.turns for name in turn.names}
     unknown = sorted(name for name, learns in trainable.items() if learns and name not in names)
@@ -43,7 +43,7 @@ def frozen_nothing(trainable: Mapping[str, bool], runs: Sequence[Trajectory]) ->
         more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
         raise ConfigError(
             f"trainable: {', '.join(map(repr, unknown))} is the name of no model call among the "
-            f"{len(runs)} runs of the first batch, so it would learn nothing. Its calls are named "
-            f"{', '.join(known[:_SHOWN]) or 'nothing: no model call was heard'}{more}."
+            f"{len(runs)} runs of the first batch, so it would train nothing. Its calls are named "
+            f"{', '.join(known[:_SHOWN]) or 'nothing: no model call was recorded'}{more}."
         )
     return sorted(name for name, learns in trainable.items() if not learns and name not in names)

@@ -1,4 +1,4 @@
-"""What a person sees of a fit: bars on a terminal, a few plain lines per step everywhere else."""
+"""Progress of a fit: bars on a terminal, and a few lines per step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from langchain_art.training.results import EvalResult, StepRecord
 
 
 class Display:
-    """Lines, and bars below them while something goes on.
+    """Prints lines, and progress bars below them.
 
     Args:
         console: where to; None: standard output.
@@ -45,14 +45,14 @@ class Display:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Print one line that must not be overlooked."""
+        """Print one line in red."""
         self.console.print(text, style="bold red", highlight=False, markup=False, soft_wrap=True)
 
     @contextmanager
     def bar(
         self, description: str, total: int, done: int = 0
     ) -> Generator[Callable[..., None], None, None]:
-        """A bar while the scope lasts; call what it yields to advance by one, with a note."""
+        """A bar for the time of the context; the function that it yields advances it by one."""
         outermost = not self._bars.task_ids
         task = self._bars.add_task(description, total=total, completed=done, note="")
         if outermost:
@@ -69,10 +69,10 @@ class Display:
                 self._bars.stop()
 
     def step(self, record: StepRecord, steps: int, *, first: bool) -> None:
-        """The lines of a finished step: what it did, and what each node contributed.
+        """Print a finished step: metrics, exclusions, and what each node contributed.
 
-        The nodes are a table where the step is the `first` of a fit, else one line. A step that
-        trained on nothing is said in red, with the reasons.
+        Nodes are a table in the `first` step of a fit, else one line. A step that trained nothing
+        is printed in red with the reasons.
         """
         self.line("  ".join(_headline(record, steps)))
         for figures in _figures(record):
@@ -92,7 +92,7 @@ class Display:
             self.warn(line)
 
     def eval(self, result: EvalResult) -> None:
-        """The line of an evaluation."""
+        """Print the line of an evaluation."""
         after = "" if result.step is None else f" after step {result.step}"
         self.line(f"held out{after}: {result}  {result.version}  {result.seconds:.1f}s")
 
@@ -127,5 +127,5 @@ def _figures(record: StepRecord) -> list[str]:
     return [line for line in lines if line]
 
 
-#: Metrics of the learner that are shown of a step, where it reports them, and how they are called.
+#: Metrics of the learner that are shown, and their labels.
 SHOWN = {"loss": "loss", "grad_norm": "grad", "logprob_gap_mean": "gap"}

@@ -1,4 +1,4 @@
-"""What a step or a fit came to, for people: a figure and tables."""
+"""Reports of a step or a fit: the reward plot and tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from langchain_art.wire import NodeReport, TrainResult
 _TRAIN = "#8aa4c8"
 _HELD_OUT = "#c2410c"
 
-#: What the reasons in `TrainResult.excluded` mean, where a word alone does not say what to do.
+#: Explanations of the reasons in `TrainResult.excluded`.
 _MEANING = {
     "groups.zero_variance": "all runs of a group have the same reward, so none is better",
     "groups.single": "only one run of a group has a reward, so there is nothing to compare",
@@ -97,7 +97,7 @@ def _placed(
     after: EvalResult | None,
     evals: Sequence[EvalResult],
 ) -> dict[int, EvalResult]:
-    """Evaluations by the step that they were taken after."""
+    """Evaluations by the step after which they were made."""
     last = history[-1].step if history else 0
     points: dict[int, EvalResult] = {}
     for result, default in [(before, 0), *((e, 0) for e in evals), (after, last)]:
@@ -169,7 +169,7 @@ def summary_table(result: FitResult) -> Table:
 
 
 def node_table(nodes: Mapping[str, NodeReport], title: str) -> Table:
-    """Which node learned from how many tokens, with what advantage, and what it left out."""
+    """For each node: calls and tokens trained, advantages, and excluded calls."""
     table = Table(
         Column("node", overflow="fold"),
         Column("calls", justify="right"),
@@ -200,14 +200,14 @@ def counts(found: Mapping[str, int]) -> str:
 
 
 def left_out(found: StepRecord | FitResult) -> str:
-    """What was not trained, by reason. What another of the policies trained is not left out."""
+    """Counts of what was excluded, by reason; calls that another policy trained are not counted."""
     strange = any("other_policy" in report.excluded for report in found.nodes.values())
     hidden = () if strange else ("/calls.other_policy",)
     return counts({k: n for k, n in found.excluded.items() if not k.endswith(hidden)})
 
 
 def nothing_trained(record: StepRecord) -> list[str]:
-    """For each policy that a step trained on nothing: that it did, and why. Empty if all is well.
+    """A warning with reasons for each policy that a step trained on nothing; else empty.
 
     Example::
 

@@ -22,7 +22,7 @@ _ELSEWHERE = {"other_policy"}
 
 
 class Record(BaseModel):
-    """Base of what is written down: frozen, unknown fields refused."""
+    """Base of stored records: frozen, unknown fields refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -39,9 +39,9 @@ class EvalResult(Record):
 
     kind: Literal["eval"] = "eval"
     step: int | None = None
-    """The training step after which it was taken; 0 is before the first."""
+    """The training step after which it was made; 0: before the first."""
     versions: tuple[str, ...]
-    """What was evaluated, one version of each model: ``("email-agent@17",)``."""
+    """The evaluated version of each model: ``("email-agent@17",)``."""
     mean: float | None
     """None if no run has a reward."""
     ci95: float | None
@@ -51,13 +51,13 @@ class EvalResult(Record):
     """Runs that have a reward."""
     failed: int = 0
     unscored: int = 0
-    """Runs that ended well and have no reward."""
+    """Runs that did not fail and have no reward."""
     tokens: dict[str, int] = Field(default_factory=dict)
     seconds: float = 0.0
 
     @property
     def version(self) -> str:
-        """`versions` for the eye: ``email-agent@17``, or ``writer@3 + critic@2``."""
+        """`versions` as text: ``email-agent@17``, or ``writer@3 + critic@2``."""
         return " + ".join(self.versions)
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class StepRecord(Record):
     kind: Literal["step"] = "step"
     step: int
     results: dict[str, TrainResult]
-    """policy -> what its job did, in the order of the trainer's policies."""
+    """policy -> the result of its job, in the order of the trainer's policies."""
     reward_mean: float | None
     reward_std: float | None
     """Standard deviation over all runs of the step."""
@@ -84,16 +84,16 @@ class StepRecord(Record):
     unjudged: int = 0
     """Groups that the evaluator could not score."""
     resampled: int = 0
-    """Groups that were rolled out to make up for others, which teach nothing."""
+    """Groups rolled out by dynamic sampling, in place of groups with zero variance."""
     drawn: int = 0
-    """Scenarios that the fit has drawn until the end of this step."""
+    """Scenarios drawn by the fit up to the end of this step."""
     seconds: dict[str, float] = Field(default_factory=dict)
     """``rollout``, ``judge``, ``train`` and ``total``."""
     tokens: dict[str, int] = Field(default_factory=dict)
 
     @property
     def versions(self) -> dict[str, int]:
-        """By policy: the version that served when the step was done."""
+        """By policy: the version that served after the step."""
         return {policy: result.version for policy, result in self.results.items()}
 
     @property
@@ -103,18 +103,18 @@ class StepRecord(Record):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What the learner measured."""
+        """Metrics of the learner; with several policies as ``policy/name``."""
         return _named({policy: result.metrics for policy, result in self.results.items()})
 
     @property
     def excluded(self) -> dict[str, int]:
-        """By reason: the count, as the server says it, and ``groups.unjudged`` of the client."""
+        """Counts by reason: the server's, and ``groups.unjudged`` of the client."""
         found = _named({policy: result.excluded for policy, result in self.results.items()})
         return found | ({"groups.unjudged": self.unjudged} if self.unjudged else {})
 
     @property
     def nodes(self) -> dict[str, NodeReport]:
-        """What each node contributed. One that only another policy speaks in is only that one's."""
+        """What each node contributed, without nodes whose calls are all another policy's."""
         reports = {policy: dict(result.nodes) for policy, result in self.results.items()}
         for node in {name for nodes in reports.values() for name in nodes}:
             having = [nodes for nodes in reports.values() if node in nodes]
@@ -138,7 +138,7 @@ def _named(by_policy: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
 
 
 class FitResult(Record):
-    """How a fit went.
+    """The result of a fit.
 
     Example::
 
@@ -179,7 +179,7 @@ class FitResult(Record):
 
     @property
     def excluded(self) -> dict[str, int]:
-        """What all steps left out, by reason."""
+        """Counts of what all steps excluded, by reason."""
         total: Counter[str] = Counter()
         for record in self.history:
             total.update(record.excluded)
@@ -236,7 +236,7 @@ def summarize(
     versions: Sequence[str],
     seconds: float,
 ) -> EvalResult:
-    """Mean and 95 % interval of the rewards there are."""
+    """Mean and 95 % interval of the rewards."""
     by_scenario: defaultdict[str | None, list[float]] = defaultdict(list)
     for trajectory in trajectories:
         if trajectory.reward is not None:

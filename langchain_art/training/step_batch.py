@@ -1,4 +1,7 @@
-"""The batch of a step: rolled out, judged, made up where it teaches nothing, written down."""
+"""The batch of a step: rollouts, evaluation, dynamic sampling, and the file it is stored in.
+
+Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) replaces groups with zero variance.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,23 @@ from langchain_art.rollout.runner import Rollout
 from langchain_art.rollout.scenarios import draw, group_ids
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History, PendingStep
-from langchain_art.training.node_filter import frozen_nothing
+from langchain_art.training.node_filter import unmatched_frozen_names
 from langchain_art.training.progress import Display
 from langchain_art.training.zero_variance import has_zero_variance, is_rewarded
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 
 
 class StepBatchBuilder:
-    """Makes the batches of a fit, one after the other; rollouts may run ahead of the training.
+    """Makes the batches of a fit in order; rollouts may run ahead of the training.
 
     Args:
-        steps: of the whole fit: nothing is rolled out for later ones.
+        plan: settings of the fit.
+        client: of the server that trains.
+        history: the fit's files.
+        display: for progress.
+        rollout: see `Rollout`.
+        scenarios: to train on.
+        steps: steps of the whole fit; no rollouts are made for later ones.
         done: steps that are done.
     """
 
@@ -50,7 +59,7 @@ class StepBatchBuilder:
         self._first = True
         self._replacements = 0
         self._retried = 0
-        self._taken = self._begun = history.drawn(plan.groups_per_step)
+        self._taken = self._begun = history.drawn()
         self._advance: Callable[[str], None] | None = None
         self._stream = GroupStream(
             rollout,
@@ -84,11 +93,11 @@ class StepBatchBuilder:
             self._advance(note(run))
 
     async def collect(self, step: int) -> PendingStep:
-        """The batch of step `step`, written down before any of it is sent.
+        """The batch of step `step`, stored before any of it is sent.
 
         Raises:
             RolloutFailed: more than `max_failed` of the rollouts raised.
-            ConfigError: no run has a reward, or `trainable` names what no call of the batch is.
+            ConfigError: no run has a reward, or `trainable` has a name that no call has.
             ArtError: the evaluator raised for every group.
         """
         plan = self._plan
@@ -110,8 +119,8 @@ class StepBatchBuilder:
                 more, took, lost = await self._judged(missing)
             except ArtError as error:
                 if isinstance(error, ConfigError | RolloutFailed | ServerUnreachable):
-                    raise  # no word of the evaluator's
-                self._display.warn(f"{missing} groups that were to make up for others: {error}")
+                    raise  # not raised by the evaluator
+                self._display.warn(f"{missing} replacement groups: {error}")
                 unjudged += missing
                 break
             groups, unjudged = [*groups, *more], unjudged + lost
@@ -134,21 +143,21 @@ class StepBatchBuilder:
         return pending
 
     def _allow(self, step: int) -> None:
-        """Let rollouts run as far ahead of this step as they may."""
+        """Allow rollouts up to `max_steps_ahead` steps after this one."""
         ready = min(step + self._plan.max_steps_ahead, self._steps) - self._done
         self._stream.allow(
             ready * self._plan.groups_per_step + self._replacements - self._stream.allowed
         )
 
     async def _judged(self, count: int) -> tuple[list[TrajectoryGroup], dict[str, float], int]:
-        """The next groups, scored; the seconds that were waited for each; how many were not."""
+        """The next groups, scored; seconds by phase; the number of groups that were not scored."""
         plan, started = self._plan, time.monotonic()
         groups: list[TrajectoryGroup] = []
         with self._display.bar("rollouts", count * plan.group_size) as advance:
             self._advance = None if plan.max_steps_ahead else advance
             for _ in range(count):
                 groups += await self._stream.take(1)
-                if plan.max_steps_ahead:
+                if plan.max_steps_ahead:  # runs that end may be of later steps
                     for run in groups[-1].trajectories:
                         advance(note(run))
             self._advance = None
@@ -171,16 +180,16 @@ class StepBatchBuilder:
     def _check_first(self, groups: Sequence[TrajectoryGroup]) -> None:
         if self._first:
             runs = [run for group in groups for run in group.trajectories]
-            for name in frozen_nothing(self._plan.trainable, runs):
+            for name in unmatched_frozen_names(self._plan.trainable, runs):
                 self._display.warn(
-                    f"trainable: {name!r} is False and names no model call of the first batch; it "
-                    "freezes nothing."
+                    f"trainable: {name!r} is False and names no model call of the first "
+                    "batch, so it freezes nothing."
                 )
         self._first = False
 
 
 def note(run: Trajectory) -> str:
-    """A run, as it stands beside a progress bar."""
+    """A run in words, for a progress bar."""
     return run.status if run.reward is None else f"reward {run.reward:.3g}"
 
 

@@ -1,4 +1,4 @@
-"""`Trainer`: gather, judge, train, evaluate, report; and go on after a crash where it stopped."""
+"""`Trainer`: rollouts, evaluation, training, and a report; a fit resumes after a crash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from langchain_art.training.evaluate import evaluate
 from langchain_art.training.fit_loop import FitLoop, Schedule, serving_version
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History
-from langchain_art.training.node_filter import checked
+from langchain_art.training.node_filter import check_trainable
 from langchain_art.training.progress import Display
 from langchain_art.training.report import node_table, summary_table
 from langchain_art.training.results import EvalResult, FitResult
@@ -30,7 +30,7 @@ from langchain_art.training.warm_start import (
     Demonstrations,
     WarmStart,
     WarmStartFile,
-    begun,
+    initial_state,
     warm_start,
 )
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Model: TypeAlias = "ChatART | str"
 
-#: Seconds that a fit waits for a server that restarts, before it stops (and can be resumed).
+#: Seconds that a fit waits for a server that restarts, before it raises.
 PATIENCE = 300.0
 
 
@@ -126,7 +126,7 @@ class Trainer:
         self.out_dir = Path(out_dir)
         self._plan = FitSettings(
             policies=self.policies,
-            trainable=checked(trainable),
+            trainable=check_trainable(trainable),
             evaluator=evaluator,
             group_size=group_size,
             groups_per_step=groups_per_step,
@@ -153,9 +153,8 @@ class Trainer:
     ) -> FitResult:
         """Train for `steps` steps in all, those of a resumed fit included.
 
-        All scored groups are sent, those without variance too: what is left out of training is the
-        server's to say, in ``excluded``. Stop it with Ctrl-C or let it crash: the same call goes
-        on.
+        All scored groups are sent, those with zero variance too; the server excludes what cannot
+        be trained and reports it in ``excluded``. After Ctrl-C or a crash, the same call resumes.
 
         Args:
             rollout: a function of a scenario (see `Rollout`), or a graph as it is; that
@@ -166,15 +165,15 @@ class Trainer:
                 versions with the best mean are pinned on the server.
             eval_every: steps. None: only before and after.
             eval_samples: runs per held-out scenario.
-            resume: go on with the fit in `out_dir`. False: put its files aside and begin anew.
+            resume: continue the fit in `out_dir`. False: rename its files and start a new one.
 
         Raises:
             RolloutFailed: more than `max_failed` of a batch raised.
-            JobFailed: the server could not train; the adapter is unchanged. Of several policies,
-                those whose turn was before keep what they learned; resumed, the step is made anew.
-            ServerUnreachable: it stayed away for five minutes.
+            JobFailed: the server could not train; the adapter is unchanged. Policies that were
+                trained before it in the step keep their version; resumed, the step is repeated.
+            ServerUnreachable: the server did not answer for five minutes.
             ConfigError: `out_dir` holds another fit, no run has a reward, a name in `trainable`
-                that is to learn is no call's, or a scenario is no input for the graph.
+                is no call's, or a scenario is not an input for the graph.
         """
         self._require_policies()
         self._require_reward(rollout)
@@ -212,11 +211,11 @@ class Trainer:
         config: SFTConfig | None = None,
         resume: bool = True,
     ) -> WarmStart:
-        """Teach the policy by example before `fit`: supervised steps on conversations.
+        """Supervised steps on conversations, before `fit`.
 
-        Each step is a job and makes a version, as in `fit`; its learning rate's schedule and the
-        optimizer's state go on from one to the next, and into `fit`. Stop it with Ctrl-C or let it
-        crash: the same call goes on. Asked again for what is done, it does nothing.
+        Each step is a job and makes a version, as in `fit`; the learning rate's schedule and the
+        optimizer's state continue from step to step, and into `fit`. After Ctrl-C or a crash, the
+        same call resumes; if all is done, it does nothing.
 
         Args:
             conversations: runs, ids of runs that the server has, conversations in OpenAI's or
@@ -224,18 +223,18 @@ class Trainer:
             epochs: how often each is learned.
             batch_size: conversations of one step.
             config: of each step. None: the defaults of `SFTConfig`.
-            resume: go on with the warm start in `out_dir`. False: put it aside and begin anew.
+            resume: continue the warm start in `out_dir`. False: rename its file and start anew.
 
         Raises:
             ConfigError: a conversation is malformed, `config` is no SFTConfig, `out_dir` holds
                 another warm start, or the trainer has several policies.
             JobFailed: the server could not train: a conversation cannot be shown to its model, say.
-            ServerUnreachable: it stayed away for five minutes.
+            ServerUnreachable: the server did not answer for five minutes.
         """
         self._require_policies()
         shown = Demonstrations(conversations, epochs, batch_size, self._plan.seed)
         config = sft_config(config)
-        file = WarmStartFile(self.out_dir, begun(self.policy, shown, config), resume=resume)
+        file = WarmStartFile(self.out_dir, initial_state(self.policy, shown, config), resume=resume)
         async with self._client() as client:
             await client.ready(PATIENCE)
             await serving_version(client, self.policy, self._plan.lora)
@@ -251,7 +250,7 @@ class Trainer:
         """Mean reward of `scenarios`, with its 95 % interval, on one version of each model.
 
         Raises:
-            ArtError: a policy's version changed meanwhile; something else trains it.
+            ArtError: a policy's version changed during the evaluation.
             ConfigError: `rollout` is a graph as it is, and there is no `evaluator`.
             RolloutFailed: more than `max_failed` of the rollouts raised.
         """
@@ -301,7 +300,7 @@ class Trainer:
             )
 
     def _client(self) -> AsyncArtClient:
-        # A new one for each event loop: connections cannot move between loops.
+        # One per event loop: connections cannot move between loops.
         return AsyncArtClient(self._base_url, self._api_key, patience=PATIENCE)
 
 

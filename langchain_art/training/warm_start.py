@@ -1,22 +1,22 @@
-"""A supervised warm start: what `Trainer.warm_start` runs, and what resumes it."""
+"""A supervised warm start: its steps, run by `Trainer.warm_start`, and the file it resumes from."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-import os
 import random
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.client.conversations import Conversations, read_conversations
 from langchain_art.errors import ConfigError, JobFailed
+from langchain_art.training.fit_state import read_state, write_state
 from langchain_art.training.progress import Display
 from langchain_art.training.results import Record
 from langchain_art.wire import SFTConfig, TrainResult, Trajectory, TrajectoryGroup
@@ -37,10 +37,10 @@ class WarmStart(Record):
     id: str
     policy: str
     digest: str
-    """Of all that it was asked to do."""
+    """Hash of the conversations, their order and the config."""
     conversations: int
     failed: dict[int, int] = Field(default_factory=dict)
-    """step -> times that its job failed; each new attempt needs a new key."""
+    """step -> number of failed jobs; each attempt needs a new idempotency key."""
     results: tuple[TrainResult, ...] = ()
     """Of each step, in order."""
 
@@ -55,19 +55,19 @@ class WarmStart(Record):
         return self.results[-1].version if self.results else None
 
     def key(self, step: int) -> str:
-        """The idempotency key of a step's job: the same step is never trained twice."""
+        """The idempotency key of a step's job, so that no step is trained twice."""
         attempt = self.failed.get(step, 0)
         return f"{self.id}:sft:{step}" + (f":{attempt + 1}" if attempt else "")
 
 
 class Demonstrations:
-    """Conversations, and the order in which they are learned.
+    """Conversations in the order in which they are trained.
 
     Args:
         conversations: see `conversations.read_conversations`.
-        epochs: how often each is learned.
-        batch_size: conversations of one step; the last of an epoch may have fewer.
-        seed: of the order, which is another in each epoch.
+        epochs: how often each is trained.
+        batch_size: conversations per step; the last of an epoch may have fewer.
+        seed: of the order, which differs in each epoch.
 
     Raises:
         ConfigError: a number is below 1, or a conversation is malformed.
@@ -78,9 +78,9 @@ class Demonstrations:
     ) -> None:
         if epochs < 1 or batch_size < 1:
             raise ConfigError(f"got {epochs=} and {batch_size=}, expected both to be at least 1")
-        told = read_conversations(conversations)
-        self.new = [one for one in told if isinstance(one, Trajectory)]
-        self.ids = [one if isinstance(one, str) else one.id for one in told]
+        read = read_conversations(conversations)
+        self.new = [one for one in read if isinstance(one, Trajectory)]
+        self.ids = [one if isinstance(one, str) else one.id for one in read]
         self._asked: list[Any] = [self.ids, epochs, batch_size, seed]
         self.batches: list[list[str]] = []
         for epoch in range(epochs):
@@ -90,7 +90,7 @@ class Demonstrations:
             self.batches += [order[i * batch_size : (i + 1) * batch_size] for i in range(count)]
 
     def digest(self, policy: str, config: SFTConfig) -> str:
-        """Of all that decides what is learned, and in which order."""
+        """Hash of what is trained and in which order."""
         asked = json.dumps([policy, *self._asked, config.model_dump(mode="json")], sort_keys=True)
         return hashlib.sha256(asked.encode()).hexdigest()
 
@@ -100,8 +100,8 @@ class WarmStartFile:
 
     Args:
         directory: made if it is missing.
-        fresh: the state to begin with.
-        resume: go on with what is there. False: put it aside (``warm_start.json.<id>``).
+        fresh: the initial state.
+        resume: continue what is there. False: rename the file to ``warm_start.json.<id>``.
 
     Raises:
         ConfigError: the directory holds another warm start, or a broken file.
@@ -110,7 +110,7 @@ class WarmStartFile:
     def __init__(self, directory: Path, fresh: WarmStart, *, resume: bool) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / "warm_start.json"
-        found = self._read()
+        found = read_state(self.path, WarmStart)
         if found is not None and not resume:
             self.path.rename(self.path.with_name(f"{self.path.name}.{found.id}"))
             found = None
@@ -125,26 +125,11 @@ class WarmStartFile:
     def save(self, **changes: Any) -> None:
         """Change the state; when this returns, it is on disk."""
         self.state = self.state.model_copy(update=changes)
-        temporary = self.path.with_name(f".{self.path.name}.new")
-        with temporary.open("w") as file:
-            file.write(self.state.model_dump_json())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
-
-    def _read(self) -> WarmStart | None:
-        if not self.path.exists():
-            return None
-        try:
-            return WarmStart.model_validate_json(self.path.read_bytes())
-        except ValidationError as error:
-            raise ConfigError(
-                f"{self.path} cannot be read: {error}. Delete it, or choose another out_dir."
-            ) from error
+        write_state(self.path, self.state)
 
 
-def begun(policy: str, shown: Demonstrations, config: SFTConfig) -> WarmStart:
-    """A warm start of which nothing is done."""
+def initial_state(policy: str, shown: Demonstrations, config: SFTConfig) -> WarmStart:
+    """The state of a warm start with no step done."""
     return WarmStart(
         id=uuid.uuid4().hex[:12],
         policy=policy,
@@ -160,11 +145,11 @@ async def warm_start(
     file: WarmStartFile,
     display: Display,
 ) -> WarmStart:
-    """Order the steps that are not done yet, one after the other.
+    """Run the steps that are not done yet, in order.
 
     Raises:
-        JobFailed: the server could not train; the adapter is unchanged by that step. Asked again,
-            it is tried anew.
+        JobFailed: the server could not train; the adapter is unchanged by that step, which the
+            next call repeats.
     """
     file.save()
     await _store(client, shown.new)
@@ -180,7 +165,7 @@ async def warm_start(
                 file.save(failed=file.state.failed | {step: tries})
                 raise
             file.save(results=(*file.state.results, result))
-            _tell(display, result, step + 1, total)
+            _print_step(display, result, step + 1, total)
             advance()
     return file.state
 
@@ -192,7 +177,7 @@ async def _store(client: AsyncArtClient, new: Sequence[Trajectory]) -> None:
     )
 
 
-def _tell(display: Display, result: TrainResult, step: int, total: int) -> None:
+def _print_step(display: Display, result: TrainResult, step: int, total: int) -> None:
     loss = f"loss {result.metrics['loss']:.3f}  " if "loss" in result.metrics else ""
     tokens = result.metrics.get("tokens_trained", 0.0)
     version = f"{result.policy}@{result.version}"

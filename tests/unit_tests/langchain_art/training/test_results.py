@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from langchain_art.errors import ConfigError
-from langchain_art.training.node_filter import checked, frozen_nothing
+from langchain_art.training.node_filter import check_trainable, unmatched_frozen_names
 from langchain_art.training.progress import Display
 from langchain_art.training.report import left_out, node_table, nothing_trained, summary_table
 from langchain_art.training.results import EvalResult, FitResult, StepRecord, total_nodes
@@ -180,23 +180,26 @@ RUNS = [
 
 @pytest.mark.parametrize("name", ["writer", "team", "agent", "agent@3", "loud", "critic", "gpt-9"])
 def test_every_name_of_a_call_may_be_chosen(name: str) -> None:
-    assert frozen_nothing({name: True}, RUNS) == []
-    assert frozen_nothing({name: False}, RUNS) == []
+    assert unmatched_frozen_names({name: True}, RUNS) == []
+    assert unmatched_frozen_names({name: False}, RUNS) == []
 
 
 def test_a_name_that_is_none_is_said() -> None:
     with pytest.raises(ConfigError, match=r"'wirter'.*'writer'"):
-        frozen_nothing({"wirter": True, "critic": False}, RUNS)
-    assert frozen_nothing({"writer": True, "critik": False, "x": False}, RUNS) == ["critik", "x"]
-    with pytest.raises(ConfigError, match="no model call was heard"):
-        frozen_nothing({"writer": True}, [Trajectory(id="t")])
+        unmatched_frozen_names({"wirter": True, "critic": False}, RUNS)
+    assert unmatched_frozen_names({"writer": True, "critik": False, "x": False}, RUNS) == [
+        "critik",
+        "x",
+    ]
+    with pytest.raises(ConfigError, match="no model call was recorded"):
+        unmatched_frozen_names({"writer": True}, [Trajectory(id="t")])
     many = [Trajectory(id="t", turns=tuple(Turn(node=f"n{i:02}") for i in range(60)))]
     with pytest.raises(ConfigError, match="and 20 more"):
-        frozen_nothing({"x": True}, many)
+        unmatched_frozen_names({"x": True}, many)
 
 
 @pytest.mark.parametrize("trainable", ["writer", ["writer"], {"writer": 1}, {1: True}, {"a": None}])
 def test_what_chooses_nothing_is_refused(trainable: Any) -> None:
     with pytest.raises(ConfigError, match="expected names of nodes"):
-        checked(trainable)
-    assert checked(None) == {}
+        check_trainable(trainable)
+    assert check_trainable(None) == {}
