@@ -22,7 +22,7 @@ from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.node_filter import unmatched_frozen_names
 from langchain_art.training.progress import Display
-from langchain_art.training.zero_variance import has_zero_variance, is_rewarded
+from langchain_art.training.zero_variance import group_has_zero_variance, is_rewarded
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 
 
@@ -107,7 +107,7 @@ class StepBatchBuilder:
         resampled = 0
         for _ in range(plan.dynamic_sampling_rounds):
             useful = sum(
-                not has_zero_variance(group, plan.config, plan.trainable) for group in groups
+                not group_has_zero_variance(group, plan.config, plan.trainable) for group in groups
             )
             missing = plan.groups_per_step - useful
             if missing <= 0:

@@ -1,4 +1,7 @@
-"""Whether a group can teach anything, as far as the client can tell."""
+"""Zero variance of a group, as far as the client can tell: for dynamic sampling.
+
+The rule itself is `wire.zero_variance`, which the server's credit assignment uses too.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,17 @@ from langchain_art.wire import (
     Turn,
     TurnCredit,
 )
+from langchain_art.wire.zero_variance import has_zero_variance, overlong_penalty
 
 
-def has_zero_variance(
+def group_has_zero_variance(
     group: TrajectoryGroup, config: TrainConfig, trainable: Mapping[str, bool] | None = None
 ) -> bool:
-    """True if the server would leave the whole group out, since its runs are all worth the same.
+    """True if the server would exclude the whole group, because its runs have equal rewards.
 
     What is compared follows `TrainConfig.credit`: for ``run`` and ``node``, and for scores, just as
     the server does it. For ``turn`` and ``anchor``, where it depends on what each call was worth,
-    a group with rewards of single calls is never called flat, nor one whose rewards are discounted.
+    a group with rewards of single calls or with discounted rewards never has zero variance.
 
     Args:
         group: as it was judged.
@@ -32,23 +36,29 @@ def has_zero_variance(
 
     Example::
 
-        has_zero_variance(group_of_rewards(1.0, 1.0, None), TrainConfig())  # True
+        group_has_zero_variance(group_of_rewards(1.0, 1.0, None), TrainConfig())  # True
     """
     runs = [run for run in group.trajectories if is_rewarded(run, config)]
     if len(runs) < 2:
         return True
     tolerance = config.zero_variance_tolerance
     if config.scores:
-        return all(_equal([run.scores[name] for run in runs], tolerance) for name in config.scores)
+        return all(
+            has_zero_variance([run.scores[name] for run in runs], tolerance)
+            for name in config.scores
+        )
     if config.credit.kind == "node":
-        return all(_equal(values, tolerance) for values in _by_node(runs, config, trainable or {}))
+        return all(
+            has_zero_variance(values, tolerance)
+            for values in _by_node(runs, config, trainable or {})
+        )
     totals = [_own(run, config, trainable or {}) + math.fsum(_rewards(run.turns)) for run in runs]
     if isinstance(config.credit, TurnCredit | AnchorCredit):
         if any(turn.reward for run in runs for turn in run.turns):
             return False
         if config.credit.discount != 1 and any(totals):
             return False
-    return _equal(totals, tolerance)
+    return has_zero_variance(totals, tolerance)
 
 
 def is_rewarded(run: Trajectory, config: TrainConfig) -> bool:
@@ -56,10 +66,6 @@ def is_rewarded(run: Trajectory, config: TrainConfig) -> bool:
     if config.scores:
         return config.scores.keys() <= run.scores.keys()
     return run.reward is not None or bool(_rewards(run.turns))
-
-
-def _equal(values: Sequence[float], tolerance: float) -> bool:
-    return len(values) < 2 or max(values) - min(values) <= tolerance
 
 
 def _rewards(turns: Sequence[Turn]) -> list[float]:
@@ -94,5 +100,4 @@ def _own(run: Trajectory, config: TrainConfig, trainable: Mapping[str, bool]) ->
         return reward
     steps = _steps(run, trainable)
     tokens = sum(turn.usage.completion_tokens for turn in steps if turn.usage is not None)
-    over = (overlong.tokens - overlong.buffer - tokens) / overlong.buffer
-    return reward + min(0.0, max(-1.0, over))
+    return reward + overlong_penalty(tokens, overlong.tokens, overlong.buffer)

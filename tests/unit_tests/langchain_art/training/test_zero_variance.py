@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from langchain_art.training.zero_variance import has_zero_variance, is_rewarded
+from langchain_art.training.zero_variance import group_has_zero_variance, is_rewarded
 from langchain_art.wire import (
     OverlongPenalty,
     TrainConfig,
@@ -103,7 +103,7 @@ def test_what_is_called_flat_is_left_out(
     ]
     if not all(learning):
         return  # in which runs the policy had a part is the server's to say
-    flat = has_zero_variance(group, config, trainable)
+    flat = group_has_zero_variance(group, config, trainable)
     if number < EXACT:
         assert flat == left_out(group, config, trainable)
     elif flat:
@@ -116,5 +116,7 @@ def test_the_penalty_for_length_is_a_difference() -> None:
         return Trajectory(id=name, reward=1.0, turns=(Turn(call_id=name, usage=usage),))
 
     pair = TrajectoryGroup(id="g", trajectories=(run("a", 2), run("b", 8)))
-    assert has_zero_variance(pair, TrainConfig())
-    assert not has_zero_variance(pair, TrainConfig(overlong=OverlongPenalty(tokens=8, buffer=4)))
+    assert group_has_zero_variance(pair, TrainConfig())
+    assert not group_has_zero_variance(
+        pair, TrainConfig(overlong=OverlongPenalty(tokens=8, buffer=4))
+    )
