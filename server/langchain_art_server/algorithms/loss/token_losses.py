@@ -3,10 +3,11 @@
 Index suffixes: T trained tokens of a micro-batch laid end to end, V vocabulary. Logprobs are in
 nats, under softmax(logits / temperature).
 
-Left out of the field's many losses: SAPO (arXiv 2511.20347), a smooth gate where `clip_loss` has
-an edge, which with one update per batch no ratio ever reaches; VESPO (2602.10693), weights for
-sequences that are far off policy, which `mismatch` refuses instead; OPSM (2512.02556), which drops
-calls that are far off and went badly: the guard drops those that are far off.
+Losses of the field that are not here: SAPO (arXiv 2511.20347), a smooth gate where `clip_loss` has
+an edge, which with one optimizer step per batch no ratio ever reaches; VESPO (2602.10693), weights
+for sequences that are far off policy, which `importance_sampling` refuses instead; OPSM
+(2512.02556), which drops calls that are far off policy and went badly: the guard drops those that
+are far off policy.
 """
 
 from __future__ import annotations
