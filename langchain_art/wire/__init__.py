@@ -26,7 +26,7 @@ from langchain_art.wire.train_config import (
     TruncatedIS,
     TurnCredit,
 )
-from langchain_art.wire.values import (
+from langchain_art.wire.training import (
     ID,
     NAME,
     CallTags,
