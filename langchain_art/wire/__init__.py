@@ -1,5 +1,14 @@
-"""Everything that crosses the wall between client and server."""
+"""All values that cross between client and server: small, frozen, pydantic only."""
 
+from langchain_art.wire.calls import CallTags, Turn, Usage
+from langchain_art.wire.identifiers import ID, NAME, Finite, Id, Message, Name, Tag, Wire
+from langchain_art.wire.policies import (
+    Checkpoint,
+    LoraConfig,
+    PolicySpec,
+    PolicyStatus,
+    ServerStatus,
+)
 from langchain_art.wire.train_config import (
     CISPO,
     DPPOTV,
@@ -27,35 +36,16 @@ from langchain_art.wire.train_config import (
     TurnCredit,
 )
 from langchain_art.wire.training import (
-    ID,
-    NAME,
-    CallTags,
-    Checkpoint,
-    Finite,
-    Id,
     JobEvent,
     JobState,
-    LoraConfig,
-    Message,
-    Name,
     NodeReport,
-    PolicySpec,
-    PolicyStatus,
-    Reward,
-    ServerStatus,
-    Status,
-    Tag,
     TrainJob,
     TrainRequest,
     TrainResult,
-    Trajectory,
     TrajectoryAudit,
-    TrajectoryGroup,
-    Turn,
     TurnAudit,
-    Usage,
-    Wire,
 )
+from langchain_art.wire.trajectories import Reward, Status, Trajectory, TrajectoryGroup
 
 __all__ = [
     "CISPO",

@@ -1,0 +1,108 @@
+"""One model call of a run: its tags, its token counts, and the turn that the graph saw.
+
+Token ids and logprobs are not here. The server keeps them under a completion's id (`call_id`), and
+a `Turn` points to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from langchain_art.wire.identifiers import Finite, Id, Message, Tag, Wire
+
+
+class CallTags(Wire):
+    """What a caller says about a model call: ``extra_body={"art": {...}}`` or ``x-art-*`` headers.
+
+    Example::
+
+        CallTags(trajectory_id="t-1", node="writer", path=("team", "writer"), step=3, attempt=1)
+    """
+
+    trajectory_id: Id | None = None
+    scenario: str | None = Field(default=None, max_length=256)
+    node: str | None = Field(default=None, max_length=256)
+    path: tuple[str, ...] = Field(default=(), max_length=64)
+    namespace: str | None = Field(default=None, max_length=2048)
+    """LangGraph's checkpoint namespace: tells parallel branches of one node apart."""
+    step: int | None = None
+    attempt: int = Field(default=1, ge=1)
+    thread: str | None = Field(default=None, max_length=256)
+    tags: tuple[Tag, ...] = Field(default=(), max_length=32)
+    """The caller's own (LangChain's ``tags``); `TrainRequest.trainable` may name them."""
+
+
+class Usage(Wire):
+    """Tokens of one call, as the sampler counted them."""
+
+    prompt_tokens: int = Field(ge=0)
+    completion_tokens: int = Field(ge=0)
+
+
+class Turn(Wire):
+    """One model call of a run, as the graph saw it.
+
+    `messages` holds only what this call added: where `extends` is ``k``, the call's full prompt is
+    turn ``k``'s prompt, its reply, and then `messages`; where it is ``None``, `messages` is the
+    whole prompt. So a run's size grows with its turns, not with their square.
+
+    Example: a tool agent's two calls::
+
+        Turn(call_id="chatcmpl-a", node="model", messages=[system, user], reply=calls_search)
+        Turn(call_id="chatcmpl-b", node="model", extends=0, messages=[tool_result], reply=answer)
+    """
+
+    call_id: str | None = None
+    """The completion's id, under which the server keeps the tokens; None for a foreign model that
+    reported none."""
+    node: str | None = None
+    path: tuple[str, ...] = ()
+    namespace: str | None = None
+    step: int | None = None
+    attempt: int = Field(default=1, ge=1)
+    thread: str | None = None
+    tags: tuple[str, ...] = ()
+    model: str | None = None
+    """What the reply says it was sampled by: ``email-agent@17``, or a foreign model's name."""
+    extends: int | None = Field(default=None, ge=0)
+    messages: tuple[Message, ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    reply: Message | None = None
+    usage: Usage | None = None
+    started_at: Finite | None = None
+    """Seconds since the epoch, by the client's clock."""
+    latency: Finite | None = Field(default=None, ge=0)
+    """Seconds."""
+    ours: bool = True
+    """False for a model that our server does not serve: seen and judged, never trained."""
+    excluded_because: str | None = None
+    """Why the graph threw this call away (``retried``, ``interrupted``, ``error``, ``unchosen``);
+    such a call is kept for review and never trained."""
+    error: str | None = None
+    reward: Finite | None = None
+    """Of this call alone, beside the trajectory's (`TrainConfig.credit`); None: none."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What `TrainRequest.trainable` may call this turn by: node, path, tags, model, policy."""
+        model = self.model or ""
+        named = (self.node or "", *self.path, *self.tags, model, model.partition("@")[0])
+        return frozenset(name for name in named if name)
+
+    def learns(self, trainable: Mapping[str, bool]) -> bool:
+        """Whether `trainable` chooses this turn.
+
+        A turn with a name that is False never learns. Of the others, all learn if no name is True,
+        else those that have such a name.
+
+        Example::
+
+            Turn(node="critic").learns({"writer": True})     # False
+            Turn(node="writer").learns({"critic": False})    # True
+        """
+        if any(not trainable.get(name, True) for name in self.names):
+            return False
+        return not any(trainable.values()) or any(trainable.get(name, False) for name in self.names)

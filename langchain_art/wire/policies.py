@@ -1,0 +1,73 @@
+"""A policy: the shape of its LoRA adapter, its checkpoints, its status; and the server's status."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from langchain_art.wire.identifiers import Name, Wire
+
+
+class LoraConfig(Wire):
+    """The shape of a policy's adapter, fixed when the policy is made."""
+
+    rank: int = Field(default=16, ge=1, le=512)
+    alpha: float = Field(default=32.0, gt=0)
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Module names as PEFT matches them, or all linear layers but the output head."""
+    seed: int = Field(default=0, ge=0)
+
+
+class PolicySpec(Wire):
+    """What ``POST /v1/policies`` takes. Creating the same policy twice is the same as once."""
+
+    name: Name
+    lora: LoraConfig = LoraConfig()
+
+
+class Checkpoint(Wire):
+    """One immutable version of a policy's adapter."""
+
+    policy: Name
+    version: int
+    name: str
+    """``email-agent@17``: use it as a model's name to sample exactly this version."""
+    parent: int | None
+    created_at: float
+    bytes: int
+    pinned: bool = False
+    serving: bool = False
+    metrics: dict[str, float] = Field(default_factory=dict)
+
+
+class PolicyStatus(Wire):
+    """A policy and the version that its bare name is routed to."""
+
+    name: Name
+    version: int
+    lora: LoraConfig
+    checkpoints: int
+
+
+class ServerStatus(Wire):
+    """``GET /status``: what a person wants to know about a server at a glance."""
+
+    version: str
+    ready: bool
+    base_model: str
+    model_path: str
+    device: str
+    dtype: str
+    max_model_len: int
+    parameters: int
+    sampler: str
+    learner: str
+    policies: tuple[PolicyStatus, ...]
+    calls: int
+    trajectories: int
+    jobs: dict[str, int]
+    running_calls: int
+    engine_restarts: int
+    uptime: float
+    """Seconds."""
