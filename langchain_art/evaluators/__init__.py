@@ -9,80 +9,61 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from langchain_art.evaluators.base import GroupEvaluator, Score
+if TYPE_CHECKING:  # the table below, for type checkers; a test compares the two
+    from langchain_art.evaluators.base import GroupEvaluator as GroupEvaluator, Score as Score
     from langchain_art.evaluators.calibration import (
-        Agreement,
-        agreement,
-        agreement_table,
-        calibrate,
+        Agreement as Agreement,
+        agreement as agreement,
+        agreement_table as agreement_table,
+        calibrate as calibrate,
     )
     from langchain_art.evaluators.composites import (
-        FallbackEvaluator,
-        GateEvaluator,
-        SumEvaluator,
-        VoteEvaluator,
+        FallbackEvaluator as FallbackEvaluator,
+        GateEvaluator as GateEvaluator,
+        SumEvaluator as SumEvaluator,
+        VoteEvaluator as VoteEvaluator,
     )
     from langchain_art.evaluators.criteria import (
-        WeightedCriteriaEvaluator,
-        completeness,
-        dict_similarity,
-        efficiency,
-        exact,
-        satisfaction,
-        string_similarity,
+        WeightedCriteriaEvaluator as WeightedCriteriaEvaluator,
+        completeness as completeness,
+        dict_similarity as dict_similarity,
+        efficiency as efficiency,
+        exact as exact,
+        satisfaction as satisfaction,
+        string_similarity as string_similarity,
     )
-    from langchain_art.evaluators.functions import FunctionEvaluator, as_evaluator, own_rewards
-    from langchain_art.evaluators.integrations.convert import as_group
-    from langchain_art.evaluators.ruler.evaluator import RulerEvaluator, ruler_score_group
-    from langchain_art.evaluators.scoring import Evaluator, score_groups
+    from langchain_art.evaluators.functions import (
+        FunctionEvaluator as FunctionEvaluator,
+        as_evaluator as as_evaluator,
+        own_rewards as own_rewards,
+    )
+    from langchain_art.evaluators.integrations.convert import as_group as as_group
+    from langchain_art.evaluators.ruler.evaluator import (
+        RulerEvaluator as RulerEvaluator,
+        ruler_score_group as ruler_score_group,
+    )
+    from langchain_art.evaluators.scoring import (
+        Evaluator as Evaluator,
+        score_groups as score_groups,
+    )
 
-__all__ = [
-    "Agreement",
-    "Evaluator",
-    "FallbackEvaluator",
-    "FunctionEvaluator",
-    "GateEvaluator",
-    "GroupEvaluator",
-    "RulerEvaluator",
-    "Score",
-    "SumEvaluator",
-    "VoteEvaluator",
-    "WeightedCriteriaEvaluator",
-    "agreement",
-    "agreement_table",
-    "as_evaluator",
-    "as_group",
-    "calibrate",
-    "completeness",
-    "dict_similarity",
-    "efficiency",
-    "exact",
-    "own_rewards",
-    "ruler_score_group",
-    "satisfaction",
-    "score_groups",
-    "string_similarity",
-]
 _NAMES = {
-    "base": ("GroupEvaluator", "Score"),
-    "calibration": ("Agreement", "agreement", "agreement_table", "calibrate"),
-    "composites": ("FallbackEvaluator", "GateEvaluator", "SumEvaluator", "VoteEvaluator"),
+    "base": "GroupEvaluator Score",
+    "calibration": "Agreement agreement agreement_table calibrate",
+    "composites": "FallbackEvaluator GateEvaluator SumEvaluator VoteEvaluator",
     "criteria": (
-        "WeightedCriteriaEvaluator",
-        "completeness",
-        "dict_similarity",
-        "efficiency",
-        "exact",
-        "satisfaction",
-        "string_similarity",
+        "WeightedCriteriaEvaluator completeness dict_similarity efficiency exact satisfaction "
+        "string_similarity"
     ),
-    "functions": ("FunctionEvaluator", "as_evaluator", "own_rewards"),
-    "integrations.convert": ("as_group",),
-    "ruler.evaluator": ("RulerEvaluator", "ruler_score_group"),
-    "scoring": ("Evaluator", "score_groups"),
+    "functions": "FunctionEvaluator as_evaluator own_rewards",
+    "integrations.convert": "as_group",
+    "ruler.evaluator": "RulerEvaluator ruler_score_group",
+    "scoring": "Evaluator score_groups",
 }
-_HOME = {name: home for home, names in _NAMES.items() for name in names}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+if not TYPE_CHECKING:  # a type checker takes the names imported above `as` themselves
+    __all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:
@@ -94,4 +75,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *_HOME})

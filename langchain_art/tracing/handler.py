@@ -100,47 +100,37 @@ class CaptureHandler(GraphCallbackHandler):
         messages: list[list[BaseMessage]],
         *,
         run_id: UUID,
-        parent_run_id: UUID | None = None,
-        tags: list[str] | None = None,
-        metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         """Start a turn, and publish its tags for the model."""
-        prompt = messages[0] if messages else []
-        self._start_call(prompt, run_id, parent_run_id, tags, metadata or {}, kwargs)
+        self._start_call(run_id, messages[0] if messages else [], **kwargs)
 
     @_safely
     def on_llm_start(
+        self, serialized: dict[str, Any], prompts: list[str], *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        """Start a turn of a text model; its prompt becomes a user message."""
+        self._start_call(run_id, [HumanMessage(prompt) for prompt in prompts[:1]], **kwargs)
+
+    def _start_call(
         self,
-        serialized: dict[str, Any],
-        prompts: list[str],
-        *,
         run_id: UUID,
+        messages: Sequence[BaseMessage],
+        /,
         parent_run_id: UUID | None = None,
         tags: list[str] | None = None,
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Start a turn of a text model; its prompt becomes a user message."""
-        messages = [HumanMessage(prompt) for prompt in prompts[:1]]
-        self._start_call(messages, run_id, parent_run_id, tags, metadata or {}, kwargs)
-
-    def _start_call(
-        self,
-        messages: Sequence[BaseMessage],
-        run_id: UUID,
-        parent: UUID | None,
-        tags: list[str] | None,
-        metadata: dict[str, Any],
-        kwargs: dict[str, Any],
-    ) -> None:
+        metadata = metadata or {}
         recorder = self.run.recorder
-        span = _span("model", run_id, parent, metadata)
+        span = _span("model", run_id, parent_run_id, metadata)
         recorder.start_span(span)
         # In the later steps of a node that is a chain, LangGraph's own count is not available.
         attempt = max(node_attempt(), span.attempt_number)
         where = tags_from_metadata(metadata, attempt, tags or ())
-        prepend_outer_path(where, recorder.enclosing_namespaces(parent, where.get("namespace", "")))
+        outer = recorder.enclosing_namespaces(parent_run_id, where.get("namespace", ""))
+        prepend_outer_path(where, outer)
         sent = {**where, "trajectory_id": self.run.id}
         if self.run.scenario is not None:
             sent["scenario"] = self.run.scenario
@@ -181,18 +171,10 @@ class CaptureHandler(GraphCallbackHandler):
 
     @_safely
     def on_chain_start(
-        self,
-        serialized: dict[str, Any],
-        inputs: Any,
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        tags: list[str] | None = None,
-        metadata: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, serialized: dict[str, Any], inputs: Any, *, run_id: UUID, **kwargs: Any
     ) -> None:
         """Start the span of a graph, a node or a chain."""
-        self._start(run_id, parent_run_id, metadata, inputs)
+        self._start(run_id, inputs, **kwargs)
 
     @_safely
     def on_tool_start(
@@ -201,19 +183,22 @@ class CaptureHandler(GraphCallbackHandler):
         input_str: str,
         *,
         run_id: UUID,
-        parent_run_id: UUID | None = None,
-        tags: list[str] | None = None,
-        metadata: dict[str, Any] | None = None,
         inputs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         """Start the span of a tool, whose body may call models."""
-        self._start(run_id, parent_run_id, metadata, inputs or input_str)
+        self._start(run_id, inputs or input_str, **kwargs)
 
     def _start(
-        self, run_id: UUID, parent: UUID | None, metadata: dict[str, Any] | None, inputs: Any
+        self,
+        run_id: UUID,
+        inputs: Any,
+        /,
+        parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
+        **_: Any,
     ) -> None:
-        top = self.run.recorder.start_span(_span("chain", run_id, parent, metadata or {}))
+        top = self.run.recorder.start_span(_span("chain", run_id, parent_run_id, metadata or {}))
         if top and self.run.input is None:
             self.run.input = inputs
 
