@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from importlib import import_module
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -29,6 +30,10 @@ BROUGHT_ALONG = {
     "langfuse",
     "httpx2",
 }
+
+#: Known exceptions to one meaning per type name: a union of settings in the training config and the
+#: result of credit assignment; values by group; records of a run's group; nodes of a tree.
+SHARED_TYPE_NAMES = {"Credit", "Pool", "_Group", "_Node"}
 
 
 def sources(*roots: Path) -> list[Path]:
@@ -142,6 +147,21 @@ def test_no_rooms_for_leftovers() -> None:
     banned = {"utils", "common", "helpers", "misc", "core"}
     for path in sources(CLIENT, SERVER):
         assert banned.isdisjoint({path.stem, path.parent.name}), path
+
+
+def named_types(path: Path) -> list[str]:
+    """Names of a module's classes, nested ones too, and of its type aliases and type variables."""
+    tree = ast.parse(path.read_text())
+    names = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    targets = [one for node in tree.body if isinstance(node, ast.Assign) for one in node.targets]
+    targets += [node.target for node in tree.body if isinstance(node, ast.AnnAssign)]
+    assigned = [target.id for target in targets if isinstance(target, ast.Name)]
+    return names + [name for name in assigned if re.fullmatch(r"_*[A-Z]\w*[a-z]\w*", name)]
+
+
+def test_no_two_types_have_one_name() -> None:
+    counted = Counter(name for path in sources(CLIENT, SERVER) for name in named_types(path))
+    assert {name for name, times in counted.items() if times > 1} <= SHARED_TYPE_NAMES
 
 
 def test_trust_remote_code_is_never_switched_on() -> None:

@@ -26,8 +26,8 @@ else:
 
 __all__ = ["KEEP_ALIVE", "async_client", "client", "httpx", "proxy"]
 
-Pool = TypeVar("Pool")
-_Key: TypeAlias = tuple[asyncio.AbstractEventLoop | None, bool, str | None, int]
+PoolT = TypeVar("PoolT")
+_PoolKey: TypeAlias = tuple[asyncio.AbstractEventLoop | None, bool, str | None, int]
 
 #: Pools per loop and server. A pool inspects all its connections at each request, so concurrent
 #: requests are spread over several pools. Sequential requests stay in one, and reuse a connection.
@@ -42,19 +42,19 @@ KEEP_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
 ]
 
 
-class _Pools(ABC, Generic[Pool]):
+class _Pools(ABC, Generic[PoolT]):
     """Connection pools by event loop, TLS and proxy."""
 
     def __init__(self) -> None:
-        self._pools: dict[_Key, Pool] = {}
+        self._pools: dict[_PoolKey, PoolT] = {}
         self._pending = 0  # requests that have no answer yet
         self._lock = Lock()
 
     @abstractmethod
-    def _open(self, *, verify: bool, proxy: str | None) -> Pool: ...
+    def _open(self, *, verify: bool, proxy: str | None) -> PoolT: ...
 
     @contextmanager
-    def _pool(self, url: httpx.URL, loop: asyncio.AbstractEventLoop | None) -> Generator[Pool]:
+    def _pool(self, url: httpx.URL, loop: asyncio.AbstractEventLoop | None) -> Generator[PoolT]:
         """The pool for one request."""
         secure, through = url.scheme == "https", proxy(url.scheme, url.host)
         with self._lock:
@@ -66,7 +66,7 @@ class _Pools(ABC, Generic[Pool]):
             with self._lock:
                 self._pending -= 1
 
-    def _add(self, key: _Key, pool: Pool) -> Pool:
+    def _add(self, key: _PoolKey, pool: PoolT) -> PoolT:
         with self._lock:
             # A pool keeps its loop alive, so pools of closed loops are removed here.
             for closed in [k for k in self._pools if k[0] is not None and k[0].is_closed()]:

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from langchain_art.errors import ArtError, EngineUnavailable, Overloaded, RequestRefused
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest
 from langchain_art_server.gateway import chat_response
-from langchain_art_server.gateway.chat_request import ChatCall, read_json
+from langchain_art_server.gateway.chat_request import CheckedChatRequest, read_json
 from langchain_art_server.gateway.chat_response import Chunks
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.policies.router import RoutedModel
@@ -42,7 +42,7 @@ class ChatCompletions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises RequestRefused before anything is sent."""
         service = self._service
-        call = ChatCall(await read_json(receive), scope["headers"])
+        call = CheckedChatRequest(await read_json(receive), scope["headers"])
         limit = service.settings.max_running_calls
         if service.running_calls + call.count > limit:
             raise Overloaded(
@@ -126,7 +126,7 @@ async def _send_json(send: Send, answer: dict[str, Any]) -> None:
 class _Completion:
     """One request: sample, record, answer."""
 
-    def __init__(self, service: Service, call: ChatCall, target: RoutedModel) -> None:
+    def __init__(self, service: Service, call: CheckedChatRequest, target: RoutedModel) -> None:
         self._service, self._call, self._target = service, call, target
         self._begun = time.time()
         # Ids that grow with time are adjacent in the table's index: a batch writes few pages.

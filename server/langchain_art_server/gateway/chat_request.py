@@ -95,7 +95,7 @@ class ChatBody(BaseModel):
         )
 
 
-class ChatCall:
+class CheckedChatRequest:
     """A request, checked.
 
     Args:
