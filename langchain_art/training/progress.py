@@ -15,7 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from langchain_art.training.report import left_out, node_table, nothing_trained
+from langchain_art.training.report import excluded_counts, node_table, nothing_trained
 from langchain_art.training.results import EvalResult, StepRecord
 
 
@@ -77,8 +77,8 @@ class Display:
         self.line("  ".join(_headline(record, steps)))
         for figures in _figures(record):
             self.line(f"  {figures}")
-        if lost := left_out(record):
-            self.line(f"  left out: {lost}")
+        if lost := excluded_counts(record):
+            self.line(f"  excluded: {lost}")
         if first and record.nodes:
             self.console.print(node_table(record.nodes, f"Trained by node, step {record.step}"))
         elif record.nodes:

@@ -152,7 +152,7 @@ def summary_table(result: FitResult) -> Table:
     rewards = [r.reward_mean for r in result.history if r.reward_mean is not None]
     if rewards:
         table.add_row("training reward", f"{rewards[0]:.3f} first step, {rewards[-1]:.3f} last")
-    table.add_row("left out", left_out(result) or "nothing")
+    table.add_row("excluded", excluded_counts(result) or "nothing")
     if resampled := sum(record.resampled for record in result.history):
         groups = sum(record.groups for record in result.history)
         table.add_row(
@@ -176,7 +176,7 @@ def node_table(nodes: Mapping[str, NodeReport], title: str) -> Table:
         Column("tokens", justify="right"),
         Column("mean |A|", justify="right"),
         Column("mean A", justify="right"),
-        Column("calls left out", overflow="fold"),
+        Column("calls excluded", overflow="fold"),
         title=title,
         title_justify="left",
     )
@@ -199,7 +199,7 @@ def counts(found: Mapping[str, int]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in ordered)
 
 
-def left_out(found: StepRecord | FitResult) -> str:
+def excluded_counts(found: StepRecord | FitResult) -> str:
     """Counts of what was excluded, by reason; calls that another policy trained are not counted."""
     strange = any("other_policy" in report.excluded for report in found.nodes.values())
     hidden = () if strange else ("/calls.other_policy",)

@@ -63,7 +63,7 @@ class Trainer:
             ``{"writer": True}`` for those alone, ``{"critic": False}`` for all others. None: all
             that the policies sampled. See `Turn.learns`.
         evaluator: scores each group (`evaluators.Evaluator`). None: rollouts bring their rewards.
-            A group for which it raises is left out and counted as ``groups.unjudged``. In an
+            A group for which it raises is excluded and counted as ``groups.unjudged``. In an
             evaluation, runs that bring a reward keep it and only the others are judged.
         group_size: runs per scenario and step, at least 2: advantages compare runs of a group.
         groups_per_step: scenarios per step, drawn in shuffled epochs.

@@ -184,7 +184,7 @@ def _print_step(display: Display, result: TrainResult, step: int, total: int) ->
     place = f"{step:>{len(str(total))}}/{total}"
     display.line(f"warm start {place}  {loss}{tokens:.0f} tokens  {version}")
     if result.excluded:
-        left_out = ", ".join(f"{why} {count}" for why, count in sorted(result.excluded.items()))
-        display.line(f"  left out: {left_out}")
+        excluded = ", ".join(f"{why} {count}" for why, count in sorted(result.excluded.items()))
+        display.line(f"  excluded: {excluded}")
     if not tokens:
         display.warn("  nothing was learned from in this step")

@@ -103,7 +103,7 @@ def captured(server: RuleServer, prefixes: list[str]) -> None:
 
 
 def trained(server: RuleServer, prefixes: list[str]) -> None:
-    """A step learns each sampled token once, and says what it left out and why."""
+    """A step learns each sampled token once, and says what it excluded and why."""
     features = ("tools", "schema", "logprobs", "n")
     groups = [[f"{prefix}-{feature}" for prefix in prefixes] for feature in features]
     with server.http() as http:

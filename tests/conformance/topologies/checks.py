@@ -199,7 +199,7 @@ def _text(content: Any) -> str:
 
 
 def trained(first: Performance, second: Performance, policy: str) -> None:
-    """Two runs train, node by node, and what is left out is counted with its reason."""
+    """Two runs train, node by node, and what is excluded is counted with its reason."""
     case = first.case
     runs = (first.trajectory, second.trajectory)
     group = TrajectoryGroup(id=uuid4().hex, trajectories=runs)

@@ -344,7 +344,7 @@ def test_a_job_runs_once_per_key(http: httpx.Client) -> None:
     assert http.get("/v1/policies/tiny").json()["version"] == before + 1
 
 
-def test_what_is_left_out_is_counted_and_nothing_is_trained(http: httpx.Client) -> None:
+def test_what_is_excluded_is_counted_and_nothing_is_trained(http: httpx.Client) -> None:
     flat = sampled_group(http, [1.0, 1.0])
     single = sampled_group(http, [1.0])
     unscored = sampled_group(http, [None, None])

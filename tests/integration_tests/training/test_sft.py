@@ -237,7 +237,7 @@ def test_what_cannot_be_shown_fails_the_job_and_names_the_turn(
         client.audit(stored.id, policy, sft=True)
 
 
-def test_what_is_too_long_is_left_out_and_counted(client: ArtClient, policy: str) -> None:
+def test_what_is_too_long_is_excluded_and_counted(client: ArtClient, policy: str) -> None:
     long = [user("word " * 3000), said("Hello.")]
     result = client.wait(client.sft([long, [user("Hello?"), said("Hello.")]], policy, FAST))
     assert result.metrics["calls_trained"] == 1

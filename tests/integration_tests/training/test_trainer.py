@@ -104,7 +104,7 @@ async def test_an_evaluator_may_be_anything_that_scores() -> None:
         assert found.unjudged == 0
 
 
-async def test_a_group_that_cannot_be_judged_is_left_out() -> None:
+async def test_a_group_that_cannot_be_judged_is_excluded() -> None:
     def evaluator(judged: TrajectoryGroup) -> Sequence[float]:
         if judged.id == "b":
             raise TimeoutError("judge is away")

@@ -11,7 +11,12 @@ from rich.console import Console
 from langchain_art.errors import ConfigError
 from langchain_art.training.node_filter import check_trainable, unmatched_frozen_names
 from langchain_art.training.progress import Display
-from langchain_art.training.report import left_out, node_table, nothing_trained, summary_table
+from langchain_art.training.report import (
+    excluded_counts,
+    node_table,
+    nothing_trained,
+    summary_table,
+)
 from langchain_art.training.results import EvalResult, FitResult, StepRecord, total_nodes
 from langchain_art.wire import NodeReport, TrainResult, Trajectory, Turn
 
@@ -88,7 +93,7 @@ def test_several_policies_are_told_apart() -> None:
     assert record.metrics == {"w/loss": 0.25, "c/loss": 0.75}
     assert record.excluded == {"w/calls.other_policy": 2, "c/calls.other_policy": 2}
     assert list(record.nodes) == ["w/writer", "c/critic"], "each node once, with who learns there"
-    assert left_out(record) == "", "what the other policy trains is not left out"
+    assert excluded_counts(record) == "", "what the other policy trains is not excluded"
     found = FitResult(fit_id="f", versions=record.versions, history=(record,))
     assert found.adapters == ("w@3", "c@2")
     for name in ("policy", "version", "adapter"):
@@ -106,7 +111,7 @@ def test_a_node_that_nobody_trains_is_shown_once_among_several_policies() -> Non
     ]
     record = step(*both)
     assert list(record.nodes) == ["w/writer", "w/judge", "c/critic"]
-    assert "other_policy" in left_out(record)
+    assert "other_policy" in excluded_counts(record)
 
 
 def test_nodes_add_up_weighted_by_their_tokens() -> None:

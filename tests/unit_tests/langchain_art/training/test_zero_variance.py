@@ -65,7 +65,7 @@ def groups(draw: st.DrawFn) -> TrajectoryGroup:
     return TrajectoryGroup(id="g", trajectories=tuple(runs))
 
 
-def left_out(group: TrajectoryGroup, config: TrainConfig, trainable: dict[str, bool]) -> bool:
+def is_excluded(group: TrajectoryGroup, config: TrainConfig, trainable: dict[str, bool]) -> bool:
     """Whether the server finds nothing to learn from in it."""
     if config.scores:  # with them, rewards of calls are refused
         runs = [
@@ -92,7 +92,7 @@ def left_out(group: TrajectoryGroup, config: TrainConfig, trainable: dict[str, b
 @pytest.mark.parametrize("number", range(len(CONFIGS)), ids=lambda n: str(CONFIGS[n]))
 @settings(max_examples=150, deadline=None)
 @given(group=groups(), trainable=st.sampled_from([{}, {"critic": False}]))
-def test_what_is_called_flat_is_left_out(
+def test_what_is_called_flat_is_excluded(
     number: int, group: TrajectoryGroup, trainable: dict[str, bool]
 ) -> None:
     config = TrainConfig(**CONFIGS[number])
@@ -105,9 +105,9 @@ def test_what_is_called_flat_is_left_out(
         return  # in which runs the policy had a part is the server's to say
     flat = group_has_zero_variance(group, config, trainable)
     if number < EXACT:
-        assert flat == left_out(group, config, trainable)
+        assert flat == is_excluded(group, config, trainable)
     elif flat:
-        assert left_out(group, config, trainable)
+        assert is_excluded(group, config, trainable)
 
 
 def test_the_penalty_for_length_is_a_difference() -> None:
