@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from threading import Lock, Thread
 from typing import Any, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -178,30 +179,20 @@ def own_reward(run: Trajectory) -> float | None:
     return None if run.metadata.get(JUDGED) else run.reward
 
 
-class _Loop:
+@cache
+def _loop_of(process: int) -> asyncio.AbstractEventLoop:
     """One event loop in a thread of its own, for all synchronous calls of a process.
 
     Chat models keep connections for the loop on which they were first used; with a new loop per
-    call these would belong to closed loops.
+    call these would belong to closed loops. Threads do not survive a fork, so a child process
+    starts its own.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: int | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def get(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None or self._process != os.getpid():  # threads do not survive a fork
-                self._process, self._loop = os.getpid(), asyncio.new_event_loop()
-                thread = threading.Thread(
-                    target=self._loop.run_forever, name="langchain-art-evaluators", daemon=True
-                )
-                thread.start()
-            return self._loop
+    loop = asyncio.new_event_loop()
+    Thread(target=loop.run_forever, name="langchain-art-evaluators", daemon=True).start()
+    return loop
 
 
-_LOOP = _Loop()
+_lock = Lock()
 
 
 def run_sync(work: Coroutine[Any, Any, _Result]) -> _Result:
@@ -210,7 +201,8 @@ def run_sync(work: Coroutine[Any, Any, _Result]) -> _Result:
     Raises:
         ConfigError: called on the loop that would run the work.
     """
-    loop = _LOOP.get()
+    with _lock:
+        loop = _loop_of(os.getpid())
     if loop is _running_loop():
         work.close()
         raise ConfigError(

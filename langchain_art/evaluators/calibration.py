@@ -1,8 +1,7 @@
-"""Agreement of a judge with people: rank correlations with confidence intervals.
+"""Agreement of a judge with human scores: rank correlations with bootstrap confidence intervals.
 
-Only ranks are compared, since a judge's scores are relative: pairs of runs of one group count, and
-pairs across groups do not. With a single group the two figures are the ordinary Spearman's rho and
-Kendall's tau-b.
+A judge's scores are relative, so ranks are compared within each group, never across groups. With a
+single group the results are the ordinary Spearman's rho and Kendall's tau-b.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import math
 import random
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
 
 from rich.table import Table
 
@@ -44,16 +43,16 @@ class Correlation:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What `agreement` found."""
+    """The rank correlations of a judge's scores with human scores."""
 
     kendall: Correlation
     spearman: Correlation
     runs: int
-    """That both the judge and a person scored, in groups with at least two of them."""
+    """Runs with both scores, in groups with at least two such runs."""
     groups: int
-    """With at least two such runs."""
+    """Groups with at least two such runs."""
     left_out: int = 0
-    """Runs that had only one of the two scores, or stood alone in their group."""
+    """Runs with only one of the two scores, or the only run with both in their group."""
     unjudged: int = 0
     """Groups for which the judge raised."""
 
@@ -68,7 +67,7 @@ async def calibrate(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Agreement:
-    """Let a judge score groups, and compare its scores with people's scores of the same runs.
+    """Score groups with a judge, and compare its scores with human scores of the same runs.
 
     Example::
 
@@ -88,23 +87,16 @@ async def calibrate(
         ArtError: the judge raised for every group.
         ConfigError: no group has two runs with both scores.
     """
-    said = {run.id: _human(run, human) for group in groups for run in group.trajectories}
+    rated = {run.id: _human(run, human) for group in groups for run in group.trajectories}
     judged = await score_groups(
         [_hidden(group) for group in groups], evaluator, concurrency=concurrency
     )
     paired: list[list[tuple[float, float]]] = []
     for group in judged.groups:
-        both = ((run.reward, said[run.id]) for run in group.trajectories)
+        both = ((run.reward, rated[run.id]) for run in group.trajectories)
         paired.append([(j, h) for j, h in both if j is not None and h is not None])
     found = agreement(paired, resamples=resamples, confidence=confidence, seed=seed)
-    return Agreement(
-        kendall=found.kendall,
-        spearman=found.spearman,
-        runs=found.runs,
-        groups=found.groups,
-        left_out=len(said) - found.runs,
-        unjudged=judged.unjudged,
-    )
+    return replace(found, left_out=len(rated) - found.runs, unjudged=judged.unjudged)
 
 
 def agreement(
@@ -116,18 +108,18 @@ def agreement(
 ) -> Agreement:
     """Rank correlations of two scores, within groups, with bootstrap intervals.
 
-    Kendall's tau-b over the pairs of runs within a group, ``(C - D) / sqrt(U_j * U_h)``: C pairs
-    that both order alike, D that they order oppositely, U pairs that the judge (the person) does
-    not tie; each summed over the groups (Kendall, Biometrika 33, 1945, for the ties). Spearman's
-    rho is Pearson's correlation of the ranks within each group, equal scores at their mean rank,
-    with sums of squares and products summed over the groups.
+    Kendall's tau-b over the pairs of runs within a group, ``(C - D) / sqrt(U_j * U_h)``: C
+    concordant pairs, D discordant pairs, U_j and U_h pairs that the judge (the person) does not
+    tie; each summed over the groups (Kendall, Biometrika 33, 1945, for the ties). Spearman's rho is
+    Pearson's correlation of the ranks within each group, equal scores at their mean rank, with sums
+    of squares and products summed over the groups.
 
-    The interval is the percentile bootstrap (Efron, Annals of Statistics 7, 1979). What is drawn
-    with replacement are the groups, since runs of one group depend on each other; of a single
-    group, its runs. Draws without variance have no correlation and are passed over.
+    The interval is the percentile bootstrap (Efron, Annals of Statistics 7, 1979). Groups are drawn
+    with replacement, since runs of one group depend on each other; of a single group, its runs.
+    Draws without variance have no correlation and are skipped.
 
     Args:
-        groups: of (judge, human) pairs; those with fewer than two do not count.
+        groups: (judge, human) pairs of each group; groups with fewer than two are left out.
         resamples: draws of the bootstrap.
         confidence: share of the draws within the interval.
         seed: of the draws; the same arguments give the same interval.
@@ -148,12 +140,12 @@ def agreement(
             "scored, so there is nothing to compare. Rate at least two runs of a scenario."
         )
     rng = random.Random(seed)
-    sums = [_Sums.of(group) for group in usable]
+    sums = [_sums(group) for group in usable]
     if len(usable) > 1:
         draws = [_total(rng.choices(sums, k=len(sums))) for _ in range(resamples)]
     else:
         only = usable[0]
-        draws = [_Sums.of(rng.choices(only, k=len(only))) for _ in range(resamples)]
+        draws = [_sums(rng.choices(only, k=len(only))) for _ in range(resamples)]
     whole = _total(sums)
     return Agreement(
         kendall=_correlation(whole.kendall, [draw.kendall for draw in draws], confidence),
@@ -175,43 +167,41 @@ def agreement_table(found: Mapping[str, Agreement], title: str = "Agreement with
     return table
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """What both correlations are made of, and what adds up over groups."""
+class _Sums(NamedTuple):
+    """The terms of both correlations, which add up over groups; pairs are (judge, human)."""
 
-    order: int  # pairs ordered alike, less those ordered oppositely
-    untied: tuple[int, int]
+    order: float  # concordant pairs less discordant pairs
+    untied: float
+    human_untied: float
     products: float
-    squares: tuple[float, float]
-
-    @classmethod
-    def of(cls, pairs: Pairs) -> _Sums:
-        first, second = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        x, y = _ranks(first), _ranks(second)
-        middle = (len(pairs) + 1) / 2
-        return cls(
-            order=_order(pairs),
-            untied=(_untied(first), _untied(second)),
-            products=sum((a - middle) * (b - middle) for a, b in zip(x, y, strict=True)),
-            squares=(sum((a - middle) ** 2 for a in x), sum((b - middle) ** 2 for b in y)),
-        )
+    squares: float
+    human_squares: float
 
     @property
     def kendall(self) -> float | None:
-        return _ratio(self.order, *self.untied)
+        return _ratio(self.order, self.untied, self.human_untied)
 
     @property
     def spearman(self) -> float | None:
-        return _ratio(self.products, *self.squares)
+        return _ratio(self.products, self.squares, self.human_squares)
+
+
+def _sums(pairs: Pairs) -> _Sums:
+    judge, human = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    middle = (len(pairs) + 1) / 2
+    x, y = ([rank - middle for rank in _ranks(values)] for values in (judge, human))
+    return _Sums(
+        order=_order(pairs),
+        untied=_untied(judge),
+        human_untied=_untied(human),
+        products=sum(a * b for a, b in zip(x, y, strict=True)),
+        squares=sum(a**2 for a in x),
+        human_squares=sum(b**2 for b in y),
+    )
 
 
 def _total(sums: Sequence[_Sums]) -> _Sums:
-    return _Sums(
-        order=sum(one.order for one in sums),
-        untied=(sum(one.untied[0] for one in sums), sum(one.untied[1] for one in sums)),
-        products=sum(one.products for one in sums),
-        squares=(sum(one.squares[0] for one in sums), sum(one.squares[1] for one in sums)),
-    )
+    return _Sums(*(sum(terms) for terms in zip(*sums, strict=True)))
 
 
 def _ratio(over: float, left: float, right: float) -> float | None:
@@ -234,7 +224,7 @@ def _untied(values: Sequence[float]) -> int:
 
 
 def _order(pairs: Pairs) -> int:
-    """Pairs that both scores order alike, less those they order oppositely, in n log n."""
+    """Concordant pairs less discordant pairs, in n log n."""
     found, seen = 0, list[float]()
     waiting: list[tuple[float, float]] = []
     for one in sorted(pairs):
@@ -258,7 +248,7 @@ def _correlation(
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear between the two nearest values."""
+    """The quantile of sorted values, interpolated linearly between the two nearest."""
     place = share * (len(ordered) - 1)
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)
@@ -272,7 +262,7 @@ def _human(run: Trajectory, human: Human) -> float | None:
 
 
 def _hidden(group: TrajectoryGroup) -> TrajectoryGroup:
-    """The group without its runs' scores, so that no judge can read them."""
+    """The group without its runs' scores, so that the judge cannot read them."""
     blank = {"reward": None, "scores": {}}
     runs = tuple(run.model_copy(update=blank) for run in group.trajectories)
     return group.model_copy(update={"trajectories": runs})

@@ -1,4 +1,4 @@
-"""`WeightedCriteriaEvaluator`: accuracy, efficiency, completeness and satisfaction, weighed."""
+"""`WeightedCriteriaEvaluator`: weighted accuracy, efficiency, completeness and satisfaction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from langchain_art.evaluators import run_facts
 from langchain_art.evaluators.base import GroupEvaluator, Score
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
-#: What the criteria weigh if nothing else is said.
+#: The default weights.
 WEIGHTS: Mapping[str, float] = {
     "accuracy": 0.4,
     "efficiency": 0.3,
@@ -33,10 +33,10 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
     =====================  ==============================================================
     criterion              value, clamped to [0, 1]
     =====================  ==============================================================
-    ``accuracy``           how near the answer comes to the expected one (`accuracy`)
-    ``efficiency``         `efficiency` of `facts.steps` against `optimal_steps`
-    ``completeness``       `completeness` of `facts.actions` against `required_actions`
-    ``user_satisfaction``  `satisfaction` for `facts.errors` and `facts.seconds`
+    ``accuracy``           similarity of the answer to the expected one (`accuracy`)
+    ``efficiency``         `efficiency` of `run_facts.steps` against `optimal_steps`
+    ``completeness``       `completeness` of `run_facts.actions` against `required_actions`
+    ``user_satisfaction``  `satisfaction` for `run_facts.errors` and `run_facts.seconds`
     =====================  ==============================================================
 
     Example::
@@ -45,26 +45,25 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
         Trainer(graph_model, evaluator=criteria)     # scenarios with a key "answer"
 
     Args:
-        weights: criterion -> weight: not negative, together 1. Those left out weigh 0.
-        accuracy: ``"exact"`` (1 if equal, else 0; outer white space aside), ``"string"``
-            (`string_similarity`), ``"dict"`` (`dict_similarity`; an answer that is a text is read
-            as JSON), or a function of answer and expected answer.
+        weights: criterion -> weight; not negative, with sum 1. A missing criterion has weight 0.
+        accuracy: ``"exact"`` (`exact`), ``"string"`` (`string_similarity`), ``"dict"``
+            (`dict_similarity`), or a function of answer and expected answer.
         expected: the scenario's key of the expected answer, or a function of the scenario.
-        answer: what a run answered.
-        optimal_steps: calls of the model that a run needs, at least 1. None: the scenario's
+        answer: gives a run's answer.
+        optimal_steps: model calls that a run needs, at least 1. None: the scenario's
             ``optimal_steps``.
-        required_actions: names of tools that a run has to call; an empty list asks for none. None:
-            the scenario's ``required_actions``.
-        errors: counts what went wrong in a run.
-        seconds: how long a run took.
+        required_actions: names of tools that a run has to call. None: the scenario's
+            ``required_actions``.
+        errors: gives the number of a run's errors.
+        seconds: gives a run's duration.
         error_penalty: of `satisfaction`, for each error.
         latency_penalty: of `satisfaction`, for each minute beyond `patience`.
-        patience: seconds that cost nothing.
+        patience: seconds without a penalty.
         key: the score's name.
 
     Raises:
-        ConfigError: weights or other numbers make no sense; when scoring, a scenario lacks what a
-            criterion needs.
+        ConfigError: weights or other numbers are out of range; when scoring, a scenario lacks a key
+            that a criterion needs.
     """
 
     def __init__(
@@ -158,7 +157,7 @@ def efficiency(steps: int, optimal: int) -> float:
 
 
 def completeness(done: Sequence[str], required: Sequence[str]) -> float:
-    """The share of the required actions (each counted once) that were done; 1 if none is."""
+    """The share of the distinct required actions that were done; 1 if none is required."""
     wanted = set(required)
     return len(wanted & set(done)) / len(wanted) if wanted else 1.0
 
@@ -179,7 +178,7 @@ def satisfaction(
 
 
 def exact(answer: Any, expected: Any) -> float:
-    """1.0 if equal, else 0.0; of texts, white space around them aside."""
+    """1.0 if equal, else 0.0; texts are compared without leading and trailing white space."""
     if isinstance(answer, str) and isinstance(expected, str):
         return float(answer.strip() == expected.strip())
     return float(answer == expected)
@@ -188,20 +187,19 @@ def exact(answer: Any, expected: Any) -> float:
 def string_similarity(answer: Any, expected: Any) -> float:
     """``2 M / T``: M characters in matching blocks, of T in both (Ratcliff and Obershelp, 1988).
 
-    As `difflib.SequenceMatcher` finds the blocks, without its heuristic for long texts. What is no
-    text is compared as its ``str``; two empty texts are alike.
+    The blocks are those of `difflib.SequenceMatcher` without its heuristic for long texts. Other
+    values are compared as their ``str``, None as the empty text. Two empty texts give 1.0.
     """
     left, right = "" if answer is None else str(answer), str(expected)
     return difflib.SequenceMatcher(None, left, right, autojunk=False).ratio()
 
 
 def dict_similarity(answer: Any, expected: Any) -> float:
-    """How alike two JSON values are, in [0, 1].
+    """The similarity of two JSON values, in [0, 1].
 
-    Mappings: the mean over the keys of either, 0 for a key that one lacks. Lists: the mean over the
-    places of the longer one. Texts: `string_similarity`. Anything else: 1 if equal, else 0. An
-    answer that is a text where a mapping or list is expected is read as JSON, and is worth 0 if it
-    is none.
+    Mappings: the mean over the union of their keys, 0 for a key that one lacks. Lists: the mean
+    over the places of the longer one. Texts: `string_similarity`. Other values: 1 if equal, else 0.
+    If a mapping or list is expected, a text is parsed as JSON first; invalid JSON gives 0.
     """
     if isinstance(answer, str) and isinstance(expected, Mapping | list):
         try:
@@ -223,7 +221,7 @@ def _alike(left: Any, right: Any) -> float:
         return sum(map(_alike, c, d)) / longest if longest else 1.0
     if isinstance(left, str) and isinstance(right, str):
         return string_similarity(left, right)
-    # To Python, True equals 1; to JSON it does not.
+    # True equals 1 in Python, not in JSON.
     return float(left == right and isinstance(left, bool) == isinstance(right, bool))
 
 

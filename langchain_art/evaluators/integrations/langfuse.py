@@ -6,7 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from langchain_art.evaluators.base import GroupEvaluator, Score
+from langchain_art.evaluators.base import Score
 from langchain_art.evaluators.functions import as_evaluator
 from langchain_art.evaluators.integrations.convert import as_group
 from langchain_art.evaluators.scoring import Evaluator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def item_evaluator(evaluator: Evaluator) -> Callable[..., Awaitable[list[Evaluation]]]:
     """An evaluator of single items, for ``run_experiment(evaluators=[...])``.
 
-    Each item's output is scored by itself, so this is for evaluators that need no comparison.
+    Each item's output is a group of one: use an evaluator with absolute scores.
 
     Example::
 
@@ -30,8 +30,8 @@ def item_evaluator(evaluator: Evaluator) -> Callable[..., Awaitable[list[Evaluat
         evaluator: a `GroupEvaluator`, or a function that a `Trainer` takes.
 
     Returns:
-        A function that gives the score and its parts (``key/part``); nothing if the output could
-        not be scored.
+        A function that returns the score and its parts (``key/part``), or an empty list if the
+        output could not be scored.
     """
     judge = as_evaluator(evaluator)
 
@@ -50,8 +50,8 @@ def run_evaluator(
 ) -> Callable[..., Awaitable[list[Evaluation]]]:
     """An evaluator of a whole run, for ``run_experiment(run_evaluators=[...])``.
 
-    Items with the same input are the runs of one group: put each item into `data` as often as it
-    shall be run. Each item's score is added to its evaluations and, with a `client`, to its trace.
+    Items with the same input are the runs of one group: repeat each item in `data` to run it
+    several times. Each item's score is added to its evaluations and, with a `client`, to its trace.
 
     Example::
 
@@ -63,8 +63,8 @@ def run_evaluator(
         client: writes the scores to the items' traces. None: they stay in the result.
 
     Returns:
-        A function that gives the mean score and the mean difference between the best and the worst
-        run of a group (``key_mean``, ``key_spread``); a judge that raises fails the evaluation.
+        A function that returns the mean score (``key_mean``) and the mean difference between the
+        best and the worst run of a group (``key_spread``). An error of the judge is raised.
     """
     judge = as_evaluator(evaluator)
 
@@ -72,7 +72,9 @@ def run_evaluator(
         groups = _by_input(item_results)
         found: list[list[float]] = []
         for results in groups:
-            scores = await _scores(judge, results)
+            outputs, item = [result.output for result in results], results[0].item
+            asked, right = _of(item, "input"), _of(item, "expected_output")
+            scores = await judge.ascore(as_group(outputs, inputs=asked, reference=right))
             for result, score in zip(results, scores, strict=True):
                 if score is not None:
                     _keep(result, _evaluations(judge.key, score), client)
@@ -80,16 +82,6 @@ def run_evaluator(
         return _summary(judge.key, [values for values in found if values], len(groups))
 
     return evaluate_run
-
-
-async def _scores(judge: GroupEvaluator, results: Sequence[Any]) -> Sequence[Score | None]:
-    item = results[0].item
-    group = as_group(
-        [result.output for result in results],
-        inputs=_of(item, "input"),
-        reference=_of(item, "expected_output"),
-    )
-    return await judge.ascore(group)
 
 
 def _by_input(item_results: Sequence[Any]) -> list[list[Any]]:
@@ -101,7 +93,7 @@ def _by_input(item_results: Sequence[Any]) -> list[list[Any]]:
 
 
 def _of(item: Any, field: str) -> Any:
-    """Of a local item (a mapping) or a data set's (an object)."""
+    """A field of a local item (a mapping) or of a data set's item (an object)."""
     if isinstance(item, Mapping):
         return cast("Mapping[str, Any]", item).get(field)
     return getattr(item, field, None)
@@ -117,7 +109,7 @@ def _keep(result: Any, evaluations: Sequence[Evaluation], client: Langfuse | Non
 
 
 def _evaluations(key: str, score: Score) -> list[Evaluation]:
-    from langfuse import Evaluation  # noqa: PLC0415 - whoever gets here has it
+    from langfuse import Evaluation  # noqa: PLC0415 - optional
 
     whole = Evaluation(name=key, value=score.value, comment=score.explanation or None)
     parts = [Evaluation(name=f"{key}/{name}", value=part) for name, part in score.parts.items()]

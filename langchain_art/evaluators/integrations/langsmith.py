@@ -1,13 +1,13 @@
 """Evaluators for LangSmith's ``evaluate`` and ``evaluate_comparative``.
 
-Formats: `docs.langchain.com/langsmith/code-evaluator` and ``…/evaluate-pairwise``. Nothing of
-LangSmith is imported; its functions take plain ones.
+Formats: `docs.langchain.com/langsmith/code-evaluator` and ``…/evaluate-pairwise``. LangSmith takes
+plain functions as evaluators, so this module does not import it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from langchain_art.evaluators.base import Score
 from langchain_art.evaluators.functions import as_evaluator
@@ -15,28 +15,14 @@ from langchain_art.evaluators.integrations.convert import as_group
 from langchain_art.evaluators.scoring import Evaluator
 
 
-class LangSmithRun(Protocol):
-    """What is read of ``langsmith.schemas.Run``."""
-
-    @property
-    def id(self) -> Any:
-        """Its UUID."""
-        ...
-
-    @property
-    def outputs(self) -> Any:
-        """What the target returned, in a mapping."""
-        ...
-
-
 def row_evaluator(
     evaluator: Evaluator, *, candidates: str | None = None
 ) -> Callable[..., dict[str, Any]]:
     """An evaluator of single rows, for ``evaluate(target, data, evaluators=[...])``.
 
-    Each run is scored by itself, so this is for evaluators that need no comparison. Or the target
-    returns several answers in one list; then they are compared, and answer k's score is called
-    ``ruler_1``, ``ruler_2`` …
+    Each run is a group of one: use an evaluator with absolute scores. With `candidates` the target
+    returns a list of answers, which are one group, and the scores are called ``ruler_1``,
+    ``ruler_2`` …
 
     Example::
 
@@ -47,22 +33,21 @@ def row_evaluator(
         candidates: the key of the target's outputs with the list of answers. None: one answer.
 
     Returns:
-        A function that gives ``{"results": [{"key", "score", "comment"}, …]}``: the score, and its
-        parts as ``key/part``. What could not be scored has None as its score.
+        A function that returns ``{"results": [{"key", "score", "comment"}, …]}``: the score, and
+        its parts as ``key/part``. The score is None if the run could not be scored.
     """
     judge = as_evaluator(evaluator)
 
     def evaluate_row(
         inputs: dict[str, Any], outputs: dict[str, Any], reference_outputs: dict[str, Any] | None
     ) -> dict[str, Any]:
-        shown = _unwrapped(outputs) if candidates is None else list(outputs[candidates])
-        runs = [shown] if candidates is None else shown
+        runs = [_unwrapped(outputs)] if candidates is None else list(outputs[candidates])
         group = as_group(runs, inputs=_unwrapped(inputs), reference=reference_outputs)
-        scores = judge.score(group)
-        if candidates is None:
-            return {"results": _feedback(judge.key, scores[0])}
-        named = enumerate(scores, start=1)
-        return {"results": [one for n, s in named for one in _feedback(f"{judge.key}_{n}", s)]}
+        results: list[dict[str, Any]] = []
+        for number, score in enumerate(judge.score(group), start=1):
+            key = judge.key if candidates is None else f"{judge.key}_{number}"
+            results += _feedback(key, score)
+        return {"results": results}
 
     evaluate_row.__name__ = judge.key
     return evaluate_row
@@ -71,7 +56,7 @@ def row_evaluator(
 def comparative_evaluator(evaluator: Evaluator) -> Callable[..., dict[str, Any]]:
     """An evaluator of all runs of an example, for ``evaluate_comparative(experiments, [...])``.
 
-    They come from two experiments or more, or from the repetitions of one, and are a group.
+    The runs of two or more experiments, or the repetitions of one experiment, are one group.
 
     Example::
 
@@ -81,12 +66,12 @@ def comparative_evaluator(evaluator: Evaluator) -> Callable[..., dict[str, Any]]
         evaluator: a `GroupEvaluator`, or a function that a `Trainer` takes.
 
     Returns:
-        A function that gives ``{"key", "scores": {run id: score}, "comment": {run id: why}}``. Runs
-        that could not be scored are not among them.
+        A function that returns ``{"key", "scores": {run id: score}, "comment": {run id: why}}``,
+        without the runs that could not be scored.
     """
     judge = as_evaluator(evaluator)
 
-    def compare_runs(runs: Sequence[LangSmithRun], example: Any) -> dict[str, Any]:
+    def compare_runs(runs: Sequence[Any], example: Any) -> dict[str, Any]:
         group = as_group(
             [_unwrapped(run.outputs) for run in runs],
             inputs=_unwrapped(example.inputs) if example is not None else None,
@@ -113,7 +98,7 @@ def _feedback(key: str, score: Score | None) -> list[dict[str, Any]]:
 
 
 def _unwrapped(value: Any) -> Any:
-    """A value that LangSmith put into a mapping of its own: ``{"output": value}``."""
+    """The value in LangSmith's ``{"output": value}`` or ``{"input": value}``, else as given."""
     if isinstance(value, Mapping):
         mapping = cast("Mapping[str, Any]", value)
         if len(mapping) == 1 and (only := next(iter(mapping))) in ("output", "input"):

@@ -1,8 +1,8 @@
 """RULER and any other evaluator in the convention of ``openevals`` and ``agentevals``.
 
-There an evaluator is a function ``(*, inputs=None, outputs, reference_outputs=None)`` that gives
-``{"key", "score", "comment", "metadata"}``, or a list of these. Here `outputs` is the group: a list
-with one item per run gives a list in the same order, and a single run gives one result.
+An evaluator is a function ``(*, inputs=None, outputs, reference_outputs=None)`` that returns
+``{"key", "score", "comment", "metadata"}``. If `outputs` is a list with one item per run, the runs
+are scored as one group, and the results are a list in the same order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from langchain_art.evaluators.ruler.evaluator import RulerEvaluator
 from langchain_art.evaluators.scoring import Evaluator
 
 Result: TypeAlias = "dict[str, Any]"
-"""``openevals.types.EvaluatorResult``; a run that could not be scored has None as its score."""
+"""``openevals.types.EvaluatorResult``; the score is None if the run could not be scored."""
 Results: TypeAlias = "Result | list[Result]"
 
 
@@ -31,7 +31,7 @@ def create_ruler(
     feedback_key: str = "ruler",
     **options: Any,
 ) -> Callable[..., Results]:
-    """RULER as openevals makes its judges: ``create_llm_as_judge`` and the like.
+    """RULER as an openevals evaluator, created as by ``create_llm_as_judge``.
 
     Example::
 
@@ -40,8 +40,8 @@ def create_ruler(
         # [{"key": "ruler", "score": 0.2, "comment": "…", …}, {"key": "ruler", "score": 0.9, …}]
 
     Args:
-        judge: a chat model. Either this or `model`.
-        model: a model's name, as litellm writes it.
+        judge: a chat model.
+        model: a model's name, as litellm writes it, instead of `judge`.
         feedback_key: the results' key.
         options: of `RulerEvaluator`: ``rubric``, ``passes``, ``cache`` …
 
@@ -58,12 +58,12 @@ def create_async_ruler(
     feedback_key: str = "ruler",
     **options: Any,
 ) -> Callable[..., Coroutine[Any, Any, Results]]:
-    """As `create_ruler`; what it makes is to be awaited."""
+    """As `create_ruler`; the evaluator is asynchronous."""
     return async_openevals_evaluator(_ruler(judge, model, feedback_key, options))
 
 
 def openevals_evaluator(evaluator: Evaluator) -> Callable[..., Results]:
-    """Any evaluator as one of openevals'.
+    """Any evaluator as an openevals evaluator.
 
     Example::
 
@@ -84,7 +84,7 @@ def openevals_evaluator(evaluator: Evaluator) -> Callable[..., Results]:
 
 
 def async_openevals_evaluator(evaluator: Evaluator) -> Callable[..., Coroutine[Any, Any, Results]]:
-    """As `openevals_evaluator`, to be awaited."""
+    """As `openevals_evaluator`; the evaluator is asynchronous."""
     judge = as_evaluator(evaluator)
 
     async def evaluate(
