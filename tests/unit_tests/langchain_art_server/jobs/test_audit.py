@@ -16,10 +16,7 @@ from langchain_art_server.jobs.audit import audit, chosen_calls
 from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.storage.tables import CallRecord, StoredRun
 from tests.support.call_records import record
-from tests.support.call_trees import common
-from tests.unit_tests.langchain_art_server.algorithms.sequences.test_training_rows import (
-    trees_of_calls,
-)
+from tests.support.call_trees import common, trees_of_calls
 
 
 def stored(*turns: Turn) -> StoredRun:

@@ -18,6 +18,7 @@ from langchain_art_server.algorithms.sequences.training_rows import (
     microbatches,
     rows_of_run,
 )
+from tests.support.call_trees import trees_of_calls
 
 
 def call(call_id: str, prompt: list[int], reply: list[int], **changes: Any) -> SampledCall:
@@ -157,33 +158,6 @@ def test_a_call_twice_and_an_advantage_that_is_none_are_refused() -> None:
         rows_of_run([call("a", [1], [2]), call("a", [1, 2], [3])], 1.0)
     with pytest.raises(InvalidRequest, match="advantage=nan"):
         rows_of_run([call("a", [1], [2])], math.nan)
-
-
-@st.composite
-def trees_of_calls(draw: st.DrawFn) -> list[SampledCall]:
-    """Calls whose prompts grow from earlier calls, cut short, changed or fresh, over few ids."""
-    ids = st.integers(0, 2)
-    calls: list[SampledCall] = []
-    for index in range(draw(st.integers(0, 10))):
-        history: list[int] = []
-        if calls and draw(st.booleans()):
-            parent = draw(st.sampled_from(calls))
-            history = [*parent.prompt_token_ids, *parent.token_ids]
-            if draw(st.integers(0, 4)) == 0:
-                history = history[: draw(st.integers(0, len(history)))]
-        prompt = history + draw(st.lists(ids, min_size=0 if history else 1, max_size=3))
-        reply = draw(st.lists(ids, max_size=4))
-        calls.append(
-            SampledCall(
-                f"c{index}",
-                prompt,
-                reply,
-                [-(index * 10 + i) / 256 for i in range(len(reply))],
-                temperature=draw(st.sampled_from([1.0, 1.0, 0.5])),
-                trainable=draw(st.integers(0, 3)) > 0,
-            )
-        )
-    return calls
 
 
 @settings(max_examples=400)
