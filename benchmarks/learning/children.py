@@ -98,8 +98,8 @@ class Child:
 def describe(core: LearnerCore, workload: Workload) -> dict[str, Any]:
     """A workload as the children read it, with the logprobs that our learner gives its tokens."""
     rows: list[dict[str, Any]] = []
-    for run, calls in enumerate(workload.runs):
-        for row in rows_of_run(calls, workload.advantages[run]):
+    for run, calls in enumerate(workload.credited_runs()):
+        for row in rows_of_run(calls):
             rows.append({"run": run, "row": row})
     found = core.logprobs(Path(core.name), [entry["row"] for entry in rows])
     return {

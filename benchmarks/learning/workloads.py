@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
 
@@ -32,30 +32,25 @@ class Workload:
     runs: list[list[SampledCall]]
     rewards: list[float]
 
-    @property
-    def advantages(self) -> list[float]:
-        """Of the runs: reward minus the scenario's mean."""
+    def credited_runs(self) -> list[list[SampledCall]]:
+        """The runs, each call with its run's advantage: reward minus the scenario's mean."""
         means = [
             sum(self.rewards[start : start + self.size]) / self.size
             for start in range(0, len(self.runs), self.size)
         ]
-        return [reward - means[i // self.size] for i, reward in enumerate(self.rewards)]
+        return [
+            [replace(call, advantage=reward - means[i // self.size]) for call in calls]
+            for i, (calls, reward) in enumerate(zip(self.runs, self.rewards, strict=True))
+        ]
 
     def rows(self) -> list[Row]:
         """As the server lays them out."""
-        return [
-            row
-            for calls, advantage in zip(self.runs, self.advantages, strict=True)
-            for row in rows_of_run(calls, advantage)
-        ]
+        return [row for calls in self.credited_runs() for row in rows_of_run(calls)]
 
     def call_rows(self) -> list[Row]:
         """A row for each call."""
         return [
-            row
-            for calls, advantage in zip(self.runs, self.advantages, strict=True)
-            for call in calls
-            for row in rows_of_run([call], advantage)
+            row for calls in self.credited_runs() for call in calls for row in rows_of_run([call])
         ]
 
 

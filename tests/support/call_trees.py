@@ -35,7 +35,7 @@ def trees_of_calls(draw: st.DrawFn) -> list[SampledCall]:
                 reply,
                 [-(index * 10 + i) / 256 for i in range(len(reply))],
                 temperature=draw(st.sampled_from([1.0, 1.0, 0.5])),
-                trainable=draw(st.integers(0, 3)) > 0,
+                advantage=0.25,
             )
         )
     return calls

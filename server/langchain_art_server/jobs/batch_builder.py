@@ -37,26 +37,22 @@ def rows_of(
     Raises:
         InvalidRequest: a record makes no sense.
     """
-    found: list[SampledCall] = []
-    for one, decision in zip(judged, decisions or [CallDecision(None)] * len(judged), strict=True):
-        if (
-            one.record is None
-            or one.excluded_because is not None
-            or decision.excluded_because is not None
-        ):
-            continue
-        found.append(
-            SampledCall(
-                call_id=one.record.id,
-                prompt_token_ids=one.record.prompt_token_ids,
-                token_ids=one.record.token_ids,
-                logprobs=one.record.logprobs,
-                temperature=one.record.temperature,
-                advantage=decision.advantage,
-                weight=decision.weight,
-            )
+    return rows_of_run(
+        SampledCall(
+            call_id=record.id,
+            prompt_token_ids=record.prompt_token_ids,
+            token_ids=record.token_ids,
+            logprobs=record.logprobs,
+            temperature=record.temperature,
+            advantage=decision.advantage,
+            weight=decision.weight,
         )
-    return rows_of_run(found)
+        for one, decision in zip(
+            judged, decisions or [CallDecision(None)] * len(judged), strict=True
+        )
+        if one.excluded_because is None and decision.excluded_because is None
+        if (record := one.record) is not None
+    )
 
 
 @dataclass

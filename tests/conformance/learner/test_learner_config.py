@@ -243,9 +243,9 @@ def sampled(
                     reply.token_ids,
                     change(reply.logprobs),
                     said or temperature,
+                    (-1.0) ** i,
                 )
-            ],
-            (-1.0) ** i,
+            ]
         )
     ]
 

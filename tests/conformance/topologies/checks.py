@@ -135,26 +135,25 @@ def rows_of_turns(seen: Performance) -> list[Row]:
             token_ids=line["token_ids"],
             logprobs=line["logprobs"],
             temperature=seen.records[line["id"]]["temperature"],
-            trainable=turn.call_id in learns,
+            advantage=1.0,
         )
         for turn in seen.trajectory.turns
-        if turn.call_id and (line := seen.journal.get(turn.call_id))
+        if turn.call_id in learns and (line := seen.journal.get(turn.call_id or ""))
     ]
-    rows = rows_of_run(calls, 1.0)
+    rows = rows_of_run(calls)
     free = [[bool(trained) for trained in row.mask] for row in rows]
     for call in calls:
-        if call.trainable:
-            shown, both = len(call.prompt_token_ids), [*call.prompt_token_ids, *call.token_ids]
-            here = slice(shown, len(both))
-            holding = [
-                index
-                for index, row in enumerate(rows)
-                if row.token_ids[: len(both)] == both
-                and row.logprobs[here] == list(call.logprobs)
-                and all(free[index][here])
-            ]
-            assert holding, f"no row holds {call.call_id}"
-            free[holding[0]][here] = [False] * len(call.token_ids)
+        shown, both = len(call.prompt_token_ids), [*call.prompt_token_ids, *call.token_ids]
+        here = slice(shown, len(both))
+        holding = [
+            index
+            for index, row in enumerate(rows)
+            if row.token_ids[: len(both)] == both
+            and row.logprobs[here] == list(call.logprobs)
+            and all(free[index][here])
+        ]
+        assert holding, f"no row holds {call.call_id}"
+        free[holding[0]][here] = [False] * len(call.token_ids)
     assert not any(any(row) for row in free), "a token is trained that nothing sampled"
     return rows
 

@@ -82,7 +82,7 @@ def laid_out(trajectory: Trajectory, lines: Lines) -> int:
     ]
     found = Counter(
         (tuple(row.token_ids[: place + 1]), row.logprobs[place])
-        for row in rows_of_run(calls, 1.0)
+        for row in rows_of_run(calls)
         for place, trained in enumerate(row.mask)
         if trained
     )

@@ -48,17 +48,15 @@ class Row:
 
 @dataclass(frozen=True)
 class SampledCall:
-    """What `rows_of_run` needs of one model call.
+    """One model call to train, as `rows_of_run` needs it.
 
     Attributes:
         call_id: the completion's id, once per run.
-        prompt_token_ids: what the model was shown.
-        token_ids: what it said.
+        prompt_token_ids: the prompt.
+        token_ids: the sampled reply.
         logprobs: the sampler's, one per token of `token_ids`, in nats.
         temperature: of the distribution that was sampled.
-        trainable: False for a call that must not be learned from (frozen node, truncated
-            sampling, thrown-away attempt).
-        advantage: of each of its tokens; None: the run's.
+        advantage: of each of its tokens.
         weight: of each of its tokens in the loss; None: the same for all tokens of the step.
 
     Example::
@@ -71,8 +69,7 @@ class SampledCall:
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     temperature: float = 1.0
-    trainable: bool = True
-    advantage: float | None = None
+    advantage: float = 0.0
     weight: float | None = None
 
 
@@ -80,46 +77,40 @@ class SampledCall:
 class _OpenRow:
     """A row that may still grow. `key` holds its tokens as bytes, for fast prefix comparison."""
 
-    temperature: float
+    row: Row
     key: bytes = b""
-    token_ids: list[int] = field(default_factory=list[int])
-    mask: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    advantages: list[float] = field(default_factory=list[float])
-    weights: list[float] = field(default_factory=list[float])
-    calls: list[int] = field(default_factory=list[int])
-    said: int = 0
+    calls: int = 0
 
-    def extend(self, call: SampledCall, advantage: float) -> None:
-        context = call.prompt_token_ids[len(self.token_ids) :]
-        before, said = [0.0] * len(context), len(call.token_ids)
-        self.token_ids += [*context, *call.token_ids]
-        self.mask += [0] * len(context) + [1] * said
-        self.logprobs += [*before, *(min(0.0, value) for value in call.logprobs)]
-        self.advantages += before + [advantage] * said
+    def extend(self, call: SampledCall) -> None:
+        row = self.row
+        context = call.prompt_token_ids[len(row.token_ids) :]
+        before, sampled = [0.0] * len(context), len(call.token_ids)
+        row.token_ids.extend([*context, *call.token_ids])
+        row.mask.extend([0] * len(context) + [1] * sampled)
+        row.logprobs.extend([*before, *(min(0.0, value) for value in call.logprobs)])
+        row.advantages.extend(before + [call.advantage] * sampled)
         if call.weight is not None:
-            self.weights += before + [call.weight] * said
-        self.calls += [-1] * len(context) + [self.said] * said
-        self.said += 1
-        self.key = _key(self.token_ids)
+            row.weights.extend(before + [call.weight] * sampled)
+        row.calls.extend([-1] * len(context) + [self.calls] * sampled)
+        self.calls += 1
+        self.key = _key(row.token_ids)
 
 
-def rows_of_run(calls: Iterable[SampledCall], advantage: float = 0.0) -> list[Row]:
-    """Lay the calls of one run into as few rows as their tokens allow.
+def rows_of_run(calls: Iterable[SampledCall]) -> list[Row]:
+    """Lay the trained calls of one run into as few rows as their tokens allow.
 
     A call extends the open row whose tokens are the longest prefix of its prompt; every open row
     of the run is compared, since parallel nodes interleave. If none fits (a branch, a rewritten
-    history, another temperature) it opens a row, with its whole prompt as context. A call that is
-    not trainable adds no row and extends none: where its reply matters, a later trainable call
-    was shown it, and there it is context like any other.
+    history, another temperature) it opens a row, with its whole prompt as context. Calls that are
+    not trained are left out by the caller; a later prompt that holds their replies has them as
+    context.
 
     Args:
         calls: in the order in which they were made.
-        advantage: of the run; each trained token of a call without one of its own gets it.
 
     Returns:
         Rows in the order in which they were opened. Over all of them, the tokens with mask 1 are
-        the tokens of the trainable calls, each once.
+        the sampled tokens of the calls, each once.
 
     Raises:
         InvalidRequest: a call's tokens, logprobs or temperature make no sense, a call occurs
@@ -131,25 +122,13 @@ def rows_of_run(calls: Iterable[SampledCall], advantage: float = 0.0) -> list[Ro
         if call.call_id in seen:
             raise InvalidRequest(f"call {call.call_id!r} occurs twice in one run", param="calls")
         seen.add(call.call_id)
-        if not call.trainable or not call.token_ids:
-            continue
-        own = advantage if call.advantage is None else call.advantage
-        _check_call(call, own)
-        _row_for(call, open_rows).extend(call, own)
-    if any(row.weights and len(row.weights) < len(row.mask) for row in open_rows):
+        if call.token_ids:
+            _check_call(call)
+            _row_for(call, open_rows).extend(call)
+    rows = [found.row for found in open_rows]
+    if any(row.weights and len(row.weights) < len(row.mask) for row in rows):
         raise InvalidRequest("got calls with and calls without a weight in one row", param="calls")
-    return [
-        Row(
-            token_ids=row.token_ids,
-            mask=row.mask,
-            logprobs=row.logprobs,
-            advantages=row.advantages,
-            temperature=row.temperature,
-            weights=row.weights,
-            calls=row.calls,
-        )
-        for row in open_rows
-    ]
+    return rows
 
 
 def microbatches(lengths: Sequence[int], tokens: int) -> list[list[int]]:
@@ -204,17 +183,17 @@ def _key(token_ids: Sequence[int]) -> bytes:
 def _row_for(call: SampledCall, open_rows: list[_OpenRow]) -> _OpenRow:
     prompt = _key(call.prompt_token_ids)
     fits = [
-        row
-        for row in open_rows
-        if row.temperature == call.temperature and prompt.startswith(row.key)
+        found
+        for found in open_rows
+        if found.row.temperature == call.temperature and prompt.startswith(found.key)
     ]
     if fits:
-        return max(fits, key=lambda row: len(row.key))
-    open_rows.append(_OpenRow(call.temperature))
+        return max(fits, key=lambda found: len(found.key))
+    open_rows.append(_OpenRow(Row([], [], [], [], call.temperature)))
     return open_rows[-1]
 
 
-def _check_call(call: SampledCall, advantage: float) -> None:
+def _check_call(call: SampledCall) -> None:
     problem = None
     if not call.prompt_token_ids:
         problem = "got an empty prompt, expected at least one token before the reply"
@@ -229,8 +208,10 @@ def _check_call(call: SampledCall, advantage: float) -> None:
         problem = f"got the logprob {worst!r}, expected a finite number of at most 0"
     elif not (math.isfinite(call.temperature) and call.temperature > 0):
         problem = f"got temperature={call.temperature!r}, expected a finite number above 0"
-    elif not (math.isfinite(advantage) and math.isfinite(call.weight or 0.0)):
-        problem = f"got advantage={advantage!r} and weight={call.weight!r}, expected finite numbers"
+    elif not (math.isfinite(call.advantage) and math.isfinite(call.weight or 0.0)):
+        problem = (
+            f"got advantage={call.advantage!r} and weight={call.weight!r}, expected finite numbers"
+        )
     if problem:
         raise InvalidRequest(f"call {call.call_id!r}: {problem}", param="calls")
 

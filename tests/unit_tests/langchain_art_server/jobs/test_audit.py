@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import TrainRequest, Trajectory, Turn, Usage
-from langchain_art_server.algorithms.sequences.training_rows import SampledCall
 from langchain_art_server.jobs.audit import audit, chosen_calls
 from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.storage.tables import CallRecord, StoredRun
@@ -79,10 +78,6 @@ def test_which_calls_learn_can_be_asked_for() -> None:
 Runs = tuple[list[Turn], dict[str, CallRecord]]
 
 
-def excluded_because(call: SampledCall, draw: st.DrawFn) -> str | None:
-    return None if call.trainable else draw(st.sampled_from(["grammar: x", "top_p: 0.5"]))
-
-
 @st.composite
 def runs(draw: st.DrawFn, name: str) -> Runs:
     """A run over a random tree of calls: some lost, foreign, superseded, frozen, repeated …"""
@@ -102,7 +97,7 @@ def runs(draw: st.DrawFn, name: str) -> Runs:
                 logprobs=list(call.logprobs),
                 temperature=call.temperature,
                 policy=policy,
-                excluded_because=excluded_because(call, draw),
+                excluded_because=draw(st.sampled_from([None] * 6 + ["grammar: x", "top_p: 0.5"])),
             )
         turn = Turn(
             call_id=key,

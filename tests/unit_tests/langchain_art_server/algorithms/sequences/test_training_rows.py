@@ -33,10 +33,10 @@ def hash_of(call_id: str) -> int:
 
 def test_the_worked_example_of_row() -> None:
     calls = [
-        SampledCall("a", [1, 2], [3, 4], [-0.1, -0.2], weight=0.2),
-        SampledCall("b", [1, 2, 3, 4, 5], [6], [-0.3], weight=0.2),
+        SampledCall("a", [1, 2], [3, 4], [-0.1, -0.2], advantage=0.5, weight=0.2),
+        SampledCall("b", [1, 2, 3, 4, 5], [6], [-0.3], advantage=0.5, weight=0.2),
     ]
-    assert rows_of_run(calls, 0.5) == [
+    assert rows_of_run(calls) == [
         Row(
             token_ids=[1, 2, 3, 4, 5, 6],
             mask=[0, 0, 1, 1, 0, 1],
@@ -49,8 +49,9 @@ def test_the_worked_example_of_row() -> None:
     ]
 
 
-def test_a_calls_own_advantage_goes_before_the_runs() -> None:
-    (row,) = rows_of_run([call("a", [1], [2], advantage=0.25), call("b", [1, 2, 3], [4])], -1.0)
+def test_calls_of_one_row_keep_their_own_advantages() -> None:
+    calls = [call("a", [1], [2], advantage=0.25), call("b", [1, 2, 3], [4], advantage=-1.0)]
+    (row,) = rows_of_run(calls)
     assert row.advantages == [0, 0.25, 0, -1.0] and row.weights == []
 
 
@@ -69,14 +70,14 @@ def test_parallel_nodes_that_interleave_make_one_row_each() -> None:
         call("b2", [2, 20, 3], [21]),
         call("a3", [1, 10, 3, 11], [12]),
     ]
-    rows = rows_of_run(calls, 1.0)
+    rows = rows_of_run(calls)
     assert [row.token_ids for row in rows] == [[1, 10, 3, 11, 12], [2, 20, 3, 21]]
     assert [row.mask for row in rows] == [[0, 1, 0, 1, 1], [0, 1, 0, 1]]
 
 
 def test_branches_train_what_they_share_once() -> None:
     calls = [call("a", [1], [2, 3]), call("b", [1, 2, 3, 4], [5]), call("c", [1, 2, 3, 6], [7])]
-    rows = rows_of_run(calls, 1.0)
+    rows = rows_of_run(calls)
     assert [row.token_ids for row in rows] == [[1, 2, 3, 4, 5], [1, 2, 3, 6, 7]]
     assert [row.mask for row in rows] == [[0, 1, 1, 0, 1], [0, 0, 0, 0, 1]]
 
@@ -87,29 +88,25 @@ def test_the_longest_open_row_wins() -> None:
         call("other", [1], [2, 3]),
         call("next", [1, 2, 3, 9], [4]),
     ]
-    assert [row.token_ids for row in rows_of_run(calls, 1.0)] == [[1, 2], [1, 2, 3, 9, 4]]
+    assert [row.token_ids for row in rows_of_run(calls)] == [[1, 2], [1, 2, 3, 9, 4]]
 
 
 def test_text_that_was_tokenised_again_opens_a_row() -> None:
     calls = [call("a", [1], [2, 3]), call("b", [1, 23, 4], [5])]  # [2, 3] came back as [23]
-    rows = rows_of_run(calls, 1.0)
+    rows = rows_of_run(calls)
     assert [row.token_ids for row in rows] == [[1, 2, 3], [1, 23, 4, 5]]
     assert [row.mask for row in rows] == [[0, 1, 1], [0, 0, 0, 1]]
 
 
-def test_an_untrainable_call_is_context_and_forks_nothing() -> None:
+def test_a_reply_that_is_not_trained_is_context() -> None:
     calls = [
-        call("a", [1], [2]),
-        call("frozen", [1, 2, 3], [4, 5], trainable=False, temperature=0.0),
-        call("b", [1, 2, 3, 4, 5, 6], [7]),
-        call("judge", [8], [9], trainable=False),
+        call("a", [1], [2], advantage=1.0),
+        call("b", [1, 2, 3, 4, 5, 6], [7], advantage=1.0),  # [4, 5] is another call's reply
     ]
-    (row,) = rows_of_run(calls, 1.0)
+    (row,) = rows_of_run(calls)
     assert row.token_ids == [1, 2, 3, 4, 5, 6, 7]
     assert row.mask == [0, 1, 0, 0, 0, 0, 1]
     assert row.advantages == [0, 1.0, 0, 0, 0, 0, 1.0]
-    aside = [calls[0], call("aside", [1, 2], [99], trainable=False), call("b", [1, 2, 3], [4])]
-    assert [r.token_ids for r in rows_of_run(aside, 1.0)] == [[1, 2, 3, 4]]
 
 
 def test_calls_of_different_temperature_do_not_share_a_row() -> None:
@@ -118,7 +115,7 @@ def test_calls_of_different_temperature_do_not_share_a_row() -> None:
         call("b", [1, 2], [3], temperature=0.5),
         call("c", [1, 2, 4], [5]),
     ]
-    rows = rows_of_run(calls, 1.0)
+    rows = rows_of_run(calls)
     assert [(row.temperature, row.token_ids) for row in rows] == [
         (1.0, [1, 2, 4, 5]),
         (0.5, [1, 2, 3]),
@@ -127,8 +124,8 @@ def test_calls_of_different_temperature_do_not_share_a_row() -> None:
 
 
 def test_a_reply_of_no_tokens_and_no_calls() -> None:
-    assert rows_of_run([], 1.0) == []
-    assert rows_of_run([call("a", [1], [])], 1.0) == []
+    assert rows_of_run([]) == []
+    assert rows_of_run([call("a", [1], [])]) == []
 
 
 @pytest.mark.parametrize(
@@ -147,30 +144,35 @@ def test_a_reply_of_no_tokens_and_no_calls() -> None:
 )
 def test_calls_that_make_no_sense_are_refused_by_name(changes: dict[str, Any], words: str) -> None:
     good = SampledCall("chatcmpl-x", [1, 2], [3, 4], [-0.1, 5e-7])
-    assert rows_of_run([good], 1.0)[0].logprobs == [0, 0, -0.1, 0]
+    assert rows_of_run([good])[0].logprobs == [0, 0, -0.1, 0]
     with pytest.raises(InvalidRequest, match=words) as caught:
-        rows_of_run([replace(good, **changes)], 1.0)
+        rows_of_run([replace(good, **changes)])
     assert "chatcmpl-x" in str(caught.value)
 
 
 def test_a_call_twice_and_an_advantage_that_is_none_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="'a' occurs twice"):
-        rows_of_run([call("a", [1], [2]), call("a", [1, 2], [3])], 1.0)
+        rows_of_run([call("a", [1], [2]), call("a", [1, 2], [3])])
     with pytest.raises(InvalidRequest, match="advantage=nan"):
-        rows_of_run([call("a", [1], [2])], math.nan)
+        rows_of_run([call("a", [1], [2], advantage=math.nan)])
+
+
+@st.composite
+def parts_of_trees(draw: st.DrawFn) -> list[SampledCall]:
+    """The calls of a random tree that are trained; the others' replies are only in prompts."""
+    return [c for c in draw(trees_of_calls()) if draw(st.integers(0, 3))]
 
 
 @settings(max_examples=400)
-@given(trees_of_calls())
-@example([call("a", [0], [0]), call("b", [0], [0]), call("c", [0, 0], [0]), call("d", [0, 0], [0])])
+@given(parts_of_trees())
+@example([call(f"{n}{k}", [0] * n, [0], advantage=0.25) for n in (1, 2) for k in (1, 2)])
 def test_no_token_is_lost_doubled_or_invented(calls: list[SampledCall]) -> None:
-    rows = rows_of_run(calls, 0.25)
+    rows = rows_of_run(calls)
     wanted: Counter[tuple[Any, ...]] = Counter()
     for c in calls:
         for i, (token, logprob) in enumerate(zip(c.token_ids, c.logprobs, strict=True)):
-            if c.trainable:
-                shown = (*c.prompt_token_ids, *c.token_ids[:i])
-                wanted[shown, token, logprob, c.temperature] += 1
+            shown = (*c.prompt_token_ids, *c.token_ids[:i])
+            wanted[shown, token, logprob, c.temperature] += 1
     got: Counter[tuple[Any, ...]] = Counter()
     for row in rows:
         assert len(row.token_ids) == len(row.mask) == len(row.logprobs) == len(row.advantages)
@@ -186,10 +188,10 @@ def test_no_token_is_lost_doubled_or_invented(calls: list[SampledCall]) -> None:
 
 
 @settings(max_examples=200)
-@given(trees_of_calls())
+@given(parts_of_trees())
 def test_rows_are_only_opened_when_no_row_fits(calls: list[SampledCall]) -> None:
     """A chain is one row: rows never outnumber the calls that extend no earlier sequence."""
-    trained = [c for c in calls if c.trainable and c.token_ids]
+    trained = [c for c in calls if c.token_ids]
     wholes = [([*c.prompt_token_ids, *c.token_ids], c.temperature) for c in trained]
     heads = sum(
         not any(
@@ -197,7 +199,7 @@ def test_rows_are_only_opened_when_no_row_fits(calls: list[SampledCall]) -> None
         )
         for i, c in enumerate(trained)
     )
-    rows = rows_of_run(calls, 1.0)
+    rows = rows_of_run(calls)
     assert heads <= len(rows) <= len(trained)
     if len(trained) > 1 and all(
         wholes[i][1] == wholes[i - 1][1]
