@@ -95,6 +95,18 @@ def test_reasons_that_troubleshooting_explains_exist() -> None:
     assert not unknown
 
 
+def test_a_word_of_the_field_leads_to_its_module() -> None:
+    """By the name of the file, or by the docstring at its top."""
+    page = (REPO / "docs" / "architecture.md").read_text()
+    table = page.partition("## Where to find what")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([\w -]+) \| `([\w/]+\.py)`", table, re.MULTILINE)
+    assert len(rows) >= 18
+    for word, name in rows:
+        docstring = ast.get_docstring(ast.parse((REPO / name).read_text())) or ""
+        found = f"{Path(name).stem.replace('_', ' ')} {' '.join(docstring.split())}".lower()
+        assert word.lower() in found, f"{name} does not name {word}"
+
+
 def test_the_version_stands_once() -> None:
     listed = subprocess.run(
         ["git", "ls-files"], cwd=REPO, capture_output=True, text=True, check=True

@@ -1,4 +1,7 @@
-"""Which version a model's name is routed to: hot swap of adapters, and when they are unloaded."""
+"""Which version a model's name is routed to: hot swap of adapters.
+
+A call has a lease on its version, which is unloaded only after the last such call has ended.
+"""
 
 from __future__ import annotations
 
