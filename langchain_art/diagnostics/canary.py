@@ -1,8 +1,8 @@
 """The canary: a short toy training run that checks a server before a real run.
 
-It takes every step of a fit: calls are captured, scored, trained on, and answered by the new
-version. Short replies are rewarded, which any model learns within a few steps. If the reward does
-not rise, the server is broken; the checks before it say where.
+It captures calls, scores them, trains on them, and samples from the new version, as a fit does. The
+reward prefers short replies, which any model learns within a few steps. If the reward does not
+rise, the server is broken, and the earlier checks locate the fault.
 """
 
 from __future__ import annotations
@@ -57,26 +57,25 @@ def run_canary(
     learning_rate: float | None = None,
     on_progress: CanaryProgress | None = None,
 ) -> CanaryReport:
-    """Train a toy policy on a server, and check what a fit relies on.
+    """Train a toy policy on a server, and check the conditions of a fit.
 
-    The server is left as it was, except for what its API cannot delete: version 0 of the policy
-    `POLICY`, which equals the base model, and the records of the canary's calls and runs.
+    Two things that the API cannot delete stay on the server: version 0 of the policy `POLICY`,
+    which equals the base model, and the records of the canary's calls and runs.
 
     Args:
         server: a client, or a URL as `ArtClient` takes it. None: ``ART_BASE_URL``.
-        steps: most training steps of the toy run, at least `LEAST_STEPS`; it ends when the reward
-            has risen.
+        steps: most training steps, at least `LEAST_STEPS`; the run ends when the reward has risen.
         group_size: runs of each of the four prompts in a step, at least 2.
         learning_rate: None: `toy_learning_rate` of the model's size.
         on_progress: called before each part.
 
     Returns:
-        All checks. A part that ends in an error is a failed check with the server's message; later
-        parts are then not in the report.
+        All checks. If a part ends in an error, it is a failed check with the server's message, and
+        the report ends with it.
 
     Raises:
-        ConfigError: the numbers make no sense.
-        ServerUnreachable: there is no server.
+        ConfigError: `steps` or `group_size` is too small.
+        ServerUnreachable: the server does not answer.
     """
     if steps < LEAST_STEPS or group_size < 2:
         raise ConfigError(f"got {steps=}, {group_size=}, expected at least {LEAST_STEPS} and 2")
@@ -92,10 +91,10 @@ def run_canary(
 
 
 def toy_learning_rate(parameters: int) -> float:
-    """A learning rate at which a model of that size learns the toy reward in a few steps.
+    """The canary's default learning rate for a model's size.
 
-    It falls with the cube root of the size: 1e-2 at 0.2 million parameters, 3e-4 at 7 billion, and
-    never more than 3e-2. Measured at 0.05 and 0.2 million parameters only.
+    Proportional to the inverse cube root of the size: 1e-2 at 0.2 million parameters, 3e-4 at
+    7 billion, at most 3e-2. Measured at 0.05 and 0.2 million parameters only.
     """
     return min(3e-2, 1e-2 * (2e5 / max(parameters, 1)) ** (1 / 3))
 
@@ -153,8 +152,6 @@ class _Canary:
             metrics=self.results[-1].metrics if self.results else {},
             seconds=time.monotonic() - begun,
         )
-
-    # --- the parts ------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
         self._report("the policy, and what it and the base model say before")
@@ -232,8 +229,6 @@ class _Canary:
             return f"the policy {POLICY} with its versions, which could not be erased: {error}"
         return f"{POLICY}@0, which equals the base model, and the records of the canary's calls"
 
-    # --- their pieces ---------------------------------------------------------------------------
-
     def _model(self, name: str, seed: int | None = None) -> ChatART:
         return ChatART(
             model=name,
@@ -281,8 +276,6 @@ class _Canary:
         if self.on_progress is not None:
             self.on_progress(self._done, self.steps + 3, words)
         self._done += 1
-
-    # --- the checks -----------------------------------------------------------------------------
 
     def _check(
         self,

@@ -11,32 +11,33 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-#: Standard errors that chance exceeds in one run of 1.7 million (two-sided).
+#: Standard errors; a false alarm has a probability of 1 in 1.7 million (two-sided).
 SIGMAS = 5.0
-#: Standard errors by which the reward must have risen: by chance in one comparison of 30,000, so in
-#: one canary of 1,200 that compares after each of 24 steps.
+#: Standard errors by which the reward must have risen. The probability by chance is 1 in 30,000 for
+#: one comparison, and 1 in 1,200 for a canary that compares after each of 24 steps.
 RISE = 4.0
-#: Summed variance of logprobs below which replies are too certain for `surprise`.
+#: Summed variance of logprobs below which `surprise` cannot be tested.
 LEAST_VARIANCE = 10.0
-#: What to do if a check fails, by its name up to a comma.
+#: The advice for a failed check, by the check's name up to a comma.
 ADVICE = {
-    "error": "Read the server's words, and its log; nothing after this point was checked.",
-    "captured": "The server does not record what it samples. See that calls reach this server and "
-    "no proxy, that its disk is not full, and that nothing sets top_p, top_k or a grammar.",
+    "error": "Read the message and the server's log. Later checks were not made.",
+    "captured": "The server does not record token ids and logprobs. Check that calls reach this "
+    "server and no proxy, that its disk is not full, and that nothing sets top_p, top_k or a "
+    "grammar.",
     "sampler = learner": "Both engines must run the same weights, adapter version and tokenizer in "
-    "the same precision, and the sampler must report logprobs of what it draws from (vLLM: "
-    "--logprobs-mode processed_logprobs). Do not train before this holds.",
-    "drawn as reported": "Tokens do not come from the distribution that their logprobs say: look "
-    "for a default temperature, top_p or top_k (vLLM reads the model's generation_config.json "
-    "unless --generation-config vllm is given).",
-    "adapter changes replies": "What is trained is not what is served: see that the sampler loads "
-    "adapters for this model's layers, and that its cache is told apart by adapter.",
-    "base stays as it was": "Training or adapters leak into the base model or into other versions: "
-    "nothing that this server answers can be relied upon.",
-    "bare name serves the new version": "The server keeps routing to an old version; see "
+    "the same precision, and the sampler must report logprobs of the distribution that it samples "
+    "from (vLLM: --logprobs-mode processed_logprobs). Do not train before this holds.",
+    "drawn as reported": "Tokens are not sampled from the distribution of their logprobs: look for "
+    "a default temperature, top_p or top_k (vLLM reads the model's generation_config.json unless "
+    "--generation-config vllm is given).",
+    "adapter changes replies": "The trained adapter is not served: check that the sampler loads "
+    "adapters for this model's layers, and that its prefix cache is kept separate by adapter.",
+    "base stays as it was": "Training or adapters change the base model or other versions: do not "
+    "rely on any reply of this server.",
+    "bare name serves the new version": "The server still routes to an old version: see "
     "`langchain-art checkpoints list` and the server's log.",
-    "learns": "All else holds, but the reward does not rise: try twice the `--steps`, and a larger "
-    "or smaller `--learning-rate`, before suspecting the learner.",
+    "learns": "The other checks passed, but the reward does not rise: try twice the `--steps`, and "
+    "a larger or smaller `--learning-rate`, before you look for a fault in the learner.",
 }
 
 
@@ -46,14 +47,14 @@ class Check(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    """What was checked: ``captured``, ``sampler = learner`` …"""
+    """``captured``, ``sampler = learner`` …"""
     passed: bool
     measured: str
     bar: str
     value: float | None = None
-    """The measured number, if it is one."""
+    """The measured number, if it is finite."""
     advice: str = ""
-    """What to do; empty if it passed."""
+    """Empty if the check passed."""
 
 
 class CanaryReport(BaseModel):
@@ -71,7 +72,7 @@ class CanaryReport(BaseModel):
     seconds: float
     checks: tuple[Check, ...]
     left: str
-    """What the canary left behind on the server."""
+    """The data that the canary leaves on the server."""
     metrics: dict[str, float] = Field(default_factory=dict)
     """Of the last training step."""
 
@@ -83,7 +84,7 @@ class CanaryReport(BaseModel):
 
 @dataclass(frozen=True)
 class Token:
-    """A sampled token as the server reported it: its logprob, and the most likely ones there."""
+    """A sampled token: its text, its logprob, and the top logprobs at its position."""
 
     text: str
     logprob: float
@@ -124,21 +125,21 @@ def change(old: Sequence[Token], new: Sequence[Token]) -> float:
 
 
 def surprise(tokens: Iterable[Token]) -> tuple[float, float]:
-    """Whether tokens are drawn from the distribution of their logprobs, in standard errors.
+    """Tests whether tokens are sampled from the distribution of their logprobs.
 
     Given its prefix, a token's logprob has a known mean and variance under the distribution that it
-    is drawn from. So the summed difference from the mean, over the root of the summed variance, is
-    approximately standard normal (central limit theorem for martingales). A lower temperature, or a
-    top_p or top_k, gives tokens that are too likely.
+    is sampled from. So the summed difference from the mean, over the root of the summed variance,
+    is approximately standard normal (central limit theorem for martingales). A lower temperature,
+    top_p or top_k give tokens that are too likely.
 
-    Only the most likely tokens of a distribution are known; all others count as one token, a nat
+    Only the top logprobs of a distribution are known; all other tokens count as one token, a nat
     less likely than the last of these.
 
     Args:
         tokens: of replies at temperature 1, with as many top logprobs as the server gives.
 
     Returns:
-        Standard errors (positive: too likely), and the variance over all tokens.
+        The test statistic in standard errors (positive: too likely), and the summed variance.
     """
     total, variance = 0.0, 0.0
     for token in tokens:
@@ -154,11 +155,9 @@ def surprise(tokens: Iterable[Token]) -> tuple[float, float]:
 
 
 def rise(before: Sequence[float], after: Sequence[float]) -> float:
-    """Standard errors by which the mean rose (Welch's statistic); 0.0 without any spread.
+    """Standard errors by which the mean rose (Welch's statistic); each has at least two rewards.
 
-    Args:
-        before: rewards of the first version, at least two.
-        after: of the last version, at least two.
+    Without variance it is 0.0 for equal means, else infinite.
     """
     difference = statistics.fmean(after) - statistics.fmean(before)
     error = statistics.variance(before) / len(before) + statistics.variance(after) / len(after)

@@ -1,9 +1,9 @@
-"""Estimates the memory that a model needs to be sampled from and to be trained. No torch.
+"""Estimates the memory that sampling and training need, without torch.
 
-What a backward pass keeps of each token is a weighted sum of a layer's sizes. The weights were
-measured on the learner (bytes that autograd saves; Qwen3, Qwen2 and Llama, rank 8, hidden sizes 64
-to 192, relative error below 1 %). `test_memory_model.py` compares the estimate with the peak memory
-of real steps on a CPU. It was not measured on a GPU.
+The activations that a backward pass keeps of each token are a weighted sum of a layer's sizes. The
+weights were measured on the learner (bytes that autograd saves; Qwen3, Qwen2 and Llama, rank 8,
+hidden sizes 64 to 192, relative error below 1 %). `test_memory_model.py` compares the estimate with
+the peak memory of real steps on a CPU. It was not measured on a GPU.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ LORA_BYTES = 16
 #: Logits are computed in chunks of 2^24 elements (the learner's `CHUNK_ELEMENTS`), in float32, with
 #: their softmax and their gradient.
 LOGIT_BYTES = (1 << 24) * 4 * 3
-#: Layers of a sharded base that are whole on each GPU at once: the computed and the prefetched one.
+#: Layers of a sharded base that each GPU holds whole: the computed and the prefetched one.
 GATHERED = 2
-#: Bytes that glibc's heap holds at most for each byte that a step keeps on a CPU: memory that is
-#: freed between tensors stays with the process. Measured: 1.3 to 2.2, varying from run to run (1.1
-#: to 1.3 with MALLOC_MMAP_THRESHOLD_=131072, where the step takes 40 % more CPU).
+#: Bytes that glibc's heap holds at most for each byte that a step keeps on a CPU (heap
+#: fragmentation). Measured: 1.3 to 2.2, varying from run to run (1.1 to 1.3 with
+#: MALLOC_MMAP_THRESHOLD_=131072, where the step takes 40 % more CPU).
 CPU_HEAP = 2.2
 
 
@@ -104,7 +104,7 @@ class Shape:
 
 
 def idle_learner_bytes(shape: Shape, rank: int, dtype: str, shards: int = 1) -> int:
-    """What a learner holds between two steps: the base, the adapter and its optimizer's state."""
+    """Bytes of a learner between two steps: the base, the adapter and its optimizer's state."""
     weights = shape.parameters
     if shards > 1:
         held = -(-shape.layers // shards) + GATHERED
@@ -113,14 +113,10 @@ def idle_learner_bytes(shape: Shape, rank: int, dtype: str, shards: int = 1) -> 
 
 
 def token_bytes(shape: Shape, rank: int, dtype: str, *, checkpointed: bool = False) -> int:
-    """What a backward pass keeps of one token, over all layers.
+    """Bytes that a backward pass keeps of one token, over all layers.
 
-    Args:
-        shape: of the base.
-        rank: of the adapter.
-        dtype: of the base, ``float32`` or ``bfloat16``.
-        checkpointed: gradient checkpointing: only the inputs of each layer are kept, and everything
-            of the one layer that is computed again.
+    With gradient checkpointing (`checkpointed`) these are the inputs of each layer, and all
+    activations of the one layer that is computed again.
     """
     hidden, mlp, queries, keys = KEPT[dtype]
     wide = mlp * shape.intermediate * shape.active
@@ -141,16 +137,16 @@ def learner_bytes(
     heap: float = 1.0,
     shards: int = 1,
 ) -> int:
-    """Peak memory of a step, without the process itself.
+    """Peak memory of a training step on each device, without that of the process itself.
 
     Args:
         shape: of the base.
-        tokens: alive at once: the longest row at least, `tokens_per_microbatch` at most.
+        tokens: of a microbatch: the longest row at least, `tokens_per_microbatch` at most.
         rank: of the adapter.
         dtype: of the base, ``float32`` or ``bfloat16``.
         checkpointed: see `token_bytes`.
-        heap: what the allocator holds of each byte that is kept: `CPU_HEAP` on a CPU.
-        shards: GPUs over which the base's layers are sharded; the peak is of each.
+        heap: bytes that the allocator holds for each byte in use: `CPU_HEAP` on a CPU.
+        shards: GPUs over which the base's layers are sharded.
     """
     kept = token_bytes(shape, rank, dtype, checkpointed=checkpointed)
     logits = min(LOGIT_BYTES, tokens * shape.vocabulary * 4 * 3)
@@ -158,13 +154,9 @@ def learner_bytes(
 
 
 def sampler_bytes(shape: Shape, context: int, calls: int, dtype: str) -> int:
-    """Weights, and the KV cache of calls that run at once, without the process itself.
+    """Weights, and the KV cache of `calls` concurrent calls of `context` tokens each.
 
-    Args:
-        shape: of the base.
-        context: tokens of each call.
-        calls: how many run at once, nothing shared between them.
-        dtype: ``float32`` or ``bfloat16``.
+    No prefix is shared between the calls. Memory of the process itself is not included.
     """
     return WIDTH[dtype] * (shape.parameters + 2 * shape.layers * shape.keys * context * calls)
 
@@ -172,11 +164,7 @@ def sampler_bytes(shape: Shape, context: int, calls: int, dtype: str) -> int:
 def longest_row(
     shape: Shape, budget: float, rank: int, dtype: str, heap: float = 1.0, shards: int = 1
 ) -> int:
-    """Tokens of the longest row that a learner with `budget` bytes can train, checkpointed.
-
-    Returns:
-        0 if not even the weights fit.
-    """
+    """Tokens of the longest row that fits `budget` bytes, with gradient checkpointing, or 0."""
     fixed = idle_learner_bytes(shape, rank, dtype, shards) + LOGIT_BYTES
     each = int(heap * token_bytes(shape, rank, dtype, checkpointed=True))
     return max(0, int((budget - fixed) / each))
