@@ -20,7 +20,7 @@ from langchain_art.evaluators.functions import as_evaluator
 from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.wire import TrajectoryGroup
 
-_Said = Sequence[Score | None]
+_Scores = Sequence[Score | None]
 
 
 class SumEvaluator(GroupEvaluator):
@@ -63,8 +63,8 @@ class SumEvaluator(GroupEvaluator):
 class GateEvaluator(GroupEvaluator):
     """Scores with `then` the runs whose score by `gate` is at least `at_least`.
 
-    Only these are shown to `then`, together; the others score `otherwise`. A run that the gate
-    could not score has no score.
+    `then` scores these as one group; the others score `otherwise`. A run that the gate could not
+    score has no score.
 
     Example::
 
@@ -72,7 +72,7 @@ class GateEvaluator(GroupEvaluator):
 
     Args:
         gate: scores every run.
-        then: scores those that pass; it is not asked if none does.
+        then: scores those that pass; it is not called if none does.
         at_least: the lowest score that passes.
         otherwise: the score of those that do not.
         key: the score's name.
@@ -127,22 +127,22 @@ class GateEvaluator(GroupEvaluator):
 
 
 class FallbackEvaluator(GroupEvaluator):
-    """Asks one evaluator after another until one scores every run of the group.
+    """Calls one evaluator after another until one scores every run of the group.
 
     Scores of several evaluators are never mixed within a group, since they are relative. If none
-    scores every run, the first that scored some of them counts.
+    scores every run, the first that scored any run counts.
 
     Example::
 
         FallbackEvaluator([RulerEvaluator("openai/o3"), WeightedCriteriaEvaluator()])
 
     Args:
-        evaluators: in the order in which they are asked.
+        evaluators: in the order in which they are called.
         key: the score's name.
 
     Raises:
-        ConfigError: no evaluator, or two of one name. If an evaluator raises one, it is raised on:
-            the program is wrong, and the next evaluator is not asked.
+        ConfigError: no evaluator, or two of one name. A `ConfigError` of an evaluator is a fault of
+            the program, so it is raised, and the next evaluator is not asked.
         JudgeError: when scoring, all of them raised; the message has each one's reason.
     """
 
@@ -155,9 +155,9 @@ class FallbackEvaluator(GroupEvaluator):
         partial: list[Score | None] | None = None
         failed = dict[str, Exception]()
         for name, evaluator in self.evaluators.items():
-            said, why = await _ask([evaluator], group)
-            failed |= why
-            for scores in said.values():
+            found, errors = await _ask([evaluator], group)
+            failed |= errors
+            for scores in found.values():
                 marked = [None if s is None else _marked(name, s) for s in scores]
                 if None not in marked:
                     return list(marked)
@@ -169,22 +169,22 @@ class FallbackEvaluator(GroupEvaluator):
 
 
 class VoteEvaluator(GroupEvaluator):
-    """Lets several judges score each run, and takes their median or mean.
+    """The median or mean of several judges' scores of each run.
 
     Example::
 
         VoteEvaluator([RulerEvaluator(m, key=m) for m in ("openai/o3", "openai/gpt-5")])
 
     Args:
-        judges: at least two; they are asked at once.
-        by: ``"median"`` or ``"mean"`` of the scores that were given.
-        quorum: how many judges have to score a run. None: more than half.
+        judges: at least two; they are called concurrently.
+        by: ``"median"`` or ``"mean"`` of the scores.
+        quorum: number of judges that have to score a run. None: more than half.
         key: the score's name.
 
     Raises:
-        ConfigError: fewer than two judges, two of one name, a quorum that they cannot have, or an
-            evaluator that raises one.
-        JudgeError: when scoring, fewer judges than the quorum came to a verdict on the group.
+        ConfigError: fewer than two judges, two of one name, a quorum out of range, or an evaluator
+            that raises one.
+        JudgeError: when scoring, fewer judges than the quorum scored the group.
     """
 
     def __init__(
@@ -238,23 +238,23 @@ def _named(evaluators: Sequence[Evaluator]) -> dict[str, GroupEvaluator]:
     return dict(zip(names, found, strict=True))
 
 
-async def _scores(evaluator: GroupEvaluator, group: TrajectoryGroup) -> _Said:
-    said = await evaluator.ascore(group)
-    if len(said) != len(group.trajectories):
+async def _scores(evaluator: GroupEvaluator, group: TrajectoryGroup) -> _Scores:
+    scores = await evaluator.ascore(group)
+    if len(scores) != len(group.trajectories):
         raise ConfigError(
-            f"{evaluator.key} gave {len(said)} scores for {len(group.trajectories)} runs, expected "
-            "one each"
+            f"{evaluator.key} gave {len(scores)} scores for {len(group.trajectories)} runs, "
+            "expected one each"
         )
-    return said
+    return scores
 
 
 async def _ask(
     evaluators: Iterable[GroupEvaluator], group: TrajectoryGroup
-) -> tuple[dict[str, _Said], dict[str, Exception]]:
-    """Scores of each, and errors of those that raised; a `ConfigError` is raised on."""
+) -> tuple[dict[str, _Scores], dict[str, Exception]]:
+    """Scores by evaluator, and errors of those that raised; raises a `ConfigError` of any."""
     asked = list(evaluators)
     outcomes = await asyncio.gather(*(_scores(one, group) for one in asked), return_exceptions=True)
-    found, failed = dict[str, _Said](), dict[str, Exception]()
+    found, failed = dict[str, _Scores](), dict[str, Exception]()
     for evaluator, outcome in zip(asked, outcomes, strict=True):
         if isinstance(outcome, ConfigError):
             raise outcome
@@ -267,11 +267,11 @@ async def _ask(
     return found, failed
 
 
-def _by_run(found: Mapping[str, _Said], group: TrajectoryGroup) -> list[dict[str, Score]]:
+def _by_run(found: Mapping[str, _Scores], group: TrajectoryGroup) -> list[dict[str, Score]]:
     """For each run, the scores that it was given, by evaluator."""
     runs: list[dict[str, Score]] = [{} for _ in group.trajectories]
-    for name, said in found.items():
-        for by, score in zip(runs, said, strict=True):
+    for name, scores in found.items():
+        for by, score in zip(runs, scores, strict=True):
             if score is not None:
                 by[name] = score
     return runs

@@ -52,8 +52,8 @@ class RulerEvaluator(GroupEvaluator):
     The judge sees the scenario, the tools, and every run as a transcript with the names of its
     nodes. What runs share is shown once (`deduplicate`), long texts are cut (`truncate`). The order
     of runs depends on `seed`; runs have random ids, and scores are matched by id. If a reply is not
-    exactly one score in [0, 1] for each run, the judge is asked again and told what was wrong;
-    after `attempts` replies the group counts as not judged. No score is guessed.
+    exactly one score in [0, 1] for each run, the judge is asked again, with the reason; after
+    `attempts` replies the group counts as not judged. No score is guessed.
 
     Equal runs get equal scores. If all of several runs are equal, the score is 0.5 without a call.
 
@@ -65,11 +65,11 @@ class RulerEvaluator(GroupEvaluator):
         passes: questions per group, whose scores are averaged: 1, or an even number, each pair an
             order and its reverse, which cancels a position bias. In `benchmarks/judge.py`, 2 more
             than halve the rank error under a bias, and 4 reduce it to about a third.
-        context: gives what to say about the task in addition to the runs' prompts; None: nothing.
-            By default the whole scenario: pass a function to hide fields from the judge.
+        context: gives the task's description in addition to the runs' prompts; None: nothing. By
+            default the whole scenario: pass a function to hide fields from the judge.
         known: gives scores of a group that needs no judge, by run; None for a group that does.
-        cache: an SQLite file for verdicts, keyed by everything that decides them; None: no cache.
-            Use another file if a model's weights change under the same name.
+        cache: an SQLite file for verdicts, keyed by the judge and the whole question; None: no
+            cache. Use another file if a model's weights change under the same name.
         seed: of the order.
         output_tokens: approximately the most tokens of one tool output; at least 40.
         budget: approximately the most tokens of all quoted text.
@@ -150,8 +150,8 @@ class RulerEvaluator(GroupEvaluator):
         if (known := self._decided(group)) is not None:
             return known
         labelled = has_several_nodes(runs)
-        told = [transcript(run, labelled=labelled) for run in runs]
-        distinct = sorted(set(told), key=lambda blocks: [(b.kind, b.text) for b in blocks])
+        transcripts = [transcript(run, labelled=labelled) for run in runs]
+        distinct = sorted(set(transcripts), key=lambda blocks: [(b.kind, b.text) for b in blocks])
         if len(distinct) < 2 <= len(runs):
             self._count(Spent(decided=1))
             return [Score(TIE, f"All {len(runs)} runs are the same.") for _ in runs]
@@ -162,7 +162,7 @@ class RulerEvaluator(GroupEvaluator):
             answers=tuple(_answer(blocks) for blocks in distinct),
         )
         by_transcript = dict(zip(distinct, await self._compared(case, group.id), strict=True))
-        return [by_transcript[blocks] for blocks in told]
+        return [by_transcript[blocks] for blocks in transcripts]
 
     def _decided(self, group: TrajectoryGroup) -> list[Score | None] | None:
         known = self._known(group) if self._known is not None else None
@@ -179,10 +179,10 @@ class RulerEvaluator(GroupEvaluator):
         ]
 
     def _task(self, group: TrajectoryGroup) -> str:
-        told = self._context(group) if self._context is not None else None
-        if told is None:
+        task = self._context(group) if self._context is not None else None
+        if task is None:
             return ""
-        return told if isinstance(told, str) else compact(told)
+        return task if isinstance(task, str) else compact(task)
 
     async def _compared(self, case: Case, group: str) -> list[Score]:
         """The scores of a case's runs, the mean of all passes."""
@@ -213,16 +213,14 @@ class RulerEvaluator(GroupEvaluator):
 
     async def _verdict(self, case: Case, names: Names, order: list[int], group: str) -> list[Score]:
         """The scores of the case's runs, in the case's order, when shown in `order`."""
-        key = self._key(case, order) if self._cache is not None else ""
-        if self._cache is not None:
-            kept = await asyncio.to_thread(self._cache.get, key)
-            if kept is not None:
-                self._count(Spent(cached=1))
-                return kept
-        question = self._question(case, names, order)
-        scores = await self._asked(question, names.ids, group)
-        if self._cache is not None:
-            await asyncio.to_thread(self._cache.put, key, scores, str(self.judge))
+        if self._cache is None:
+            return await self._asked(self._question(case, names, order), names.ids, group)
+        key = self._key(case, order)
+        if (kept := await asyncio.to_thread(self._cache.get, key)) is not None:
+            self._count(Spent(cached=1))
+            return kept
+        scores = await self._asked(self._question(case, names, order), names.ids, group)
+        await asyncio.to_thread(self._cache.put, key, scores, str(self.judge))
         return scores
 
     async def _asked(
@@ -299,10 +297,8 @@ async def ruler_score_group(
     evaluator = RulerEvaluator(judge_model, rubric, litellm_params=extra_litellm_params)
     try:
         return await evaluator.ainvoke(group)
-    except ConfigError:
-        raise
-    except ArtError:
-        if swallow_exceptions:
+    except ArtError as error:
+        if swallow_exceptions and not isinstance(error, ConfigError):
             return None
         raise
 
@@ -319,8 +315,8 @@ def _tools(group: TrajectoryGroup, labelled: bool) -> list[str]:
 
 def _answer(blocks: Sequence[Block]) -> str:
     """The last text of a run."""
-    said = [block.text for block in blocks if block.kind in ("assistant", "output") and block.text]
-    return said[-1] if said else ""
+    texts = [block.text for block in blocks if block.kind in ("assistant", "output")]
+    return next((text for text in reversed(texts) if text), "")
 
 
 def _plain(case: Case) -> list[Any]:

@@ -123,7 +123,7 @@ def messages(
     """The prompt as chat messages.
 
     Args:
-        case: what to judge.
+        case: the content.
         names: of `draw_names`.
         order: indices of the runs, in the order to show them.
         rubric: the standards, trusted text.
@@ -166,16 +166,16 @@ class _Page:
         for note in self._runs.notes:
             lines.append(self._tag(f"note {self._notes[note.text]}", self._shown(note)))
         for number, part in enumerate(self._runs.parts, 1):
-            lines += [self._tag(f"part p{number}{_after(part)}"), *self._blocks(part)]
+            lines += self._part(f"part p{number}", part)
         for index in order:
-            part = self._runs.runs[index]
-            lines += [self._tag(f"run {self._names.ids[index]}{_after(part)}"), *self._blocks(part)]
+            lines += self._part(f"run {self._names.ids[index]}", self._runs.runs[index])
         asked = ", ".join(self._names.ids[index] for index in order)
         lines += [self._tag("end"), f"Score these {len(order)} runs: {asked}."]
         return "\n".join(lines)
 
-    def _blocks(self, part: SharedPart) -> list[str]:
-        return [self._block(block) for block in part.blocks]
+    def _part(self, name: str, part: SharedPart) -> list[str]:
+        after = "" if part.follows is None else f" follows p{part.follows + 1}"
+        return [self._tag(name + after), *(self._block(block) for block in part.blocks)]
 
     def _block(self, block: Block) -> str:
         if (note := self._notes.get(block.text)) is not None:
@@ -190,10 +190,6 @@ class _Page:
 
     def _tag(self, words: str, text: str = "") -> str:
         return f"<{self._names.mark} {words}> {text}".rstrip()
-
-
-def _after(part: SharedPart) -> str:
-    return "" if part.follows is None else f" follows p{part.follows + 1}"
 
 
 def _word(letters: str, length: int) -> str:

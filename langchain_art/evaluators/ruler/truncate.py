@@ -48,10 +48,7 @@ def words(text: str) -> set[str]:
 def fitting(blocks: Sequence[Block], outputs: int, budget: int) -> Caps:
     """The largest caps under which `blocks` have at most `budget` tokens together.
 
-    Args:
-        blocks: all texts to show, each once.
-        outputs: the cap of tool outputs to begin with, tokens.
-        budget: tokens.
+    `outputs` is the initial cap of tool outputs, in tokens.
 
     Raises:
         JudgeError: they do not fit under the lowest caps.
@@ -71,10 +68,7 @@ def fitting(blocks: Sequence[Block], outputs: int, budget: int) -> Caps:
 def shortened(block: Block, caps: Caps, wanted: set[str]) -> list[str | int]:
     """A block's text within its cap: kept texts, and between them the number of cut characters.
 
-    Args:
-        block: with the text.
-        caps: of `fitting`.
-        wanted: the words of the runs' answers.
+    `wanted` are the words of the runs' answers.
     """
     cap = _cap(caps, block.is_output)
     if cap is None or tokens(block.text) <= cap:
@@ -93,18 +87,14 @@ def _levels(outputs: int) -> Iterator[Caps]:
     while cap > LEAST:
         yield Caps(cap)
         cap //= 2
-    yield Caps(min(outputs, LEAST))
-    texts = 800
-    while texts >= LEAST:
+    for texts in (None, 800, 400, 200, 100, 50, LEAST):
         yield Caps(min(outputs, LEAST), texts)
-        texts //= 2
-    yield Caps(min(outputs, LEAST), LEAST)
 
 
 def _cap(caps: Caps, is_output: bool) -> int | None:
-    if not is_output or caps.texts is None:
-        return caps.outputs if is_output else caps.texts
-    return min(caps.outputs, caps.texts)
+    if not is_output:
+        return caps.texts
+    return caps.outputs if caps.texts is None else min(caps.outputs, caps.texts)
 
 
 def _pieces(text: str) -> Iterator[str]:
