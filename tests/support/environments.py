@@ -20,8 +20,11 @@ def environment(name: str, wanted: list[str]) -> Path:
     """A Python with the packages `wanted` (as pip writes them), under ``.venvs``."""
 
     def make(home: Path) -> None:
-        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-        _run([str(home / "bin/python"), "-m", "pip", "install", "--quiet", *wanted], home)
+        # This Python's pip installs there. Most of what is installed is never imported: it is not
+        # compiled beforehand.
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+        pip = [sys.executable, "-m", "pip", "--python", str(home / "bin/python")]
+        _run([*pip, "install", "--quiet", "--no-compile", *wanted], home)
 
     return _kept(name, wanted, make) / "bin/python"
 
