@@ -15,7 +15,7 @@ from langchain_art.wire.identifiers import Finite, Id, Message, Tag, Wire
 
 
 class CallTags(Wire):
-    """What a caller says about a model call: ``extra_body={"art": {...}}`` or ``x-art-*`` headers.
+    """A caller's tags of a model call: ``extra_body={"art": {...}}`` or ``x-art-*`` headers.
 
     Example::
 
@@ -36,7 +36,7 @@ class CallTags(Wire):
 
 
 class Usage(Wire):
-    """Tokens of one call, as the sampler counted them."""
+    """Token counts of one call, by the sampler."""
 
     prompt_tokens: int = Field(ge=0)
     completion_tokens: int = Field(ge=0)
@@ -66,7 +66,7 @@ class Turn(Wire):
     thread: str | None = None
     tags: tuple[str, ...] = ()
     model: str | None = None
-    """What the reply says it was sampled by: ``email-agent@17``, or a foreign model's name."""
+    """The model named in the reply: ``email-agent@17``, or a foreign model's name."""
     extends: int | None = Field(default=None, ge=0)
     messages: tuple[Message, ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
@@ -77,17 +77,17 @@ class Turn(Wire):
     latency: Finite | None = Field(default=None, ge=0)
     """Seconds."""
     ours: bool = True
-    """False for a model that our server does not serve: seen and judged, never trained."""
+    """False for a model that the server does not serve: kept and judged, never trained."""
     excluded_because: str | None = None
-    """Why the graph threw this call away (``retried``, ``interrupted``, ``error``, ``unchosen``);
-    such a call is kept for review and never trained."""
+    """Why the graph discarded this call (``retried``, ``interrupted``, ``error``, ``unchosen``); it
+    is kept for review and never trained."""
     error: str | None = None
     reward: Finite | None = None
-    """Of this call alone, beside the trajectory's (`TrainConfig.credit`); None: none."""
+    """Of this call alone, in addition to the trajectory's (`TrainConfig.credit`); None: none."""
 
     @property
     def names(self) -> frozenset[str]:
-        """What `TrainRequest.trainable` may call this turn by: node, path, tags, model, policy."""
+        """Names that `TrainRequest.trainable` may use: node, path, tags, model, policy."""
         model = self.model or ""
         named = (self.node or "", *self.path, *self.tags, model, model.partition("@")[0])
         return frozenset(name for name in named if name)

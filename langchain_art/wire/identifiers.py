@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-#: A policy's name: lower case, at most 64 characters, no path can be made of it.
+#: A policy's name: lower case, at most 64 characters, without slashes.
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-#: Ids that clients choose (trajectories, keys): they stand in URLs, so no slash; at most 128.
+#: An id that clients choose (trajectories, keys): at most 128 characters; no slash, for URLs.
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}")
 
 

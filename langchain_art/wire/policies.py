@@ -10,7 +10,7 @@ from langchain_art.wire.identifiers import Name, Wire
 
 
 class LoraConfig(Wire):
-    """The shape of a policy's adapter, fixed when the policy is made."""
+    """The LoRA adapter's shape, fixed when the policy is created."""
 
     rank: int = Field(default=16, ge=1, le=512)
     alpha: float = Field(default=32.0, gt=0)
@@ -51,7 +51,7 @@ class PolicyStatus(Wire):
 
 
 class ServerStatus(Wire):
-    """``GET /status``: what a person wants to know about a server at a glance."""
+    """``GET /status``: the state of a server."""
 
     version: str
     ready: bool

@@ -68,7 +68,7 @@ class ConstantAggregation(_Group):
 
 
 Aggregation = Literal["token", "sequence", "run"] | ConstantAggregation
-"""What weighs the same in a step: every token, every call, every run; or a token 1/value."""
+"""What has equal weight in a step: every token, every call, every run; or 1/value per token."""
 
 
 class TruncatedIS(_Group):
@@ -256,9 +256,9 @@ class TrainConfig(_Optimizer):
     kind: Literal["rl"] = "rl"
     learning_rate: float = Field(default=2e-5, gt=0, le=1.0)
     advantage: Advantage = SimpleAdvantage()
-    """What a reward is compared to."""
+    """How rewards of a group become advantages."""
     credit: Credit = SimpleCredit()
-    """Credit assignment: what is compared."""
+    """Credit assignment: whether runs, nodes, turns or states are compared."""
     zero_variance_tolerance: float = Field(default=1e-6, ge=0)
     """Rewards that differ by no more than this are equal: there is nothing to learn from them."""
     overlong: OverlongPenalty | None = None
@@ -269,10 +269,10 @@ class TrainConfig(_Optimizer):
     kl: KLPenalty | None = None
     guard: float | None = Field(default=1.25, gt=1)
     """Calls whose geometric mean of learner / sampler is further than this factor from 1 are not
-    learned from; None: all are."""
+    trained; None: all are."""
     max_logprob_gap: float | None = Field(default=0.1, gt=0)
-    """Mean distance of learner and sampler, in nats per token, at which a step is refused. Grows
-    with staleness, once per version. None: never refuse."""
+    """Mean gap between learner and sampler, in nats per token, above which a step is refused;
+    multiplied by 1 + mean staleness. None: never refuse."""
 
     if TYPE_CHECKING:  # type checkers learn here that the string of a kind is accepted
 
@@ -306,7 +306,7 @@ class TrainConfig(_Optimizer):
 
 
 class SFTConfig(_Optimizer):
-    """A supervised step: the mean negative log-likelihood of replies, whoever sampled them.
+    """A supervised step (SFT): the mean negative log-likelihood of replies, whoever sampled them.
 
     Example::
 

@@ -21,11 +21,11 @@ class TrainRequest(Wire):
     """Ids of trajectories that the server has, group by group."""
     config: JobConfig = TrainConfig()
     trainable: dict[str, bool] = Field(default_factory=dict, max_length=256)
-    """Which calls learn, by name (`Turn.learns`); empty: all that the policy sampled."""
+    """Which calls are trained, by name (`Turn.learns`); empty: all that the policy sampled."""
 
 
 class NodeReport(Wire):
-    """What one node contributed to a step."""
+    """One node's part of a step."""
 
     calls: int
     """Calls that were trained."""
@@ -40,7 +40,7 @@ class NodeReport(Wire):
 
 
 class TrainResult(Wire):
-    """What one job did. What was left out is said, by reason."""
+    """The result of one job, with counts of what was excluded, by reason."""
 
     policy: Name
     version: int
@@ -53,7 +53,7 @@ class TrainResult(Wire):
 
 
 class TurnAudit(Wire):
-    """What training makes, or made, of one turn."""
+    """Whether and why one turn is, or was, trained."""
 
     call_id: str | None
     node: str | None
@@ -67,8 +67,8 @@ class TurnAudit(Wire):
     excluded_because: str | None
     """Why none is trained; None if they are."""
     prefix: Literal["starts", "extends", "forks"] | None
-    """How its prompt meets the tokens of the turns before it: shares none of them, begins with all
-    of such a turn's prompt and reply, or parts from them on the way. None: its tokens are lost."""
+    """Its prompt shares no token with the turns before it (``starts``), begins with all of one's
+    prompt and reply (``extends``), or with a part of them (``forks``). None: tokens lost."""
     prefix_turn: int | None
     """Index of the turn that it extends or forks from."""
     prefix_tokens: int
@@ -76,30 +76,30 @@ class TurnAudit(Wire):
 
 
 class TrajectoryAudit(Wire):
-    """``GET /v1/trajectories/{id}/audit``: which of a run's tokens learn, and why not the rest."""
+    """``GET /v1/trajectories/{id}/audit``: a run's trained tokens, and why the rest is excluded."""
 
     trajectory: Id
     status: Status
     reward: Finite | None
     turns: tuple[TurnAudit, ...]
     rows: int
-    """Sequences that the run comes down to for the learner."""
+    """Sequences of the learner into which the run is packed."""
     trained_by: dict[str, str]
     """policy -> the job that trained the run; empty if none did."""
 
     @property
     def sampled_tokens(self) -> int:
-        """All that was sampled in the run."""
+        """Of all turns."""
         return sum(turn.sampled_tokens for turn in self.turns)
 
     @property
     def trained_tokens(self) -> int:
-        """What of it learns."""
+        """Of all turns."""
         return sum(turn.trained_tokens for turn in self.turns)
 
 
 class TrainJob(Wire):
-    """A durable job: it survives a crash and runs to its end exactly once."""
+    """A durable job: it survives a crash and finishes exactly once."""
 
     id: str
     key: str
@@ -113,7 +113,7 @@ class TrainJob(Wire):
 
 
 class JobEvent(Wire):
-    """One line of a job's story, in order of `seq`."""
+    """One line of a job's log, in order of `seq`."""
 
     seq: int
     at: float

@@ -44,7 +44,7 @@ class Trajectory(Wire):
         return self
 
     def prompt(self, index: int) -> list[Message]:
-        """All messages that turn `index` was asked with."""
+        """All messages of the prompt of turn `index`."""
         parts: list[list[Message]] = []
         turn = self.turns[index]
         while turn.extends is not None:
@@ -55,7 +55,7 @@ class Trajectory(Wire):
 
 
 class TrajectoryGroup(Wire):
-    """Runs of one scenario: the unit of judging and of advantage."""
+    """Runs of one scenario, whose rewards are compared with each other."""
 
     id: Id
     trajectories: tuple[Trajectory, ...] = Field(max_length=1024)

@@ -1,21 +1,29 @@
-"""Pure functions: rewards to advantages, calls to rows, logits to a loss. No files, no processes.
+"""The algorithms of a training step as pure functions: no files, no processes.
 
-From groups of runs to what each call weighs (no torch)::
+`credit`: rewards of runs to an advantage and a loss weight for every call (no torch)::
 
-    plan        filters, advantages and weights in their order
-    ├── candidates    calls and runs, as far as they matter here; the verdict on a call
-    ├── filters       what is left out, by reason
-    ├── credit        what is compared with what: runs, nodes, turns, states, scores
-    │   └── advantages    a reward against the others
-    └── aggregation   what a token weighs in the loss
+    batch_plan    filters, credit assignment and loss weights, in their order
+    ├── candidates           calls and runs as input; the decision on a call
+    ├── filters              what is excluded: no reward, staleness, truncation
+    ├── credit_assignment    what is compared: runs, nodes, turns, states, scores; zero variance
+    │   └── advantages       a reward against the others of its group
+    └── loss_weights         the weight of each token in the loss
 
-From logprobs to a step (torch and nothing else)::
+`sequences`: calls to rows of tokens, rows to micro-batches, prefixes computed once (no torch)::
 
-    step_loss   one step, visit by visit, over all its updates
-    └── objective     the weighed loss and divergence, and its stats
-        ├── loss          logits to logprobs; a loss for each token
-        ├── kl            divergence from the base model
-        ├── mismatch      sampler against learner: importance weights, the guard
-        └── stats         what it all did
-    sync        is what was sampled what is trained?
+    training_rows    packing of a run's calls into rows, and of rows into micro-batches
+    prefix_tree      which earlier call a prompt extends
+    prefix_forest    rows with shared prefixes as a forest; forest_parts: the forest by memory
+    rank_shares      rows divided among ranks
+
+`loss`: logprobs to the loss of a step (torch only)::
+
+    step_loss    a step, micro-batch by micro-batch, over all its updates
+    └── objective    loss of weighted tokens, KL penalty and statistics of a micro-batch
+        ├── token_losses           logits to logprobs; the loss of each token
+        ├── importance_sampling    sampler against learner: weights and the guard
+        ├── kl                     divergence from the base model
+        └── loss_stats             metrics of a step
+    logprob_gap    refuses a step whose tokens another model sampled
+    lr_schedule    the learning rate by version
 """

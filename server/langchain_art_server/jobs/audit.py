@@ -1,7 +1,7 @@
-"""The trainability audit of one run: which of its tokens learn, and why the others do not.
+"""The audit of one run: which of its tokens are trained, and why the others are not.
 
-It says what a training job would do, by the very functions that the job uses (`check_eligibility`,
-`rows_of`), so that a step that would train on nothing is seen before it is made.
+It calls the functions that a training job calls (`check_eligibility`, `rows_of`), so its answer is
+what a job would do.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def audit(
 
     Args:
         stored: the run.
-        records: by call id, those of its calls that are here.
-        policy: that would learn; None: each turn is judged for the policy that sampled it.
+        records: by call id, those of its calls that the server has.
+        policy: that would be trained; None: each turn is checked for the policy that sampled it.
         trainable: `TrainRequest.trainable`.
-        imitates: audit a supervised step (`SFTConfig`), given what `sft_records` makes of the run.
+        imitates: audit a supervised step (`SFTConfig`), given the run and records of `sft_records`.
 
     Raises:
-        InvalidRequest: a record makes no sense; training would refuse it with the same words.
+        InvalidRequest: a record is invalid; training raises the same error.
     """
     run = stored.trajectory
     judged = check_eligibility(run, records, policy, trainable, imitates=imitates)

@@ -1,10 +1,9 @@
 """From scored runs to rows: which calls are trained, and with what advantage.
 
-A group's baseline is made of runs in which the policy sampled a call that `trainable` chooses.
-Whether that call can be trained does not matter: if its tokens were lost, or sampled under a
-grammar, or its attempt was superseded, the run's reward is still a sample of what the policy does.
-A run without such a call (frozen nodes, foreign models, other policies) is excluded before the
-statistics.
+A group's baseline consists of the runs in which the policy sampled a call that `trainable` chooses,
+even if that call cannot be trained (tokens lost, sampled under a grammar, superseded): the run's
+reward is still a sample of what the policy does. Other runs (frozen nodes, foreign models, other
+policies) are excluded before the statistics.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from langchain_art_server.storage.tables import CallRecord
 def rows_of(
     judged: Sequence[CallEligibility], decisions: Sequence[CallDecision] | None = None
 ) -> list[Row]:
-    """The rows of the turns that learn.
+    """The rows of a run's trained turns.
 
     Args:
-        judged: the turns of a run.
-        decisions: on each of them; None: all that are not excluded, with advantage 0.
+        judged: the turns of the run.
+        decisions: on each of them; None: train all that are not excluded, with advantage 0.
 
     Raises:
-        InvalidRequest: a record makes no sense.
+        InvalidRequest: a record is invalid (`rows_of_run`).
     """
     return rows_of_run(
         SampledCall(
@@ -57,7 +56,7 @@ def rows_of(
 
 @dataclass
 class _Node:
-    """What one node contributes, while it is counted."""
+    """Sums of one node's `NodeReport`."""
 
     calls: int = 0
     tokens: int = 0
@@ -77,7 +76,7 @@ class _Node:
 
 @dataclass
 class Batch:
-    """What a job's groups come down to: rows for the learner, and a count of all that is not."""
+    """A job's groups as rows for the learner, with a count of what is excluded, by reason."""
 
     request: TrainRequest
     base_version: int
@@ -86,7 +85,7 @@ class Batch:
     trained: list[str] = field(default_factory=list[str])
     calls: list[CallRecord] = field(default_factory=list[CallRecord])
     names: set[str] = field(default_factory=set[str])
-    """All that `TrainRequest.trainable` could have chosen calls by."""
+    """All names by which `TrainRequest.trainable` could choose calls of the groups."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     """`BatchPlan.metrics`."""
     _runs: list[list[tuple[Trajectory, list[CallEligibility]]]] = field(
@@ -100,7 +99,7 @@ class Batch:
         runs: Sequence[Trajectory],
         records: Mapping[str, CallRecord],
     ) -> None:
-        """Add the runs of one group as they were scored, and the records of their calls."""
+        """Add the runs of one group, and the records of their calls."""
         policy, trainable = self.request.policy, self.request.trainable
         judged = [
             (run, check_eligibility(run, records, policy, trainable, imitates=self._sft))
@@ -144,7 +143,7 @@ class Batch:
         )
 
     def settle(self) -> None:
-        """After the last group: decide on every call, and lay out what learns."""
+        """After the last group: decide on every call, and make the rows of the trained ones."""
         made = plan(self._candidates, self.request.config)
         self.excluded += made.excluded
         self.metrics = made.metrics
@@ -158,7 +157,7 @@ class Batch:
         for one, decision in zip(judged, decisions, strict=True):
             unit, _, why = (decision.excluded_because or "").partition(".")
             if unit not in ("", "calls"):
-                continue  # its run or its group is left out as a whole
+                continue  # its run or its group is excluded whole
             node = self._nodes.setdefault(one.node, _Node())
             if why:
                 node.excluded[why] += 1
@@ -174,5 +173,5 @@ class Batch:
             self.trained.append(run.id)
 
     def nodes(self) -> dict[str, NodeReport]:
-        """What each node gave: `calls_trained` and the ``calls.`` of `excluded`, shared out."""
+        """The report of each node: trained calls, and ``calls.`` of `excluded`, by node."""
         return {name: self._nodes[name].report() for name in sorted(self._nodes)}

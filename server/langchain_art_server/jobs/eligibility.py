@@ -3,15 +3,15 @@
 Training and the audit both ask `check_eligibility`. The reasons are the words behind ``calls.`` in
 `TrainResult.excluded`:
 
-- ``superseded_…``: the graph threw the call away;
+- ``superseded_…``: the graph discarded the call;
 - ``foreign``: another server's model;
 - ``other_policy``: sampled by another policy, or by the base model;
 - ``frozen``: `TrainRequest.trainable` does not choose it;
-- ``lost``: no record of it is here;
-- ``greedy``, ``top_p``, ``grammar`` …: not sampled as the learner would repeat it;
+- ``lost``: the server has no record of it;
+- ``greedy``, ``top_p``, ``grammar`` …: sampled from a distribution that the learner cannot repeat;
 - ``empty``: nothing was sampled;
-- ``too_long``: more tokens than the model takes (of a turn that was not sampled here);
-- ``repeated``: a reply that was used twice (from a cache); it learns where it was used first.
+- ``too_long``: more tokens than the model takes (a turn that was not sampled here);
+- ``repeated``: a reply that was used twice (from a cache); its first use is trained.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from langchain_art_server.storage.tables import CallRecord
 
 @dataclass(frozen=True)
 class CallEligibility:
-    """A turn, its record if there is one, and why it does not learn (None: it does)."""
+    """A turn, its record if there is one, and why it is not trained (None: it is)."""
 
     turn: Turn
     record: CallRecord | None
@@ -38,7 +38,7 @@ class CallEligibility:
 
     @property
     def policy(self) -> str | None:
-        """Which policy sampled it, as far as is known; None: none of ours."""
+        """Which policy sampled it, as far as is known; None: not one of this server."""
         if self.record is not None:
             return self.record.policy
         return (self.turn.model or "").partition("@")[0] if self.turn.ours else None
@@ -56,10 +56,10 @@ def check_eligibility(
 
     Args:
         run: its turns are checked in their order.
-        records: by call id, those that are here.
-        policy: that is to learn; None: whichever sampled the turn.
+        records: by call id, those that the server has.
+        policy: that is trained; None: whichever sampled the turn.
         trainable: `TrainRequest.trainable`.
-        imitates: what is to be learned is that it was said, by whomever (a supervised step).
+        imitates: a supervised step, for which it does not matter who sampled the call.
     """
     checked: list[CallEligibility] = []
     learning: set[str] = set()

@@ -1,8 +1,8 @@
-"""What a supervised step learns from: calls that were sampled here, and replies that were not.
+"""Records for a supervised step (SFT): of calls that were sampled here, and of other replies.
 
-A call that is recorded here counts with its own tokens, whichever policy sampled it and however
-(greedy, truncated, under a grammar): what is learned is that it was said. A turn without a record,
-of another model or of an imported conversation, is put into tokens by the model's chat template.
+A recorded call is trained with its own tokens, whichever policy sampled it and however (greedy,
+truncated, under a grammar). A turn without a record, of another model or of an imported
+conversation, is tokenized with the model's chat template.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ async def demonstrations(
 
     Args:
         runs: in any state.
-        records: by call id, those of their calls that are here.
-        learner: puts the other turns into tokens.
-        max_len: longest prompt and reply that the model takes, in tokens; what is longer is not
-            trainable (``too_long``).
+        records: by call id, those of their calls that the server has.
+        learner: tokenizes the other turns.
+        max_len: most tokens of prompt and reply together; longer turns are excluded
+            (``too_long``).
 
     Returns:
-        The runs, in which each turn with a record has a call id; and the records by these ids. All
-        are those of a distribution at temperature 1, which is what a likelihood is taken of.
+        The runs, in which each turn with a record has a call id; and the records by these ids, all
+        at temperature 1, as the likelihood is computed.
 
     Raises:
-        InvalidRequest: a turn cannot be shown to the model; names the run and the turn.
+        InvalidRequest: a turn cannot be tokenized; names the run and the turn.
     """
-    told: list[Trajectory] = []
+    changed: list[Trajectory] = []
     known: dict[str, CallRecord] = {}
     missing: list[tuple[Trajectory, int]] = []
     for run in runs:
@@ -50,7 +50,7 @@ async def demonstrations(
             elif turn.reply is not None and turn.excluded_because is None:
                 turns[index] = turn.model_copy(update={"call_id": f"{run.id}#{index}"})
                 missing.append((run, index))
-        told.append(run.model_copy(update={"turns": tuple(turns)}))
+        changed.append(run.model_copy(update={"turns": tuple(turns)}))
     shown = [_demonstration(run, index) for run, index in missing]
     found = await learner.tokenize(shown) if shown else []
     for (run, index), turn, tokens in zip(missing, shown, found, strict=True):
@@ -58,7 +58,7 @@ async def demonstrations(
             raise InvalidRequest(f"run {run.id!r}, turn {index}: {tokens}", param="groups")
         record = _record(f"{run.id}#{index}", run.turns[index], turn, tokens, max_len)
         known[record.id] = record
-    return told, known
+    return changed, known
 
 
 def _demonstration(run: Trajectory, index: int) -> Demonstration:

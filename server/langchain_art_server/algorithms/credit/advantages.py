@@ -1,9 +1,9 @@
-"""Values of one group of runs to their advantages. No torch.
+"""Rewards of one group of runs to advantages. No torch.
 
-A *pool* is what is compared: one sequence of values for each run, most often of one value, the
+A *pool* holds the values that are compared: one sequence for each run, most often of one value, the
 run's reward. Statistics count every run once, however many values it has, so that a run of many
-calls does not weigh more in its group's mean. The caller leaves out runs that have no reward or
-that failed; here every value is a finite number or it is refused.
+calls weighs no more in the mean. The caller leaves out runs without a reward; values that are not
+finite are refused.
 
 Index suffixes: G runs of a group, U values of one run.
 """
@@ -125,9 +125,9 @@ ADVANTAGES: dict[str, Callable[[Pool], list[list[float]]]] = {
 def pool_advantages(
     values_GU: Pool, kind: str = "mean", tolerance: float = 1e-6
 ) -> list[list[float]] | None:
-    """The advantage of every value of a pool; None if the pool has nothing to teach.
+    """The advantage of every value of a pool; None for a single run or zero variance.
 
-    A pool of one run has nothing to compare it to: its raw reward is not an advantage.
+    A single run has nothing to be compared to: its raw reward is not an advantage.
 
     Args:
         values_GU: at least one value for each run.

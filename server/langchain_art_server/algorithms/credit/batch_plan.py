@@ -1,8 +1,8 @@
-"""Groups of runs to a decision on every call: what is trained, and with how much. No torch.
+"""Groups of runs to a decision on every call: whether it is trained, its advantage and weight.
 
-The one place where filters, advantages and weights meet, in this order: runs without a reward, runs
-in which the policy had no part, groups that are too old; the penalty for length; advantages; calls
-whose tokens cannot be trained; weights. A supervised step has no rewards: every call counts.
+The order: exclude runs without a reward and runs in which the policy had no part; exclude groups by
+staleness; overlong penalty; credit assignment (advantages, zero variance); exclude calls whose
+tokens cannot be trained; loss weights. In a supervised step every call has advantage 1. No torch.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from langchain_art_server.algorithms.credit.loss_weights import call_weights
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What a batch comes down to.
+    """The decisions on a batch.
 
     Attributes:
         decisions: for each group, run and call, in the order given.
-        excluded: how often each reason occurred, in the unit that it names. What goes with its
-            group or its run is not counted again by call.
+        excluded: how often each reason occurred, in the unit that it names. Calls of an excluded
+            group or run are not counted again.
         metrics: ``runs_trained``, ``calls_trained``; ``reward_mean`` of the runs in a baseline that
             have one; of the trained calls ``staleness_mean`` and ``staleness_max``, in versions.
     """
@@ -48,19 +48,19 @@ class BatchPlan:
 
 @dataclass
 class _Group:
-    """One group on its way.
+    """One group while it is planned.
 
     Attributes:
         runs: all of them.
-        unscored: per run, why it has nothing to be judged by.
+        unscored: per run, why it has no reward; None if it has.
         counted: indices of the runs in the baseline.
-        fate: why the whole group is left out.
+        excluded_because: why the whole group is excluded.
     """
 
     runs: Sequence[CandidateRun]
     unscored: list[str | None]
     counted: list[int] = field(default_factory=list[int])
-    fate: str | None = None
+    excluded_because: str | None = None
 
 
 def plan(groups: Sequence[Sequence[CandidateRun]], config: JobConfig) -> BatchPlan:
@@ -68,15 +68,17 @@ def plan(groups: Sequence[Sequence[CandidateRun]], config: JobConfig) -> BatchPl
 
     Args:
         groups: runs of one scenario each.
-        config: reads all that is not the optimizer's or the loss's.
+        config: all is read but the settings of the optimizer and the loss.
 
     Raises:
-        InvalidRequest: rewards that no advantage can be made of.
+        InvalidRequest: rewards from which no advantage can be computed.
     """
     found = [_group(runs, config) for runs in groups]
     overlong = None if isinstance(config, SFTConfig) else config.overlong
     baselines = [
-        [] if group.fate else [_penalized(group.runs[i], overlong) for i in group.counted]
+        []
+        if group.excluded_because
+        else [_penalized(group.runs[i], overlong) for i in group.counted]
         for group in found
     ]
     if isinstance(config, SFTConfig):
@@ -93,7 +95,7 @@ def plan(groups: Sequence[Sequence[CandidateRun]], config: JobConfig) -> BatchPl
     _weigh(groups, decisions, config)
     metrics = _metrics(found, decisions)
     if isinstance(config, SFTConfig):
-        del metrics["reward_mean"]  # no reward had a say
+        del metrics["reward_mean"]  # a supervised step reads no reward
     return BatchPlan(decisions, excluded, metrics)
 
 
@@ -105,7 +107,7 @@ def _group(runs: Sequence[CandidateRun], config: JobConfig) -> _Group:
         max_staleness = config.max_staleness
     group.counted = [i for i, run in enumerate(runs) if group.unscored[i] is None and run.learns]
     counted = [runs[i] for i in group.counted]
-    group.fate = stale(counted, max_staleness) if counted else "groups.empty"
+    group.excluded_because = stale(counted, max_staleness) if counted else "groups.empty"
     return group
 
 
@@ -120,14 +122,14 @@ def _penalized(run: CandidateRun, overlong: OverlongPenalty | None) -> Candidate
 def _decisions(
     group: _Group, credit: Credit, config: JobConfig, excluded: Counter[str]
 ) -> list[list[CallDecision]]:
-    """Verdicts of one group; counts what they leave out."""
-    fate = group.fate or credit.whole
-    if fate:
-        excluded[fate] += 1
+    """Decisions on one group's calls; counts what is excluded."""
+    group_reason = group.excluded_because or credit.whole
+    if group_reason:
+        excluded[group_reason] += 1
     places = {i: position for position, i in enumerate(group.counted)}
     found: list[list[CallDecision]] = []
     for i, run in enumerate(group.runs):
-        whole = group.unscored[i] or (fate if i in places else None)
+        whole = group.unscored[i] or (group_reason if i in places else None)
         decided: list[CallDecision] = []
         for k, call in enumerate(run.calls):
             place = (places.get(i, -1), k)
@@ -144,7 +146,7 @@ def _decisions(
 
 
 def _reasons(decisions: Sequence[CallDecision]) -> Counter[str]:
-    """Why calls of one run are left out, each reason in its own unit."""
+    """Why calls of one run are excluded; a reason that names runs counts once."""
     found = Counter(
         decision.excluded_because for decision in decisions if decision.excluded_because
     )

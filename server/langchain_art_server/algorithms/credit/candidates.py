@@ -1,4 +1,4 @@
-"""What may be trained, and what becomes of it: calls, runs and decisions. No torch, no tokens."""
+"""Input and output of credit assignment: calls and runs, and a decision on each call. No torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class CandidateCall:
     Attributes:
         tokens: how many were sampled.
         node: the role that made it, as the graph names it.
-        learns: sampled by the policy that is trained, at a node that was chosen. False: a frozen
-            judge, a user simulator, a foreign model: context, and in no baseline.
-        superseded: the graph threw it away. It is no step of the run, and has no reward.
+        learns: sampled by the policy that is trained, at a node that `trainable` chooses. False for
+            a frozen judge, a user simulator or a foreign model: context, and in no baseline.
+        superseded: the graph discarded it. It is no step of the run, and has no reward.
         excluded_because: why its tokens are not trained, where that is known (``lost``,
             ``grammar`` …).
         truncated: its reply was cut off (finish reason ``length``).
-        lag: how many versions older than the one that is trained its sampler was.
+        lag: staleness: how many versions older than the trained one its sampler was.
         reward: of this call alone; None: none.
         anchor: key of the state that it was asked in; calls with equal keys are compared.
     """
@@ -61,26 +61,26 @@ class CandidateRun:
 
     @property
     def rewarded(self) -> bool:
-        """Whether it has any reward at all: its own, or a call's."""
+        """Whether it has a reward: its own, or a call's."""
         return self.reward is not None or any(call.reward is not None for call in self.calls)
 
     @property
     def total(self) -> float:
-        """Its own reward and its calls' together."""
+        """Its own reward plus those of its calls."""
         return math.fsum([self.reward or 0.0, *(call.reward or 0.0 for call in self.calls)])
 
     @property
     def learns(self) -> bool:
-        """Whether the policy had a part in it: its reward is then a sample of what the policy does.
+        """Whether the policy sampled a chosen call in it, superseded and untrainable ones included.
 
-        A part that was thrown away, or that cannot be trained, is one all the same.
+        Its reward is then a sample of what the policy does, and counts in the baseline.
         """
         return any(call.learns for call in self.calls)
 
 
 @dataclass(frozen=True, slots=True)
 class CallDecision:
-    """What becomes of one call.
+    """Whether and how one call is trained.
 
     Attributes:
         excluded_because: as in `TrainResult.excluded`; None if it is trained.

@@ -1,8 +1,8 @@
-"""Rewards of runs to an advantage for every call that learns. No torch.
+"""Credit assignment: rewards of runs to an advantage for every trained call. No torch.
 
-`TrainConfig.credit` says what is compared with what. Runs that have no reward, and runs in which
-the policy had no part, are left out by the caller: they are in no baseline. Calls that are no steps
-of the policy (`CandidateCall.steps`) never are; a reward on one counts for the steps before it.
+`TrainConfig.credit` says what is compared with what. The caller leaves out runs without a reward
+and runs in which the policy had no part. Calls that are no steps of the policy
+(`CandidateCall.steps`) get no advantage; a reward on one counts for the steps before it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Pool = dict[Hashable, list[tuple[float, list[Place]]]]
 
 @dataclass(frozen=True)
 class Credit:
-    """What one group's calls get.
+    """Advantages of one group's calls.
 
     Attributes:
-        advantages: of the calls that have something to learn from.
-        reasons: of the policy's other steps: why they have nothing (``calls.…``).
-        whole: why no call of the group has anything (``groups.…``); None if one has.
+        advantages: of the calls whose pool has variance.
+        reasons: why the policy's other steps have none (``calls.…``).
+        whole: why no call of the group has one (``groups.…``); None if a call has.
     """
 
     advantages: dict[Place, float]
@@ -51,7 +51,7 @@ def group_credit(runs: Sequence[CandidateRun], config: TrainConfig) -> Credit:
     - ``anchor``: ``A_run + weight * A_state``, the latter a call's return against those of
       all calls of the group that were asked in the same state. GiGPO (arXiv 2505.10978).
 
-    A pool of one, and one whose values are equal, gives its calls nothing.
+    A pool of one value, and a pool with zero variance, gives its calls no advantage.
 
     Args:
         runs: those with a reward in which the policy had a part.
@@ -79,8 +79,8 @@ def group_credit(runs: Sequence[CandidateRun], config: TrainConfig) -> Credit:
 def score_credits(groups: Sequence[Sequence[CandidateRun]], config: TrainConfig) -> list[Credit]:
     """Advantages of a whole batch whose runs have several rewards: GDPO (arXiv 2601.05242).
 
-    Each score is standardised within its group, so that none drowns the others by its scale; the
-    weighted sum of them is standardised over all runs of the batch that have something to learn.
+    Each score is standardised within its group, so that its scale does not matter; the weighted
+    sum is standardised over all runs of the batch whose group has variance in it.
     A score that is equal in all runs of a group adds nothing there.
 
     Args:
@@ -88,7 +88,7 @@ def score_credits(groups: Sequence[Sequence[CandidateRun]], config: TrainConfig)
         config: reads `scores` (name -> weight) and `zero_variance_tolerance`.
 
     Raises:
-        InvalidRequest: a call has a reward of its own, which no score takes up; or as
+        InvalidRequest: a call has a reward of its own, which no score includes; or as
             `pool_advantages`.
     """
     sums = [_weighted_scores(runs, config) for runs in groups]
@@ -110,13 +110,13 @@ def score_credits(groups: Sequence[Sequence[CandidateRun]], config: TrainConfig)
 
 
 def equal_credit(runs: Sequence[CandidateRun]) -> Credit:
-    """An advantage of 1 for every step: what is shown to a policy is to be said (`sft`)."""
+    """An advantage of 1 for every step (supervised fine-tuning, `SFTConfig`)."""
     places = [place for i in range(len(runs)) for place in _steps(runs, i)]
     return Credit(dict.fromkeys(places, 1.0), {}, None)
 
 
 def returns(run: CandidateRun, discount: float) -> dict[int, float]:
-    """For each step of the policy, what it and all that came after it were worth.
+    """The return of each step of the policy: its own reward and the discounted later ones.
 
     ``R_t = Σ_{k ≥ t} discount^(k - t) r_k`` over the steps, the run's own reward being that of the
     last one. A reward on another call belongs to the last step before it, or to the first step, if
@@ -146,7 +146,7 @@ def returns(run: CandidateRun, discount: float) -> dict[int, float]:
 
 @dataclass
 class _Compared:
-    """Advantages by call, the calls that stood alone in their pool, whether any pool had any."""
+    """Advantages by call; calls that are alone in their pool; whether any pool has variance."""
 
     advantages: dict[Place, float]
     alone: set[Place]

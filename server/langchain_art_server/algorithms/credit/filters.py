@@ -1,8 +1,8 @@
-"""What is left out of training, and why. No torch.
+"""What is excluded from training, and why: no reward, staleness, truncation. No torch.
 
-Each function looks at one thing and gives the reason in the words of `TrainResult.excluded`, whose
-first part is the unit that is left out: ``groups.``, ``runs.`` or ``calls.``. Zero variance is
-`credit_assignment`'s.
+Each function checks one rule and returns a key of `TrainResult.excluded`, whose first part is the
+unit that is excluded: ``groups.``, ``runs.`` or ``calls.``. Zero variance is excluded by
+`credit_assignment`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from langchain_art_server.algorithms.credit.candidates import CandidateCall, Can
 
 
 def unscored(run: CandidateRun, scores: Collection[str] = ()) -> str | None:
-    """Why a run has nothing to be judged by; None if it has.
+    """Why a run has no reward to learn from; None if it has.
 
-    A run that failed counts if it was scored all the same: that reward is its user's word. One
-    that was not scored never counts as 0.
+    A failed run that was scored counts with that reward. A run without a score never counts as 0.
 
     Args:
         run: of a group.
-        scores: names of the scores that are learned from; empty: its rewards are.
+        scores: names of the scores that replace the reward; empty: the reward counts.
     """
     if all(name in run.scores for name in scores) if scores else run.rewarded:
         return None
@@ -28,10 +27,10 @@ def unscored(run: CandidateRun, scores: Collection[str] = ()) -> str | None:
 
 
 def stale(runs: Sequence[CandidateRun], max_staleness: int | None) -> str | None:
-    """Why a whole group is too old; None if it is not.
+    """``groups.stale`` if the staleness of a group is above the limit, else None.
 
-    The group goes as one: without its oldest runs, which are its longest, the baseline of the
-    others would be wrong (verl and prime-rl do the same).
+    The group is excluded whole: without its oldest runs, which are its longest, the baseline of
+    the others would be biased (verl and prime-rl do the same).
 
     Args:
         runs: of one group.
@@ -44,15 +43,15 @@ def stale(runs: Sequence[CandidateRun], max_staleness: int | None) -> str | None
 
 
 def exclusion(run: CandidateRun, call: CandidateCall, mask_truncated: bool) -> str | None:
-    """Why the tokens of a call of a run that counts are not trained; None if they are.
+    """Why the tokens of a call are not trained, in a run that counts; None if they are.
 
-    What was cut off is left out of the loss and of what the loss is divided by; the run's reward
-    stays in the baseline (arXiv 2503.14476, section 3.4).
+    Truncated replies are left out of the loss and of its denominator; the run's reward stays in
+    the baseline (arXiv 2503.14476, section 3.4).
 
     Args:
-        run: whose call it is.
-        call: any of it.
-        mask_truncated: leave out cut-off replies, and cut-off runs whole.
+        run: with this call.
+        call: of the run.
+        mask_truncated: exclude truncated replies, and truncated runs whole.
     """
     if call.excluded_because is not None:
         return f"calls.{call.excluded_because}"

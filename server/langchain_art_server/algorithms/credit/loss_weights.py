@@ -1,8 +1,8 @@
-"""How much each trained token weighs in the loss of a step. No torch.
+"""The weight of each trained token in the loss of a step. No torch.
 
-The loss is ``Σ_t weight_t loss_t``, so whatever is averaged over is settled here, once, for the
-whole batch: micro-batches, rows and shared prefixes change nothing. (A mean of micro-batches' means
-is a different gradient.)
+The loss is ``Σ_t weight_t loss_t``. The weights are computed once for the whole batch, so that the
+split into micro-batches, rows and shared prefixes does not change the gradient (a mean of
+micro-batches' means does).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def call_weights(
     - ``run``: the mean of each run's tokens, then of runs: a run weighs the same however many
       calls, rows and tokens it has.
     - ``constant``: 1/constant: Dr. GRPO (arXiv 2503.20783). Its gradient has the direction of
-      ``token``'s, its length grows with the batch.
+      ``token``'s; its norm grows with the batch.
 
     Example, a run of calls of 1 and 3 tokens and a run with one call of 4 tokens::
 

@@ -1,15 +1,15 @@
-"""Sampler and learner disagree: weights that make up for it. Torch and nothing else.
+"""Importance sampling between sampler and learner. Torch and nothing else.
 
-Three distributions have a say in each token: μ, the sampler's, which drew it; π_old, the learner's
-before the first update on the batch; π, the learner's now. The loss is *decoupled* (AReaL, arXiv
-2505.24298; verl's rollout correction): its ratio π/π_old bounds how far the updates of this step
-may go, and the weight π_old/μ, from here, makes up for a token that another engine or an older
-version drew. With one update per batch π_old is π, the ratio is 1, and nothing is clipped for being
-stale. One ratio π/μ for both would spend the bounds on staleness before the first update.
-(`dppo_tv_loss` is such a one by design, and takes no weight.)
+Each token has three probabilities: μ, the sampler's, which drew it; π_old, the learner's before the
+first update on the batch; π, the learner's now. The loss is *decoupled* (AReaL, arXiv 2505.24298;
+verl's rollout correction): its ratio π/π_old bounds the updates of this step, and the importance
+weight π_old/μ, computed here, corrects for staleness and for numerical differences of the engines.
+With one update per batch π_old is π, the ratio is 1, and no token is clipped for its staleness. A
+single ratio π/μ would use up the bounds on staleness before the first update. (`dppo_tv_loss` has
+such a ratio by design, and takes no weight.)
 
-Weights are per token or per call, never a product over a whole run: with an engine gap of 0.02 nats
-per token, the product over 8,000 tokens is below one half for 69 % of perfectly good runs.
+Weights are per token or per call, never a product over a whole run: at a gap of 0.02 nats per
+token, the product over 8,000 tokens is below one half for 69 % of healthy runs.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from langchain_art_server.algorithms.loss.segments import call_means, call_sums
 
 
 class Importance(NamedTuple):
-    """What each token's loss is multiplied by, and why. No gradient.
+    """Importance weights of tokens. No gradient.
 
     Attributes:
-        weights_T: at least 0.
+        weights_T: factors of the tokens' losses, at least 0.
         limited_T: true where a bound changed the weight.
-        guarded_T: true where the guard took the whole call out.
+        guarded_T: true where the guard excluded the whole call.
     """
 
     weights_T: Tensor
@@ -56,18 +56,18 @@ def importance(
     - None: 1.
 
     Then the guard: 0 for calls whose geometric mean ``exp(mean log w)`` is not within
-    ``[1/guard, guard]``. It does not depend on the call's length, but for its noise: with a gap of
-    0.05 nats, bounds of 1 % (verl, SkyRL) would take out half of all calls of ten tokens, which is
-    why the default is wide.
+    ``[1/guard, guard]``. Its mean does not depend on the call's length, its noise does: at a gap of
+    0.05 nats, bounds of 1 % (verl, SkyRL) would exclude half of all calls of ten tokens. Hence the
+    wide default.
 
-    What is set to 0 stays in the loss's denominator: a step of which little is left is a small one.
+    Tokens of weight 0 stay in the loss's denominator: the fewer are left, the smaller the step.
 
     Args:
         old_logprobs_T: the learner's before the first update, in nats.
         sampler_logprobs_T: recorded when the tokens were drawn.
         calls_T: integers, equal for the tokens of one call; a call's tokens are all here.
         sampling: the correction and its bounds.
-        guard: above 1; None: no call is taken out.
+        guard: above 1; None: no call is excluded.
     """
     log_T = old_logprobs_T - sampler_logprobs_T
     if isinstance(sampling, SequenceMask):

@@ -1,4 +1,4 @@
-"""Divergence from the base model, estimated token by token. Torch and nothing else."""
+"""KL divergence from the base model, estimated per token. Torch and nothing else."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ def kl_penalty(
     """An estimate of KL(π ‖ base) for each token whose gradient is that of the divergence.
 
     With ``d = log π - log base`` the estimators are ``k1 = d``, ``k2 = d²/2`` and
-    ``k3 = exp(-d) + d - 1`` (joschu.net/blog/kl-approx.html). Put into a loss as they are, only
-    k2's gradient is the divergence's: k1's is 0 on average, k3's is that of the reverse divergence
-    (arXiv 2512.21852). Here each is multiplied by the ratio ``r = π/π_old``, as in DeepSeek-V3.2
-    (arXiv 2512.02556), and the gradient flows through it: what is averaged over tokens drawn from
-    π_old is then right also once π has moved away from it.
+    ``k3 = exp(-d) + d - 1`` (joschu.net/blog/kl-approx.html). Without a ratio in the loss, only k2
+    has the divergence's gradient: k1's is 0 on average, k3's is the reverse divergence's (arXiv
+    2512.21852). Here each is multiplied by the ratio ``r = π/π_old``, as in DeepSeek-V3.2 (arXiv
+    2512.02556), and the gradient flows through it: averages over tokens drawn from π_old then stay
+    unbiased after π has been updated.
 
-    - ``k1``: ``r d``. Right in value and gradient, and noisy: it may be negative.
-    - ``k2``: ``sg(r) d²/2``, ``sg`` stopping the gradient. Right gradient, value a little off.
-    - ``k3``: ``r (exp(-d) + d - 1)``. Right value, never negative, and the gradient of ``k2``.
+    - ``k1``: ``r d``. Unbiased value and gradient; noisy, and possibly negative.
+    - ``k2``: ``sg(r) d²/2``, ``sg`` stopping the gradient. Unbiased gradient, biased value.
+    - ``k3``: ``r (exp(-d) + d - 1)``. Unbiased value, never negative, and the gradient of ``k2``.
 
     Example with r = 1: d = -0.1 gives k1 -.1, k2 .005 and k3 .00517.
 

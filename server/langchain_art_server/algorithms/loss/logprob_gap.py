@@ -1,9 +1,9 @@
-"""Is what was sampled what is trained? A step that says no stops, and says why. Torch only.
+"""The gap between the sampler's and the learner's logprobs; a large one refuses a step. Torch only.
 
-A sampler that runs another model, adapter, temperature or order of tokens than the learner believes
-still gives tokens, rewards and a loss, and the run learns nothing or harm. The distance of the two
-engines' logprobs shows it on the first step: two healthy engines are 1e-6 nats apart per token in
-float32 and up to 0.03 in bfloat16; at a divergence of 0.013, about 0.16 nats, runs have collapsed.
+A sampler with another model, adapter, temperature or token order than the learner still gives
+tokens, rewards and a loss, and the policy learns nothing or gets worse. The mean gap shows it on
+the first step: healthy engines differ by 1e-6 nats per token in float32 and up to 0.03 in bfloat16;
+at a divergence of 0.013, about 0.16 nats, runs have collapsed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from langchain_art.errors import ArtError
 
-#: Temperatures that are tried as an explanation: 0.05, 0.1 … 2.
+#: Temperatures that are tried as an explanation of the gap: 0.05, 0.1 … 2.
 TEMPERATURES = [step / 20 for step in range(1, 41)]
 #: A fault explains the gap if it leaves less than this share of it.
 EXPLAINED = 0.5
@@ -23,7 +23,7 @@ EXPLAINED = 0.5
 
 @dataclass(frozen=True)
 class Suspect:
-    """A fault, and the share of the gap that would be left if it had happened."""
+    """A possible fault, and the share of the gap that it does not explain."""
 
     left: float
     fault: str
@@ -35,9 +35,9 @@ def check_sync(
     staleness: float = 0.0,
     suspects: Callable[[], Sequence[Suspect]] = tuple,
 ) -> None:
-    """Refuse a step whose tokens were not drawn by what is trained.
+    """Refuse a step whose tokens another model or setting sampled.
 
-    An older version may be further away, so the bound grows with `staleness`:
+    The bound grows with `staleness`, as older versions differ more:
     ``max_logprob_gap * (1 + staleness)``.
 
     Args:
@@ -83,7 +83,7 @@ def suspects_of(
     calls_T: Tensor,
     said: Sequence[float],
 ) -> list[Suspect]:
-    """What would be left of the gap under each usual fault, on some tokens.
+    """For each usual fault, the share of the gap that it leaves, on some tokens.
 
     Args:
         own_T: the learner's logprobs, in nats; the tokens of a call stand in their order.
@@ -91,7 +91,7 @@ def suspects_of(
         at_temperatures: the learner's, had the tokens been drawn at other temperatures.
         sampler_logprobs_T: what was recorded.
         calls_T: integers, equal for the tokens of one call.
-        said: temperatures that the calls were drawn at, as they say.
+        said: the temperatures recorded with the calls.
     """
     gap = _gap(own_T, sampler_logprobs_T)
     temperature, at = min(
@@ -122,5 +122,5 @@ def suspects_of(
 
 
 def _gap(one_T: Tensor, other_T: Tensor) -> float:
-    """Mean distance; infinite for no tokens, which explain nothing."""
+    """Mean absolute difference; infinite without tokens."""
     return (one_T - other_T).abs().mean().item() if len(one_T) else float("inf")

@@ -1,4 +1,4 @@
-"""What a step did, in sums that add up over micro-batches. Torch and nothing else."""
+"""Statistics of a step, as sums that add up over micro-batches. Torch and nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from langchain_art_server.algorithms.loss.importance_sampling import Importance
 from langchain_art_server.algorithms.loss.token_losses import TokenLoss
 
-#: Log-ratios are cut here before they are exponentiated for a metric, so that it stays a number.
+#: Log-ratios are clamped to this before they are exponentiated for a metric, to stay finite.
 LOG_RATIO_BOUND = 20.0
 
 
@@ -33,7 +33,7 @@ class LossStats:
         weight: Σ of the weights that were used.
         weight_squares: Σ of their squares.
         limited: tokens whose weight a bound changed.
-        guarded: tokens of calls that the guard took out.
+        guarded: tokens of calls that the guard excluded.
         kl_base: Σ k3 of KL(π ‖ base); 0 without a base.
         entropy: Σ -log π_old.
     """
@@ -68,10 +68,9 @@ class LossStats:
     def metrics(self) -> dict[str, float]:
         """Means per token and maxima, by the names under which a job reports them.
 
-        ``importance_ess`` is the effective share of the tokens, ``(Σw)² / (n Σw²)``: 1 if all weigh
-        the same. ``entropy``, in nats, is what the surprise at tokens that the policy itself drew
-        comes to in the mean (a Monte Carlo estimate); in a supervised step nobody drew them, and it
-        is the cross-entropy.
+        ``importance_ess`` is the effective sample size over the number of tokens,
+        ``(Σw)² / (n Σw²)``: 1 if all weights are equal. ``entropy``, in nats, is the Monte Carlo
+        estimate over the sampled tokens; in a supervised step it is the cross-entropy.
         """
         n = max(1.0, self.tokens)
         return {
@@ -100,7 +99,7 @@ def loss_stats(
     token_loss: TokenLoss,
     weighed: Importance,
 ) -> LossStats:
-    """What the bounds did, and how far learner and sampler are apart.
+    """Statistics of the bounds, the importance weights and the gap to the sampler.
 
     Divergences are Schulman's k3 (joschu.net/blog/kl-approx.html): over tokens that p drew, the
     mean of ``q/p - 1 - log(q/p)`` is KL(p ‖ q), and it is never negative.

@@ -1,4 +1,4 @@
-"""What a step minimises: weighed losses of tokens, and what they say of the step. Torch only."""
+"""The objective of a step: the sum of its tokens' weighted losses, and statistics. Torch only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from langchain_art_server.algorithms.loss.token_losses import (
 class LossTerms:
     """The trained tokens of a micro-batch: one entry for each token of each run.
 
-    Where runs share a token, it stands once in the model and here once for each of them. All
+    A token that several runs share goes through the model once and has one entry per run. All
     tokens of a call are in one micro-batch.
 
     Attributes:
@@ -33,7 +33,7 @@ class LossTerms:
         old_logprobs_T: the learner's before the first update on this batch.
         sampler_logprobs_T: recorded when the tokens were drawn.
         advantages_T: without a unit.
-        weights_T: of the token in the step's loss (`aggregation.call_weights`).
+        weights_T: of the token in the step's loss (`loss_weights.call_weights`).
         calls_T: integers, equal for the tokens of one call.
         base_logprobs_T: the base model's; only read for `TrainConfig.kl`.
     """
@@ -48,14 +48,14 @@ class LossTerms:
 
 
 def objective(terms: LossTerms, config: JobConfig) -> tuple[Tensor, LossStats]:
-    """The part of a step's loss that falls to a micro-batch, and its stats.
+    """A micro-batch's part of the step's loss, and its statistics.
 
     ``Σ_t weight_t w_t (l_t + coefficient kl_t)``: l from `token_losses`, w from
     `importance_sampling`, kl from `kl`. Parts of micro-batches add up to the loss of the step,
     whatever the split.
 
     Args:
-        terms: tokens.
+        terms: of the micro-batch.
         config: reads `loss`, `kl` and `guard`.
 
     Returns:

@@ -1,6 +1,6 @@
-"""The loss of one step, visit by visit, over as many updates as it takes. Torch only.
+"""The loss of one step, micro-batch by micro-batch, over all its updates. Torch only.
 
-Index suffixes: N all trained tokens of the step, T those of one visit.
+Index suffixes: N all trained tokens of the step, T those of one micro-batch (a visit).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from langchain_art_server.algorithms.loss.objective import LossTerms, objective
 
 @dataclass(frozen=True)
 class StepTokens:
-    """What is known of all trained tokens of a step before the model has seen them.
+    """All trained tokens of a step, before the forward pass.
 
     Attributes:
         sampler_logprobs_N: recorded when the tokens were drawn, in nats.
@@ -33,10 +33,10 @@ class StepTokens:
 
 
 class StepLoss:
-    """Losses of a step's tokens as a model gives their logprobs, and what adds up of them.
+    """Adds up the loss and the statistics of a step as the model computes its logprobs.
 
     Every update visits each token once, in any order and split, all tokens of a call together. The
-    logprobs of the first update are π_old; nothing is computed twice for them.
+    logprobs of the first update are also π_old: they need no forward pass of their own.
 
     Args:
         tokens: of the whole step.
@@ -58,7 +58,7 @@ class StepLoss:
 
     @property
     def tokens(self) -> StepTokens:
-        """What the step was made of."""
+        """All trained tokens of the step."""
         return self._tokens
 
     def begin_update(self) -> None:
@@ -67,11 +67,11 @@ class StepLoss:
         self.loss, self.stats = 0.0, LossStats()
 
     def visit(self, logprobs_T: Tensor, places_T: Tensor) -> Tensor:
-        """The part of the loss that falls to some tokens.
+        """Add some tokens; returns their part of the loss.
 
         Args:
             logprobs_T: the learner's, in nats; carries the gradient.
-            places_T: which of the step's tokens they are.
+            places_T: their indices among the step's tokens.
         """
         if self._updates == 1:
             self.old_logprobs_N[places_T] = logprobs_T.detach()

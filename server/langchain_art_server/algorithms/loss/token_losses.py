@@ -3,11 +3,10 @@
 Index suffixes: T trained tokens of a micro-batch laid end to end, V vocabulary. Logprobs are in
 nats, under softmax(logits / temperature).
 
-Losses of the field that are not here: SAPO (arXiv 2511.20347), a smooth gate where `clip_loss` has
-an edge, which with one optimizer step per batch no ratio ever reaches; VESPO (2602.10693), weights
-for sequences that are far off policy, which `importance_sampling` refuses instead; OPSM
-(2512.02556), which drops calls that are far off policy and went badly: the guard drops those that
-are far off policy.
+Published losses that are not implemented: SAPO (arXiv 2511.20347), a smooth gate in place of the
+clip of `clip_loss`, which no ratio reaches with one optimizer step per batch; VESPO (2602.10693),
+weights for sequences far off policy, which the guard of `importance_sampling` excludes; OPSM
+(2512.02556), which drops calls far off policy with negative advantages, where the guard drops all.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ CHUNK_ELEMENTS = 1 << 24
 def token_logprobs(
     logits_TV: Tensor, targets_T: Tensor, temperature: float | Tensor = 1.0
 ) -> Tensor:
-    """Logprob of each target under softmax(logits / temperature), lean in memory.
+    """Logprob of each target under softmax(logits / temperature), in little memory.
 
     ``logprob_t = z_t[target_t] - log Σ_v exp z_t[v]`` with ``z = logits / temperature``. Computed
     in float32 (float64 for float64 logits) by chunks of tokens, forward and backward; only the
@@ -63,7 +62,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator's doing
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator changes the type
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor, None, None]:
         # d logprob_t / d logits_t[v] = (1[v = target_t] - softmax(z_t)[v]) / temperature_t
@@ -87,7 +86,7 @@ def _chunks(logits_TV: Tensor) -> list[slice]:
 
 
 class TokenLoss(NamedTuple):
-    """A loss for each token, not yet weighed or summed, and where its bounds acted.
+    """A loss for each token, not yet weighted or summed, and where its bounds acted.
 
     Attributes:
         loss_T: carries the gradient.
@@ -121,9 +120,9 @@ def clip_loss(
         logprobs_T: the learner's, in nats; carries the gradient.
         old_logprobs_T: the learner's before the first update on this batch.
         advantages_T: one per token, without a unit.
-        clip_low: the ratio's distance below 1 at which a negative advantage stops pushing.
-        clip_high: the distance above 1 at which a positive advantage stops pushing.
-        dual_clip: ratio above which a negative advantage stops pushing, above 1; None: none.
+        clip_low: distance below 1 of the ratio below which a negative advantage has no gradient.
+        clip_high: distance above 1 of the ratio above which a positive advantage has no gradient.
+        dual_clip: ratio above which a negative advantage has no gradient, above 1; None: none.
     """
     ratio_T = (logprobs_T - old_logprobs_T).exp()
     return _clipped(ratio_T, advantages_T, clip_low, clip_high, dual_clip)
@@ -140,7 +139,7 @@ def gspo_loss(
     """GSPO (arXiv 2507.18071, eq. 5 to 7): the clipped surrogate with one ratio for a whole call.
 
     ``s = exp(mean over the call's tokens of (logprob - old))`` takes the place of each token's
-    ratio. It moves less than a token's: the paper clips it at 3e-4 and 4e-4.
+    ratio. It varies less than a token's: the paper clips it at 3e-4 and 4e-4.
 
     Args:
         logprobs_T: as for `clip_loss`.
@@ -186,17 +185,17 @@ def dppo_tv_loss(
     clip_low: float,
     clip_high: float,
 ) -> TokenLoss:
-    """DPPO with total variation (arXiv 2602.04879): what bounds a token is its probability's move.
+    """DPPO with total variation (arXiv 2602.04879): bounds the change of a token's probability.
 
     With π the learner's probability and μ the sampler's, ``l = -(π/μ) A``, but 0 where
     ``A > 0 and π - μ > clip_high`` or ``A < 0 and π - μ < -clip_low``; everywhere plus
-    ``1e-3 log²(π/μ)`` (arXiv 2602.02276). A ratio bounds rare tokens hard and frequent ones hardly;
-    this does neither: π .9 and μ .6 with A > 0 is left out, π .02 and μ .001 is not.
+    ``1e-3 log²(π/μ)`` (arXiv 2602.02276). A bound on the ratio is tight for rare tokens and
+    loose for frequent ones; here π .9 and μ .6 with A > 0 is left out, π .02 and μ .001 is not.
 
     Args:
         logprobs_T: as for `clip_loss`.
         sampler_logprobs_T: recorded when the tokens were drawn; the ratio is against these, so
-            it needs no other correction for the mismatch.
+            it takes no importance sampling.
         advantages_T: as for `clip_loss`.
         clip_low: 0 … 1, in probability.
         clip_high: 0 … 1, in probability.

@@ -26,9 +26,9 @@ class Part:
     """Some segments of a forest. Index suffixes: P its tokens, E those above them.
 
     Attributes:
-        parent: index of the part below which it hangs, -1 if nothing is above it. Whatever it
-            attends to is in that part, or in one that is above that part in turn.
-        tokens_P: positions in the forest, ascending: again in preorder.
+        parent: index of the part above it, -1 for none. All tokens that it attends to are in that
+            part or in those above that one.
+        tokens_P: positions in the forest, ascending (preorder).
         above_E: positions of all ancestors of its tokens that are not among them, ascending.
     """
 
@@ -40,14 +40,13 @@ class Part:
 def split(forest: Forest, budget: int) -> list[Part]:
     """Cut a forest into parts, so that few tokens are alive at a time.
 
-    Subtrees that fit go together with their neighbours, as many as fit. Of those that do not fit,
-    a part takes the upper segments until the rest fits below it.
+    Neighbouring subtrees that fit the budget are put into one part. Of those that do not fit, a
+    part takes the upper segments until the rest fits below it.
 
     Args:
         forest: to cut.
-        budget: most tokens of a part and all parts above it. It is exceeded where it must be: a
-            row's tokens are alive together, and a part of them gets a quarter of the budget
-            whatever is above it.
+        budget: most tokens of a part and all parts above it. Long rows exceed it: a row's tokens
+            are alive together, and each part may have a quarter of the budget whatever is above.
 
     Returns:
         Parts in depth-first order: a part's descendants follow right after it. Every token is in
@@ -95,7 +94,7 @@ def most_alive(parts: Sequence[Part]) -> int:
 
 @dataclass(frozen=True)
 class _Task:
-    """A part to be: its segments, alone or with all below them, and the subtrees that follow it."""
+    """A part to make: its segments, alone or with all below them; the subtrees below the part."""
 
     parent: int
     live: int
@@ -108,7 +107,7 @@ def _upper(
 ) -> tuple[list[int], list[int]]:
     """Upper segments of some trees, at most half of `room`, and the subtrees left below them.
 
-    The tallest subtree gives its top, until all that is below fits beside what was taken.
+    Repeatedly takes the top of the largest subtree, until all that is left fits beside it.
     """
     heap = [(-size[tree], tree) for tree in trees]
     heapify(heap)

@@ -1,6 +1,6 @@
-"""Rows of tokens to a forest in which what they share stands once. No torch.
+"""Rows of tokens to a forest that holds each shared prefix once. No torch.
 
-Rows that begin alike share those tokens: a model with causal attention computes the same for them.
+With causal attention, a model computes the same for a prefix in every row that begins with it.
 The forest is a prefix trie over the rows. Its tokens are laid out in preorder, so that every
 subtree, and every run of tokens without a branch (a `Segment`), is one stretch of positions.
 
@@ -72,20 +72,18 @@ class Forest:
 def grow(sequences: Sequence[Sequence[int]], token_cost: float = math.inf) -> Forest:
     """The forest of some rows.
 
-    Sharing is not free: every token below a shared beginning attends to it as to a piece of its
-    own, which costs a little whatever the piece's length. Where long rows part early that is more
-    than it saves, and each child gets its own copy of the beginning. A beginning of p tokens with
-    m children and d tokens below it is shared if ``token_cost * p * (m - 1) >= d``.
+    Sharing has a cost: every token below a shared prefix attends to it as a separate piece, at a
+    cost that hardly depends on the piece's length. Where long rows diverge early that is more than
+    it saves, and each child gets a copy of the prefix. A prefix of p tokens with m children and d
+    tokens below it is shared if ``token_cost * p * (m - 1) >= d``.
 
     Args:
         sequences: token ids of the rows, each with at least one token, none negative.
-        token_cost: what it costs to put one more token through the model, over what it costs one
-            token to attend to one more piece. ``inf`` shares all there is, 0 nothing but rows that
-            are beginnings of others.
+        token_cost: cost of one more token in the model, over the cost of attending to one more
+            piece. ``inf`` shares every prefix, 0 only rows that are prefixes of others.
 
     Returns:
-        The forest. The same rows give the same forest, and rows in another order too but for
-        `rows`.
+        The forest; but for `rows`, the order of the sequences does not change it.
     """
     arrays = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
     keys = [array.astype(">u4").tobytes() for array in arrays]  # bytes sort as the tokens do
@@ -130,8 +128,8 @@ def grow(sequences: Sequence[Sequence[int]], token_cost: float = math.inf) -> Fo
 class _Node:
     """Tokens `start` to `end` of the ordered rows `first` to `last`, which all share them.
 
-    Or as many of them as a row has: rows that are beginnings of others end within the node, or
-    above it. They come first in the order, and count to the first child of a node they end in.
+    Rows that are prefixes of others end within the node, or above it. They come first in the
+    order, and belong to the first child of the node in which they end.
     """
 
     start: int
@@ -144,8 +142,8 @@ class _Node:
 def _trie(ordered: list[Ints]) -> list[_Node]:
     """The radix trie of rows in lexicographic order; its roots.
 
-    The rows' longest common prefixes with their predecessors say it all: `path` is the way from the
-    root to the last row's end, and the next row leaves it at that depth.
+    `path` leads from the root to the end of the previous row. The next row leaves it at the depth
+    of their longest common prefix.
     """
     roots: list[_Node] = []
     path: list[_Node] = []
@@ -159,7 +157,7 @@ def _trie(ordered: list[Ints]) -> list[_Node]:
             continue
         top = path[-1]
         if top.end == common and not top.children:
-            top.end = len(tokens)  # the row before is a beginning of this one
+            top.end = len(tokens)  # the row before is a prefix of this one
             continue
         if top.end > common:
             rest = _Node(common, top.end, top.first, row - 1, top.children)
@@ -174,7 +172,7 @@ def _trie(ordered: list[Ints]) -> list[_Node]:
 
 @dataclass(frozen=True)
 class _Seed:
-    """A segment to be: tokens `start` to `end` of the ordered rows `first` to `last`."""
+    """A segment to make: tokens `start` to `end` of the ordered rows `first` to `last`."""
 
     start: int
     end: int
@@ -184,7 +182,7 @@ class _Seed:
 
 
 def _seeds(roots: list[_Node], token_cost: float) -> list[_Seed]:
-    """The trie's nodes in preorder, less those that are cheaper copied into their children."""
+    """The trie's nodes in preorder, without those that are cheaper to copy into their children."""
     below = _tokens_below(roots)
     seeds: list[_Seed] = []
     stack = [(root, root.start, -1) for root in reversed(roots)]

@@ -1,4 +1,4 @@
-"""Which earlier tokens a prompt begins with. No torch."""
+"""A prefix tree of token sequences: which earlier sequence a prompt extends. No torch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Meeting:
     """How a prompt meets the sequences that a `PrefixTree` holds.
 
     Attributes:
-        shared: tokens of the longest beginning that the prompt has in common with any of them.
-        ends: the sequences that are wholly that beginning, in the order they were added.
-        passes: the newest sequence that has that beginning; None if `shared` is 0.
-        within: the sequences that are wholly a beginning of the prompt, of these the longest (equal
-            ones, in the order they were added); equal to `ends` unless that is empty.
+        shared: tokens of the longest prefix that the prompt has in common with any of them.
+        ends: the sequences that are equal to that prefix, in the order they were added.
+        passes: the newest sequence with that prefix; None if `shared` is 0.
+        within: the longest sequences that are a prefix of the prompt (equal ones, in the order they
+            were added); equal to `ends` unless that is empty.
     """
 
     shared: int
@@ -40,7 +40,7 @@ class _Node:
 
 
 class PrefixTree:
-    """Sequences of tokens, each beginning kept once.
+    """Sequences of tokens, each shared prefix stored once.
 
     Adding or looking up a sequence compares each of its tokens once, as bytes, however many
     sequences there are.

@@ -1,4 +1,4 @@
-"""Rows dealt out to ranks, so that each has as much to do and common beginnings stay together."""
+"""Rows divided among ranks: equal work for each, shared prefixes on one rank."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from langchain_art.wire.prefixes import common_prefix_length
 
 
 def shares(rows: Sequence[Sequence[int]], count: int, *, merged: bool = True) -> list[list[int]]:
-    """Cut rows into stretches that cost about the same.
+    """Divide rows into shares of about the same cost.
 
-    In the order of their tokens, rows stand as in a walk through the forest that they make: the
-    rows of a group, which begin alike, are neighbours. A cut costs no more than the beginning that
-    the rows on both sides of it share, which then is computed twice.
+    Rows are sorted by their tokens and cut into contiguous shares, so that rows with a common
+    prefix are neighbours. Only the prefix that the rows at a cut share is computed twice.
 
     Example: ``shares([[1, 2, 3], [7, 7, 7], [1, 2, 4]], 2)`` gives ``[[0, 2], [1]]``.
 
     Args:
         rows: token ids, at least one row.
         count: of shares, at least 1.
-        merged: a common beginning is computed once; False: rows cost what they are long.
+        merged: a shared prefix is computed once; False: a row costs its length.
 
     Returns:
         Indices of rows, each exactly once, ascending in each share; the same for the same rows.

@@ -1,8 +1,8 @@
-"""Calls of one run to rows of tokens, and rows to micro-batches. No torch.
+"""Packing: the calls of one run into rows of tokens, and rows into micro-batches. No torch.
 
-Each sampled token is trained exactly once. What a later call was shown again is context. Exactness
-rests on token ids alone: a row is extended only by a call whose prompt begins with precisely the
-row's tokens, so text that was rendered or tokenised differently opens a row of its own.
+Each sampled token is trained exactly once; where a later prompt repeats it, it is context. Only
+token ids are compared: a call extends a row if its prompt begins with exactly the row's tokens, so
+text that was rendered or tokenised differently opens another row.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ LOGPROB_SLACK = 1e-6
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence for the learner: what the model saw and said, in order.
+    """One sequence for the learner: context and sampled tokens of one or more calls, in order.
 
-    A worked example. Call 1 was shown ``[1, 2]`` and said ``[3, 4]``; call 2 was shown
-    ``[1, 2, 3, 4, 5]`` and said ``[6]``. The advantage of the run is 0.5, the weight of each token
-    0.2::
+    A worked example. Call 1 has the prompt ``[1, 2]`` and the reply ``[3, 4]``, call 2 the prompt
+    ``[1, 2, 3, 4, 5]`` and the reply ``[6]``. The advantage of both is 0.5, the weight of each
+    token 0.2::
 
         Row(token_ids=[1, 2, 3, 4, 5, 6], mask=[0, 0, 1, 1, 0, 1],
             logprobs=[0, 0, -0.1, -0.2, 0, -0.3], advantages=[0, 0, .5, .5, 0, .5],
             temperature=1.0, weights=[0, 0, .2, .2, 0, .2], calls=[-1, -1, 0, 0, -1, 1])
 
-    Each list has one entry per token. `logprobs` are the sampler's. `weights` are those of the
-    tokens in the loss, which is a plain sum; without any, each of the N trained tokens of a step
-    weighs 1/N. `calls` tells which of the row's calls said the token, -1 for none of them; without
-    any, the trained tokens of the row are one call's.
+    Each list has one entry per token. `mask` is 1 for trained tokens. `logprobs` are the sampler's.
+    `weights` are factors in the loss, which is a sum; if empty, each of the N trained tokens of a
+    step weighs 1/N. `calls` is the number of the row's call that sampled the token, -1 for context;
+    if empty, all trained tokens of the row are one call's.
     """
 
     token_ids: list[int]
@@ -113,7 +113,7 @@ def rows_of_run(calls: Iterable[SampledCall]) -> list[Row]:
         the sampled tokens of the calls, each once.
 
     Raises:
-        InvalidRequest: a call's tokens, logprobs or temperature make no sense, a call occurs
+        InvalidRequest: a call's tokens, logprobs or temperature are invalid, a call occurs
             twice, an advantage or a weight is not finite, or only some calls have a weight.
     """
     open_rows: list[_OpenRow] = []
@@ -132,14 +132,14 @@ def rows_of_run(calls: Iterable[SampledCall]) -> list[Row]:
 
 
 def microbatches(lengths: Sequence[int], tokens: int) -> list[list[int]]:
-    """Group rows of similar length so that each group, padded to its longest, fits a budget.
+    """Micro-batches of rows of similar length that, padded to their longest, fit a budget.
 
-    Longest first, so that memory runs out at once or not at all. A row longer than the budget
-    goes alone. Example: ``microbatches([3, 9, 4], 10)`` gives ``[[1], [2, 0]]``.
+    Longest first, so that memory runs out in the first micro-batch or in none. A row longer than
+    the budget goes alone. Example: ``microbatches([3, 9, 4], 10)`` gives ``[[1], [2, 0]]``.
 
     Args:
         lengths: tokens of each row.
-        tokens: most padded tokens (rows times the longest) of a group.
+        tokens: most padded tokens (rows times the longest) of a micro-batch.
 
     Returns:
         Indices of rows; each exactly once, the same for the same lengths.
@@ -154,7 +154,7 @@ def microbatches(lengths: Sequence[int], tokens: int) -> list[list[int]]:
 
 
 def check_rows(rows: Sequence[Row], vocab_size: int, *, trained: bool = True) -> None:
-    """Refuse rows that no learner could make sense of.
+    """Refuse invalid rows.
 
     Args:
         rows: at least one.
