@@ -101,14 +101,14 @@ def test_a_template_that_rewrites_the_prompt_is_refused(model: Model) -> None:
     asked = "<|im_start|>assistant\n{% endif %}"
     assert asked in CHATML
     model.template(CHATML.replace(asked, asked.replace("{%", "(now){%")))
-    assert "otherwise when a reply follows" in model.turn(said("Well."))
+    assert "differently when a reply follows" in model.turn(said("Well."))
     model.template(  # it leaves the user's message out once there is an answer
         "{% for m in messages %}{% if m.role == 'assistant' or loop.last %}"
         "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     why = model.turn(said("Well."))
-    assert "otherwise when a reply follows" in why and "'user\\nHow is the team?" in why
+    assert "differently when a reply follows" in why and "'user\\nHow is the team?" in why
 
 
 @pytest.mark.parametrize("shown", ["{{ m.content }}\n", "{{ m.content }}<|im_end|>\nP.S."])
