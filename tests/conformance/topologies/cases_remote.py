@@ -1,6 +1,6 @@
 """Graphs that LangGraph's own server runs, in a process that captures nothing.
 
-Whoever starts such a graph names the trajectory in the config's metadata (`tagging`); the server
+Whoever starts such a graph names the trajectory in the config's metadata (`call_tags`); the server
 puts the trajectory together from the calls that were tagged.
 """
 

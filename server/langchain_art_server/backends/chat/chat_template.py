@@ -43,13 +43,11 @@ class Prompt:
         text: the rendered messages.
         ids: its tokens; for text that was sampled here, the sampled ones.
         call_ids: ids of the tool calls in the messages, in order.
-        reused: how many of `ids` come from an earlier call.
     """
 
     text: str
     ids: list[int]
     call_ids: tuple[str, ...]
-    reused: int
 
 
 class ChatTemplate:
@@ -95,8 +93,8 @@ class ChatTemplate:
         for mark, after, known in self._candidates(text, call_ids):
             rest = self._encode_rest(text, mark, after)
             if rest is not None:
-                return Prompt(text, [*known.ids, *rest], call_ids, len(known.ids))
-        return Prompt(text, self._encode(text), call_ids, 0)
+                return Prompt(text, [*known.ids, *rest], call_ids)
+        return Prompt(text, self._encode(text), call_ids)
 
     def reply_ids(
         self,

@@ -110,16 +110,13 @@ class Worker:
         await self._reap()
         self._fail_all(EngineUnavailable("The engine is shut down."))
 
-    async def call(
-        self, method: str, params: dict[str, Any], *, resend: bool = True, early: bool = False
-    ) -> Any:
-        """Call and wait for the result.
+    async def call(self, method: str, params: dict[str, Any], *, early: bool = False) -> Any:
+        """Call and wait for the result. Sent again if the child dies; after two deaths it fails.
 
         Args:
             method: of the engine.
             params: JSON-able.
-            resend: send it again if the child dies before the answer; after two deaths it fails.
-            early: for `on_ready`: do not wait until the engine is ready.
+            early: for `on_ready`: do not wait until the engine is ready, and send it once only.
 
         Raises:
             ArtError: what the engine raised.
@@ -132,7 +129,7 @@ class Worker:
             if reply[0] != "event" and not answer.done():
                 answer.set_result(reply)
 
-        with self._calling(method, params, receive, resend=resend, early=early):
+        with self._calling(method, params, receive, resend=not early, early=early):
             kind, payload = await answer
         if kind == "error":
             raise _revive(payload)
@@ -174,7 +171,7 @@ class Worker:
             raise EngineUnavailable("The engine is shut down.")
         call_id = next(self._ids)
         frame = pack(call_id, "call", {"method": method, "params": params})
-        pending = _Pending(frame, listener, resend=resend and not early, early=early)
+        pending = _Pending(frame, listener, resend=resend, early=early)
         self._pending[call_id] = pending
         try:
             if self.ready.is_set() or early:
