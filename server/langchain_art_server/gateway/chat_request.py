@@ -115,9 +115,9 @@ class CheckedChatRequest:
     """
 
     def __init__(self, raw: Any, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        told = {n: v for n, v in headers if n.startswith((b"x-art-", b"x-stainless-retry-count"))}
-        retry = told.pop(b"x-stainless-retry-count", b"")
-        self.body = body = _body(raw, _header_tags(told))
+        tags = {n: v for n, v in headers if n.startswith((b"x-art-", b"x-stainless-retry-count"))}
+        retry = tags.pop(b"x-stainless-retry-count", b"")
+        self.body = body = _body(raw, _header_tags(tags))
         self.retry = int(retry) if re.fullmatch(rb"[0-9]{1,6}", retry) else 0
         self.count = body.n or 1
         self.sampling = body.sampling()
