@@ -1,4 +1,4 @@
-"""The base class of evaluators: Runnables from a group to the same group with rewards."""
+"""The base class of evaluators: Runnables that return a group with rewards."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_art.errors import ConfigError, JudgeError
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
-#: The name in `Trajectory.scores` of the reward that a run had before it was judged.
+#: The name in `Trajectory.scores` of a run's reward before any evaluator.
 OWN = "own"
-#: The key of `Trajectory.metadata` with the explanations: evaluator -> explanation.
+#: The key in `Trajectory.metadata` of the explanations: evaluator -> explanation.
 JUDGED = "judged"
 
 _Result = TypeVar("_Result")
@@ -30,9 +30,9 @@ class Score:
     """The score of one run.
 
     Attributes:
-        value: the score; it becomes the run's reward.
-        explanation: why, in words.
-        parts: the criteria that it is made of, each a finite number.
+        value: the run's reward.
+        explanation: the reason, in words.
+        parts: the values that it is computed from, each finite.
 
     Raises:
         ConfigError: a number is not finite.
@@ -54,15 +54,15 @@ class Score:
 class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
     """Scores the runs of one scenario, relative to each other.
 
-    An instance is a LangChain Runnable (``invoke``, ``ainvoke``, ``batch``, ``|``, ``with_retry``,
+    It is a LangChain Runnable (``invoke``, ``ainvoke``, ``batch``, ``|``, ``with_retry``,
     callbacks) and an evaluator for `Trainer`. It returns the group with, for each run,
 
     - ``reward``: the score, or None where the run could not be scored;
-    - ``scores[key]``: the same, kept with other evaluators' scores, and ``scores["key/part"]``;
-    - ``scores["own"]``: the reward that the run had before any evaluator, never overwritten;
+    - ``scores[key]`` and ``scores["key/part"]``: the score and its parts;
+    - ``scores["own"]``: the reward before any evaluator, never overwritten;
     - ``metadata["judged"][key]``: the explanation.
 
-    Failed runs are not scored and stay as they are. Subclasses write `ascore`.
+    Failed runs are not scored and stay as they are. Subclasses implement `ascore`.
 
     Args:
         key: the score's name.
@@ -87,10 +87,10 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
 
     @abstractmethod
     async def ascore(self, group: TrajectoryGroup) -> Sequence[Score | None]:
-        """The scores of a group's runs, in the runs' order; None: could not be scored.
+        """The scores of a group's runs, in the runs' order; None: the run could not be scored.
 
         Raises:
-            JudgeError: the group as a whole could not be judged.
+            JudgeError: the whole group could not be scored.
         """
 
     @property
@@ -104,7 +104,7 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
         return TrajectoryGroup
 
     async def __call__(self, group: TrajectoryGroup) -> TrajectoryGroup:
-        """As `ainvoke`, for `Trainer`. In synchronous code use `invoke`."""
+        """As `ainvoke`, for `Trainer`."""
         return await self.ainvoke(group)
 
     async def ainvoke(
@@ -120,7 +120,7 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
     def invoke(
         self, input: TrajectoryGroup, config: RunnableConfig | None = None, **kwargs: Any
     ) -> TrajectoryGroup:
-        """As `ainvoke`; also from threads, and where an event loop is running."""
+        """As `ainvoke`, from any thread, also where an event loop is running."""
 
         def judged(group: TrajectoryGroup) -> TrajectoryGroup:
             return run_sync(self._judged(group))
@@ -128,7 +128,7 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
         return self._call_with_config(judged, input, config, **kwargs)
 
     def score(self, group: TrajectoryGroup) -> Sequence[Score | None]:
-        """As `ascore`; also from threads, and where an event loop is running."""
+        """As `ascore`, from any thread, also where an event loop is running."""
         return run_sync(self.ascore(group))
 
     async def _judged(self, group: TrajectoryGroup) -> TrajectoryGroup:
@@ -196,10 +196,10 @@ _lock = Lock()
 
 
 def run_sync(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """The result of `work`, for synchronous callers; it runs in the caller's context.
+    """Run a coroutine in the caller's context, from synchronous code.
 
     Raises:
-        ConfigError: called on the loop that would run the work.
+        ConfigError: called on the event loop that would run it.
     """
     with _lock:
         loop = _loop_of(os.getpid())

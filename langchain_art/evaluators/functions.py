@@ -8,10 +8,10 @@ from langchain_art.wire import TrajectoryGroup
 
 
 class FunctionEvaluator(GroupEvaluator):
-    """An evaluator from a function, as `Trainer` takes it (see `scoring.Evaluator`).
+    """An evaluator from a function (see `scoring.Evaluator`).
 
     Args:
-        function: of a group; gives one number (or None) per run, or the group with rewards.
+        function: takes a group; returns one number (or None) per run, or the group with rewards.
         key: the score's name.
 
     Example::

@@ -1,7 +1,7 @@
 """Converts outputs of other libraries (messages, states of graphs, texts) into groups of runs.
 
-Evaluation tools pass what a program returned. Its messages become turns, so that evaluators see
-steps, tools and names; such runs have no sampled tokens and cannot be trained.
+Messages become turns, so that evaluators see steps, tools and names. Such runs have no sampled
+tokens and cannot be trained on.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ def as_group(
         as_group(["14 March", "15 March"], inputs="When is the audit?", reference="14 March")
 
     Args:
-        runs: what `as_trajectory` takes, one for each run; or a group, which stays as it is.
-        inputs: what all runs were given; ``metadata["scenario"]["input"]``.
-        reference: what is right: a mapping goes into ``metadata["scenario"]`` key by key, anything
-            else as its ``answer``.
+        runs: an output for each run (see `as_trajectory`); or a group, which is returned unchanged.
+        inputs: the input of all runs; it becomes ``metadata["scenario"]["input"]``.
+        reference: the expected answer: a mapping is merged into ``metadata["scenario"]``, any other
+            value becomes its ``answer``.
         id: the group's.
         run_ids: of the runs, in order. None: ``run-1``, ``run-2`` …
 
     Raises:
-        ConfigError: there is no run, or messages that LangChain cannot read.
+        ConfigError: there is no run, or LangChain cannot read the messages.
     """
     if isinstance(runs, TrajectoryGroup):
         return runs
     if not runs:
         raise ConfigError("got no outputs, expected at least one run to score")
     names = run_ids or [f"run-{number}" for number in range(1, len(runs) + 1)]
-    told = [as_trajectory(run, name) for run, name in zip(runs, names, strict=True)]
-    scenario = _scenario(inputs, reference)
-    metadata = {"scenario": scenario} if scenario else {}
-    return TrajectoryGroup(id=id, trajectories=tuple(told), metadata=metadata)
+    right = reference if isinstance(reference, Mapping) else {"answer": reference}
+    given = {**cast("Mapping[str, Any]", right), "input": inputs}
+    scenario = {key: jsonable(value) for key, value in given.items() if value is not None}
+    return TrajectoryGroup(
+        id=id,
+        trajectories=tuple(as_trajectory(run, n) for run, n in zip(runs, names, strict=True)),
+        metadata={"scenario": scenario} if scenario else {},
+    )
 
 
 def candidates(outputs: Any) -> Sequence[Any] | TrajectoryGroup:
-    """The runs in `outputs`, for `as_group`.
-
-    A list is one run per item, unless all its items are messages: then it is a single run, as is
-    anything that is no list.
-    """
+    """The runs in `outputs`, for `as_group`: one run if `is_single`, else one run per item."""
     if isinstance(outputs, TrajectoryGroup):
         return outputs
     return [outputs] if is_single(outputs) else list(outputs)
 
 
 def is_single(outputs: Any) -> bool:
-    """True for one run: messages, a message, a text, a mapping, a `Trajectory`."""
+    """Whether it is one run: a list of messages only, or anything that is no list or group."""
     if isinstance(outputs, list | tuple):
         items = cast("Sequence[Any]", outputs)
         return bool(items) and all(_is_message(item) for item in items)
@@ -73,7 +73,7 @@ def is_single(outputs: Any) -> bool:
 
 
 def as_trajectory(output: Any, id: str) -> Trajectory:
-    """One run: a `Trajectory` or captured `Run` unchanged, else converted.
+    """One run: a `Trajectory`, the trajectory of a `Run`, or another output converted.
 
     ==============================================  ===============================================
     output                                          run
@@ -82,14 +82,14 @@ def as_trajectory(output: Any, id: str) -> Trajectory:
     ``{"role": …}``, ``("user", text)``), or a      its ``name``
     mapping with ``messages``
     None                                            no turn
-    a text                                          one turn that says it
-    anything else                                   one turn that says it as JSON
+    a text                                          one turn with the text as reply
+    anything else                                   one turn with its JSON as reply
     ==============================================  ===============================================
     """
     if isinstance(output, Trajectory):
         return output
-    if callable(tell := getattr(output, "trajectory", None)):
-        return cast(Trajectory, tell())
+    if callable(snapshot := getattr(output, "trajectory", None)):
+        return cast(Trajectory, snapshot())
     if output is None:
         return Trajectory(id=id)
     messages = _messages(output)
@@ -140,15 +140,9 @@ def _turns(messages: Sequence[BaseMessage]) -> list[Turn]:
         if not isinstance(message, AIMessage):
             new.append(wire)
             continue
-        extends = len(turns) - 1 if turns else None
+        last = len(turns) - 1 if turns else None
         turns.append(
-            Turn(node=message.name, extends=extends, messages=tuple(new), reply=wire, ours=False)
+            Turn(node=message.name, extends=last, messages=tuple(new), reply=wire, ours=False)
         )
         new = []
     return turns or [Turn(messages=tuple(new), ours=False)]
-
-
-def _scenario(inputs: Any, reference: Any) -> dict[str, Any]:
-    right = reference if isinstance(reference, Mapping) else {"answer": reference}
-    found = {**cast("Mapping[str, Any]", right), "input": inputs}
-    return {key: jsonable(value) for key, value in found.items() if value is not None}

@@ -1,6 +1,6 @@
-"""Evaluators in tests: a fixture that scores outputs, and shows the scores of a test that fails.
+"""A pytest fixture that scores outputs, and reports the scores of a failed test.
 
-Switch it on in ``conftest.py``::
+Enable it in ``conftest.py``::
 
     pytest_plugins = ["langchain_art.evaluators.integrations.pytest_plugin"]
 """
@@ -35,8 +35,8 @@ class ScoreOutputs(Protocol):
 def scored(request: pytest.FixtureRequest) -> ScoreOutputs:
     """Scores outputs relative to each other.
 
-    Scores go into the test's properties (``--junit-xml``) and, with their explanations, into the
-    report of a test that fails. In a test that is marked ``langsmith`` they are feedback too.
+    Scores are added to the test's properties (``--junit-xml``) and, with their explanations, to the
+    report of a failed test. In a test that is marked ``langsmith`` they are logged as feedback.
 
     Example::
 

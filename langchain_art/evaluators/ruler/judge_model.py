@@ -1,4 +1,4 @@
-"""The judge: any chat model of LangChain, or one that litellm knows by name; and its costs."""
+"""The judge: a chat model of LangChain, or a model's name for litellm; and its costs."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Spent:
     Attributes:
         groups: scored.
         unjudged: groups without a verdict.
-        decided: scored groups that needed no question.
-        calls: of the judge's model, failed ones included.
+        decided: groups scored without a question.
+        calls: model calls, failed ones included.
         unusable: calls that raised or whose reply could not be used.
-        cached: questions that the cache answered.
+        cached: questions answered by the cache.
         input_tokens: as the judge's provider counts them.
         output_tokens: likewise, reasoning included.
         cost: US dollars, of the calls whose price litellm knows.
@@ -66,16 +66,16 @@ class Spent:
 
 
 class Judge:
-    """A chat model that is asked for verdicts.
+    """A chat model that gives verdicts.
 
     Args:
         model: a chat model, or a name that litellm knows (``openai/o3``, ``ollama/qwen3``).
-        litellm_params: fields of `ChatLiteLLM` beside a name (``api_base``, ``temperature`` …).
-        structured: ask in the model's own way for JSON of `Verdict`'s form, where it has one.
+        litellm_params: fields of `ChatLiteLLM` (``api_base``, ``temperature`` …) for a name.
+        structured: use the model's structured output with the schema `Verdict`, if it has one.
 
     Raises:
         ConfigError: neither a chat model nor a name; a name without the extra ``ruler``; parameters
-            beside a chat model.
+            with a chat model.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Judge:
             try:
                 self._asked = self.model.with_structured_output(Verdict, include_raw=True)
             except NotImplementedError:
-                structured = False  # JSON is read out of its text
+                structured = False  # the JSON is parsed from the text
         self.structured = structured
         self._lock = Lock()
         self._pool: ThreadPoolExecutor | None = None
@@ -105,8 +105,11 @@ class Judge:
             for name, value in self.model
             if isinstance(value, str | int | float | bool | list | dict | tuple)
         }
-        parts = [_class_name(self.model), self.model._get_llm_string(), compact(fields)]  # pyright: ignore[reportPrivateUsage]
-        return hashlib.sha256("\0".join([*parts, str(self.structured)]).encode()).hexdigest()
+        kind = type(self.model)
+        settings = self.model._get_llm_string()  # pyright: ignore[reportPrivateUsage]
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        parts = [name, settings, compact(fields), str(self.structured)]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def __str__(self) -> str:
         """Class and name of the model, as the cache stores them for people."""
@@ -181,7 +184,3 @@ def _chat_model(model: object, params: Mapping[str, Any] | None) -> BaseChatMode
             "beside them goes into litellm_params={'model_kwargs': {…}}"
         )
     return ChatLiteLLM(**{"model": model, **(params or {})})
-
-
-def _class_name(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
