@@ -1,6 +1,6 @@
-"""Facts of a run from its turns: steps, actions, errors, seconds, and its answer.
+"""Steps, actions, errors, seconds and answer of a run, from its turns.
 
-Excluded turns (`Turn.excluded_because`) count only for `seconds`: a retry costs time, but is no
+Excluded turns (`Turn.excluded_because`) count for `seconds` only: a retry takes time, but is no
 step of the run.
 """
 

@@ -19,9 +19,9 @@ class Block:
     """One message, tool call or event.
 
     Attributes:
-        kind: ``user``, ``assistant``, ``call`` … : one of our words, never text of the run.
+        kind: ``user``, ``assistant``, ``call`` …: never text of the run.
         text: of the run, so not trusted.
-        is_output: a tool's output, which may be long and is truncated first.
+        is_output: whether it is a tool's output, which is truncated first.
     """
 
     kind: str
@@ -34,12 +34,10 @@ def transcript(run: Trajectory, *, labelled: bool) -> tuple[Block, ...]:
 
     A call that continues the call before it shows only its new messages. Any other call shows its
     whole prompt, with messages that were shown before replaced by one block ``again`` with their
-    number, so that parallel branches and rewritten prompts stay short. Superseded attempts are
-    mentioned without their text. Reasoning is left out: the judge scores what was done.
+    number, so that parallel branches and rewritten prompts stay short. Excluded turns are
+    mentioned without their text. Reasoning is left out: the judge scores actions and results.
 
-    Args:
-        run: any run.
-        labelled: whether to name the node of each call when it changes.
+    `labelled` adds a block with the call's node whenever it changes.
     """
     blocks: list[Block] = []
     shown: set[tuple[Block, ...]] = set()
@@ -123,15 +121,15 @@ def _add(
     ordinals: dict[str, int] = {}
     for message in messages:
         ordinals = _ordinals(message) or ordinals
-        said = _blocks(message, ordinals)
-        if collapse and said in shown:
+        new = _blocks(message, ordinals)
+        if collapse and new in shown:
             again += 1
             continue
         if again:
             blocks.append(Block("again", str(again)))
             again = 0
-        shown.add(said)
-        blocks.extend(said)
+        shown.add(new)
+        blocks.extend(new)
     if again:
         blocks.append(Block("again", str(again)))
 

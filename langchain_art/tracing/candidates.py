@@ -1,4 +1,4 @@
-"""Which of several replies to one prompt the graph continued with; the others do not count."""
+"""Finds which of several replies to one prompt the graph used; the others are excluded."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ _DEPTH = 4  # of a node's output: a list of commands, each with a state, with a 
 
 
 class CandidateReplies:
-    """Replies to one prompt within one attempt of a node, and what the node returned.
+    """Replies to one prompt within one attempt of a node, and the node's output.
 
-    A node that sends the same prompt again (middleware that checks a reply, best of n) shows its
-    choice by what it returns: if one of the replies is in its output, the others are not chosen. If
-    none is, the node used them in its own way, and all count. Of one request's choices (``n > 1``)
-    the first counts, which LangChain returns, unless the node or a later prompt shows another. Not
-    thread-safe.
+    If a node sends the same prompt again (middleware that checks a reply, best of n) and one of the
+    replies is in its output, the other replies are unchosen. If none is, all count. Of one
+    request's choices (``n > 1``) the first counts, which LangChain returns, unless the node's
+    output or a later prompt holds another. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -44,14 +43,14 @@ class CandidateReplies:
             self._by_message[message_id] = call
 
     def add_output(self, attempt: UUID, output: Any) -> None:
-        """Add what a node returned."""
+        """Add a node's output."""
         prompts = self._prompts.get(attempt, ())
         if any(len(self._candidates[attempt, prompt]) > 1 for prompt in prompts):
             held = (self._by_message.get(message.id or "") for message in _replies(output, _DEPTH))
             self._returned.update(call for call in held if call is not None)
 
     def unchosen(self, continued: set[int]) -> set[int]:
-        """The calls whose replies were not used, given those that later prompts continue."""
+        """The calls whose replies were not used; later prompts continue the calls `continued`."""
         unchosen: set[int] = set()
         used = self._returned | continued
         for (attempt, _), calls in self._candidates.items():

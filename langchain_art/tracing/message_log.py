@@ -1,9 +1,9 @@
-"""The messages of a run, each kept once, however many prompts repeat it.
+"""The messages of a run, each stored once.
 
-An agent's prompts grow by a reply and a tool result per call, so prompts stored whole grow with
-the square of the calls. A `MessageLog` interns messages (by identity, then by content) and keeps
-every ``prompt + reply`` in a `ConversationTree`. A new prompt costs one dictionary access per
-message, and one conversion per message that is new.
+Every call of an agent repeats the earlier messages, so whole prompts need memory in the square of
+the calls. A `MessageLog` interns messages (by identity, then by content) and keeps every ``prompt +
+reply`` in a `ConversationTree`. A new prompt costs one dictionary access per message, and one
+conversion per new message.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _reduce_blocks(wire: Message) -> None:
 
 
 def jsonable(value: Any, depth: int = _DEPTH) -> Any:
-    """A graph's input or output as JSON values; anything that JSON does not have, as text."""
+    """A graph's input or output as JSON values; values without a JSON form become text."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -99,7 +99,7 @@ class LoggedPrompt:
 
     Attributes:
         position: in the tree of conversations.
-        new: numbers of the messages that the call which it continues does not hold.
+        new: numbers of the messages after the call that it continues.
         extends: the call that it continues: of equal conversations, `turn_links.nearest_call`.
     """
 
@@ -154,13 +154,8 @@ class MessageLog:
     ) -> Message:
         """Add a call's reply, so that later prompts may continue it.
 
-        Args:
-            call: its number.
-            prompt: of the call.
-            reply: what the model answered.
-            namespace: of the call.
-            extra_choice: it is a second or later choice of a request. If another call gave the same
-                reply, prompts continue that one.
+        `extra_choice` is True for a second or later choice of a request: if another call gave the
+        same reply, prompts continue that one.
         """
         number = self._number(reply)
         self._namespaces[call] = namespace
@@ -188,7 +183,7 @@ class MessageLog:
 
 
 def _key(wire: Message) -> object:
-    """Equal for equal messages; most have text only."""
+    """A key that is equal for equal messages; a fast one for messages of text only."""
     if all(isinstance(value, str) for value in wire.values()):
         return tuple(wire.items())
     return _canonical(wire)

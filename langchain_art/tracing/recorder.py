@@ -1,4 +1,4 @@
-"""Records the spans and model calls of one run, and tells which calls count."""
+"""Records the spans and model calls of one run, and which calls are excluded from training."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ModelCall:
             self.usage = Usage(
                 prompt_tokens=usage["input_tokens"], completion_tokens=usage["output_tokens"]
             )
-        # A refused request comes with an empty message about the refusal, which is no reply.
+        # A rejected request gives an empty message with the error, which is no reply.
         if self.error is None or self.call_id or reply.content:
             self.reply = reply
 
@@ -81,7 +81,7 @@ class RunRecorder:
             return self._spans.start(span)
 
     def end_span(self, run_id: UUID, output: Any, error: BaseException | None) -> bool:
-        """`SpanTree.end`, with what the span returned."""
+        """`SpanTree.end`, with the span's output."""
         with self._lock:
             if output is not None:
                 self._candidates.add_output(run_id, output)
@@ -103,7 +103,7 @@ class RunRecorder:
             return self._spans.outcome()
 
     def start_call(self, call: ModelCall, messages: Sequence[BaseMessage]) -> None:
-        """Record a call and its prompt; once, if several handlers report it."""
+        """Record a call and its prompt, once per `run_id`."""
         with self._lock:
             if call.run_id in self._index:
                 return
@@ -114,10 +114,10 @@ class RunRecorder:
             self._note_replies(messages[call.prompt.position.known :])
 
     def end_call(self, call: ModelCall, response: LLMResult | None) -> None:
-        """Record how a call ended.
+        """Record a call's reply or error.
 
-        The reply is logged with the next prompt: an agent adds its name to a reply
-        (`AIMessage.name`) only after the model has ended, and the next prompt repeats it with it.
+        The reply is logged with the next prompt, since an agent sets `AIMessage.name` after the
+        model call has ended.
         """
         generations = response.generations[0] if response and response.generations else []
         llm_output = (response and response.llm_output) or {}
@@ -153,7 +153,7 @@ class RunRecorder:
             ]
 
     def sampled_elsewhere(self, output: Any) -> list[str]:
-        """Ids of our server's calls of other runs whose replies are in prompts or `output`."""
+        """Ids of calls of other runs whose replies are in this run's prompts or `output`."""
         with self._lock:
             is_state = isinstance(output, Mapping)
             values = cast("Mapping[Any, Any]", output).values() if is_state else (output,)
@@ -191,8 +191,8 @@ class RunRecorder:
         if call.error is not None or span.outcome is None:
             excluded_because = "error"
         else:
-            thrown = self._spans.exclusion(span, superseded)
-            excluded_because = thrown or ("unchosen" if unchosen else None)
+            excluded_because = self._spans.exclusion(span, superseded)
+            excluded_because = excluded_because or ("unchosen" if unchosen else None)
         tools = call.tools if call.ours else jsonable(call.tools)
         return Turn(
             **call.tags,

@@ -74,13 +74,13 @@ class Run:
     def reward_turn(self, turn: AIMessage | Turn | str, value: float | None) -> None:
         """Score one model call, in addition to the run.
 
-        `TrainConfig.credit` decides its effect: ``run`` adds it to the run's reward, ``node``
-        compares it with those of the same node in the group's other runs, ``turn`` gives it to this
-        call and to those before it.
+        The effect depends on `TrainConfig.credit` (credit assignment): ``run`` adds it to the run's
+        reward, ``node`` compares it with those of the same node in the group's other runs, ``turn``
+        gives it to this call and to those before it.
 
         Args:
-            turn: the reply that the model gave, one of `turns`, or the call's id.
-            value: its reward; None takes it back.
+            turn: the model's reply, one of `turns`, or the call's id.
+            value: its reward; None removes it.
 
         Raises:
             ConfigError: this run has no such call, or `value` is not finite.
@@ -111,7 +111,7 @@ class Run:
 
         Args:
             node: its name, or its path (``team/writer``).
-            value: its reward; None takes it back.
+            value: its reward; None removes it.
 
         Raises:
             ConfigError: the node made no call that counts, or `value` is not finite.

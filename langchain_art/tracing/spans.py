@@ -12,13 +12,13 @@ from langgraph.errors import GraphBubbleUp, GraphInterrupt
 
 SpanOutcome = Literal["ok", "error", "interrupted"]
 Task: TypeAlias = "tuple[str | UUID | None, str]"
-"""What the attempts of one task share: its thread, which outlives a graph's runs (without one, the
-topmost span), and its namespace."""
+"""The identity of a task over its attempts: its thread (without one, the topmost span), and its
+namespace."""
 
 
 @dataclass(slots=True)
 class Span:
-    """One thing that runs: a graph, an attempt of a node, a chain, a tool or a model call."""
+    """The execution of a graph, an attempt of a node, a chain, a tool or a model call."""
 
     run_id: UUID
     parent: UUID | None
@@ -26,18 +26,19 @@ class Span:
     namespace: str = ""
     thread: str | None = None
     root: UUID | None = None
-    """The topmost span above it that this run's handler saw."""
+    """The topmost span above it that this run's handler recorded."""
     attempt: UUID | None = None
-    """The span of the node's attempt around it; None if the handler saw no node start."""
+    """The span of the enclosing attempt of a node; None if its start was not recorded."""
     attempt_number: int = 1
-    """Of the attempts that one run of the graph made of one task, from 1."""
+    """The number of the task's attempt within one run of the graph, from 1."""
     outcome: SpanOutcome | None = None
     """None while it runs."""
     waits: bool = False
-    """It is a graph that an interrupt has stopped."""
+    """Whether it is a graph that an interrupt has stopped."""
     started: int = 0
-    """By the tree's own clock, as `ended`, which is 0 while it runs."""
+    """Logical time of the start."""
     ended: int = 0
+    """Logical time of the end; 0 while it runs."""
 
     @property
     def task(self) -> Task:
@@ -117,10 +118,9 @@ class SpanTree:
         return "interrupted" if waits else "ok"
 
     def enclosing_namespaces(self, parent: UUID | None, namespace: str) -> list[str]:
-        """Namespaces of the tasks around a graph that was started with a thread of its own.
+        """Namespaces of the tasks around a graph with a thread of its own, outermost first.
 
-        Such a graph's namespaces start anew, so `namespace` does not contain them. Outermost first;
-        empty for parts of one graph.
+        Such a graph's `namespace` does not contain them. Empty for parts of one graph.
         """
         found: list[str] = []
         span = self._spans.get(parent) if parent else None
@@ -132,18 +132,17 @@ class SpanTree:
         return found
 
     def exclusion(self, span: Span, superseded: bool) -> str | None:
-        """Why the graph threw a model call away; None if the call counts.
+        """Why the graph discarded a model call; None if the call counts.
 
-        A call counts if it was made in the last attempt of its task, unless something around it
-        failed and the run recovered (a chain with retries or fallbacks, a caught exception, another
-        graph after it), or waited for an answer that never came while its thread went on. Without
-        recovery the whole run failed, as its status says; its calls count, for they may earn a bad
-        reward.
+        A call counts if it belongs to the last attempt of its task, unless a span around it failed
+        and the run recovered (a chain with retries or fallbacks, a caught exception, another graph
+        after it), or was interrupted and never resumed while its thread continued. The calls of a
+        run that failed without recovery count, since they may get a low reward.
 
         Args:
             span: of the call.
-            superseded: LangGraph counted a later attempt of the task; used where the handler saw no
-                node start.
+            superseded: LangGraph counted a later attempt of the task; used if the node's start was
+                not recorded.
         """
         if span.attempt is None:
             if superseded:
@@ -160,14 +159,14 @@ class SpanTree:
         return None
 
     def _recovered(self, span: Span) -> str | None:
-        """How a span stopped, if the run recovered from that; else None."""
+        """How a span stopped, if the run recovered from it; else None."""
         if span.outcome == "interrupted":
             return "interrupted" if self._is_abandoned(span) else None
         if span.outcome != "error":
             return None
         if span.namespace and span.attempt == span.run_id:  # a node around a subgraph
             latest = self._spans.get(self._latest_attempt[span.task])
-            # A retry starts the subgraph anew; another run of the thread continues within it.
+            # A retry restarts the subgraph; another run of the thread continues within it.
             retried = latest is not None and latest is not span and latest.root == span.root
             return "retried" if retried else None
         above = self._above(span)

@@ -1,8 +1,8 @@
 """Deduplicates the runs of a group, so that a judge reads each text once.
 
-Runs of one graph share prefixes, and often see the same tool output later on. So the runs become
-paths through a tree of shared parts (each run: the part that it follows, and its own blocks), and a
-long text that still occurs several times becomes a note.
+Runs of one graph share prefixes, and often have equal tool outputs later. The runs become paths in
+a tree of shared prefixes (each run: the part that it follows, and its own blocks), and a long text
+that still occurs several times becomes a note.
 """
 
 from __future__ import annotations
