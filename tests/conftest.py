@@ -6,9 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.live_server import FaultyServer, LiveServer, RuleServer
 from tests.support.postgres import Postgres, programs
+
+# Processes run side by side, so an example may be slow for reasons that are not its own.
+settings.register_profile(
+    "side-by-side", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("side-by-side")
 
 #: Seconds. pytest's own limit (`timeout` in pyproject.toml) is for tests that take seconds; a fit
 #: that takes 100 s on an idle machine took 600 s beside ten busy processes on two cores.

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 from uuid import uuid4
 
+import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from langgraph.checkpoint.memory import InMemorySaver
@@ -90,6 +91,7 @@ def laid_out(trajectory: Trajectory, lines: Lines) -> int:
     return wanted.total()
 
 
+@pytest.mark.slow
 def test_random_graphs(rule_server: RuleServer) -> None:
     runs: list[Trajectory] = []
     tokens: list[int] = []
