@@ -27,7 +27,12 @@ from tests.support.environments import environment
 from tests.support.live_server import REPO, free_port
 
 #: Apart from the rest, because LangGraph's server holds back other packages.
-PACKAGES = ["langgraph-cli[inmem]>=0.4,<1", "langchain>=1.2,<2", "langchain-openai>=1.3,<2"]
+PACKAGES = [
+    "langgraph-cli[inmem]>=0.4,<1",
+    "langchain>=1.2,<2",
+    "langchain-openai>=1.3,<2",
+    "aiohttp>=3.12,<4",
+]
 
 
 @cache

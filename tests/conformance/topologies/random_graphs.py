@@ -146,7 +146,7 @@ class Played:
                 failing()
             except ConnectionError:
                 for fate in list(self.fates.values()):
-                    fate.excluded_because |= fate.path.startswith(f"{path}/")
+                    fate.excluded |= fate.path.startswith(f"{path}/")
                 raise
 
         return trips
@@ -172,10 +172,10 @@ class Played:
                 failing()
             except BaseException:
                 for call in made:
-                    self.fates[call.id].excluded_because = True
+                    self.fates[call.id].excluded = True
                 raise
             for call in passed_over(made, said):
-                self.fates[call.id].excluded_because = True
+                self.fates[call.id].excluded = True
             return {"messages": [message.model_copy() for message in said]}
 
         return talk(self.kit, body)
@@ -184,7 +184,7 @@ class Played:
         """The model in a chain that fails after it, and the model again."""
 
         def breaks(reply: AIMessage) -> None:
-            self.fates[self._note(reply, path)].excluded_because = True
+            self.fates[self._note(reply, path)].excluded = True
             raise ValueError("broken")
 
         model = self.kit.model

@@ -58,7 +58,7 @@ def told(trajectory: Trajectory, played: Played, lines: Lines) -> None:
         fate, line = played.fates[turn.call_id or ""], journal[turn.call_id or ""]
         assert ("/".join(turn.path), turn.excluded_because is not None) == (
             fate.path,
-            fate.excluded_because,
+            fate.excluded,
         )
         assert trajectory.prompt(index) == line["messages"]
         assert turn.usage is not None
