@@ -145,7 +145,8 @@ def main(
         with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:  # uvloop, where it is
             runner.run(run(settings))
     except ArtError as error:
-        console.print(f"[bold red]{type(error).__name__}:[/] {error}", highlight=False)
+        console.print(f"[bold red]{type(error).__name__}:[/]", end=" ")
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
