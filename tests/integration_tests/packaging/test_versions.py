@@ -21,7 +21,13 @@ SUITES = (
     "tests/unit_tests/langchain_art/chat_models/test_standard.py",
     "tests/integration_tests/clients/test_standard.py",
 )
-TOOLS = ("langchain-tests>=1.1,<2", "pytest>=8.3", "pytest-asyncio>=1", "pytest-timeout>=2.3")
+TOOLS = (
+    "langchain-tests>=1.1,<2",
+    "pytest>=8.3",
+    "pytest-asyncio>=1",
+    "pytest-timeout>=2.3",
+    "hypothesis>=6.120",
+)
 #: What the suites skip: inputs that a model of text does not read, and the unpickling of classes
 #: that LangChain's own table does not list.
 SKIPS = ("PDF", "audio", "image", "erializ", "syrupy")

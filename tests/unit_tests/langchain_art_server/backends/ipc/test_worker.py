@@ -146,12 +146,6 @@ async def test_a_call_that_gave_an_event_is_not_sent_again(make: Any) -> None:
     assert await worker.call("echo", {}) == {}
 
 
-async def test_a_call_may_ask_not_to_be_sent_again(make: Any, tmp_path: Path) -> None:
-    worker = await make()
-    with pytest.raises(WorkerDied):
-        await worker.call("die_unless", {"file": str(tmp_path / "died")}, resend=False)
-
-
 async def test_a_call_that_always_kills_the_child_is_given_up(make: Any) -> None:
     worker = await make()
     with pytest.raises(WorkerDied):
