@@ -317,7 +317,7 @@ def several_choices(kit: Kit) -> Program:
     Expect("answer", "hello", step=1, task="node"),
     Expect("answer", "hello", step=1, task="node", why="superseded_unchosen"),
     Expect("answer", "the second", step=1, task="node"),
-    remark="one prompt, three replies: those that the node does not return are nobody's choice",
+    remark="one prompt, three replies: the node returns one of them",
 )
 def best_of_three(kit: Kit) -> Program:
     def node(state: Any) -> Any:

@@ -160,7 +160,7 @@ def model_retry(kit: Kit) -> Program:
     Expect("model", "look", step=1, task="node"),
     Expect("model", "a door", step=3, task="last", why="superseded_unchosen"),
     Expect("model", "a door", step=3, task="last"),
-    remark="a reply that the node does not return is nobody's choice",
+    remark="the node returns the last reply only",
 )
 def asking_again(kit: Kit) -> Program:
     @wrap_model_call

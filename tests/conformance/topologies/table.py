@@ -43,7 +43,7 @@ REASONS = {
     "superseded_error": "of an attempt that failed",
     "superseded_retried": "of an attempt that was made again",
     "superseded_interrupted": "of a node that was run again after an interrupt",
-    "superseded_unchosen": "that nobody chose",
+    "superseded_unchosen": "that the node did not return",
     "lost": "whose tokens are not on record",
 }
 
