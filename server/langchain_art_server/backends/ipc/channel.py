@@ -6,7 +6,6 @@ See `worker` for the protocol and the parent's end. Run as a module, this is the
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import json
 import logging
@@ -16,7 +15,6 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -32,33 +30,6 @@ def pack(call_id: int, kind: str, payload: Any) -> bytes:
     """Encode a frame: its length and JSON ``[id, kind, payload]``."""
     body = to_json([call_id, kind, payload], inf_nan_mode="constants")
     return LENGTH.pack(len(body)) + body
-
-
-class FrameReader(asyncio.Protocol):
-    """Reads frames in the parent: each one's JSON goes to `receive`; `gone` ends with the child."""
-
-    def __init__(self, receive: Callable[[bytes], None]) -> None:
-        self._receive = receive
-        self._buffer = bytearray()
-        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def data_received(self, data: bytes) -> None:
-        """Pass on the frames that are complete now."""
-        buffer = self._buffer
-        buffer += data
-        start, size = 0, len(buffer)
-        while size - start >= LENGTH.size:
-            end = start + LENGTH.size + LENGTH.unpack_from(buffer, start)[0]
-            if end > size:
-                break
-            self._receive(bytes(buffer[start + LENGTH.size : end]))
-            start = end
-        del buffer[:start]
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The child closed its end, or died."""
-        if not self.gone.done():
-            self.gone.set_result(None)
 
 
 @dataclass
@@ -81,9 +52,9 @@ class Channel:
         self._lock = threading.Lock()
         self.inbox: queue.SimpleQueue[EngineCall] = queue.SimpleQueue()
 
-    def listen(self, accept: Callable[[EngineCall], bool] | None = None) -> None:
-        """Start the reading thread. A call for which `accept` is True does not go to `inbox`."""
-        threading.Thread(target=self._read, args=(accept,), daemon=True, name="channel").start()
+    def listen(self) -> None:
+        """Start the reading thread."""
+        threading.Thread(target=self._read, daemon=True, name="channel").start()
 
     def event(self, call: EngineCall, payload: Any) -> None:
         """Queue an event for `flush`."""
@@ -92,21 +63,22 @@ class Channel:
 
     def result(self, call: EngineCall, payload: Any) -> None:
         """Queue the call's result for `flush` and forget the call."""
-        self._open.pop(call.id, None)
-        with self._lock:
-            self._out.append(pack(call.id, "result", payload))
+        self._end(call, "result", payload)
 
     def error(self, call: EngineCall, error: BaseException) -> None:
         """Queue the call's error for `flush` and forget the call."""
-        self._open.pop(call.id, None)
         known = isinstance(error, ArtError)
         payload = {
             "code": error.code if known else None,
             "message": str(error) if known else f"{type(error).__name__}: {error}",
             "param": getattr(error, "param", None),
         }
+        self._end(call, "error", payload)
+
+    def _end(self, call: EngineCall, kind: str, payload: Any) -> None:
+        self._open.pop(call.id, None)
         with self._lock:
-            self._out.append(pack(call.id, "error", payload))
+            self._out.append(pack(call.id, kind, payload))
 
     def flush(self) -> None:
         """Write everything queued in one system call. Ends the process if the parent is gone."""
@@ -118,15 +90,15 @@ class Channel:
                 except OSError:
                     _exit_with_parent()
 
-    def _read(self, accept: Callable[[EngineCall], bool] | None) -> None:
+    def _read(self) -> None:
         try:
-            self._read_frames(accept)
+            self._read_frames()
         except BaseException:
             # Without its reader the child would wait forever; the parent starts a new one.
             log.exception("The engine's reading thread failed.")
             os._exit(1)
 
-    def _read_frames(self, accept: Callable[[EngineCall], bool] | None) -> None:
+    def _read_frames(self) -> None:
         stream = self._sock.makefile("rb")
         while True:
             try:
@@ -144,8 +116,7 @@ class Channel:
                 continue
             call = EngineCall(call_id, payload["method"], payload["params"])
             self._open[call_id] = call
-            if accept is None or not accept(call):
-                self.inbox.put(call)
+            self.inbox.put(call)
 
 
 def _exit_with_parent() -> NoReturn:

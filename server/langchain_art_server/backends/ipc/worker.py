@@ -20,14 +20,18 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from dataclasses import dataclass
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json
 
+import langchain_art
+import langchain_art_server
 from langchain_art.errors import REFUSALS, ArtError, ConfigError, EngineUnavailable
-from langchain_art_server.backends.ipc.channel import FrameReader, pack
+from langchain_art_server.backends.ipc.channel import LENGTH, pack
 
 log = logging.getLogger(__name__)
 #: Starts in a row that may fail before calls are refused instead of waiting.
@@ -41,9 +45,9 @@ class WorkerDied(EngineUnavailable):
 @dataclass(eq=False)
 class _Pending:
     frame: bytes
-    listener: Callable[[tuple[str, Any]], None]
-    resend: bool = True
-    early: bool = False
+    resend: bool
+    early: bool
+    replies: asyncio.Queue[tuple[str, Any]] = field(default_factory=asyncio.Queue)
     sent: bool = False
     ended: bool = False
     deaths: int = 0
@@ -53,7 +57,10 @@ class _Pending:
             self.resend = False  # or its caller would get the event twice
         else:
             self.ended = True
-        self.listener((kind, payload))
+        self.replies.put_nowait((kind, payload))
+
+    def fail(self, error: ArtError) -> None:
+        self.receive("error", error)
 
 
 class Worker:
@@ -65,7 +72,8 @@ class Worker:
         on_ready: awaited with the result of ``start``, after every (re)start and before waiting
             calls are sent; restores the engine's state (loaded adapters).
         env: added to the child's environment.
-        python: that the child runs.
+        python: that the child runs. In another environment than the server's, the child imports
+            the server's own copy of the two packages: both ends are of one version.
     """
 
     def __init__(
@@ -78,10 +86,14 @@ class Worker:
         python: str = sys.executable,
     ) -> None:
         self._argv = [python, "-m", "langchain_art_server.backends.ipc.channel", target]
-        self._config, self._on_ready, self._env = config, on_ready, env or {}
+        self._config, self._on_ready, self._env = config, on_ready, dict(env or {})
+        if Path(python) != Path(sys.executable):
+            self._packages = _package_links()
+            paths = (self._packages.name, os.environ.get("PYTHONPATH"))
+            self._env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         self._pending: dict[int, _Pending] = {}
         self._ids = itertools.count(1)
-        self._transport: asyncio.Transport | None = None
+        self._writer: asyncio.StreamWriter | None = None
         self._unsent: list[bytes] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -108,7 +120,7 @@ class Worker:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
         await self._reap()
-        self._fail_all(EngineUnavailable("The engine is shut down."))
+        self._fail_all("The engine is shut down.")
 
     async def call(self, method: str, params: dict[str, Any], *, early: bool = False) -> Any:
         """Call and wait for the result. Sent again if the child dies; after two deaths it fails.
@@ -123,46 +135,16 @@ class Worker:
             WorkerDied: the child died, and the call is not sent again.
             EngineUnavailable: the engine is shut down, or cannot be started.
         """
-        answer: asyncio.Future[tuple[str, Any]] = asyncio.get_running_loop().create_future()
-
-        def receive(reply: tuple[str, Any]) -> None:
-            if reply[0] != "event" and not answer.done():
-                answer.set_result(reply)
-
-        with self._calling(method, params, receive, resend=not early, early=early):
-            kind, payload = await answer
-        if kind == "error":
-            raise _revive(payload)
-        return payload
+        replies = self.stream(method, params, resend=not early, early=early)
+        return [payload async for _, payload in replies][-1]
 
     async def stream(
-        self, method: str, params: dict[str, Any], *, resend: bool = True
+        self, method: str, params: dict[str, Any], *, resend: bool = True, early: bool = False
     ) -> AsyncGenerator[tuple[str, Any], None]:
         """Yield ``("event", …)`` and at last ``("result", …)``. Closing it early cancels the call.
 
         After its first event a call is not sent again: if the child dies, it raises `WorkerDied`.
         """
-        replies: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
-        with self._calling(method, params, replies.put_nowait, resend=resend):
-            while True:
-                kind, payload = await replies.get()
-                if kind == "error":
-                    raise _revive(payload)
-                yield kind, payload
-                if kind == "result":
-                    return
-
-    @contextlib.contextmanager
-    def _calling(
-        self,
-        method: str,
-        params: dict[str, Any],
-        listener: Callable[[tuple[str, Any]], None],
-        *,
-        resend: bool,
-        early: bool = False,
-    ) -> Generator[None]:
-        """Register and send a call; cancel it if the block ends before it does."""
         if self._broken:
             raise EngineUnavailable(
                 f"The engine cannot be started: {self._broken}", retry_after=30
@@ -171,19 +153,23 @@ class Worker:
             raise EngineUnavailable("The engine is shut down.")
         call_id = next(self._ids)
         frame = pack(call_id, "call", {"method": method, "params": params})
-        pending = _Pending(frame, listener, resend=resend, early=early)
-        self._pending[call_id] = pending
+        pending = self._pending[call_id] = _Pending(frame, resend, early)
         try:
             if self.ready.is_set() or early:
                 self._send(pending)
-            yield
+            kind = "event"
+            while kind != "result":
+                kind, payload = await pending.replies.get()
+                if kind == "error":
+                    raise payload
+                yield kind, payload
         finally:
             self._pending.pop(call_id, None)
-            if pending.sent and not pending.ended and self._transport:
+            if pending.sent and not pending.ended:
                 self._write(pack(call_id, "cancel", None))
 
     def _send(self, pending: _Pending) -> None:
-        if self._transport and not pending.sent:
+        if self._writer and not pending.sent:
             pending.sent = True
             self._write(pending.frame)
 
@@ -195,25 +181,17 @@ class Worker:
 
     def _flush(self) -> None:
         data, self._unsent = b"".join(self._unsent), []
-        if self._transport:
-            self._transport.write(data)
+        if self._writer:
+            self._writer.write(data)
 
     async def _spawn(self) -> None:
         """Start the child and wait until it is ready. If that fails, the child is ended."""
         try:
-            self._gone = await self._launch()
-            hello: asyncio.Future[tuple[str, Any]] = asyncio.get_running_loop().create_future()
-            frame = pack(0, "call", {"method": "start", "params": {}})
-            self._pending[0] = _Pending(frame, hello.set_result, early=True)
-            self._send(self._pending[0])
-            kind, payload = await hello
-            self._pending.pop(0, None)
-            if kind != "result":
-                raise _revive(payload)
+            await self._launch()
+            info = await self.call("start", {}, early=True)
             if self._on_ready:
-                await self._on_ready(payload)
+                await self._on_ready(info)
         except BaseException:
-            self._pending.pop(0, None)
             await self._reap()
             raise
         if self._gone.done():
@@ -222,7 +200,7 @@ class Worker:
         for pending in list(self._pending.values()):
             self._send(pending)
 
-    async def _launch(self) -> asyncio.Future[None]:
+    async def _launch(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             # Not in a thread, where a cancelled start would lose the process; vfork is quick.
@@ -241,26 +219,30 @@ class Worker:
                     f"The engine's Python cannot be run: {error}. See that the setting `python` is "
                     "the path of one, such as /opt/learner/bin/python."
                 ) from error
-        loop = asyncio.get_running_loop()
-        reader = FrameReader(self._receive)
-        self._transport, _ = await loop.create_connection(lambda: reader, sock=ours)
-        reader.gone.add_done_callback(self._lost)
-        return reader.gone
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._gone = asyncio.create_task(self._read(reader))
 
-    def _receive(self, frame: bytes) -> None:
-        call_id, kind, payload = from_json(frame)
-        if pending := self._pending.get(call_id):
-            pending.receive(kind, payload)
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Take the child's frames until it closes its end, or dies."""
+        try:
+            with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+                while True:
+                    (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                    call_id, kind, payload = from_json(await reader.readexactly(size))
+                    if pending := self._pending.get(call_id):
+                        pending.receive(kind, _revive(payload) if kind == "error" else payload)
+        finally:
+            self._lost()
 
-    def _lost(self, _gone: asyncio.Future[None]) -> None:
+    def _lost(self) -> None:
         self.ready.clear()
         code = self._process.poll() if self._process else None
         status = "" if code is None else f" (exit status {code})"
-        gone = {"code": "worker_died", "message": f"The engine's process ended{status}."}
         # `on_ready` waits for these, and they are not sent again.
-        for pending in list(self._pending.values()):
+        for pending in self._pending.values():
             if pending.early and not pending.ended:
-                pending.receive("error", gone)
+                message = f"The engine's process ended{status}."
+                pending.fail(WorkerDied(message, retry_after=2))
 
     async def _keep(self) -> None:
         """Start the child again whenever it ends; give up after MAX_FAILED_STARTS in a row."""
@@ -278,7 +260,7 @@ class Worker:
                     log.error("The engine could not be started (%d in a row): %s", failures, error)
                     if failures >= MAX_FAILED_STARTS:
                         self._broken = ConfigError(str(error))
-                        self._fail_all(EngineUnavailable(f"The engine cannot be started: {error}"))
+                        self._fail_all(f"The engine cannot be started: {error}")
                         return
                     await asyncio.sleep(min(30.0, 0.5 * 2**failures))
 
@@ -296,19 +278,19 @@ class Worker:
                 "The engine's process ended during this call and is being started again. "
                 "Nothing was recorded; send the call again."
             )
-            pending.receive("error", {"code": "worker_died", "message": message})
+            pending.fail(WorkerDied(message, retry_after=2))
 
-    def _fail_all(self, error: EngineUnavailable) -> None:
+    def _fail_all(self, message: str) -> None:
         for pending in self._pending.values():
-            pending.receive("error", {"code": error.code, "message": str(error)})
+            pending.fail(EngineUnavailable(message, retry_after=2))
         self._pending.clear()
 
     async def _reap(self) -> None:
         self.ready.clear()
-        if self._transport:
-            self._transport.close()
+        if self._writer:
+            self._writer.close()
             await asyncio.wait([self._gone])
-            self._transport = None
+            self._writer = None
         if process := self._process:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -318,11 +300,18 @@ class Worker:
 
 def _revive(payload: dict[str, Any]) -> ArtError:
     code, message = payload.get("code"), payload["message"]
-    if code == "worker_died":
-        return WorkerDied(message, retry_after=2)
     if code == ConfigError.code:
         return ConfigError(message)
     kind = REFUSALS.get(code or "")
     if kind is None:
         return ArtError(message)
     return kind(message, param=payload.get("param"), retry_after=2 if kind.status == 503 else None)
+
+
+def _package_links() -> tempfile.TemporaryDirectory[str]:
+    """A folder with links to the two packages and nothing else of the server's environment."""
+    folder = tempfile.TemporaryDirectory(prefix="art-packages-")
+    for package in (langchain_art, langchain_art_server):
+        home = Path(package.__path__[0]).resolve()
+        Path(folder.name, home.name).symlink_to(home, target_is_directory=True)
+    return folder

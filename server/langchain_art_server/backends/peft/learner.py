@@ -20,7 +20,6 @@ from langchain_art.errors import ArtError
 from langchain_art.wire import LoraConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row, check_rows
 from langchain_art_server.backends.base import Demonstration, LearnerStep, TokenTurn
-from langchain_art_server.backends.ipc.child_python_path import ChildPythonPath
 from langchain_art_server.backends.ipc.step_codec import pack_step, write_rows
 from langchain_art_server.backends.ipc.worker import Worker, WorkerDied
 from langchain_art_server.config import Settings
@@ -46,12 +45,11 @@ class PeftLearner:
     """Environment variables of the child, in addition to the server's."""
 
     def __init__(self, settings: Settings) -> None:
-        self._python_path = ChildPythonPath(settings.learner.python)
         self._worker = Worker(
             "langchain_art_server.backends.peft.child:serve",
             {"core": self.core, "options": self.options(settings)},
             self._on_ready,
-            env=self.env | self._python_path.env,
+            env=self.env,
             python=str(settings.learner.python),
         )
         self._vocab_size = 0

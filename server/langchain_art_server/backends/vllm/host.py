@@ -53,15 +53,8 @@ def serve(
 
 
 async def _serve(channel: Channel, settings: Settings, host_type: type[VllmHost]) -> None:
-    loop = asyncio.get_running_loop()
-    inbox: asyncio.Queue[EngineCall] = asyncio.Queue()
-
-    def accept(call: EngineCall) -> bool:
-        loop.call_soon_threadsafe(inbox.put_nowait, call)
-        return True
-
-    channel.listen(accept)
-    begin = await inbox.get()
+    channel.listen()
+    begin = channel.inbox.get()
     try:
         host = host_type(settings, channel)
         await host.start()
@@ -75,7 +68,7 @@ async def _serve(channel: Channel, settings: Settings, host_type: type[VllmHost]
         tasks.create_task(host.end_with_vllm())
         tasks.create_task(host.cancel_calls())
         while True:
-            host.take(await inbox.get())
+            host.take(await asyncio.to_thread(channel.inbox.get))
 
 
 class VllmHost(SamplerHost[CopiedAdapter]):

@@ -1,4 +1,4 @@
-"""What crosses the engine's socket arrives as it was: frames, and the numbers of a reply."""
+"""What crosses the engine's socket arrives as it was: the numbers of a reply."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
 from langchain_art_server.backends.base import ChatReply
-from langchain_art_server.backends.ipc.channel import FrameReader, pack
 from langchain_art_server.backends.ipc.chat_codec import pack_reply, unpack_reply
 
 ids = st.lists(st.integers(0, 2**31 - 1))
@@ -43,17 +42,3 @@ def test_a_reply_comes_back_bit_for_bit(prompt: list[int], said: list[tuple[int,
         "token_texts",
     )
     assert all(getattr(back, name) == getattr(reply, name) for name in same)
-
-
-async def test_frames_are_heard_whole_however_they_are_cut() -> None:
-    sent = [[i, "event", "é" * i] for i in range(12)]
-    stream = b"".join(pack(*frame) for frame in sent)
-    for size in (*range(1, 12), len(stream)):
-        heard: list[bytes] = []
-        frames = FrameReader(heard.append)
-        for at in range(0, len(stream), size):
-            frames.data_received(stream[at : at + size])
-        assert [from_json(frame) for frame in heard] == sent
-        assert not frames.gone.done()
-        frames.connection_lost(None)
-        assert frames.gone.done()

@@ -16,6 +16,7 @@ import pytest
 
 from langchain_art.errors import ArtError, ConfigError, EngineUnavailable, PromptTooLong
 from langchain_art_server.backends.ipc import worker as worker_module
+from langchain_art_server.backends.ipc.channel import pack
 from langchain_art_server.backends.ipc.worker import Worker, WorkerDied
 
 REPO = Path(__file__).parents[5]
@@ -53,6 +54,24 @@ async def test_a_frame_may_be_larger_than_any_buffer(make: Any) -> None:
     worker = await make()
     sent = {"text": "x" * (8 << 20)}
     assert await worker.call("echo", sent) == sent
+
+
+async def test_frames_are_heard_whole_however_they_are_cut() -> None:
+    sent = [("event", "é" * i) for i in range(12)]
+    stream = b"".join(pack(1, *frame) for frame in sent)
+    for size in (*range(1, 12), len(stream)):
+        worker, reader = Worker(TARGET, {}), asyncio.StreamReader()
+        pending = worker._pending[1] = worker_module._Pending(b"", resend=True, early=True)
+        reading = asyncio.create_task(worker._read(reader))
+        for at in range(0, len(stream), size):
+            reader.feed_data(stream[at : at + size])
+            await asyncio.sleep(0)
+        assert [pending.replies.get_nowait() for _ in sent] == sent
+        assert pending.replies.empty()
+        assert not reading.done()
+        reader.feed_eof()
+        await reading
+        assert isinstance(pending.replies.get_nowait()[1], WorkerDied)
 
 
 async def test_events_come_in_order_before_the_result(make: Any) -> None:
