@@ -1,4 +1,4 @@
-"""Docstrings for the API reference: literal blocks (``::``) become fenced ones."""
+"""The API reference: literal blocks (``::``) become fenced ones, and endpoints return answers."""
 
 from __future__ import annotations
 
@@ -27,10 +27,16 @@ def fenced(docstring: str) -> str:
     return _LITERAL.sub(fence, docstring + "\n").rstrip()
 
 
-class LiteralBlocks(griffe.Extension):
-    """Fences the literal blocks of every docstring."""
+class Readable(griffe.Extension):
+    """Fences the literal blocks of every docstring, and shows what a client's endpoint returns."""
 
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Rewrites an object's docstring as soon as it is read."""
         if obj.docstring is not None:
             obj.docstring.value = fenced(obj.docstring.value)
+
+    def on_function_instance(self, *, func: griffe.Function, **kwargs: Any) -> None:
+        """Shows of an endpoint's ``Request[T]`` or ``Flow[T]`` the T that `ArtClient` returns."""
+        if any(str(one.value) == "endpoint" for one in func.decorators):
+            assert isinstance(func.returns, griffe.ExprSubscript)
+            func.returns = func.returns.slice

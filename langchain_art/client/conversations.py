@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from langchain_art.errors import ConfigError
-from langchain_art.wire import Message, Trajectory, Turn
+from langchain_art.wire import Message, SFTConfig, Trajectory, Turn
 
 Conversation: TypeAlias = "Trajectory | str | Mapping[str, Any] | Sequence[Any]"
 """One of
@@ -25,6 +25,17 @@ Conversation: TypeAlias = "Trajectory | str | Mapping[str, Any] | Sequence[Any]"
 
 Conversations: TypeAlias = "Path | Iterable[Conversation]"
 """Several conversations, or the path of a JSONL file with one per line."""
+
+
+def sft_config(config: SFTConfig | None) -> SFTConfig:
+    """The config of a supervised step, or its default. Raises ConfigError."""
+    config = config or SFTConfig()
+    if not isinstance(config, SFTConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"got a {type(config).__name__}, expected an SFTConfig: conversations have no rewards "
+            "to compare; train on groups with `train` or `Trainer.fit`"
+        )
+    return config
 
 
 def read_conversations(given: Conversations) -> list[Trajectory | str]:

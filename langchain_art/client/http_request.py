@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +17,8 @@ from langchain_art.errors import (
     REFUSALS,
     ArtError,
     AuthenticationFailed,
-    BodyTooLarge,
-    ConfigError,
-    Conflict,
     EngineUnavailable,
     InvalidRequest,
-    NotFound,
     Overloaded,
     RequestRefused,
     ServerUnreachable,
@@ -35,17 +29,10 @@ Param: TypeAlias = "str | float | Sequence[str] | None"
 
 #: Failures after which the same request may be sent again.
 RETRYABLE = (ServerUnreachable, Overloaded, EngineUnavailable)
-DEFAULT_BASE_URL = "http://localhost:8000/v1"
 _BY_STATUS: dict[int, type[RequestRefused]] = {
-    400: InvalidRequest,
-    401: AuthenticationFailed,
     403: AuthenticationFailed,
-    404: NotFound,
-    409: Conflict,
-    413: BodyTooLarge,
     422: InvalidRequest,
-    429: Overloaded,
-    503: EngineUnavailable,
+    **{kind.status: kind for kind in RequestRefused.__subclasses__()},
 }
 
 
@@ -57,9 +44,9 @@ class Request(Generic[T]):
     path: str
     """Below the server's root: ``/v1/jobs``, ``/status``."""
     parse: Callable[[bytes], T]
-    body: BaseModel | Mapping[str, Any] | None = None
     params: Mapping[str, Param] = field(default_factory=dict[str, Param])
     """None is left out; a sequence is repeated."""
+    body: BaseModel | Mapping[str, Any] | None = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     hold: float = 0.0
     """Seconds that the server may keep the request open (long polls)."""
@@ -154,50 +141,3 @@ class Backoff:
         if left <= 0 or (asked is not None and asked > left):
             raise failure
         return min(max(pause, 0.01), left)
-
-
-def split_base_url(base_url: str) -> tuple[str, str]:
-    """Return ``(base_url ending with /v1, the server's root)``.
-
-    Raises:
-        ConfigError: it is not an http(s) URL.
-    """
-    trimmed = base_url.rstrip("/")
-    if not trimmed.startswith(("http://", "https://")):
-        raise ConfigError(
-            f"base_url: got {base_url!r}, expected a URL such as {DEFAULT_BASE_URL!r}"
-        )
-    root = trimmed.removesuffix("/v1")
-    return f"{root}/v1", root
-
-
-class Address(ABC):
-    """Base of both clients: the server's address and key, and how long to retry."""
-
-    def __init__(
-        self,
-        base_url: str | None = None,
-        api_key: str | None = None,
-        timeout: float = 60.0,
-        patience: float = 60.0,
-    ) -> None:
-        url = base_url or os.environ.get("ART_BASE_URL") or DEFAULT_BASE_URL
-        self.base_url, self._root = split_base_url(url)
-        self.api_key = api_key or os.environ.get("ART_API_KEY")
-        self.timeout = timeout
-        self.patience = patience
-        self._open()
-
-    @abstractmethod
-    def _open(self) -> None:
-        """Make the HTTP client."""
-
-    def _options(self) -> dict[str, Any]:
-        headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        return {"base_url": self._root, "headers": headers}
-
-    def _backoff(self, request: Request[Any]) -> Backoff:
-        return Backoff(self.patience if request.patience is None else request.patience)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.base_url!r})"

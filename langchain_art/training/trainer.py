@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from rich.console import Console
 
 from langchain_art.client.async_client import AsyncArtClient
-from langchain_art.client.conversations import Conversations
-from langchain_art.client.endpoints import sft_config
-from langchain_art.client.http_request import split_base_url
+from langchain_art.client.conversations import Conversations, sft_config
+from langchain_art.client.endpoint import split_base_url
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators.scoring import Evaluator

@@ -1,0 +1,96 @@
+"""What both clients share: the server's address, and how a method is made of an operation."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+
+from langchain_art.client.http_request import Backoff, Flow, Request
+from langchain_art.errors import ConfigError
+
+if TYPE_CHECKING:
+    from langchain_art.client.async_client import AsyncArtClient
+    from langchain_art.client.sync_client import ArtClient
+
+P = ParamSpec("P")
+T = TypeVar("T")
+AnswerT = TypeVar("AnswerT", covariant=True)
+DEFAULT_BASE_URL = "http://localhost:8000/v1"
+
+
+def split_base_url(base_url: str) -> tuple[str, str]:
+    """Return ``(base_url ending with /v1, the server's root)``.
+
+    Raises:
+        ConfigError: it is not an http(s) URL.
+    """
+    trimmed = base_url.rstrip("/")
+    if not trimmed.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"base_url: got {base_url!r}, expected a URL such as {DEFAULT_BASE_URL!r}"
+        )
+    root = trimmed.removesuffix("/v1")
+    return f"{root}/v1", root
+
+
+class Address(ABC):
+    """Base of both clients: the server's address and key, and how long to retry."""
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        timeout: float = 60.0,
+        patience: float = 60.0,
+    ) -> None:
+        url = base_url or os.environ.get("ART_BASE_URL") or DEFAULT_BASE_URL
+        self.base_url, self._root = split_base_url(url)
+        self.api_key = api_key or os.environ.get("ART_API_KEY")
+        self.timeout = timeout
+        self.patience = patience
+        self._open()
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Make the HTTP client."""
+
+    @abstractmethod
+    def _perform(self, made: Request[Any] | Flow[Any]) -> Any:
+        """Send what an operation made, and give its answer or a coroutine of it."""
+
+    def _options(self) -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return {"base_url": self._root, "headers": headers}
+
+    def _backoff(self, request: Request[Any]) -> Backoff:
+        return Backoff(self.patience if request.patience is None else request.patience)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.base_url!r})"
+
+
+class Endpoint(Protocol[P, AnswerT]):
+    """An operation as a type checker sees it: a method of each of the two clients."""
+
+    @overload
+    def __get__(self, client: ArtClient, kind: Any, /) -> Callable[P, AnswerT]: ...
+    @overload
+    def __get__(
+        self, client: AsyncArtClient, kind: Any, /
+    ) -> Callable[P, Coroutine[Any, Any, AnswerT]]: ...
+    @overload
+    def __get__(self, client: None, kind: Any, /) -> Callable[Concatenate[Any, P], Any]: ...
+
+
+def endpoint(make: Callable[Concatenate[Any, P], Request[T] | Flow[T]]) -> Endpoint[P, T]:
+    """Let the client send what `make` makes, and return the answer or a coroutine of it."""
+
+    @wraps(make)
+    def method(client: Address, *args: P.args, **kwargs: P.kwargs) -> Any:
+        made = make(client, *args, **kwargs)
+        return client._perform(made)  # pyright: ignore[reportPrivateUsage]
+
+    return cast("Endpoint[P, T]", method)
