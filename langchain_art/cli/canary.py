@@ -7,7 +7,7 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -15,9 +15,6 @@ from rich.markup import escape
 
 from langchain_art.cli.options import AsJson, BaseUrl, console, show
 from langchain_art.errors import ConfigError
-
-if TYPE_CHECKING:
-    from langchain_art.diagnostics.canary_checks import CanaryReport
 
 
 def canary(
@@ -42,36 +39,29 @@ def canary(
       langchain-art canary --model Qwen/Qwen2.5-0.5B-Instruct
     """
     from langchain_art.cli.tables import canary_table
+    from langchain_art.client.local_server import LocalServer
+    from langchain_art.diagnostics.canary import run_canary
+    from langchain_art.training.progress import Display
 
     if model and base_url and base_url != os.environ.get("ART_BASE_URL"):
         raise ConfigError("got --model and --base-url: start a server, or try one that runs")
-    report = _run(model, base_url, steps, learning_rate)
+    stderr = Console(stderr=True)
+    with ExitStack() as stack:
+        if model:
+            folder = stack.enter_context(TemporaryDirectory(prefix="langchain-art-canary-"))
+            local = LocalServer(model, data_dir=Path(folder, "data"))
+            with stderr.status(f"{escape(model)} is loaded; output in {local.log}"):
+                base_url = stack.enter_context(local).base_url
+        advance = stack.enter_context(Display(stderr).bar("canary", steps + 3))
+        report = run_canary(
+            base_url,
+            steps=steps,
+            learning_rate=learning_rate,
+            on_progress=lambda _done, _total, words: advance(words),
+        )
     show(report, as_json, canary_table, passed=report.passed)
     for check in report.checks:
         if not check.passed and not as_json:
             console.print(f"{check.name}: {check.advice}", markup=False, highlight=False)
     if not report.passed:
         raise typer.Exit(1)
-
-
-def _run(
-    model: str | None, base_url: str | None, steps: int, learning_rate: float | None
-) -> CanaryReport:
-    """Run the canary, with a progress bar on standard error; start a server if `model` is given."""
-    from langchain_art.client.local_server import LocalServer
-    from langchain_art.diagnostics.canary import run_canary
-    from langchain_art.training.progress import Display
-
-    with ExitStack() as stack:
-        if model:
-            folder = stack.enter_context(TemporaryDirectory(prefix="langchain-art-canary-"))
-            local = LocalServer(model, data_dir=Path(folder, "data"))
-            with Console(stderr=True).status(f"{escape(model)} is loaded; output in {local.log}"):
-                base_url = stack.enter_context(local).base_url
-        advance = stack.enter_context(Display(Console(stderr=True)).bar("canary", steps + 3))
-        return run_canary(
-            base_url,
-            steps=steps,
-            learning_rate=learning_rate,
-            on_progress=lambda _done, _total, words: advance(words),
-        )

@@ -19,22 +19,21 @@ def export_adapter(
 ) -> Path:
     """Download ``policy@version`` into the new directory and write its card, ``README.md``.
 
-    Args:
-        client: of the server that has it.
-        policy: its name.
-        version: its version.
-        directory: appears whole or not at all.
-        base: the base model's name for the card. None: what the adapter says, else the server.
+    The directory appears whole or not at all. `base` is the base model's name for the card; None:
+    what the adapter says, else the server.
 
     Raises:
-        ConfigError: `directory` exists and is not empty.
-        NotFound: the server does not keep that version.
+        ConfigError: `directory` exists and is not empty, or the server does not keep that version.
     """
-    checkpoint = _checkpoint(client, policy, version)
+    known = {one.version: one for one in client.checkpoints(policy)}
+    if version not in known:
+        raise ConfigError(
+            f"The server keeps no {policy}@{version}; it has versions {sorted(known)}"
+        )
     client.download_adapter(policy, version, directory)
     config: dict[str, Any] = json.loads((directory / "adapter_config.json").read_text())
     named = base or config.get("base_model_name_or_path") or client.status().model_path
-    (directory / "README.md").write_text(card(checkpoint, config, named))
+    (directory / "README.md").write_text(card(known[version], config, named))
     return directory
 
 
@@ -57,13 +56,9 @@ def export_merged(
         adapter = export_adapter(client, policy, version, Path(temporary) / "adapter", base)
         whole = Path(temporary) / "merged"
         model = base or client.status().model_path
-        command = [sys.executable, "-m", "langchain_art_server.merge_adapter"]
-        done = subprocess.run(
-            [*command, model, str(adapter), str(whole)],
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        merge = [sys.executable, "-m", "langchain_art_server.merge_adapter"]
+        command = [*merge, model, str(adapter), str(whole)]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode != 0:
             last_lines = "\n".join(done.stderr.strip().splitlines()[-3:])
             raise ArtError(
@@ -78,15 +73,6 @@ def export_merged(
             directory.rmdir()
         whole.rename(directory)
     return directory
-
-
-def _checkpoint(client: ArtClient, policy: str, version: int) -> Checkpoint:
-    known = {one.version: one for one in client.checkpoints(policy)}
-    if version not in known:
-        raise ConfigError(
-            f"The server keeps no {policy}@{version}; it has versions {sorted(known)}"
-        )
-    return known[version]
 
 
 _LOAD = """\

@@ -6,8 +6,8 @@ import inspect
 import sys
 from collections.abc import Iterable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, cast
 
 from langchain_art.client.conversations import read_jsonl
@@ -28,12 +28,9 @@ def load(name: str) -> Any:
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+        return resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{name!r} cannot be loaded: {error}") from error
-    return found
 
 
 def load_rollout(name: str, policy: str, base_url: str | None) -> Rollout:

@@ -28,9 +28,8 @@ _LEARNED = (("reward_mean", ".3f"), ("runs_trained", ".0f"), ("tokens_trained", 
 
 def status_table(status: ServerStatus) -> Table:
     """The server's status."""
-    table = Table(title=f"langchain-art server {status.version}", show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
+    title = f"langchain-art server {status.version}"
+    table = Table(Column(style="bold"), Column(overflow="fold"), title=title, show_header=False)
     table.add_row("ready", "yes" if status.ready else "no")
     table.add_row("base model", escape(f"{status.base_model} ({status.model_path})"))
     table.add_row("parameters", f"{status.parameters:,} in {status.dtype} on {status.device}")
@@ -56,14 +55,15 @@ def checkpoints_table(checkpoints: Sequence[Checkpoint]) -> Table:
     for one in checkpoints:
         made = datetime.fromtimestamp(one.created_at, UTC).strftime("%m-%d %H:%M:%S")
         state = [word for word, on in (("serves", one.serving), ("pinned", one.pinned)) if on]
-        learned = [
-            format(one.metrics[metric], form) if metric in one.metrics else "-"
-            for metric, form in _LEARNED
-        ]
+        learned = [_or_dash(one.metrics.get(metric), form) for metric, form in _LEARNED]
         parent = "-" if one.parent is None else f"@{one.parent}"
         size = f"{one.bytes / 1e6:.1f} MB"
         table.add_row(one.name, parent, made, size, *learned, " ".join(state))
     return table
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 def runs_table(runs: Sequence[Trajectory]) -> Table:
@@ -78,7 +78,7 @@ def runs_table(runs: Sequence[Trajectory]) -> Table:
             escape(run.id),
             escape(run.scenario or "-"),
             run.status,
-            "-" if run.reward is None else f"{run.reward:.3f}",
+            _or_dash(run.reward, ".3f"),
             str(len(run.turns)),
             f"{spoken['prompt']} + {spoken['completion']}" if known else "-",
             escape(" ".join(sorted({turn.model for turn in run.turns if turn.model})) or "-"),
@@ -88,19 +88,18 @@ def runs_table(runs: Sequence[Trajectory]) -> Table:
 
 def run_table(run: Trajectory) -> Table:
     """One run, a line per turn."""
-    reward = "not scored" if run.reward is None else f"reward {run.reward:.3f}"
     scores = "".join(f", {name} {value:.3f}" for name, value in run.scores.items())
-    title = escape(f"{run.id}  {run.scenario or ''}  {run.status}, {reward}{scores}")
+    title = escape(f"{run.id}  {run.scenario or ''}  {_outcome(run)}{scores}")
     table = Table("#", "after", "node", "model", "tokens", "s", "said", title=title)
     for index, turn in enumerate(run.turns):
         usage = turn.usage
         table.add_row(
             str(index),
-            "-" if turn.extends is None else str(turn.extends),
+            _or_dash(turn.extends, "d"),
             escape(_node(turn)),
             escape(turn.model or "-"),
             f"{usage.prompt_tokens} + {usage.completion_tokens}" if usage else "-",
-            "-" if turn.latency is None else f"{turn.latency:.2f}",
+            _or_dash(turn.latency, ".2f"),
             escape(_said(turn)),
         )
     if run.error:
@@ -108,19 +107,18 @@ def run_table(run: Trajectory) -> Table:
     return table
 
 
+def _outcome(run: Trajectory | TrajectoryAudit) -> str:
+    reward = "not scored" if run.reward is None else f"reward {run.reward:.3f}"
+    return f"{run.status}, {reward}"
+
+
 def audit_table(audit: TrajectoryAudit) -> Table:
     """Which of a run's tokens are trained: a line per turn, and the totals."""
-    reward = "not scored" if audit.reward is None else f"reward {audit.reward:.3f}"
+    names = ("#", "node", "version", "prompt", "sampled", "trained", "prefix", "why not")
+    numbers = {"#", "prompt", "sampled", "trained"}
     table = Table(
-        Column("#", justify="right"),
-        Column("node", overflow="fold"),
-        Column("version", overflow="fold"),
-        Column("prompt", justify="right"),
-        Column("sampled", justify="right"),
-        Column("trained", justify="right"),
-        Column("prefix", overflow="fold"),
-        Column("why not", overflow="fold"),
-        title=escape(f"{audit.trajectory}  {audit.status}, {reward}"),
+        *(Column(n, justify="right" if n in numbers else "left", overflow="fold") for n in names),
+        title=escape(f"{audit.trajectory}  {_outcome(audit)}"),
         caption=escape(_totals(audit)),
         caption_justify="left",
     )
@@ -167,12 +165,12 @@ def _prefix(turn: TurnAudit) -> str:
 
 
 def _totals(audit: TrajectoryAudit) -> str:
-    total = (
-        f"{audit.trained_tokens} of {audit.sampled_tokens} sampled tokens learn, in {audit.rows} "
-        f"{'row' if audit.rows == 1 else 'rows'}."
-    )
     done = ", ".join(f"{policy} (job {job})" for policy, job in audit.trained_by.items())
-    return f"{total} {f'Trained by {done}.' if done else 'Not trained yet.'}"
+    return (
+        f"{audit.trained_tokens} of {audit.sampled_tokens} sampled tokens learn, in {audit.rows} "
+        f"{'row' if audit.rows == 1 else 'rows'}. "
+        f"{f'Trained by {done}.' if done else 'Not trained yet.'}"
+    )
 
 
 def _node(turn: Turn) -> str:

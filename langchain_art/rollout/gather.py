@@ -12,7 +12,7 @@ from typing import Any
 from langchain_art.errors import ConfigError
 from langchain_art.rollout.graph_rollout import check_inputs
 from langchain_art.rollout.group_stream import GroupStream
-from langchain_art.rollout.runner import Rollout
+from langchain_art.rollout.runner import Rollout, RolloutWorker
 from langchain_art.rollout.scenarios import group_ids, scenario_id
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
@@ -80,24 +80,17 @@ async def gather(
         raise ConfigError(f"got {group_size=} and {concurrency=}, expected both to be at least 1")
     check_inputs(rollout, scenarios)
     started = time.monotonic()
-    ids = [scenario_id(scenario) for scenario in scenarios]
-    names = list(group_ids(prefix or uuid.uuid4().hex, ids))
-    stream = GroupStream(
-        rollout,
-        scenarios.__getitem__,
-        lambda n, _: names[n],
-        group_size=group_size,
-        concurrency=concurrency,
-        on_done=on_done,
-        retries=retries,
-        ready=ready,
-        max_failed=max_failed,
+    names = list(group_ids(prefix or uuid.uuid4().hex, map(scenario_id, scenarios)))
+    worker = RolloutWorker(
+        rollout, concurrency, on_done=on_done, retries=retries, ready=ready, max_failed=max_failed
     )
-    async with stream:
+    async with GroupStream(
+        worker, scenarios.__getitem__, lambda n, _: names[n], group_size
+    ) as stream:
         stream.allow(len(scenarios))
         ended = {group.id: group for group in await stream.take(len(scenarios))}
     groups = [ended[name] for name in names]
-    return GatherResult(groups, time.monotonic() - started, stream.retried, stream.first_error)
+    return GatherResult(groups, time.monotonic() - started, worker.retried, worker.first_error)
 
 
 def gather_sync(rollout: Rollout, scenarios: Sequence[Any], **options: Any) -> GatherResult:

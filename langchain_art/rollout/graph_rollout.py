@@ -89,8 +89,13 @@ def is_remote(rollout: object) -> bool:
 
 def as_function(graph: Graph) -> Callable[[Any, str, str], Any]:
     """A function of a scenario, its name and the run's id; async if the graph has ``ainvoke``."""
-    # Given a thread id, a remote graph would keep that thread; without one, it removes its own.
-    config = _remote_config if is_remote(graph) else _config
+
+    def config(name: str, id: str) -> dict[str, Any]:
+        # A remote graph, given a thread id, would keep that thread; without one, it removes its
+        # own. Its `ChatART` tags its calls with these metadata.
+        if is_remote(graph):
+            return {"metadata": {"art_trajectory_id": id, "art_scenario": name}}
+        return {"configurable": {"thread_id": id}}  # which a graph with a checkpointer needs
 
     async def run(scenario: Any, name: str, id: str) -> Any:
         return await graph.ainvoke(graph_input(scenario), config(name, id))
@@ -99,13 +104,3 @@ def as_function(graph: Graph) -> Callable[[Any, str, str], Any]:
         return cast(Any, graph).invoke(graph_input(scenario), config(name, id))
 
     return run if callable(getattr(graph, "ainvoke", None)) else run_in_thread
-
-
-def _config(name: str, id: str) -> dict[str, Any]:
-    """A new thread id, which a graph with a checkpointer needs."""
-    return {"configurable": {"thread_id": id}}
-
-
-def _remote_config(name: str, id: str) -> dict[str, Any]:
-    """The tags of the remote `ChatART`'s calls."""
-    return {"metadata": {"art_trajectory_id": id, "art_scenario": name}}

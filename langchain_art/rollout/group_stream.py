@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
-from langchain_art.rollout.runner import Rollout, RolloutWorker, group_of
+from langchain_art.rollout.runner import RolloutWorker, group_of
 from langchain_art.rollout.scenarios import scenario_id
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
@@ -21,39 +21,26 @@ class GroupStream:
 
     Example::
 
-        async with GroupStream(rollout, scenarios.__getitem__, names) as stream:
+        async with GroupStream(worker, scenarios.__getitem__, names, 8) as stream:
             stream.allow(32)
             first = await stream.take(16)   # sixteen groups, whichever ended first
 
     Args:
-        rollout: see `Rollout`.
+        worker: makes the runs; closed at the end. Its `max_failed` is of each allowance.
         scenario: the scenario of the n-th group, from 0.
         name: the id of that group, by n and the scenario's id.
         group_size: runs of each group.
-        concurrency: most runs at once.
-        on_done: called after each run.
-        retries: how often one run is repeated because the server was unavailable.
-        ready: awaited before a repeated run.
-        max_failed: fraction of the runs of an allowance that may raise.
     """
 
     def __init__(
         self,
-        rollout: Rollout,
+        worker: RolloutWorker,
         scenario: Callable[[int], Any],
         name: Callable[[int, str], str],
-        *,
         group_size: int,
-        concurrency: int,
-        on_done: Callable[[Trajectory], None] | None = None,
-        retries: int = 5,
-        ready: Callable[[], Awaitable[object]] | None = None,
-        max_failed: float = 0.5,
     ) -> None:
-        self._worker = RolloutWorker(rollout, concurrency, retries, ready, on_done)
+        self._worker, self._group_size = worker, group_size
         self._scenario, self._name = scenario, name
-        self._group_size, self._concurrency = group_size, concurrency
-        self._max_failed = max_failed
         self._places: deque[tuple[int, int]] = deque()
         self._runs: dict[int, list[Trajectory | None]] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -64,7 +51,6 @@ class GroupStream:
         """Groups that were allowed to start so far."""
 
     async def __aenter__(self) -> GroupStream:
-        self._worker.__enter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -73,24 +59,13 @@ class GroupStream:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        self._worker.__exit__()
-
-    @property
-    def retried(self) -> int:
-        """Runs repeated because the server was unavailable."""
-        return self._worker.retried
-
-    @property
-    def first_error(self) -> str | None:
-        """Error of the first failed run since the latest `allow`."""
-        return self._worker.first_error
+        self._worker.close()
 
     def allow(self, groups: int) -> None:
         """Let this many more groups start."""
         if groups <= 0:
             return
-        self._worker.failed, self._worker.first_error = 0, None
-        self._worker.allowed_failures = self._max_failed * groups * self._group_size
+        self._worker.expect(groups * self._group_size)
         for index in range(self.allowed, self.allowed + groups):
             self._runs[index] = [None] * self._group_size
             self._places.extend((index, member) for member in range(self._group_size))
@@ -114,7 +89,7 @@ class GroupStream:
         return [self._ended.popleft() for _ in range(groups)]
 
     def _fill(self) -> None:
-        while self._places and len(self._running) < self._concurrency:
+        while self._places and len(self._running) < self._worker.concurrency:
             # One task per run, so that context variables set in a run end with it.
             task = asyncio.create_task(self._run(*self._places.popleft()))
             self._running.add(task)

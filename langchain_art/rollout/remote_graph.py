@@ -30,17 +30,13 @@ async def fetch(client: AsyncArtClient, groups: Sequence[TrajectoryGroup]) -> li
             "nodes call a ChatART of this server; a graph that does not hand its config on (a "
             "thread without a context, say) must be run by a function instead."
         )
+
+    def whole(run: Trajectory) -> Trajectory:
+        turns = known.get(run.id, run).turns
+        return run.model_copy(update={"turns": turns})
+
     return [
-        group.model_copy(
-            update={
-                "trajectories": tuple(
-                    run.model_copy(update={"turns": known[run.id].turns})
-                    if run.id in known
-                    else run
-                    for run in group.trajectories
-                )
-            }
-        )
+        group.model_copy(update={"trajectories": tuple(map(whole, group.trajectories))})
         for group in groups
     ]
 

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import httpx
 from pydantic import ValidationError
@@ -33,7 +33,6 @@ from langchain_art.wire import Trajectory, TrajectoryGroup
 if TYPE_CHECKING:
     from langchain_art.tracing.handler import Run
 
-S = TypeVar("S")
 RolloutOutcome: TypeAlias = "Run | Trajectory | float"
 Rollout: TypeAlias = "Callable[[Any], RolloutOutcome | Awaitable[RolloutOutcome]] | Graph"
 """A function (``async def`` or ``def``) of a scenario that returns the `Run` of its own
@@ -47,33 +46,41 @@ class _WrongOutcome(ConfigError):
 
 
 class RolloutWorker:
-    """Makes single runs and counts failures. A context manager that owns the runs' threads."""
+    """Makes single runs, counts failures, and owns the runs' threads. Arguments as of `gather`."""
 
     def __init__(
         self,
         rollout: Rollout,
-        concurrency: int,
-        retries: int,
-        ready: Callable[[], Awaitable[object]] | None,
-        on_done: Callable[[Trajectory], None] | None,
+        concurrency: int = 64,
+        *,
+        on_done: Callable[[Trajectory], None] | None = None,
+        retries: int = 5,
+        ready: Callable[[], Awaitable[object]] | None = None,
+        max_failed: float = 0.5,
     ) -> None:
+        self.concurrency = concurrency
         self._is_graph = is_graph(rollout)
         self._function = _function(rollout)
         self._is_async = is_async(self._function)
         self._retries = retries
         self._ready = ready
         self._on_done = on_done
+        self._max_failed = max_failed
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="rollout")
-        self.allowed_failures = 0.0
-        self.failed = 0
+        self._failed = 0
+        self._allowed_failures = 0.0
         self.retried = 0
+        """Runs repeated because the server was unavailable."""
         self.first_error: str | None = None
+        """Of the first failed run since the latest `expect`."""
 
-    def __enter__(self) -> RolloutWorker:
-        return self
+    def expect(self, runs: int) -> None:
+        """Count failures anew, as a fraction of this many runs."""
+        self._failed, self.first_error = 0, None
+        self._allowed_failures = self._max_failed * runs
 
-    def __exit__(self, *exc: object) -> None:
-        # Without waiting: a thread that hangs in a model call must not delay Ctrl-C.
+    def close(self) -> None:
+        """End the threads; does not wait for them: one that hangs must not delay Ctrl-C."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, scenario: Any, name: str) -> Trajectory:
@@ -109,7 +116,8 @@ class RolloutWorker:
                     outcome = run
                 elif isinstance(outcome, Real):
                     run.reward = float(outcome)
-                return _trajectory(outcome, run, name), None
+                    outcome = run
+                return _trajectory(outcome, name), None
             except _WrongOutcome:
                 raise  # an error in the program, which more runs would only hide
             except Exception as error:  # noqa: BLE001 - user code may raise anything
@@ -126,11 +134,11 @@ class RolloutWorker:
         return await outcome if inspect.isawaitable(outcome) else outcome
 
     def _count(self, error: Exception, name: str) -> None:
-        self.failed += 1
+        self._failed += 1
         self.first_error = self.first_error or f"{_words(error)} (scenario {name!r})"
-        if self.failed > self.allowed_failures:
+        if self._failed > self._allowed_failures:
             raise RolloutFailed(
-                f"{self.failed} rollouts raised, at most {self.allowed_failures:g} may "
+                f"{self._failed} rollouts raised, at most {self._allowed_failures:g} may "
                 f"(max_failed). The first: {self.first_error}. Run the rollout on this one "
                 "scenario to see the traceback."
             ) from error
@@ -152,11 +160,9 @@ def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:2000]
 
 
-def _trajectory(outcome: object, run: Run, name: str) -> Trajectory:
+def _trajectory(outcome: object, name: str) -> Trajectory:
     if isinstance(outcome, Trajectory):
         found = outcome
-    elif isinstance(outcome, Real):
-        found = run.trajectory()
     elif callable(method := getattr(outcome, "trajectory", None)):
         found = cast(Trajectory, method())
     else:

@@ -8,7 +8,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
@@ -68,7 +68,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def group_ids(prefix: str, scenarios: Sequence[str]) -> Iterator[str]:
+def group_ids(prefix: str, scenarios: Iterable[str]) -> Iterator[str]:
     """``prefix:scenario``; later groups of the same scenario get ``:2``, ``:3`` … behind it."""
     seen: Counter[str] = Counter()
     for scenario in scenarios:

@@ -3,66 +3,63 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ArtError
-from langchain_art.evaluators.scoring import Evaluator, score_groups
+from langchain_art.evaluators.scoring import score_groups
 from langchain_art.rollout.gather import gather
 from langchain_art.rollout.runner import Rollout
+from langchain_art.training.fit_settings import FitSettings
+from langchain_art.training.progress import Display, note
 from langchain_art.training.results import EvalResult, summarize
-from langchain_art.wire import Trajectory, TrajectoryGroup
+from langchain_art.wire import Trajectory
 
 
 async def evaluate(
+    plan: FitSettings,
     client: AsyncArtClient,
-    models: Sequence[str],
+    display: Display,
     rollout: Rollout,
     scenarios: Sequence[Any],
     *,
-    samples: int = 1,
-    concurrency: int = 64,
-    evaluator: Evaluator | None = None,
-    max_failed: float = 0.5,
+    samples: int,
     step: int | None = None,
-    on_done: Callable[[Trajectory], None] | None = None,
 ) -> EvalResult:
-    """Run every scenario `samples` times and average the rewards.
+    """Run every scenario `samples` times on the policies of `plan` and average the rewards.
 
-    Args:
-        client: of the server that serves `models`.
-        models: names that the rollout calls: policies, ``policy@N``, or the base model.
-        rollout: see `Rollout`.
-        scenarios: held out from training.
-        samples: runs per scenario.
-        concurrency: most runs at once.
-        evaluator: scores groups in which a run that did not fail has no reward.
-        max_failed: fraction of the runs that may raise.
-        step: stored in the result.
-        on_done: called after each run.
+    The plan's evaluator scores groups in which a run that did not fail has no reward.
 
     Raises:
         ArtError: calls were sampled from other versions than those that served at the start.
         RolloutFailed: more than `max_failed` of the runs raised.
     """
     started = time.monotonic()
-    expected = await _serving(client, models)
-    found = await gather(
-        rollout,
-        scenarios,
-        group_size=samples,
-        concurrency=concurrency,
-        prefix=f"eval:{expected[0]}",
-        on_done=on_done,
-        ready=client.ready,
-        max_failed=max_failed,
-    )
-    groups = found.groups
-    if evaluator is not None:
-        groups = await _score_the_rest(groups, evaluator)
-    runs = [t for group in groups for t in group.trajectories]
-    _check(runs, expected, await _serving(client, models))
+    expected = await _serving(client, plan.policies)
+    with display.bar("evaluating", len(scenarios) * samples) as advance:
+        found = await gather(
+            rollout,
+            scenarios,
+            group_size=samples,
+            concurrency=plan.concurrency,
+            prefix=f"eval:{expected[0]}",
+            on_done=lambda run: advance(note(run)),
+            ready=client.ready,
+            max_failed=plan.max_failed,
+        )
+        groups = found.groups
+        unscored = [
+            group
+            for group in groups
+            if any(t.reward is None and t.status != "failed" for t in group.trajectories)
+        ]
+        if plan.evaluator is not None and unscored:
+            judged = await score_groups(unscored, plan.evaluator)
+            scored = {group.id: group for group in judged.groups}
+            groups = [scored.get(group.id, group) for group in groups]
+        runs = [t for group in groups for t in group.trajectories]
+        _check(runs, expected, await _serving(client, plan.policies))
     return summarize(runs, step=step, versions=expected, seconds=time.monotonic() - started)
 
 
@@ -89,18 +86,3 @@ def _check(runs: Sequence[Trajectory], before: Sequence[str], after: Sequence[st
             f"while nothing trains these policies, and let the rollout call {sorted(policies)} or "
             f"{sorted(before)}."
         )
-
-
-async def _score_the_rest(
-    groups: Sequence[TrajectoryGroup], evaluator: Evaluator
-) -> list[TrajectoryGroup]:
-    todo = {
-        group.id: group
-        for group in groups
-        if any(t.reward is None and t.status != "failed" for t in group.trajectories)
-    }
-    if not todo:
-        return list(groups)
-    judged = await score_groups(list(todo.values()), evaluator)
-    scored = {group.id: group for group in judged.groups}
-    return [scored.get(group.id, group) for group in groups]

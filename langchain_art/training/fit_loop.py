@@ -17,7 +17,7 @@ from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.progress import Display
 from langchain_art.training.results import EvalResult, FitResult, StepRecord, tokens
-from langchain_art.training.step_batch import StepBatchBuilder, note
+from langchain_art.training.step_batch import StepBatchBuilder
 from langchain_art.wire import LoraConfig, TrainResult
 
 
@@ -36,48 +36,47 @@ class Schedule:
         return bool(self.eval_scenarios) and (step % every == 0 or step >= self.steps)
 
 
+@dataclass
 class FitLoop:
     """One call of `Trainer.fit`."""
 
-    def __init__(
-        self,
-        plan: FitSettings,
-        client: AsyncArtClient,
-        history: History,
-        display: Display,
-        rollout: Rollout,
-    ) -> None:
-        self._plan = plan
-        self._client = client
-        self._history = history
-        self._display = display
-        self._rollout = rollout
-        self._first = True
+    plan: FitSettings
+    client: AsyncArtClient
+    history: History
+    display: Display
+    rollout: Rollout
+    schedule: Schedule
 
-    async def run(self, scenarios: Sequence[Any], schedule: Schedule) -> FitResult:
+    async def run(self, scenarios: Sequence[Any]) -> FitResult:
         """Run all steps that are not done yet, and the evaluations."""
-        history = self._history
-        await self._client.ready(self._client.patience)
+        history, steps = self.history, self.schedule.steps
+        await self.client.ready(self.client.patience)
         versions = await self._versions()
+        done = history.done
         if history.resumed:
-            self._display.line(f"Resuming after step {history.done} ({history.directory}).")
-        if (former := history.select(self._plan.trainable)) is not None:
-            self._display.warn(
+            self.display.line(f"Resuming after step {done} ({history.directory}).")
+        if (former := history.select(self.plan.trainable)) is not None:
+            self.display.warn(
                 f"Which calls learn has changed: trainable={former} until here, "
-                f"trainable={self._plan.trainable} in every batch that is collected from now on."
+                f"trainable={self.plan.trainable} in every batch that is collected from now on."
             )
-        with self._display.bar("steps", max(schedule.steps, history.done), history.done) as advance:
-            await self._evaluate(history.done, schedule)
-            async with self._batches(scenarios, schedule.steps) as batches:
-                for step in range(history.done + 1, schedule.steps + 1):
-                    versions = await self._step(step, batches, schedule.steps)
-                    await self._evaluate(step, schedule)
+        with self.display.bar("steps", max(steps, done), done) as advance:
+            await self._evaluate(done)
+            batches = StepBatchBuilder(
+                self.plan, self.client, history, self.display, self.rollout, scenarios, steps
+            )
+            async with batches.stream:
+                for step in range(done + 1, steps + 1):
+                    record = await self._step(history.pending() or await batches.collect(step))
+                    self.display.step(record, steps, first=step == done + 1)
+                    versions = record.versions
+                    await self._evaluate(step)
                     advance()
         return FitResult(
             fit_id=history.state.fit_id,
             versions=versions,
             before=history.eval_at(0),
-            after=history.eval_at(max(schedule.steps, history.done)),
+            after=history.eval_at(max(steps, done)),
             best=best(history.evals),
             history=tuple(history.steps),
             evals=tuple(history.evals),
@@ -85,45 +84,28 @@ class FitLoop:
 
     async def _versions(self) -> dict[str, int]:
         """The versions that serve; makes missing policies."""
-        steps = self._history.steps
+        steps = self.history.steps
         last = steps[-1].versions if steps else {}
         serving: dict[str, int] = {}
-        for name in self._plan.policies:
-            serving[name] = await serving_version(self._client, name, self._plan.lora)
+        for name in self.plan.policies:
+            serving[name] = await serving_version(self.client, name, self.plan.lora)
             if serving[name] < last.get(name, 0):
                 raise ConfigError(
                     f"The server serves {name}@{serving[name]}, but the fit in "
-                    f"{self._history.directory} had come to @{last[name]}: the policy was rolled "
+                    f"{self.history.directory} had come to @{last[name]}: the policy was rolled "
                     "back, or this is another server. Pass resume=False to train on from what it "
                     "serves."
                 )
         return serving
 
-    # --- one step ---------------------------------------------------------------------------------
-
-    def _batches(self, scenarios: Sequence[Any], steps: int) -> StepBatchBuilder:
-        pending = self._history.pending()
-        return StepBatchBuilder(
-            self._plan,
-            self._client,
-            self._history,
-            self._display,
-            self._rollout,
-            scenarios,
-            steps=steps,
-            done=self._history.done if pending is None else pending.step,
-        )
-
-    async def _step(self, step: int, batches: StepBatchBuilder, steps: int) -> dict[str, int]:
-        history, first = self._history, self._first
-        pending = history.pending() or await batches.collect(step)
-        self._first = False
+    async def _step(self, pending: PendingStep) -> StepRecord:
+        """Train on a batch, and store the record of the step."""
         started = time.monotonic()
         results = await self._train(pending)
         seconds = {**pending.seconds, "train": time.monotonic() - started}
         rewards = [t.reward for t in pending.trajectories if t.reward is not None]
         record = StepRecord(
-            step=step,
+            step=pending.step,
             results=results,
             reward_mean=statistics.fmean(rewards) if rewards else None,
             reward_std=statistics.stdev(rewards) if len(rewards) > 1 else None,
@@ -136,82 +118,66 @@ class FitLoop:
             seconds={**seconds, "total": sum(seconds.values())},
             tokens=tokens(pending.trajectories),
         )
-        history.append(record)
-        history.end()
-        self._display.step(record, steps, first=first)
-        return record.versions
+        self.history.append(record)
+        self.history.end()
+        return record
 
     async def _train(self, pending: PendingStep) -> dict[str, TrainResult]:
         """Each policy's job on the same groups; idempotency keys prevent training twice."""
-        history, results = self._history, dict[str, TrainResult]()
-        groups = await self._post(pending)
-        for policy in self._plan.policies:
-            key = history.state.key(policy, pending.step)
-            job = await self._client.train(groups, policy, pending.config, key, pending.trainable)
+        state, results = self.history.state, dict[str, TrainResult]()
+        if pending.remote:
+            ids = await remote_graph.score(self.client, pending.groups)
+        else:
+            await self.client.post_groups(pending.groups)
+            ids = [[t.id for t in group.trajectories] for group in pending.groups]
+        for policy in self.plan.policies:
+            key = state.key(policy, pending.step)
+            job = await self.client.train(ids, policy, pending.config, key, pending.trainable)
             try:
-                results[policy] = await self._client.wait(job)
+                results[policy] = await self.client.wait(job)
             except JobFailed:
                 # The keys are used: a resumed fit repeats this step with new rollouts and keys.
-                failed = dict(history.state.failed_jobs)
-                failed[pending.step] = failed.get(pending.step, 0) + 1
-                history.save(history.state.model_copy(update={"failed_jobs": failed}))
-                history.end()
+                tries = state.failed_jobs.get(pending.step, 0) + 1
+                self.history.save(failed_jobs=state.failed_jobs | {pending.step: tries})
+                self.history.end()
                 raise
         return results
 
-    async def _post(self, pending: PendingStep) -> list[list[str]]:
-        """Send a step's runs with their rewards; returns their ids, group by group."""
-        if pending.remote:
-            return await remote_graph.score(self._client, pending.groups)
-        await self._client.post_groups(pending.groups)
-        return [[t.id for t in group.trajectories] for group in pending.groups]
-
-    # --- evaluations ------------------------------------------------------------------------------
-
-    async def _evaluate(self, step: int, schedule: Schedule) -> None:
-        history, plan = self._history, self._plan
-        if schedule.evaluates(step) and history.eval_at(step) is None:
-            total = len(schedule.eval_scenarios) * schedule.eval_samples
-            with self._display.bar("evaluating", total) as advance:
-                result = await evaluate(
-                    self._client,
-                    plan.policies,
-                    self._rollout,
-                    schedule.eval_scenarios,
-                    samples=schedule.eval_samples,
-                    concurrency=plan.concurrency,
-                    evaluator=plan.evaluator,
-                    max_failed=plan.max_failed,
-                    step=step,
-                    on_done=lambda run: advance(note(run)),
-                )
-            history.append(result)
-            self._display.eval(result)
+    async def _evaluate(self, step: int) -> None:
+        """Evaluate after `step`, if it is due and not done; pin the best versions."""
+        schedule = self.schedule
+        if schedule.evaluates(step) and self.history.eval_at(step) is None:
+            result = await evaluate(
+                self.plan,
+                self.client,
+                self.display,
+                self.rollout,
+                schedule.eval_scenarios,
+                samples=schedule.eval_samples,
+                step=step,
+            )
+            self.history.append(result)
+            self.display.eval(result)
         await self._pin_best()
 
     async def _pin_best(self) -> None:
         """Pin the best evaluated versions and unpin this fit's former ones, no others."""
-        if (champion := best(self._history.evals)) is None:
-            return
-        for name in champion.versions:
-            policy, _, version = name.partition("@")
-            await self._pin(policy, int(version))
-
-    async def _pin(self, policy: str, version: int) -> None:
-        state = self._history.state
-        former = state.pinned.get(policy)
-        if version == former:
-            return
-        known = {c.version: c for c in await self._client.checkpoints(policy)}
-        if version not in known:
-            return  # deleted since it was evaluated
-        pinned = {name: number for name, number in state.pinned.items() if name != policy}
-        if not known[version].pinned:
-            await self._client.pin(policy, version)
-            pinned[policy] = version
-        self._history.save(state.model_copy(update={"pinned": pinned}))
-        if former is not None and former in known:
-            await self._client.unpin(policy, former)
+        champion = best(self.history.evals)
+        for name in champion.versions if champion else ():
+            policy, _, number = name.partition("@")
+            version, pinned = int(number), dict(self.history.state.pinned)
+            former = pinned.pop(policy, None)
+            if version == former:
+                continue
+            known = {c.version: c for c in await self.client.checkpoints(policy)}
+            if version not in known:
+                continue  # deleted since it was evaluated
+            if not known[version].pinned:
+                await self.client.pin(policy, version)
+                pinned[policy] = version
+            self.history.save(pinned=pinned)
+            if former is not None and former in known:
+                await self.client.unpin(policy, former)
 
 
 async def serving_version(client: AsyncArtClient, policy: str, lora: LoraConfig | None) -> int:

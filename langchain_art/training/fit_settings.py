@@ -1,11 +1,19 @@
-"""The settings of a fit."""
+"""The settings of a fit, and the checks of `Trainer(trainable=)`.
+
+The checks find a misspelled name in the first batch instead of after the whole fit.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
+from langchain_art.errors import ConfigError
 from langchain_art.evaluators.scoring import Evaluator
-from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art.wire import LoraConfig, TrainConfig, Trajectory
+
+_SHOWN = 40
 
 
 @dataclass(frozen=True)
@@ -13,6 +21,7 @@ class FitSettings:
     """The options of `Trainer`, where each is documented."""
 
     policies: tuple[str, ...]
+    trainable: dict[str, bool]
     evaluator: Evaluator | None
     group_size: int
     groups_per_step: int
@@ -21,6 +30,40 @@ class FitSettings:
     seed: int
     lora: LoraConfig | None
     max_failed: float
-    trainable: dict[str, bool] = field(default_factory=dict[str, bool])
-    max_steps_ahead: int = 0
-    dynamic_sampling_rounds: int = 0
+    max_steps_ahead: int
+    dynamic_sampling_rounds: int
+
+
+def check_trainable(trainable: Mapping[str, bool] | None) -> dict[str, bool]:
+    """`trainable` as it is sent to the server (see `wire.Turn.learns`); empty for None.
+
+    Raises:
+        ConfigError: it is not a mapping from names to True or False.
+    """
+    given: Any = {} if trainable is None else trainable
+    named = cast("Mapping[Any, Any]", given).items() if isinstance(given, Mapping) else [(None, 0)]
+    if any(not isinstance(key, str) or not isinstance(value, bool) for key, value in named):
+        raise ConfigError(
+            f"got trainable={given!r:.200}, expected names of nodes, tags or models with True or "
+            'False, such as {"writer": True, "critic": False}'
+        )
+    return dict(given)
+
+
+def unmatched_frozen_names(trainable: Mapping[str, bool], runs: Sequence[Trajectory]) -> list[str]:
+    """Names that `trainable` sets to False and that match no turn of `runs`.
+
+    Raises:
+        ConfigError: a name that is set to True matches none.
+    """
+    names = {name for run in runs for turn in run.turns for name in turn.names}
+    unmatched = sorted(trainable.keys() - names)
+    if unknown := [repr(name) for name in unmatched if trainable[name]]:
+        known = [repr(name) for name in sorted(names)]
+        more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+        raise ConfigError(
+            f"trainable: {', '.join(unknown)} is the name of no model call among the "
+            f"{len(runs)} runs of the first batch, so it would train nothing. Its calls are named "
+            f"{', '.join(known[:_SHOWN]) or 'nothing: no model call was recorded'}{more}."
+        )
+    return unmatched

@@ -10,7 +10,7 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
@@ -128,14 +128,13 @@ class History:
             fit_id=uuid.uuid4().hex[:12], policies=tuple(policies), seed=seed
         )
         if state is None:
-            self.save(self.state)
+            self.save()
         self.steps: list[StepRecord] = []
         self.evals: list[EvalResult] = []
-        self._load()
+        if self._lines.exists():
+            self._load()
 
     def _load(self) -> None:
-        if not self._lines.exists():
-            return
         whole, newline, torn = self._lines.read_text().rpartition("\n")
         if torn:  # an incomplete last line: the client ended while it wrote
             self._lines.write_text(whole + newline)
@@ -162,8 +161,9 @@ class History:
             os.fsync(file.fileno())
         self._keep(record)
 
-    def save(self, state: FitState) -> None:
-        """Replace ``fit.json``."""
+    def save(self, **changes: Any) -> None:
+        """Change the state, and replace ``fit.json``."""
+        state = self.state.model_copy(update=changes)
         write_state(self.directory / "fit.json", state)
         self.state = state
 
@@ -172,7 +172,7 @@ class History:
         former = self.state.trainable
         if former == trainable:
             return None
-        self.save(self.state.model_copy(update={"trainable": dict(trainable)}))
+        self.save(trainable=dict(trainable))
         return former if self.resumed else None
 
     @property
@@ -197,8 +197,7 @@ class History:
         """Delete the step in progress."""
         self._pending.unlink(missing_ok=True)
 
+    @property
     def drawn(self) -> int:
-        """Scenarios drawn so far, those of the step in progress included."""
-        if (pending := self.pending()) is not None:
-            return pending.drawn
+        """Scenarios drawn by the finished steps."""
         return self.steps[-1].drawn if self.steps else 0

@@ -17,6 +17,10 @@ from rich.progress import (
 
 from langchain_art.training.report import excluded_counts, node_table, nothing_trained
 from langchain_art.training.results import EvalResult, StepRecord
+from langchain_art.wire import Trajectory
+
+#: Metrics of the learner that are shown, and their labels.
+_SHOWN = {"loss": "loss", "grad_norm": "grad", "logprob_gap_mean": "gap"}
 
 
 class Display:
@@ -40,13 +44,13 @@ class Display:
             disable=not self.console.is_terminal,
         )
 
-    def line(self, text: str) -> None:
+    def line(self, text: str, style: str | None = None) -> None:
         """Print one line, above the bars if there are any."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Print one line in red."""
-        self.console.print(text, style="bold red", highlight=False, markup=False, soft_wrap=True)
+        self.line(text, "bold red")
 
     @contextmanager
     def bar(
@@ -97,6 +101,11 @@ class Display:
         self.line(f"held out{after}: {result}  {result.version}  {result.seconds:.1f}s")
 
 
+def note(run: Trajectory) -> str:
+    """A run in words, for a progress bar."""
+    return run.status if run.reward is None else f"reward {run.reward:.3g}"
+
+
 def _headline(record: StepRecord, steps: int) -> list[str]:
     mean, std = record.reward_mean, record.reward_std
     reward = "no rewards" if mean is None else f"reward {mean:.3f}"
@@ -116,16 +125,11 @@ def _figures(record: StepRecord) -> list[str]:
     """The learner's metrics, a line for each policy, and the seconds behind the first."""
     lines: list[str] = []
     for policy, result in record.results.items():
-        metrics = result.metrics
-        found = [f"{SHOWN[name]} {metrics[name]:.3g}" for name in SHOWN if name in metrics]
+        shown = [(label, result.metrics.get(name)) for name, label in _SHOWN.items()]
+        found = [f"{label} {value:.3g}" for label, value in shown if value is not None]
         if found and len(record.results) > 1:
             found[0] = f"{policy}: {found[0]}"
         lines.append("  ".join(found))
-    phases = [(name, value) for name, value in record.seconds.items() if name != "total"]
-    seconds = "  ".join(f"{name} {value:.1f}s" for name, value in phases)
-    lines[0] = f"{lines[0]}  {seconds}".strip()
+    phases = [f"{name} {value:.1f}s" for name, value in record.seconds.items() if name != "total"]
+    lines[0] = "  ".join([lines[0], *phases]).strip()
     return [line for line in lines if line]
-
-
-#: Metrics of the learner that are shown, and their labels.
-SHOWN = {"loss": "loss", "grad_norm": "grad", "logprob_gap_mean": "gap"}

@@ -12,10 +12,7 @@ from rich.table import Column, Table
 
 from langchain_art.errors import ConfigError
 from langchain_art.training.results import EvalResult, FitResult, StepRecord
-from langchain_art.wire import NodeReport, TrainResult
-
-_TRAIN = "#8aa4c8"
-_HELD_OUT = "#c2410c"
+from langchain_art.wire import NodeReport
 
 #: Explanations of the reasons in `TrainResult.excluded`.
 _MEANING = {
@@ -73,8 +70,29 @@ def reward_plot(
         ) from error
     figure: Any = figures.Figure(figsize=(7.2, 4.0), dpi=150, facecolor="white")
     axes = figure.add_subplot()
-    _draw_steps(axes, history)
-    _draw_evals(axes, _placed(history, before, after, evals))
+    drawn = [record for record in history if record.reward_mean is not None]
+    axes.plot(
+        [record.step for record in drawn],
+        [record.reward_mean for record in drawn],
+        color="#8aa4c8",
+        linewidth=1.6,
+        marker="o",
+        markersize=3,
+        label="training batch, mean" if drawn else None,
+    )
+    if found := _by_step(history, before, after, evals):
+        steps = sorted(found)
+        axes.errorbar(
+            steps,
+            [found[step].mean for step in steps],
+            yerr=[found[step].ci95 or 0.0 for step in steps],
+            color="#c2410c",
+            linewidth=1.6,
+            marker="s",
+            markersize=5,
+            capsize=3,
+            label=f"held out, mean ± 95 % CI (n={found[steps[-1]].n})",
+        )
     axes.set_xlabel("training step")
     axes.set_ylabel("reward (mean per run)")
     axes.set_title(title, loc="left", fontsize=11)
@@ -91,13 +109,12 @@ def reward_plot(
     return target
 
 
-def _placed(
+def _by_step(
     history: Sequence[StepRecord],
     before: EvalResult | None,
     after: EvalResult | None,
     evals: Sequence[EvalResult],
 ) -> dict[int, EvalResult]:
-    """Evaluations by the step after which they were made."""
     last = history[-1].step if history else 0
     points: dict[int, EvalResult] = {}
     for result, default in [(before, 0), *((e, 0) for e in evals), (after, last)]:
@@ -106,47 +123,12 @@ def _placed(
     return points
 
 
-def _draw_steps(axes: Any, history: Sequence[StepRecord]) -> None:
-    drawn = [record for record in history if record.reward_mean is not None]
-    axes.plot(
-        [record.step for record in drawn],
-        [record.reward_mean for record in drawn],
-        color=_TRAIN,
-        linewidth=1.6,
-        marker="o",
-        markersize=3,
-        label="training batch, mean" if drawn else None,
-    )
-
-
-def _draw_evals(axes: Any, points: dict[int, EvalResult]) -> None:
-    if not points:
-        return
-    steps = sorted(points)
-    axes.errorbar(
-        steps,
-        [points[step].mean for step in steps],
-        yerr=[points[step].ci95 or 0.0 for step in steps],
-        color=_HELD_OUT,
-        linewidth=1.6,
-        marker="s",
-        markersize=5,
-        capsize=3,
-        label=f"held out, mean ± 95 % CI (n={points[steps[-1]].n})",
-    )
-
-
 def summary_table(result: FitResult) -> Table:
     """A fit in a few rows."""
     title = f"{' and '.join(result.versions)}: {len(result.history)} steps"
-    table = Table(title=title, show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, found in [
-        ("held out before", result.before),
-        ("held out after", result.after),
-        ("best", result.best),
-    ]:
+    table = Table(Column(style="bold"), Column(overflow="fold"), title=title, show_header=False)
+    evals = {"held out before": result.before, "held out after": result.after, "best": result.best}
+    for name, found in evals.items():
         if found is not None:
             table.add_row(name, f"{found}  {found.version}")
     rewards = [r.reward_mean for r in result.history if r.reward_mean is not None]
@@ -170,16 +152,9 @@ def summary_table(result: FitResult) -> Table:
 
 def node_table(nodes: Mapping[str, NodeReport], title: str) -> Table:
     """For each node: calls and tokens trained, advantages, and excluded calls."""
-    table = Table(
-        Column("node", overflow="fold"),
-        Column("calls", justify="right"),
-        Column("tokens", justify="right"),
-        Column("mean |A|", justify="right"),
-        Column("mean A", justify="right"),
-        Column("calls excluded", overflow="fold"),
-        title=title,
-        title_justify="left",
-    )
+    node, excluded = Column("node", overflow="fold"), Column("calls excluded", overflow="fold")
+    numbers = [Column(name, justify="right") for name in ("calls", "tokens", "mean |A|", "mean A")]
+    table = Table(node, *numbers, excluded, title=title, title_justify="left")
     for name, report in nodes.items():
         mean = round(report.advantage_mean, 3) + 0.0  # never -0.000
         advantages = [f"{report.advantage_abs:.3f}", f"{mean:+.3f}"]
@@ -195,8 +170,11 @@ def node_table(nodes: Mapping[str, NodeReport], title: str) -> Table:
 
 def counts(found: Mapping[str, int]) -> str:
     """``reason 3, other 1``, the most frequent first."""
-    ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{reason} {count}" for reason, count in ordered)
+    return ", ".join(f"{reason} {count}" for reason, count in _most_frequent(found))
+
+
+def _most_frequent(found: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(found.items(), key=lambda item: (-item[1], item[0]))
 
 
 def excluded_counts(found: StepRecord | FitResult) -> str:
@@ -216,18 +194,13 @@ def nothing_trained(record: StepRecord) -> list[str]:
     """
     lines: list[str] = []
     for policy, result in record.results.items():
-        if not _is_idle(result):
+        if any(report.tokens for report in result.nodes.values()):
             continue
         name = f"{policy}@{result.version}"
         lines.append(f"step {record.step} trained {policy} on NOTHING; it stays at {name}. Why:")
-        ordered = sorted(result.excluded.items(), key=lambda item: (-item[1], item[0]))
-        for reason, count in ordered:
+        for reason, count in _most_frequent(result.excluded):
             meaning = f": {_MEANING[reason]}" if reason in _MEANING else ""
             lines.append(f"  {count} {reason}{meaning}")
         if record.unjudged:
             lines.append(f"  {record.unjudged} groups.unjudged: the evaluator raised")
     return lines
-
-
-def _is_idle(result: TrainResult) -> bool:
-    return not any(report.tokens for report in result.nodes.values())

@@ -18,8 +18,6 @@ from langchain_art.wire import NodeReport, TrainResult, Trajectory
 
 T = TypeVar("T")
 
-_ELSEWHERE = {"other_policy"}
-
 
 class Record(BaseModel):
     """Base of stored records: frozen, unknown fields refused."""
@@ -125,7 +123,7 @@ class StepRecord(Record):
 
 
 def _is_elsewhere(report: NodeReport) -> bool:
-    return not report.calls and set(report.excluded) == _ELSEWHERE
+    return not report.calls and report.excluded.keys() == {"other_policy"}
 
 
 def _named(by_policy: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
@@ -180,10 +178,7 @@ class FitResult(Record):
     @property
     def excluded(self) -> dict[str, int]:
         """Counts of what all steps excluded, by reason."""
-        total: Counter[str] = Counter()
-        for record in self.history:
-            total.update(record.excluded)
-        return dict(total)
+        return _sums(record.excluded for record in self.history)
 
     @property
     def nodes(self) -> dict[str, NodeReport]:
@@ -192,11 +187,7 @@ class FitResult(Record):
 
 
 def sole(versions: Mapping[str, int]) -> tuple[str, int]:
-    """The one policy of `versions` and its version.
-
-    Raises:
-        ConfigError: there are several.
-    """
+    """The one policy of `versions` and its version. Raises ConfigError if there are several."""
     if len(versions) != 1:
         raise ConfigError(
             f"{' and '.join(versions)} were trained together, so there is no one version: read "
@@ -216,25 +207,25 @@ def total_nodes(reports: Iterable[Mapping[str, NodeReport]]) -> dict[str, NodeRe
 
 def _total(reports: Sequence[NodeReport]) -> NodeReport:
     tokens = sum(report.tokens for report in reports)
-    excluded: Counter[str] = Counter()
-    for report in reports:
-        excluded.update(report.excluded)
     weight = max(tokens, 1)
     return NodeReport(
         calls=sum(report.calls for report in reports),
         tokens=tokens,
         advantage_mean=sum(r.advantage_mean * r.tokens for r in reports) / weight,
         advantage_abs=sum(r.advantage_abs * r.tokens for r in reports) / weight,
-        excluded=dict(excluded),
+        excluded=_sums(report.excluded for report in reports),
     )
 
 
+def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)
+
+
 def summarize(
-    trajectories: Sequence[Trajectory],
-    *,
-    step: int | None,
-    versions: Sequence[str],
-    seconds: float,
+    trajectories: Sequence[Trajectory], *, step: int | None, versions: Sequence[str], seconds: float
 ) -> EvalResult:
     """Mean and 95 % interval of the rewards."""
     by_scenario: defaultdict[str | None, list[float]] = defaultdict(list)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ArtError, ConfigError, RolloutFailed, ServerUnreachable
@@ -16,12 +15,11 @@ from langchain_art.evaluators.scoring import score_groups
 from langchain_art.rollout import remote_graph
 from langchain_art.rollout.graph_rollout import check_inputs, is_remote
 from langchain_art.rollout.group_stream import GroupStream
-from langchain_art.rollout.runner import Rollout
+from langchain_art.rollout.runner import Rollout, RolloutWorker
 from langchain_art.rollout.scenarios import draw, group_ids
-from langchain_art.training.fit_settings import FitSettings
+from langchain_art.training.fit_settings import FitSettings, unmatched_frozen_names
 from langchain_art.training.fit_state import History, PendingStep
-from langchain_art.training.node_filter import unmatched_frozen_names
-from langchain_art.training.progress import Display
+from langchain_art.training.progress import Display, note
 from langchain_art.training.zero_variance import group_has_zero_variance, is_rewarded
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 
@@ -37,7 +35,9 @@ class StepBatchBuilder:
         rollout: see `Rollout`.
         scenarios: to train on.
         steps: steps of the whole fit; no rollouts are made for later ones.
-        done: steps that are done.
+
+    Attributes:
+        stream: makes the rollouts while it is entered.
     """
 
     def __init__(
@@ -48,41 +48,32 @@ class StepBatchBuilder:
         display: Display,
         rollout: Rollout,
         scenarios: Sequence[Any],
-        *,
         steps: int,
-        done: int,
     ) -> None:
         self._plan, self._client = plan, client
         self._history, self._display = history, display
-        self._rollout, self._steps, self._done = rollout, steps, done
+        self._steps, self._is_remote = steps, is_remote(rollout)
         check_inputs(rollout, scenarios)
         self._first = True
         self._replacements = 0
         self._retried = 0
-        self._taken = self._begun = history.drawn()
+        pending = history.pending()
+        self._done = pending.step if pending else history.done
+        self._taken = self._begun = pending.drawn if pending else history.drawn
         self._advance: Callable[[str], None] | None = None
-        self._stream = GroupStream(
+        self._worker = RolloutWorker(
             rollout,
-            lambda n: draw(scenarios, self._begun + n, plan.seed),
-            self._name,
-            group_size=plan.group_size,
-            concurrency=plan.concurrency,
+            plan.concurrency,
             on_done=self._on_done,
             ready=client.ready,
             max_failed=plan.max_failed,
         )
-
-    async def __aenter__(self) -> Self:
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._stream.__aexit__(kind, error, trace)
+        self.stream = GroupStream(
+            self._worker,
+            lambda n: draw(scenarios, self._begun + n, plan.seed),
+            self._name,
+            plan.group_size,
+        )
 
     def _name(self, n: int, scenario: str) -> str:
         prefix = f"{self._history.state.fit_id}:{self._begun + n}"
@@ -125,28 +116,35 @@ class StepBatchBuilder:
                 break
             groups, unjudged = [*groups, *more], unjudged + lost
             seconds = {name: seconds[name] + took[name] for name in seconds}
-        self._check_first(groups)
+        if self._first:
+            runs = [run for group in groups for run in group.trajectories]
+            for name in unmatched_frozen_names(plan.trainable, runs):
+                self._display.warn(
+                    f"trainable: {name!r} is False and names no model call of the first "
+                    "batch, so it freezes nothing."
+                )
+        self._first = False
         pending = PendingStep(
             step=step,
             groups=tuple(groups),
             config=plan.config,
             trainable=plan.trainable,
-            remote=is_remote(self._rollout),
+            remote=self._is_remote,
             unjudged=unjudged,
-            retried=self._stream.retried - self._retried,
+            retried=self._worker.retried - self._retried,
             resampled=resampled,
             drawn=self._taken,
             seconds=seconds,
         )
-        self._retried = self._stream.retried
+        self._retried = self._worker.retried
         self._history.begin(pending)
         return pending
 
     def _allow(self, step: int) -> None:
         """Allow rollouts up to `max_steps_ahead` steps after this one."""
         ready = min(step + self._plan.max_steps_ahead, self._steps) - self._done
-        self._stream.allow(
-            ready * self._plan.groups_per_step + self._replacements - self._stream.allowed
+        self.stream.allow(
+            ready * self._plan.groups_per_step + self._replacements - self.stream.allowed
         )
 
     async def _judged(self, count: int) -> tuple[list[TrajectoryGroup], dict[str, float], int]:
@@ -156,17 +154,17 @@ class StepBatchBuilder:
         with self._display.bar("rollouts", count * plan.group_size) as advance:
             self._advance = None if plan.max_steps_ahead else advance
             for _ in range(count):
-                groups += await self._stream.take(1)
+                groups += await self.stream.take(1)
                 if plan.max_steps_ahead:  # runs that end may be of later steps
                     for run in groups[-1].trajectories:
                         advance(note(run))
             self._advance = None
         self._taken += count
         seconds = {"rollout": time.monotonic() - started}
-        if is_remote(self._rollout):
+        if self._is_remote:
             groups = await remote_graph.fetch(self._client, groups)
         failed = sum(run.status == "failed" for group in groups for run in group.trajectories)
-        if failed and (error := self._stream.first_error):
+        if failed and (error := self._worker.first_error):
             self._display.line(f"{failed} rollouts failed; the first: {error}")
         if plan.evaluator is None:
             return groups, seconds, 0
@@ -176,21 +174,6 @@ class StepBatchBuilder:
             self._display.line(f"{judged.unjudged} groups were not judged: {judged.first_error}")
         seconds["judge"] = time.monotonic() - started
         return judged.groups, seconds, judged.unjudged
-
-    def _check_first(self, groups: Sequence[TrajectoryGroup]) -> None:
-        if self._first:
-            runs = [run for group in groups for run in group.trajectories]
-            for name in unmatched_frozen_names(self._plan.trainable, runs):
-                self._display.warn(
-                    f"trainable: {name!r} is False and names no model call of the first "
-                    "batch, so it freezes nothing."
-                )
-        self._first = False
-
-
-def note(run: Trajectory) -> str:
-    """A run in words, for a progress bar."""
-    return run.status if run.reward is None else f"reward {run.reward:.3g}"
 
 
 def _require_rewards(groups: Sequence[TrajectoryGroup], config: TrainConfig) -> None:

@@ -19,19 +19,12 @@ from langchain_art.rollout.graph_rollout import is_graph
 from langchain_art.rollout.runner import Rollout
 from langchain_art.training.evaluate import evaluate
 from langchain_art.training.fit_loop import FitLoop, Schedule, serving_version
-from langchain_art.training.fit_settings import FitSettings
+from langchain_art.training.fit_settings import FitSettings, check_trainable
 from langchain_art.training.fit_state import History
-from langchain_art.training.node_filter import check_trainable
 from langchain_art.training.progress import Display
 from langchain_art.training.report import node_table, summary_table
 from langchain_art.training.results import EvalResult, FitResult
-from langchain_art.training.warm_start import (
-    Demonstrations,
-    WarmStart,
-    WarmStartFile,
-    initial_state,
-    warm_start,
-)
+from langchain_art.training.warm_start import WarmStart, WarmStartRun
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig
 
 if TYPE_CHECKING:
@@ -181,9 +174,9 @@ class Trainer:
         history = History(self.out_dir, self.policies, self._plan.seed, resume=resume)
         schedule = Schedule(steps, eval_scenarios or (), eval_every, eval_samples)
         async with self._client() as client:
-            fit = FitLoop(self._plan, client, history, self._display, rollout)
+            fit = FitLoop(self._plan, client, history, self._display, rollout, schedule)
             try:
-                result = await fit.run(train_scenarios, schedule)
+                result = await fit.run(train_scenarios)
             except (asyncio.CancelledError, KeyboardInterrupt):
                 self._display.line(
                     f"Stopped after step {history.done} of {steps}. Run the same again to go on "
@@ -231,13 +224,20 @@ class Trainer:
             ServerUnreachable: the server did not answer for five minutes.
         """
         self._require_policies()
-        shown = Demonstrations(conversations, epochs, batch_size, self._plan.seed)
-        config = sft_config(config)
-        file = WarmStartFile(self.out_dir, initial_state(self.policy, shown, config), resume=resume)
+        run = WarmStartRun(
+            self.out_dir,
+            self.policy,
+            conversations,
+            sft_config(config),
+            epochs=epochs,
+            batch_size=batch_size,
+            seed=self._plan.seed,
+            resume=resume,
+        )
         async with self._client() as client:
             await client.ready(PATIENCE)
             await serving_version(client, self.policy, self._plan.lora)
-            return await warm_start(client, shown, config, file, self._display)
+            return await run.run(client, self._display)
 
     def warm_start_sync(self, conversations: Conversations, **options: Any) -> WarmStart:
         """`warm_start` for programs without an event loop; takes the same options."""
@@ -256,18 +256,9 @@ class Trainer:
         self._require_reward(rollout)
         async with self._client() as client:
             await client.ready(PATIENCE)
-            with self._display.bar("evaluating", len(scenarios) * samples) as advance:
-                return await evaluate(
-                    client,
-                    self.policies,
-                    rollout,
-                    scenarios,
-                    samples=samples,
-                    concurrency=self._plan.concurrency,
-                    evaluator=self._plan.evaluator,
-                    max_failed=self._plan.max_failed,
-                    on_done=lambda _: advance(),
-                )
+            return await evaluate(
+                self._plan, client, self._display, rollout, scenarios, samples=samples
+            )
 
     def evaluate_sync(
         self, rollout: Rollout, scenarios: Sequence[Any], *, samples: int = 1

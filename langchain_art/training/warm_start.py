@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import random
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.client.conversations import Conversations, read_conversations
+from langchain_art.client.endpoints import POSTED_AT_ONCE
 from langchain_art.errors import ConfigError, JobFailed
 from langchain_art.training.fit_state import read_state, write_state
 from langchain_art.training.progress import Display
+from langchain_art.training.report import counts
 from langchain_art.training.results import Record
 from langchain_art.wire import SFTConfig, TrainResult, Trajectory, TrajectoryGroup
 
-#: Conversations in one request to store them.
-AT_ONCE = 64
+T = TypeVar("T")
 
 
 class WarmStart(Record):
@@ -60,121 +60,106 @@ class WarmStart(Record):
         return f"{self.id}:sft:{step}" + (f":{attempt + 1}" if attempt else "")
 
 
-class Demonstrations:
-    """Conversations in the order in which they are trained.
+class WarmStartRun:
+    """The steps of a warm start, and the file ``warm_start.json`` that it resumes from.
 
     Args:
+        directory: of the file; made if it is missing.
+        policy: what learns.
         conversations: see `conversations.read_conversations`.
-        epochs: how often each is trained.
+        config: of each step.
+        epochs: how often each conversation is trained.
         batch_size: conversations per step; the last of an epoch may have fewer.
         seed: of the order, which differs in each epoch.
+        resume: continue what is there. False: rename the file to ``warm_start.json.<id>``.
 
     Raises:
-        ConfigError: a number is below 1, or a conversation is malformed.
+        ConfigError: a number is below 1, a conversation is malformed, or the directory holds
+            another warm start or a broken file.
     """
 
     def __init__(
-        self, conversations: Conversations, epochs: int, batch_size: int, seed: int
+        self,
+        directory: Path,
+        policy: str,
+        conversations: Conversations,
+        config: SFTConfig,
+        *,
+        epochs: int,
+        batch_size: int,
+        seed: int,
+        resume: bool,
     ) -> None:
         if epochs < 1 or batch_size < 1:
             raise ConfigError(f"got {epochs=} and {batch_size=}, expected both to be at least 1")
         read = read_conversations(conversations)
-        self.new = [one for one in read if isinstance(one, Trajectory)]
-        self.ids = [one if isinstance(one, str) else one.id for one in read]
-        self._asked: list[Any] = [self.ids, epochs, batch_size, seed]
-        self.batches: list[list[str]] = []
+        ids = [one if isinstance(one, str) else one.id for one in read]
+        self._new = [one for one in read if isinstance(one, Trajectory)]
+        self._config = config
+        self._batches: list[list[str]] = []
         for epoch in range(epochs):
-            order = list(self.ids)
+            order = list(ids)
             random.Random(f"{seed}:{epoch}").shuffle(order)
-            count = math.ceil(len(order) / batch_size)
-            self.batches += [order[i * batch_size : (i + 1) * batch_size] for i in range(count)]
+            self._batches += _parts(order, batch_size)
+        asked = [policy, ids, epochs, batch_size, seed, config.model_dump(mode="json")]
+        digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
-    def digest(self, policy: str, config: SFTConfig) -> str:
-        """Hash of what is trained and in which order."""
-        asked = json.dumps([policy, *self._asked, config.model_dump(mode="json")], sort_keys=True)
-        return hashlib.sha256(asked.encode()).hexdigest()
-
-
-class WarmStartFile:
-    """``warm_start.json`` under a directory.
-
-    Args:
-        directory: made if it is missing.
-        fresh: the initial state.
-        resume: continue what is there. False: rename the file to ``warm_start.json.<id>``.
-
-    Raises:
-        ConfigError: the directory holds another warm start, or a broken file.
-    """
-
-    def __init__(self, directory: Path, fresh: WarmStart, *, resume: bool) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self.path = directory / "warm_start.json"
-        found = read_state(self.path, WarmStart)
+        self._path = directory / "warm_start.json"
+        found = read_state(self._path, WarmStart)
         if found is not None and not resume:
-            self.path.rename(self.path.with_name(f"{self.path.name}.{found.id}"))
+            self._path.rename(self._path.with_name(f"{self._path.name}.{found.id}"))
             found = None
-        if found is not None and found.digest != fresh.digest:
+        if found is not None and found.digest != digest:
             raise ConfigError(
-                f"{self.path} is of another warm start ({found.policy}, {found.conversations} "
+                f"{self._path} is of another warm start ({found.policy}, {found.conversations} "
                 "conversations): the conversations, their order or the config differ. Choose "
                 "another out_dir, or pass resume=False."
             )
-        self.state = found or fresh
+        self._state = found or WarmStart(
+            id=uuid.uuid4().hex[:12], policy=policy, digest=digest, conversations=len(ids)
+        )
 
-    def save(self, **changes: Any) -> None:
+    async def run(self, client: AsyncArtClient, display: Display) -> WarmStart:
+        """Run the steps that are not done yet, in order.
+
+        Raises:
+            JobFailed: the server could not train; the adapter is unchanged by that step, which the
+                next call repeats.
+        """
+        self._save()
+        await client.post_groups(
+            [
+                TrajectoryGroup(id="conversations", trajectories=tuple(part))
+                for part in _parts(self._new, POSTED_AT_ONCE)
+            ]
+        )
+        done, total = len(self._state.results), len(self._batches)
+        with display.bar("warm start", total, done) as advance:
+            for step in range(done, total):
+                state = self._state
+                try:
+                    job = await client.sft(
+                        self._batches[step], state.policy, self._config, state.key(step)
+                    )
+                    result = await client.wait(job)
+                except JobFailed:
+                    tries = state.failed.get(step, 0) + 1
+                    self._save(failed=state.failed | {step: tries})
+                    raise
+                self._save(results=(*state.results, result))
+                _print_step(display, result, step + 1, total)
+                advance()
+        return self._state
+
+    def _save(self, **changes: Any) -> None:
         """Change the state; when this returns, it is on disk."""
-        self.state = self.state.model_copy(update=changes)
-        write_state(self.path, self.state)
+        self._state = self._state.model_copy(update=changes)
+        write_state(self._path, self._state)
 
 
-def initial_state(policy: str, shown: Demonstrations, config: SFTConfig) -> WarmStart:
-    """The state of a warm start with no step done."""
-    return WarmStart(
-        id=uuid.uuid4().hex[:12],
-        policy=policy,
-        digest=shown.digest(policy, config),
-        conversations=len(shown.ids),
-    )
-
-
-async def warm_start(
-    client: AsyncArtClient,
-    shown: Demonstrations,
-    config: SFTConfig,
-    file: WarmStartFile,
-    display: Display,
-) -> WarmStart:
-    """Run the steps that are not done yet, in order.
-
-    Raises:
-        JobFailed: the server could not train; the adapter is unchanged by that step, which the
-            next call repeats.
-    """
-    file.save()
-    await _store(client, shown.new)
-    policy, total = file.state.policy, len(shown.batches)
-    with display.bar("warm start", total, len(file.state.results)) as advance:
-        for step in range(len(file.state.results), total):
-            key = file.state.key(step)
-            try:
-                job = await client.sft(shown.batches[step], policy, config, key)
-                result = await client.wait(job)
-            except JobFailed:
-                tries = file.state.failed.get(step, 0) + 1
-                file.save(failed=file.state.failed | {step: tries})
-                raise
-            file.save(results=(*file.state.results, result))
-            _print_step(display, result, step + 1, total)
-            advance()
-    return file.state
-
-
-async def _store(client: AsyncArtClient, new: Sequence[Trajectory]) -> None:
-    parts = [tuple(new[start : start + AT_ONCE]) for start in range(0, len(new), AT_ONCE)]
-    await client.post_groups(
-        [TrajectoryGroup(id="conversations", trajectories=part) for part in parts]
-    )
+def _parts(items: Sequence[T], size: int) -> list[list[T]]:
+    return [list(items[start : start + size]) for start in range(0, len(items), size)]
 
 
 def _print_step(display: Display, result: TrainResult, step: int, total: int) -> None:
@@ -184,7 +169,6 @@ def _print_step(display: Display, result: TrainResult, step: int, total: int) ->
     place = f"{step:>{len(str(total))}}/{total}"
     display.line(f"warm start {place}  {loss}{tokens:.0f} tokens  {version}")
     if result.excluded:
-        excluded = ", ".join(f"{why} {count}" for why, count in sorted(result.excluded.items()))
-        display.line(f"  excluded: {excluded}")
+        display.line(f"  excluded: {counts(result.excluded)}")
     if not tokens:
         display.warn("  nothing was learned from in this step")

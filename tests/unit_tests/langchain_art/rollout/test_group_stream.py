@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from langchain_art.errors import ConfigError, RolloutFailed
 from langchain_art.rollout.group_stream import GroupStream
+from langchain_art.rollout.runner import RolloutWorker
 
 
-def stream(rollout: object, **options: object) -> GroupStream:
-    given = {"group_size": 2, "concurrency": 8, **options}
-    return GroupStream(rollout, str, lambda n, _: f"g-{n}", **given)  # type: ignore[arg-type]
+def stream(rollout: Any, concurrency: int = 8, **options: Any) -> GroupStream:
+    worker = RolloutWorker(rollout, concurrency, **options)
+    return GroupStream(worker, str, lambda n, _: f"g-{n}", group_size=2)
 
 
 async def test_what_ends_first_comes_first() -> None:
@@ -75,12 +77,13 @@ async def test_too_many_failures_end_it_and_some_do_not() -> None:
             raise ValueError("no such tool")
         return 1.0
 
-    async with stream(rollout) as groups:
+    worker = RolloutWorker(rollout)
+    async with GroupStream(worker, str, lambda n, _: f"g-{n}", group_size=2) as groups:
         groups.allow(4)
         runs = [t for g in await groups.take(4) for t in g.trajectories]
         assert Counter(t.status for t in runs) == {"failed": 4, "completed": 4}
-        assert groups.first_error is not None
-        assert "no such tool" in groups.first_error
+        assert worker.first_error is not None
+        assert "no such tool" in worker.first_error
     async with stream(rollout, max_failed=0.4) as groups:
         groups.allow(4)
         with pytest.raises(RolloutFailed, match=r"4 rollouts raised, at most 3\.2"):

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from langchain_art.errors import ConfigError
-from langchain_art.training.node_filter import check_trainable, unmatched_frozen_names
+from langchain_art.training.fit_settings import check_trainable, unmatched_frozen_names
 from langchain_art.training.progress import Display
 from langchain_art.training.report import (
     excluded_counts,
