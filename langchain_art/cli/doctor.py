@@ -14,7 +14,7 @@ from langchain_art.cli.options import AsJson, console, print_json
 from langchain_art.errors import ConfigError
 
 if TYPE_CHECKING:
-    from langchain_art.diagnostics.doctor import DoctorReport, MemoryFit
+    from langchain_art.diagnostics.doctor import DoctorReport
 
 _VERDICTS = {True: "[green]ok[/]", False: "[bold red]no[/]", None: ""}
 
@@ -78,20 +78,16 @@ def _show(report: DoctorReport, model: str | None) -> None:
     )
     sizes = Table("model", "weights", "sampler", "learner", "fits", "longest row", title=title)
     for one in report.fits:
+        gpus = f", {one.devices} GPUs" if one.devices > 1 else ""
+        placement = f"{one.placement or 'no'}{gpus}"
         sizes.add_row(
             escape(one.model),
             f"{one.parameters / 1e9:.2f}B {one.dtype}",
             f"{one.sampler_bytes / 1e9:.1f} GB",
             f"{one.learner_bytes / 1e9:.1f} GB",
-            _placement(one),
+            placement,
             f"{one.longest_row:,}",
         )
     console.print(sizes)
-    next_command = f"langchain-art canary --model {model or 'MODEL'}"
-    console.print(f"Next: {next_command}", markup=False, highlight=False)
-
-
-def _placement(one: MemoryFit) -> str:
-    if one.devices > 1:
-        return f"{one.placement}, {one.devices} GPUs"
-    return "no" if one.placement is None else one.placement
+    words = f"Next: langchain-art canary --model {model or 'MODEL'}"
+    console.print(words, markup=False, highlight=False)

@@ -15,12 +15,18 @@ from langchain_art.wire import Checkpoint
 
 
 def export_adapter(
-    client: ArtClient, policy: str, version: int, directory: Path, base: str | None = None
+    client: ArtClient,
+    policy: str,
+    version: int,
+    directory: Path,
+    base: str | None = None,
+    *,
+    merged: bool = False,
 ) -> Path:
     """Download ``policy@version`` into the new directory and write its card, ``README.md``.
 
     The directory appears whole or not at all. `base` is the base model's name for the card; None:
-    what the adapter says, else the server.
+    what the adapter says, else the server. `merged`: the card is for weights with it merged in.
 
     Raises:
         ConfigError: `directory` exists and is not empty, or the server does not keep that version.
@@ -33,7 +39,7 @@ def export_adapter(
     client.download_adapter(policy, version, directory)
     config: dict[str, Any] = json.loads((directory / "adapter_config.json").read_text())
     named = base or config.get("base_model_name_or_path") or client.status().model_path
-    (directory / "README.md").write_text(card(known[version], config, named))
+    (directory / "README.md").write_text(card(known[version], config, named, merged=merged))
     return directory
 
 
@@ -53,8 +59,8 @@ def export_merged(
         raise ConfigError(f"{directory} exists and is not empty; choose another directory")
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".merge-") as temporary:
-        adapter = export_adapter(client, policy, version, Path(temporary) / "adapter", base)
-        whole = Path(temporary) / "merged"
+        adapter, whole = Path(temporary) / "adapter", Path(temporary) / "merged"
+        export_adapter(client, policy, version, adapter, base, merged=True)
         model = base or client.status().model_path
         merge = [sys.executable, "-m", "langchain_art_server.merge_adapter"]
         command = [*merge, model, str(adapter), str(whole)]
@@ -66,16 +72,14 @@ def export_merged(
                 f"{last_lines}. It needs "
                 '`pip install "langchain-art[local]"` and the base model on this machine (--base).'
             )
-        (whole / "README.md").write_text(
-            (adapter / "README.md").read_text().replace(_LOAD, _LOAD_MERGED)
-        )
+        (adapter / "README.md").rename(whole / "README.md")
         if directory.exists():
             directory.rmdir()
         whole.rename(directory)
     return directory
 
 
-_LOAD = """\
+_USE = """\
 Load it with peft:
 
 ```python
@@ -92,20 +96,21 @@ or serve it with vLLM:
 vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules {policy}=PATH/TO/THIS
 ```
 """
-_LOAD_MERGED = """\
+_USE_MERGED = """\
 The adapter is merged into these weights: load this directory as any model, with transformers'
 `AutoModelForCausalLM.from_pretrained("PATH/TO/THIS")` or `vllm serve PATH/TO/THIS`.
 """
 
 
-def card(checkpoint: Checkpoint, config: dict[str, Any], base: str) -> str:
-    """The model card of an adapter."""
+def card(checkpoint: Checkpoint, config: dict[str, Any], base: str, *, merged: bool = False) -> str:
+    """The model card of an adapter, or of weights with it merged in."""
     targets = config.get("target_modules")
     modules = ", ".join(sorted(targets)) if isinstance(targets, list) else str(targets)
     metrics = "".join(
         f"| {name} | {value:.6g} |\n" for name, value in sorted(checkpoint.metrics.items())
     )
-    load = _LOAD.format(base=base, rank=config.get("r"), policy=checkpoint.policy)
+    use = _USE_MERGED if merged else _USE
+    use = use.format(base=base, rank=config.get("r"), policy=checkpoint.policy)
     return f"""\
 ---
 base_model: {base}
@@ -126,7 +131,7 @@ langchain-art. It is version {checkpoint.version} of the policy `{checkpoint.pol
 
 ## Use
 
-{load}
+{use}
 ## Training metrics of this version
 
 | metric | value |

@@ -7,6 +7,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -101,12 +102,9 @@ def demo(
             "installed package. Clone the repository, install it with "
             '`pip install -e ".[local,examples]"`, and run `langchain-art demo` in its root.'
         )
-    arguments: list[str] = []
-    given = {"steps": steps, "seed": seed, "out": out, "reward": reward, "judge": judge}
-    for name, value in given.items():
-        arguments += [] if value is None else [f"--{name}", str(value)]
-    arguments += ["--control"] * control
-    _become("examples.email_search.train", arguments)
+    options = {"steps": steps, "seed": seed, "out": out, "reward": reward, "judge": judge}
+    given = [(f"--{name}", str(value)) for name, value in options.items() if value is not None]
+    _become("examples.email_search.train", [*chain(*given), *["--control"] * control])
 
 
 def _become(module: str, arguments: list[str]) -> None:

@@ -63,8 +63,7 @@ async def gather(
             It becomes ``group.metadata["scenario"]`` if it is less than 64 kB of JSON.
         group_size: runs per scenario; those are one group.
         concurrency: most runs at once, threads included.
-        prefix: group ids are ``prefix:scenario-id``, so that a group posted twice is one. None: a
-            prefix that is used once.
+        prefix: of the group ids, ``prefix:scenario-id``. None: one that is used once.
         on_done: called after each run, in the event loop.
         retries: how often one run is repeated because the server was unavailable.
         ready: awaited before a repeated run, after a pause that grows from 0.5 s to 10 s.

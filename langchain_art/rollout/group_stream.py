@@ -9,13 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from langchain_art.rollout.runner import RolloutWorker, group_of
-from langchain_art.rollout.scenarios import scenario_id
+from pydantic import ValidationError
+
+from langchain_art.errors import ConfigError
+from langchain_art.rollout.runner import RolloutWorker
+from langchain_art.rollout.scenarios import portable, scenario_id
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
 
+@dataclass
 class GroupStream:
     """Runs scenarios group after group, as far as allowed, and returns groups as they end.
 
@@ -24,23 +29,17 @@ class GroupStream:
         async with GroupStream(worker, scenarios.__getitem__, names, 8) as stream:
             stream.allow(32)
             first = await stream.take(16)   # sixteen groups, whichever ended first
-
-    Args:
-        worker: makes the runs; closed at the end. Its `max_failed` is of each allowance.
-        scenario: the scenario of the n-th group, from 0.
-        name: the id of that group, by n and the scenario's id.
-        group_size: runs of each group.
     """
 
-    def __init__(
-        self,
-        worker: RolloutWorker,
-        scenario: Callable[[int], Any],
-        name: Callable[[int, str], str],
-        group_size: int,
-    ) -> None:
-        self._worker, self._group_size = worker, group_size
-        self._scenario, self._name = scenario, name
+    worker: RolloutWorker
+    """Closed at the end. Its `max_failed` is of each allowance."""
+    scenario: Callable[[int], Any]
+    """The scenario of the n-th group, from 0."""
+    name: Callable[[int, str], str]
+    """The id of that group, by n and the scenario's id."""
+    group_size: int
+
+    def __post_init__(self) -> None:
         self._places: deque[tuple[int, int]] = deque()
         self._runs: dict[int, list[Trajectory | None]] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -59,16 +58,16 @@ class GroupStream:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        self._worker.close()
+        self.worker.close()
 
     def allow(self, groups: int) -> None:
         """Let this many more groups start."""
         if groups <= 0:
             return
-        self._worker.expect(groups * self._group_size)
+        self.worker.expect(groups * self.group_size)
         for index in range(self.allowed, self.allowed + groups):
-            self._runs[index] = [None] * self._group_size
-            self._places.extend((index, member) for member in range(self._group_size))
+            self._runs[index] = [None] * self.group_size
+            self._places.extend((index, member) for member in range(self.group_size))
         self.allowed += groups
         self._fill()
 
@@ -89,21 +88,26 @@ class GroupStream:
         return [self._ended.popleft() for _ in range(groups)]
 
     def _fill(self) -> None:
-        while self._places and len(self._running) < self._worker.concurrency:
+        while self._places and len(self._running) < self.worker.concurrency:
             # One task per run, so that context variables set in a run end with it.
             task = asyncio.create_task(self._run(*self._places.popleft()))
             self._running.add(task)
             task.add_done_callback(self._finished)
 
     async def _run(self, index: int, member: int) -> None:
-        scenario = self._scenario(index)
+        scenario = self.scenario(index)
         name = scenario_id(scenario)
         runs = self._runs[index]
-        runs[member] = await self._worker.run(scenario, name)
+        runs[member] = await self.worker.run(scenario, name)
         whole = [run for run in runs if run is not None]
-        if len(whole) == self._group_size:
+        if len(whole) == self.group_size:
             del self._runs[index]
-            self._ended.append(group_of(self._name(index, name), whole, scenario))
+            id_, about = self.name(index, name), portable(scenario)
+            try:
+                group = TrajectoryGroup(id=id_, trajectories=tuple(whole), metadata=about)
+            except ValidationError as error:
+                raise ConfigError(f"The runs of group {id_!r} make no group: {error}") from error
+            self._ended.append(group)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)

@@ -12,11 +12,11 @@ import contextvars
 import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import httpx
-from pydantic import ValidationError
 
 from langchain_art._callables import is_async
 from langchain_art.errors import (
@@ -27,8 +27,7 @@ from langchain_art.errors import (
     ServerUnreachable,
 )
 from langchain_art.rollout.graph_rollout import Graph, as_function, is_graph
-from langchain_art.rollout.scenarios import portable
-from langchain_art.wire import Trajectory, TrajectoryGroup
+from langchain_art.wire import Trajectory
 
 if TYPE_CHECKING:
     from langchain_art.tracing.handler import Run
@@ -45,28 +44,23 @@ class _WrongOutcome(ConfigError):
     pass
 
 
+@dataclass
 class RolloutWorker:
     """Makes single runs, counts failures, and owns the runs' threads. Arguments as of `gather`."""
 
-    def __init__(
-        self,
-        rollout: Rollout,
-        concurrency: int = 64,
-        *,
-        on_done: Callable[[Trajectory], None] | None = None,
-        retries: int = 5,
-        ready: Callable[[], Awaitable[object]] | None = None,
-        max_failed: float = 0.5,
-    ) -> None:
-        self.concurrency = concurrency
-        self._is_graph = is_graph(rollout)
-        self._function = _function(rollout)
+    rollout: Rollout
+    concurrency: int = 64
+    _: KW_ONLY
+    on_done: Callable[[Trajectory], None] | None = None
+    retries: int = 5
+    ready: Callable[[], Awaitable[object]] | None = None
+    max_failed: float = 0.5
+
+    def __post_init__(self) -> None:
+        self._is_graph = is_graph(self.rollout)
+        self._function = _function(self.rollout)
         self._is_async = is_async(self._function)
-        self._retries = retries
-        self._ready = ready
-        self._on_done = on_done
-        self._max_failed = max_failed
-        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="rollout")
+        self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="rollout")
         self._failed = 0
         self._allowed_failures = 0.0
         self.retried = 0
@@ -77,7 +71,7 @@ class RolloutWorker:
     def expect(self, runs: int) -> None:
         """Count failures anew, as a fraction of this many runs."""
         self._failed, self.first_error = 0, None
-        self._allowed_failures = self._max_failed * runs
+        self._allowed_failures = self.max_failed * runs
 
     def close(self) -> None:
         """End the threads; does not wait for them: one that hangs must not delay Ctrl-C."""
@@ -88,18 +82,17 @@ class RolloutWorker:
         attempt = 0
         while True:
             trajectory, error = await self._once(scenario, name)
-            if error is None:
-                break
-            if attempt == self._retries or not is_server_away(error):
-                self._count(error, name)
+            if error is None or attempt == self.retries or not is_server_away(error):
                 break
             self.retried += 1
             await asyncio.sleep(min(0.5 * 2**attempt, 10.0))
             attempt += 1
-            if self._ready is not None:
-                await self._ready()
-        if self._on_done is not None:
-            self._on_done(trajectory)
+            if self.ready is not None:
+                await self.ready()
+        if error is not None:
+            self._count(error, name)
+        if self.on_done is not None:
+            self.on_done(trajectory)
         return trajectory
 
     async def _once(self, scenario: Any, name: str) -> tuple[Trajectory, Exception | None]:
@@ -109,12 +102,12 @@ class RolloutWorker:
         opened.set(scopes := [])
         async with capture(scenario=name) as run:
             try:
-                given = (scenario, name, run.id) if self._is_graph else (scenario,)
-                outcome = await self._call(*given)
                 if self._is_graph:
-                    run.output = outcome if run.output is None else run.output
-                    outcome = run
-                elif isinstance(outcome, Real):
+                    output = await self._call(scenario, name, run.id)
+                    run.output = output if run.output is None else run.output
+                    return _trajectory(run, name), None
+                outcome = await self._call(scenario)
+                if isinstance(outcome, Real):
                     run.reward = float(outcome)
                     outcome = run
                 return _trajectory(outcome, name), None
@@ -185,36 +178,19 @@ def _failure(error: Exception, run: Run, name: str) -> Trajectory:
     )
 
 
-def group_of(name: str, trajectories: list[Trajectory], scenario: Any) -> TrajectoryGroup:
-    """The runs of a scenario as a group. Raises ConfigError if they make none."""
-    try:
-        return TrajectoryGroup(
-            id=name, trajectories=tuple(trajectories), metadata=portable(scenario)
-        )
-    except ValidationError as error:
-        raise ConfigError(f"The runs of group {name!r} make no group: {error}") from error
-
-
 def is_server_away(error: BaseException) -> bool:
     """True if `error`, or a cause of it, is a server that did not answer or could not serve."""
-    seen: set[int] = set()
-    todo: list[BaseException | None] = [error]
-    while todo:
-        current = todo.pop()
-        if current is None or id(current) in seen:
-            continue
-        seen.add(id(current))
-        if _is_away(current):
-            return True
-        todo += [current.__cause__, current.__context__]
-        if isinstance(current, BaseExceptionGroup):
-            todo += cast("BaseExceptionGroup[BaseException]", current).exceptions
-    return False
+    found = [error]
+    for one in found:  # grows by their causes while it is read
+        causes = [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            causes += cast("BaseExceptionGroup[BaseException]", one).exceptions
+        found += [cause for cause in causes if cause is not None and cause not in found]
+    return any(map(_is_away, found))
 
 
 def _is_away(error: BaseException) -> bool:
-    away = (httpx.TransportError, ServerUnreachable, EngineUnavailable, Overloaded)
-    if isinstance(error, away):
+    if isinstance(error, httpx.TransportError | ServerUnreachable | EngineUnavailable | Overloaded):
         return True
     # OpenAI's errors by name, so that its SDK (and its import time) is not needed here.
     kinds = [k.__name__ for k in type(error).__mro__ if k.__module__.split(".")[0] == "openai"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,11 +56,13 @@ class FitLoop:
         done = history.done
         if history.resumed:
             self.display.line(f"Resuming after step {done} ({history.directory}).")
-        if (former := history.select(self.plan.trainable)) is not None:
-            self.display.warn(
-                f"Which calls learn has changed: trainable={former} until here, "
-                f"trainable={self.plan.trainable} in every batch that is collected from now on."
-            )
+        if (former := history.state.trainable) != self.plan.trainable:
+            history.save(trainable=self.plan.trainable)
+            if history.resumed:
+                self.display.warn(
+                    f"Which calls learn has changed: trainable={former} until here, "
+                    f"trainable={self.plan.trainable} in every batch that is collected from now on."
+                )
         with self.display.bar("steps", max(steps, done), done) as advance:
             await self._evaluate(done)
             batches = StepBatchBuilder(
@@ -182,12 +185,10 @@ class FitLoop:
 
 async def serving_version(client: AsyncArtClient, policy: str, lora: LoraConfig | None) -> int:
     """The version that a policy's name is routed to; makes a missing policy."""
-    if lora is not None:
-        return (await client.create_policy(policy, lora)).version
-    try:
-        return (await client.policy(policy)).version
-    except NotFound:
-        return (await client.create_policy(policy)).version
+    if lora is None:
+        with suppress(NotFound):
+            return (await client.policy(policy)).version
+    return (await client.create_policy(policy, lora)).version
 
 
 def best(evals: Sequence[EvalResult]) -> EvalResult | None:

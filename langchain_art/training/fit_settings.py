@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+
+from pydantic import StrictBool, StrictStr, TypeAdapter, ValidationError
 
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.wire import LoraConfig, TrainConfig, Trajectory
 
 _SHOWN = 40
+_BY_NAME = TypeAdapter(dict[StrictStr, StrictBool])
 
 
 @dataclass(frozen=True)
@@ -40,14 +42,13 @@ def check_trainable(trainable: Mapping[str, bool] | None) -> dict[str, bool]:
     Raises:
         ConfigError: it is not a mapping from names to True or False.
     """
-    given: Any = {} if trainable is None else trainable
-    named = cast("Mapping[Any, Any]", given).items() if isinstance(given, Mapping) else [(None, 0)]
-    if any(not isinstance(key, str) or not isinstance(value, bool) for key, value in named):
+    try:
+        return _BY_NAME.validate_python({} if trainable is None else trainable)
+    except ValidationError as error:
         raise ConfigError(
-            f"got trainable={given!r:.200}, expected names of nodes, tags or models with True or "
-            'False, such as {"writer": True, "critic": False}'
-        )
-    return dict(given)
+            f"got trainable={trainable!r:.200}, expected names of nodes, tags or models with True "
+            'or False, such as {"writer": True, "critic": False}'
+        ) from error
 
 
 def unmatched_frozen_names(trainable: Mapping[str, bool], runs: Sequence[Trajectory]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -92,13 +92,7 @@ _line: TypeAdapter[EvalResult | StepRecord] = TypeAdapter(
 
 
 class History:
-    """The files of one fit under `directory`.
-
-    Args:
-        directory: made if it is missing.
-        policies: whose fit it is.
-        seed: of the order of the scenarios.
-        resume: continue the fit in `directory`. False: rename its files to ``….<fit id>``.
+    """The files of one fit under `directory`. Without `resume`, old ones become ``….<fit id>``.
 
     Raises:
         ConfigError: the directory has a fit of other policies or seed, or a broken file.
@@ -117,17 +111,16 @@ class History:
                 if path.exists():
                     path.rename(path.with_name(f"{path.name}.{state.fit_id}"))
             state = None
-        if state is not None and (state.policies, state.seed) != (tuple(policies), seed):
+        fresh = FitState(fit_id=uuid.uuid4().hex[:12], policies=tuple(policies), seed=seed)
+        self.resumed = state is not None
+        self.state = state or fresh
+        if (self.state.policies, self.state.seed) != (fresh.policies, seed):
             raise ConfigError(
-                f"{directory} holds a fit of {' and '.join(state.policies)} with seed "
-                f"{state.seed}, got {' and '.join(policies)} with seed {seed}. Choose another "
+                f"{directory} holds a fit of {' and '.join(self.state.policies)} with seed "
+                f"{self.state.seed}, got {' and '.join(policies)} with seed {seed}. Choose another "
                 "out_dir, or pass resume=False."
             )
-        self.resumed = state is not None
-        self.state = state or FitState(
-            fit_id=uuid.uuid4().hex[:12], policies=tuple(policies), seed=seed
-        )
-        if state is None:
+        if not self.resumed:
             self.save()
         self.steps: list[StepRecord] = []
         self.evals: list[EvalResult] = []
@@ -166,14 +159,6 @@ class History:
         state = self.state.model_copy(update=changes)
         write_state(self.directory / "fit.json", state)
         self.state = state
-
-    def select(self, trainable: Mapping[str, bool]) -> dict[str, bool] | None:
-        """Store which calls are trained; returns the previous choice if it differs."""
-        former = self.state.trainable
-        if former == trainable:
-            return None
-        self.save(trainable=dict(trainable))
-        return former if self.resumed else None
 
     @property
     def done(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from rich.console import Console
 from rich.progress import (
@@ -24,11 +24,7 @@ _SHOWN = {"loss": "loss", "grad_norm": "grad", "logprob_gap_mean": "gap"}
 
 
 class Display:
-    """Prints lines, and progress bars below them.
-
-    Args:
-        console: where to; None: standard output.
-    """
+    """Prints lines, and progress bars below them, on a console. None: standard output."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
@@ -57,20 +53,13 @@ class Display:
         self, description: str, total: int, done: int = 0
     ) -> Generator[Callable[..., None], None, None]:
         """A bar for the time of the context; the function that it yields advances it by one."""
-        outermost = not self._bars.task_ids
-        task = self._bars.add_task(description, total=total, completed=done, note="")
-        if outermost:
-            self._bars.start()
-
-        def advance(note: str = "") -> None:
-            self._bars.update(task, advance=1, note=note)
-
-        try:
-            yield advance
-        finally:
-            self._bars.remove_task(task)
-            if outermost:
-                self._bars.stop()
+        is_inner = bool(self._bars.task_ids)
+        with nullcontext() if is_inner else self._bars:
+            task = self._bars.add_task(description, total=total, completed=done, note="")
+            try:
+                yield lambda note="": self._bars.update(task, advance=1, note=note)
+            finally:
+                self._bars.remove_task(task)
 
     def step(self, record: StepRecord, steps: int, *, first: bool) -> None:
         """Print a finished step: metrics, exclusions, and what each node contributed.

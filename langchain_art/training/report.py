@@ -46,7 +46,7 @@ def reward_plot(
     evals: Sequence[EvalResult] = (),
     title: str = "Reward during training",
 ) -> Path:
-    """Draw each step's mean reward, and the held-out evaluations with their 95 % intervals.
+    """Draw the steps' mean rewards, and held-out evaluations with 95 % intervals; returns `path`.
 
     Args:
         history: steps, as in ``FitResult.history``.
@@ -55,9 +55,6 @@ def reward_plot(
         after: evaluation after the last.
         evals: all evaluations (``FitResult.evals``), where there are more than those two.
         title: above the figure.
-
-    Returns:
-        `path`.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -80,18 +77,24 @@ def reward_plot(
         markersize=3,
         label="training batch, mean" if drawn else None,
     )
-    if found := _by_step(history, before, after, evals):
-        steps = sorted(found)
+    last = history[-1].step if history else 0
+    held_out = {
+        default if result.step is None else result.step: result
+        for result, default in [(before, 0), *((e, 0) for e in evals), (after, last)]
+        if result is not None and result.mean is not None
+    }
+    if held_out:
+        steps = sorted(held_out)
         axes.errorbar(
             steps,
-            [found[step].mean for step in steps],
-            yerr=[found[step].ci95 or 0.0 for step in steps],
+            [held_out[step].mean for step in steps],
+            yerr=[held_out[step].ci95 or 0.0 for step in steps],
             color="#c2410c",
             linewidth=1.6,
             marker="s",
             markersize=5,
             capsize=3,
-            label=f"held out, mean ± 95 % CI (n={found[steps[-1]].n})",
+            label=f"held out, mean ± 95 % CI (n={held_out[steps[-1]].n})",
         )
     axes.set_xlabel("training step")
     axes.set_ylabel("reward (mean per run)")
@@ -107,20 +110,6 @@ def reward_plot(
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target)
     return target
-
-
-def _by_step(
-    history: Sequence[StepRecord],
-    before: EvalResult | None,
-    after: EvalResult | None,
-    evals: Sequence[EvalResult],
-) -> dict[int, EvalResult]:
-    last = history[-1].step if history else 0
-    points: dict[int, EvalResult] = {}
-    for result, default in [(before, 0), *((e, 0) for e in evals), (after, last)]:
-        if result is not None and result.mean is not None:
-            points[result.step if result.step is not None else default] = result
-    return points
 
 
 def summary_table(result: FitResult) -> Table:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_art.client.async_client import AsyncArtClient
@@ -24,59 +25,47 @@ from langchain_art.training.zero_variance import group_has_zero_variance, is_rew
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 
 
+@dataclass
 class StepBatchBuilder:
     """Makes the batches of a fit in order; rollouts may run ahead of the training.
 
-    Args:
-        plan: settings of the fit.
-        client: of the server that trains.
-        history: the fit's files.
-        display: for progress.
-        rollout: see `Rollout`.
-        scenarios: to train on.
-        steps: steps of the whole fit; no rollouts are made for later ones.
-
-    Attributes:
-        stream: makes the rollouts while it is entered.
+    They run while `stream` is entered, and for `steps` steps of the whole fit at most.
     """
 
-    def __init__(
-        self,
-        plan: FitSettings,
-        client: AsyncArtClient,
-        history: History,
-        display: Display,
-        rollout: Rollout,
-        scenarios: Sequence[Any],
-        steps: int,
-    ) -> None:
-        self._plan, self._client = plan, client
-        self._history, self._display = history, display
-        self._steps, self._is_remote = steps, is_remote(rollout)
-        check_inputs(rollout, scenarios)
+    plan: FitSettings
+    client: AsyncArtClient
+    history: History
+    display: Display
+    rollout: Rollout
+    scenarios: Sequence[Any]
+    steps: int
+
+    def __post_init__(self) -> None:
+        check_inputs(self.rollout, self.scenarios)
+        self._is_remote = is_remote(self.rollout)
         self._first = True
         self._replacements = 0
         self._retried = 0
-        pending = history.pending()
-        self._done = pending.step if pending else history.done
-        self._taken = self._begun = pending.drawn if pending else history.drawn
+        pending = self.history.pending()
+        self._done = pending.step if pending else self.history.done
+        self._taken = self._begun = pending.drawn if pending else self.history.drawn
         self._advance: Callable[[str], None] | None = None
         self._worker = RolloutWorker(
-            rollout,
-            plan.concurrency,
+            self.rollout,
+            self.plan.concurrency,
             on_done=self._on_done,
-            ready=client.ready,
-            max_failed=plan.max_failed,
+            ready=self.client.ready,
+            max_failed=self.plan.max_failed,
         )
         self.stream = GroupStream(
             self._worker,
-            lambda n: draw(scenarios, self._begun + n, plan.seed),
+            lambda n: draw(self.scenarios, self._begun + n, self.plan.seed),
             self._name,
-            plan.group_size,
+            self.plan.group_size,
         )
 
     def _name(self, n: int, scenario: str) -> str:
-        prefix = f"{self._history.state.fit_id}:{self._begun + n}"
+        prefix = f"{self.history.state.fit_id}:{self._begun + n}"
         return next(group_ids(prefix, [scenario]))
 
     def _on_done(self, run: Trajectory) -> None:
@@ -91,9 +80,8 @@ class StepBatchBuilder:
             ConfigError: no run has a reward, or `trainable` has a name that no call has.
             ArtError: the evaluator raised for every group.
         """
-        plan = self._plan
-        self._allow(step)
-        groups, seconds, unjudged = await self._judged(plan.groups_per_step)
+        plan = self.plan
+        groups, seconds, unjudged = await self._judged(step, plan.groups_per_step)
         _require_rewards(groups, plan.config)
         resampled = 0
         for _ in range(plan.dynamic_sampling_rounds):
@@ -105,13 +93,12 @@ class StepBatchBuilder:
                 break
             resampled += missing
             self._replacements += missing
-            self._allow(step)
             try:
-                more, took, lost = await self._judged(missing)
+                more, took, lost = await self._judged(step, missing)
             except ArtError as error:
                 if isinstance(error, ConfigError | RolloutFailed | ServerUnreachable):
                     raise  # not raised by the evaluator
-                self._display.warn(f"{missing} replacement groups: {error}")
+                self.display.warn(f"{missing} replacement groups: {error}")
                 unjudged += missing
                 break
             groups, unjudged = [*groups, *more], unjudged + lost
@@ -119,7 +106,7 @@ class StepBatchBuilder:
         if self._first:
             runs = [run for group in groups for run in group.trajectories]
             for name in unmatched_frozen_names(plan.trainable, runs):
-                self._display.warn(
+                self.display.warn(
                     f"trainable: {name!r} is False and names no model call of the first "
                     "batch, so it freezes nothing."
                 )
@@ -137,21 +124,19 @@ class StepBatchBuilder:
             seconds=seconds,
         )
         self._retried = self._worker.retried
-        self._history.begin(pending)
+        self.history.begin(pending)
         return pending
 
-    def _allow(self, step: int) -> None:
-        """Allow rollouts up to `max_steps_ahead` steps after this one."""
-        ready = min(step + self._plan.max_steps_ahead, self._steps) - self._done
-        self.stream.allow(
-            ready * self._plan.groups_per_step + self._replacements - self.stream.allowed
-        )
-
-    async def _judged(self, count: int) -> tuple[list[TrajectoryGroup], dict[str, float], int]:
+    async def _judged(
+        self, step: int, count: int
+    ) -> tuple[list[TrajectoryGroup], dict[str, float], int]:
         """The next groups, scored; seconds by phase; the number of groups that were not scored."""
-        plan, started = self._plan, time.monotonic()
+        plan, started = self.plan, time.monotonic()
+        allowed_steps = min(step + plan.max_steps_ahead, self.steps) - self._done
+        allowed = allowed_steps * plan.groups_per_step + self._replacements
+        self.stream.allow(allowed - self.stream.allowed)
         groups: list[TrajectoryGroup] = []
-        with self._display.bar("rollouts", count * plan.group_size) as advance:
+        with self.display.bar("rollouts", count * plan.group_size) as advance:
             self._advance = None if plan.max_steps_ahead else advance
             for _ in range(count):
                 groups += await self.stream.take(1)
@@ -162,16 +147,16 @@ class StepBatchBuilder:
         self._taken += count
         seconds = {"rollout": time.monotonic() - started}
         if self._is_remote:
-            groups = await remote_graph.fetch(self._client, groups)
+            groups = await remote_graph.fetch(self.client, groups)
         failed = sum(run.status == "failed" for group in groups for run in group.trajectories)
         if failed and (error := self._worker.first_error):
-            self._display.line(f"{failed} rollouts failed; the first: {error}")
+            self.display.line(f"{failed} rollouts failed; the first: {error}")
         if plan.evaluator is None:
             return groups, seconds, 0
         started = time.monotonic()
         judged = await score_groups(groups, plan.evaluator)
         if judged.first_error:
-            self._display.line(f"{judged.unjudged} groups were not judged: {judged.first_error}")
+            self.display.line(f"{judged.unjudged} groups were not judged: {judged.first_error}")
         seconds["judge"] = time.monotonic() - started
         return judged.groups, seconds, judged.unjudged
 

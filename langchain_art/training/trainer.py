@@ -47,16 +47,15 @@ class Trainer:
         print(result.before, result.after, result.adapter)
 
     Args:
-        model: the `ChatART` that the graph uses: its name is the policy's, its server the
-            trainer's. Or a policy's name; then the server is `client`'s or ART_BASE_URL's. Or
-            several of these, of one server: then each step trains every policy on the same
-            groups, each on the calls that it sampled.
+        model: the `ChatART` that the graph uses, with the policy's name and server; or a policy's
+            name (its server is `client`'s or ART_BASE_URL's). Or several, of one server: each step
+            trains every policy on the same groups, each on the calls that it sampled.
         trainable: which calls learn, by the name of a node (or its path), a tag or a model:
             ``{"writer": True}`` for those alone, ``{"critic": False}`` for all others. None: all
             that the policies sampled. See `Turn.learns`.
         evaluator: scores each group (`evaluators.Evaluator`). None: rollouts bring their rewards.
             A group for which it raises is excluded and counted as ``groups.unjudged``. In an
-            evaluation, runs that bring a reward keep it and only the others are judged.
+            evaluation, runs that bring a reward keep it.
         group_size: runs per scenario and step, at least 2: advantages compare runs of a group.
         groups_per_step: scenarios per step, drawn in shuffled epochs.
         concurrency: most rollouts at once.
@@ -69,12 +68,10 @@ class Trainer:
         max_failed: fraction of a batch's rollouts that may raise before the fit ends.
         max_steps_ahead: bound of asynchronous rollouts, in steps. 0: a step's rollouts begin after
             the previous step is trained. More: rollouts continue while the server trains, and a
-            step takes the groups that end first. Their calls may be a few versions old (staleness):
-            each turn names its version, and the learner corrects for it
-            (importance sampling, `TrainConfig.max_staleness`).
+            step takes the groups that end first. Their calls may be a few versions old, for which
+            the learner corrects (importance sampling, `TrainConfig.max_staleness`).
         dynamic_sampling_rounds: how often, at most, a step rolls out further scenarios in place
-            of groups that teach nothing: with zero variance, or not judged (DAPO, arXiv 2503.14476,
-            section 3.2). 0: never.
+            of groups with zero variance or not judged (DAPO, arXiv 2503.14476, section 3.2).
         console: where progress goes. None: standard output.
 
     Raises:
@@ -145,12 +142,11 @@ class Trainer:
     ) -> FitResult:
         """Train for `steps` steps in all, those of a resumed fit included.
 
-        All scored groups are sent, those with zero variance too; the server excludes what cannot
-        be trained and reports it in ``excluded``. After Ctrl-C or a crash, the same call resumes.
+        All scored groups are sent; the server excludes what cannot be trained and reports it in
+        ``excluded``. After Ctrl-C or a crash, the same call resumes.
 
         Args:
-            rollout: a function of a scenario (see `Rollout`), or a graph as it is; that
-                brings no reward, so it needs an `evaluator`.
+            rollout: see `Rollout`. A graph brings no reward, so it needs an `evaluator`.
             train_scenarios: what to learn from.
             steps: one version of the adapter each, of ``config.optimizer_steps`` optimizer steps.
             eval_scenarios: held out; evaluated before, after, and every `eval_every` steps. The
@@ -205,9 +201,8 @@ class Trainer:
     ) -> WarmStart:
         """Supervised steps on conversations, before `fit`.
 
-        Each step is a job and makes a version, as in `fit`; the learning rate's schedule and the
-        optimizer's state continue from step to step, and into `fit`. After Ctrl-C or a crash, the
-        same call resumes; if all is done, it does nothing.
+        Each step is a job and makes a version; the learning rate's schedule and the optimizer's
+        state continue into `fit`. After Ctrl-C or a crash, the same call resumes.
 
         Args:
             conversations: runs, ids of runs that the server has, conversations in OpenAI's or
@@ -313,19 +308,16 @@ def _address(
         raise ConfigError(f"got models {list(names)}, expected at least one, and each only once")
     if client is not None:
         return names, client.base_url, client.api_key
-    chat_models = [one for one in models if not isinstance(one, str)]
-    bases = [getattr(one, "openai_api_base", None) for one in chat_models]
+    bases = [getattr(one, "openai_api_base", None) for one in models]
     urls = {split_base_url(base)[0] for base in bases if base}
     if len(urls) > 1:
         raise ConfigError(
             f"got models of several servers: {', '.join(sorted(urls))}. Train the policies of one "
             "server together, and those of another with a Trainer of their own."
         )
-    for one in chat_models:
-        key: Any = getattr(one, "openai_api_key", None)
-        if reveal := getattr(key, "get_secret_value", None):
-            return names, next(iter(urls), None), reveal()
-    return names, next(iter(urls), None), None
+    secrets: list[Any] = [getattr(one, "openai_api_key", None) for one in models]
+    keys = [key.get_secret_value() for key in secrets if hasattr(key, "get_secret_value")]
+    return names, next(iter(urls), None), next(iter(keys), None)
 
 
 def _policy_name(model: Any) -> str:

@@ -63,15 +63,8 @@ class WarmStart(Record):
 class WarmStartRun:
     """The steps of a warm start, and the file ``warm_start.json`` that it resumes from.
 
-    Args:
-        directory: of the file; made if it is missing.
-        policy: what learns.
-        conversations: see `conversations.read_conversations`.
-        config: of each step.
-        epochs: how often each conversation is trained.
-        batch_size: conversations per step; the last of an epoch may have fewer.
-        seed: of the order, which differs in each epoch.
-        resume: continue what is there. False: rename the file to ``warm_start.json.<id>``.
+    Arguments as of `Trainer.warm_start`. The last batch of an epoch may have fewer conversations;
+    `seed` is of the order, which differs in each epoch.
 
     Raises:
         ConfigError: a number is below 1, a conversation is malformed, or the directory holds

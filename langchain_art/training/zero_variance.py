@@ -21,22 +21,13 @@ from langchain_art.wire.zero_variance import has_zero_variance, overlong_penalty
 
 
 def group_has_zero_variance(
-    group: TrajectoryGroup, config: TrainConfig, trainable: Mapping[str, bool] | None = None
+    group: TrajectoryGroup, config: TrainConfig, trainable: Mapping[str, bool]
 ) -> bool:
     """True if the server would exclude the whole group, because its runs have equal rewards.
 
     What is compared follows `TrainConfig.credit`: for ``run`` and ``node``, and for scores, just as
     the server does it. For ``turn`` and ``anchor``, where it depends on what each call was worth,
     a group with rewards of single calls or with discounted rewards never has zero variance.
-
-    Args:
-        group: as it was judged.
-        config: reads `credit`, `scores`, `zero_variance_tolerance` and `overlong`.
-        trainable: which calls learn (`Turn.learns`); None: all.
-
-    Example::
-
-        group_has_zero_variance(group_of_rewards(1.0, 1.0, None), TrainConfig())  # True
     """
     runs = [run for run in group.trajectories if is_rewarded(run, config)]
     if len(runs) < 2:
@@ -48,11 +39,8 @@ def group_has_zero_variance(
             for name in config.scores
         )
     if config.credit.kind == "node":
-        return all(
-            has_zero_variance(values, tolerance)
-            for values in _by_node(runs, config, trainable or {})
-        )
-    totals = [_own(run, config, trainable or {}) + math.fsum(_rewards(run.turns)) for run in runs]
+        return all(has_zero_variance(v, tolerance) for v in _by_node(runs, config, trainable))
+    totals = [_own(run, config, trainable) + math.fsum(_rewards(run.turns)) for run in runs]
     if isinstance(config.credit, TurnCredit | AnchorCredit):
         if any(turn.reward for run in runs for turn in run.turns):
             return False
@@ -94,10 +82,9 @@ def _steps(run: Trajectory, trainable: Mapping[str, bool]) -> list[Turn]:
 
 def _own(run: Trajectory, config: TrainConfig, trainable: Mapping[str, bool]) -> float:
     """The run's own reward, less the penalty for its length (DAPO, arXiv 2503.14476, eq. 13)."""
-    reward = run.reward or 0.0
-    overlong = config.overlong
+    reward, overlong = run.reward or 0.0, config.overlong
     if overlong is None:
         return reward
-    steps = _steps(run, trainable)
-    tokens = sum(turn.usage.completion_tokens for turn in steps if turn.usage is not None)
+    usages = [turn.usage for turn in _steps(run, trainable) if turn.usage is not None]
+    tokens = sum(usage.completion_tokens for usage in usages)
     return reward + overlong_penalty(tokens, overlong.tokens, overlong.buffer)

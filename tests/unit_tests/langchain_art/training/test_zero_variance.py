@@ -116,7 +116,6 @@ def test_the_penalty_for_length_is_a_difference() -> None:
         return Trajectory(id=name, reward=1.0, turns=(Turn(call_id=name, usage=usage),))
 
     pair = TrajectoryGroup(id="g", trajectories=(run("a", 2), run("b", 8)))
-    assert group_has_zero_variance(pair, TrainConfig())
-    assert not group_has_zero_variance(
-        pair, TrainConfig(overlong=OverlongPenalty(tokens=8, buffer=4))
-    )
+    assert group_has_zero_variance(pair, TrainConfig(), {})
+    penalized = TrainConfig(overlong=OverlongPenalty(tokens=8, buffer=4))
+    assert not group_has_zero_variance(pair, penalized, {})
