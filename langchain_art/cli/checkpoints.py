@@ -6,14 +6,7 @@ from typing import Annotated
 
 import typer
 
-from langchain_art.cli.options import (
-    AsJson,
-    BaseUrl,
-    client_of,
-    console,
-    show,
-    split_version,
-)
+from langchain_art.cli.options import AsJson, BaseUrl, client_of, console, show, split_version
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from langchain_art.diagnostics.canary_checks import CanaryReport
+from langchain_art.evaluators.transcript import label
 from langchain_art.training.results import tokens
 from langchain_art.wire import (
     Checkpoint,
@@ -174,10 +175,9 @@ def _totals(audit: TrajectoryAudit) -> str:
 
 
 def _node(turn: Turn) -> str:
-    path = "/".join(turn.path) or turn.node or "-"
     attempt = f" attempt {turn.attempt}" if turn.attempt > 1 else ""
     excluded = f" ({turn.excluded_because})" if turn.excluded_because else ""
-    return f"{path}{attempt}{excluded}"
+    return f"{label(turn)}{attempt}{excluded}"
 
 
 def _said(turn: Turn) -> str:

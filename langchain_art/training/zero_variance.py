@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from langchain_art.evaluators.transcript import label
 from langchain_art.wire import (
     AnchorCredit,
     TrainConfig,
@@ -70,7 +71,7 @@ def _by_node(
     for run in runs:
         own: defaultdict[str, list[Turn]] = defaultdict(list)
         for turn in _steps(run, trainable):
-            own["/".join(turn.path) or turn.node or "-"].append(turn)
+            own[label(turn)].append(turn)
         for node, turns in own.items():
             pools[node].append(_own(run, config, trainable) + math.fsum(_rewards(turns)))
     return list(pools.values())
