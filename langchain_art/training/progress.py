@@ -56,8 +56,12 @@ class Display:
         is_inner = bool(self._bars.task_ids)
         with nullcontext() if is_inner else self._bars:
             task = self._bars.add_task(description, total=total, completed=done, note="")
+
+            def advance(note: str = "") -> None:
+                self._bars.update(task, advance=1, note=note)
+
             try:
-                yield lambda note="": self._bars.update(task, advance=1, note=note)
+                yield advance
             finally:
                 self._bars.remove_task(task)
 
