@@ -234,6 +234,7 @@ def test_merged_weights_load_as_any_model(here: LiveServer, tmp_path: Path) -> N
     names = {path.name for path in (tmp_path / "whole").iterdir()}
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= names
     assert "adapter_model.safetensors" not in names
+    assert "merged into these weights" in (tmp_path / "whole" / "README.md").read_text()
 
 
 def test_eval_measures_the_policy_it_is_told(
