@@ -17,11 +17,7 @@ from langchain_art.rollout.runner import Rollout
 
 
 def load(name: str) -> Any:
-    """What ``module:attribute`` names; modules in the current directory are found too.
-
-    Raises:
-        ConfigError: there is no such module or attribute.
-    """
+    """What ``module:attribute`` names, in the current directory too. Raises ConfigError."""
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
         raise ConfigError(f"got {name!r}, expected MODULE:NAME, such as my_agent:rollout")
@@ -34,11 +30,7 @@ def load(name: str) -> Any:
 
 
 def load_rollout(name: str, policy: str, base_url: str | None) -> Rollout:
-    """The rollout `name`; its parameter ``model``, if it has one, is bound to a ChatART.
-
-    Raises:
-        ConfigError: it cannot be loaded, or is not callable.
-    """
+    """The rollout `name`, its parameter ``model`` bound to a ChatART. Raises ConfigError."""
     rollout = load(name)
     if is_graph(rollout):
         raise ConfigError(
@@ -56,11 +48,7 @@ def load_rollout(name: str, policy: str, base_url: str | None) -> Rollout:
 
 
 def load_scenarios(name: str) -> list[Any]:
-    """Scenarios of a JSONL file, of a sequence ``module:NAME``, or of a function that makes them.
-
-    Raises:
-        ConfigError: there are none, or a line is not JSON.
-    """
+    """Scenarios of a JSONL file, or of a sequence or function ``module:NAME``; at least one."""
     if name.endswith((".jsonl", ".json")) or Path(name).is_file():
         scenarios = list(read_jsonl(Path(name)))
     else:

@@ -57,9 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
 
 
-# --- processes --------------------------------------------------------------------------------
-
-
 @app.command(
     context_settings={
         "allow_extra_args": True,
@@ -110,9 +107,6 @@ def demo(
 def _become(module: str, arguments: list[str]) -> None:
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
-
-
-# --- inspection ------------------------------------------------------------------------------
 
 
 @app.command()
@@ -189,9 +183,6 @@ def _choice(text: str) -> tuple[str, bool]:
     if not name or learns not in ("true", "false"):
         raise ConfigError(f"got --trainable {text}, expected NAME=true or NAME=false")
     return name, learns == "true"
-
-
-# --- evaluation and export -------------------------------------------------------------------
 
 
 @app.command("eval")

@@ -27,10 +27,9 @@ def is_graph(rollout: object) -> TypeGuard[Graph]:
 
 
 def check_inputs(rollout: object, scenarios: Iterable[Any]) -> None:
-    """Check the scenarios before the first run, where an error would only count as a failed run.
+    """Raise ConfigError if `rollout` is a graph and a scenario is not an input for it.
 
-    Raises:
-        ConfigError: `rollout` is a graph and a scenario is not an input for it.
+    Called before the first run: in a run, the error would only count as a failed one.
     """
     if is_graph(rollout):
         for scenario in scenarios:

@@ -36,15 +36,11 @@ def scenario_id(scenario: Any) -> str:
     if given is not None and not callable(given):
         name = str(given)
         return name if len(name) <= 256 else f"{name[:200]}-{_digest(name)}"
-    return _digest(json.dumps(_plain(scenario), sort_keys=True, default=repr))
-
-
-def _plain(scenario: Any) -> Any:
     if isinstance(scenario, BaseModel):
-        return scenario.model_dump(mode="json")
-    if dataclasses.is_dataclass(scenario) and not isinstance(scenario, type):
-        return dataclasses.asdict(scenario)
-    return scenario
+        scenario = scenario.model_dump(mode="json")
+    elif dataclasses.is_dataclass(scenario) and not isinstance(scenario, type):
+        scenario = dataclasses.asdict(scenario)
+    return _digest(json.dumps(scenario, sort_keys=True, default=repr))
 
 
 def portable(scenario: Any) -> dict[str, Any]:
@@ -86,9 +82,6 @@ def draw(scenarios: Sequence[S], position: int, seed: int) -> S:
     """The scenario at a position, from 0, of shuffled epochs, each without replacement.
 
     Depends on its arguments only, so that a resumed fit goes on where the former one stopped.
-
-    Raises:
-        ConfigError: there are no scenarios.
     """
     if not scenarios:
         raise ConfigError("got no training scenarios, expected at least one")

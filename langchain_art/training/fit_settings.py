@@ -37,11 +37,7 @@ class FitSettings:
 
 
 def check_trainable(trainable: Mapping[str, bool] | None) -> dict[str, bool]:
-    """`trainable` as it is sent to the server (see `wire.Turn.learns`); empty for None.
-
-    Raises:
-        ConfigError: it is not a mapping from names to True or False.
-    """
+    """`trainable` as the server gets it (`wire.Turn.learns`); empty for None. Or ConfigError."""
     try:
         return _BY_NAME.validate_python({} if trainable is None else trainable)
     except ValidationError as error:
@@ -52,11 +48,7 @@ def check_trainable(trainable: Mapping[str, bool] | None) -> dict[str, bool]:
 
 
 def unmatched_frozen_names(trainable: Mapping[str, bool], runs: Sequence[Trajectory]) -> list[str]:
-    """Names that `trainable` sets to False and that match no turn of `runs`.
-
-    Raises:
-        ConfigError: a name that is set to True matches none.
-    """
+    """Names set to False that match no turn of `runs`; for one set to True, a ConfigError."""
     names = {name for run in runs for turn in run.turns for name in turn.names}
     unmatched = sorted(trainable.keys() - names)
     if unknown := [repr(name) for name in unmatched if trainable[name]]:

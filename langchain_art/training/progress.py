@@ -66,11 +66,7 @@ class Display:
                 self._bars.remove_task(task)
 
     def step(self, record: StepRecord, steps: int, *, first: bool) -> None:
-        """Print a finished step: metrics, exclusions, and what each node contributed.
-
-        Nodes are a table in the `first` step of a fit, else one line. A step that trained nothing
-        is printed in red with the reasons.
-        """
+        """Print a step; what nodes contributed is a table if it is the fit's `first`, else a line."""
         self.line("  ".join(_headline(record, steps)))
         for figures in _figures(record):
             self.line(f"  {figures}")

@@ -114,12 +114,7 @@ class WarmStartRun:
         )
 
     async def run(self, client: AsyncArtClient, display: Display) -> WarmStart:
-        """Run the steps that are not done yet, in order.
-
-        Raises:
-            JobFailed: the server could not train; the adapter is unchanged by that step, which the
-                next call repeats.
-        """
+        """Run the steps that are not done yet, in order; JobFailed leaves one for the next call."""
         self._save()
         await client.post_groups(
             [
