@@ -66,7 +66,7 @@ class Display:
                 self._bars.remove_task(task)
 
     def step(self, record: StepRecord, steps: int, *, first: bool) -> None:
-        """Print a step; what nodes contributed is a table if it is the fit's `first`, else a line."""
+        """Print a step. Its nodes are a table if it is the `first` of a fit, else a line."""
         self.line("  ".join(_headline(record, steps)))
         for figures in _figures(record):
             self.line(f"  {figures}")
