@@ -1,22 +1,5 @@
 """The errors of langchain-art: one tree, shared by the client and the server.
 
-    ArtError
-    ├── ConfigError                an option, a file or a combination of them makes no sense
-    ├── ServerUnreachable          no answer from the server (retryable)
-    ├── JobFailed                  a training job ended in failure; the adapter is unchanged
-    ├── RolloutFailed              too many rollouts of a batch raised
-    ├── JudgeError                 a group could not be judged; nothing is guessed
-    └── RequestRefused             the server answered, and the answer is no
-        ├── InvalidRequest         400  a field is missing, malformed, or not supported
-        │   └── PromptTooLong      400  prompt + max_tokens exceed the model's context
-        ├── AuthenticationFailed   401  no key, or a wrong one
-        ├── NotFound               404
-        │   └── UnknownModel       404  no policy, version or base model of that name
-        ├── Conflict               409  the same id or key was used with another body
-        ├── BodyTooLarge           413
-        ├── Overloaded             429  a queue is full; retry after a while
-        └── EngineUnavailable      503  the sampler or learner is (re)starting; retryable
-
 A message says what is wrong, what was got, what was expected and what to do next. On the wire an
 error has OpenAI's shape, ``{"error": {"message", "type", "code", "param"}}``, where ``code`` is
 the class attribute of that name, so that OpenAI's SDKs and our client both understand it.

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, Generic, Self, TypeVar, cast
+from types import SimpleNamespace
+from typing import Any, Generic, Self, TypeAlias, TypeVar, cast
 
 import openai
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun
@@ -25,19 +27,24 @@ from langchain_openai.chat_models.base import (
     _handle_openai_api_error,  # pyright: ignore[reportPrivateUsage]
     _handle_openai_bad_request,  # pyright: ignore[reportPrivateUsage]
 )
+from openai._models import FinalRequestOptions
 from pydantic import SecretStr, model_validator
 from pydantic_core import from_json, to_json
 
 from langchain_art.chat_models import http_pools
 from langchain_art.chat_models.http_pools import httpx
 from langchain_art.chat_models.http_post import POST_ERRORS, Connections, Target, post_async
-from langchain_art.chat_models.retries import Outcome, retry_delay, sdk_error
 
 _PATH = "chat/completions"
 #: Arguments of the SDK's `create` that are not fields of the body. Calls with them use the SDK.
 _OPTIONS = {"extra_headers": "headers", "extra_query": "params", "timeout": "timeout"}
+#: The SDK's view of a request, without options of its own.
+_SDK_REQUEST = FinalRequestOptions(method="post", url=f"/{_PATH}")
 #: Fields of a chat model that hold its clients, which are built from the other fields.
 _CLIENT_FIELDS = ("client", "async_client", "root_client", "root_async_client")
+
+#: What became of a request: an answer, or an exception.
+Outcome: TypeAlias = httpx.Response | Exception
 
 _connections = Connections()
 
@@ -113,40 +120,23 @@ class RawReply:
         return self._parsed
 
 
-class Completions:
-    """Takes the place of ``client.chat.completions``.
+class _Completions(ABC, Generic[Client]):
+    """Takes the place of ``client.chat.completions``: replies, or streams of chunks, as JSON.
 
     Args:
         client: the SDK's client.
         direct: whether whole replies are requested without the SDK.
     """
 
-    def __init__(self, client: openai.OpenAI, *, direct: bool) -> None:
-        self.with_raw_response = _RawCompletions(client, direct=direct)
-
-    def create(self, **payload: Any) -> Any:
-        """A reply, or a stream of chunks, as JSON."""
-        return self.with_raw_response.create(**payload).parse()
-
-
-class AsyncCompletions:
-    """As `Completions`, for the SDK's asynchronous client."""
-
-    def __init__(self, client: openai.AsyncOpenAI, *, direct: bool) -> None:
-        self.with_raw_response = _AsyncRawCompletions(client, direct=direct)
-
-    async def create(self, **payload: Any) -> Any:
-        """A reply, or a stream of chunks, as JSON."""
-        return (await self.with_raw_response.create(**payload)).parse()
-
-
-class _Route(Generic[Client]):
-    """Decides which calls are sent without the SDK."""
-
     def __init__(self, client: Client, *, direct: bool) -> None:
         self._client, self._direct = client, direct
         self._target: Target | None = None
         self._key = ""
+        self.with_raw_response = SimpleNamespace(create=self._create_raw)
+
+    @abstractmethod
+    def _create_raw(self, **payload: Any) -> Any:
+        """A `RawReply`, or a coroutine of one."""
 
     def _direct_target(self, payload: Mapping[str, Any]) -> Target | None:
         """Where to post the call; None if the SDK is to send it."""
@@ -159,15 +149,27 @@ class _Route(Generic[Client]):
 
     def _delay(self, outcome: Outcome, retries_taken: int, target: Target) -> float:
         """Seconds to wait before the next attempt. Raises the SDK's error if there is none."""
-        delay = retry_delay(outcome, retries_taken, self._client.max_retries)
-        if delay is None:
-            cause = outcome if isinstance(outcome, Exception) else None
-            raise sdk_error(outcome, target.request) from cause
-        return delay
+        rules = cast(Any, self._client)  # the SDK's rules are not public
+        left = self._client.max_retries - retries_taken
+        if isinstance(outcome, httpx.Response):
+            if left <= 0 or not rules._should_retry(outcome):
+                raise rules._make_status_error_from_response(outcome)
+            return rules._calculate_retry_timeout(left, _SDK_REQUEST, outcome.headers)
+        if left <= 0:
+            timed_out = isinstance(outcome, TimeoutError)
+            kind = openai.APITimeoutError if timed_out else openai.APIConnectionError
+            raise kind(request=target.request) from outcome
+        return rules._calculate_retry_timeout(left, _SDK_REQUEST)
 
 
-class _RawCompletions(_Route[openai.OpenAI]):
-    def create(self, **payload: Any) -> RawReply:
+class Completions(_Completions[openai.OpenAI]):
+    """For synchronous calls."""
+
+    def create(self, **payload: Any) -> Any:
+        """A reply, or a stream of chunks."""
+        return self._create_raw(**payload).parse()
+
+    def _create_raw(self, **payload: Any) -> RawReply:
         if payload.get("stream"):
             stream = self._client.post(
                 f"/{_PATH}",
@@ -196,8 +198,14 @@ class _RawCompletions(_Route[openai.OpenAI]):
         return None
 
 
-class _AsyncRawCompletions(_Route[openai.AsyncOpenAI]):
-    async def create(self, **payload: Any) -> RawReply:
+class AsyncCompletions(_Completions[openai.AsyncOpenAI]):
+    """As `Completions`, for asynchronous calls."""
+
+    async def create(self, **payload: Any) -> Any:
+        """A reply, or a stream of chunks."""
+        return (await self._create_raw(**payload)).parse()
+
+    async def _create_raw(self, **payload: Any) -> RawReply:
         if payload.get("stream"):
             stream = await self._client.post(
                 f"/{_PATH}",
@@ -229,24 +237,11 @@ class _AsyncRawCompletions(_Route[openai.AsyncOpenAI]):
 
 
 def _target(client: openai.OpenAI | openai.AsyncOpenAI) -> Target:
-    """The request that the SDK's client would send, from its public properties."""
-    timeout: Any = client.timeout  # a number, None, or a `Timeout` of any version of httpx
-    limits = timeout if hasattr(timeout, "read") else httpx.Timeout(timeout)
-    headers = httpx.Headers()
-    for name, value in {**client.auth_headers, **client.default_headers}.items():
-        if isinstance(value, str):  # else the SDK's mark of a header to leave out
-            headers[name] = value
-    headers["x-stainless-retry-count"] = "0"
-    if limits.read is not None:
-        headers["x-stainless-read-timeout"] = str(limits.read)
-    request = http_pools.client.build_request(
-        "POST",
-        client.base_url.join(_PATH),
-        headers=headers,
-        params=client.qs.stringify(cast(Any, client.default_query)) or None,
-    )
+    """The request that the SDK's client would send."""
+    request = client._build_request(_SDK_REQUEST)  # pyright: ignore[reportPrivateUsage]
     sent = {name: value for name, value in request.headers.items() if name != "content-length"}
-    return Target(httpx.Request("POST", request.url), sent, limits.connect, limits.read)
+    limits = request.extensions["timeout"]
+    return Target(httpx.Request("POST", request.url), sent, limits["connect"], limits["read"])
 
 
 def _body(payload: Mapping[str, Any]) -> dict[str, Any]:

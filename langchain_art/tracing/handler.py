@@ -44,12 +44,13 @@ _serials = count()
 def _safely(
     method: Callable[Concatenate[CaptureHandler, P], None],
 ) -> Callable[Concatenate[CaptureHandler, P], None]:
-    """Record an error of a callback on the run, instead of letting it reach the graph."""
+    """Let one callback record at a time; its error goes to the run and never to the graph."""
 
     @wraps(method)
     def guarded(self: CaptureHandler, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            method(self, *args, **kwargs)
+            with self.run.recorder.lock:
+                method(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - capturing must not break the graph
             why = f"{method.__name__} was not captured: {type(error).__name__}: {error}"
             self.run.error = self.run.error or why
@@ -125,11 +126,11 @@ class CaptureHandler(GraphCallbackHandler):
         metadata = metadata or {}
         recorder = self.run.recorder
         span = _span("model", run_id, parent_run_id, metadata)
-        recorder.start_span(span)
+        recorder.spans.start(span)
         # In the later steps of a node that is a chain, LangGraph's own count is not available.
         attempt = max(node_attempt(), span.attempt_number)
         where = tags_from_metadata(metadata, attempt, tags or ())
-        outer = recorder.enclosing_namespaces(parent_run_id, where.get("namespace", ""))
+        outer = recorder.spans.enclosing_namespaces(parent_run_id, where.get("namespace", ""))
         prepend_outer_path(where, outer)
         sent = {**where, "trajectory_id": self.run.id}
         if self.run.scenario is not None:
@@ -198,7 +199,7 @@ class CaptureHandler(GraphCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        top = self.run.recorder.start_span(_span("chain", run_id, parent_run_id, metadata or {}))
+        top = self.run.recorder.spans.start(_span("chain", run_id, parent_run_id, metadata or {}))
         if top and self.run.input is None:
             self.run.input = inputs
 
@@ -234,7 +235,7 @@ class CaptureHandler(GraphCallbackHandler):
     @_safely
     def on_interrupt(self, event: GraphInterruptEvent) -> None:
         """Record that a graph waits, for example at a node named in ``interrupt_before``."""
-        self.run.recorder.interrupt_span(event.run_id)
+        self.run.recorder.spans.interrupt(event.run_id)
 
 
 # One hook per depth of nested scopes, so that all scopes' handlers are called. LangChain never

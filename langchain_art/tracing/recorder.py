@@ -14,7 +14,7 @@ from langchain_core.outputs import ChatGeneration, Generation, LLMResult
 
 from langchain_art.tracing.candidates import CandidateReplies
 from langchain_art.tracing.message_log import LoggedPrompt, MessageLog, jsonable
-from langchain_art.tracing.spans import Span, SpanOutcome, SpanTree
+from langchain_art.tracing.spans import SpanTree
 from langchain_art.wire import Message, Turn, Usage
 from langchain_art.wire.turn_links import superseded_attempts
 
@@ -62,10 +62,11 @@ class ModelCall:
 
 
 class RunRecorder:
-    """Spans and model calls of one run. Its methods may be called from any thread."""
+    """Spans and model calls of one run. A callback holds `lock`; reading the run takes it."""
 
     def __init__(self) -> None:
-        self._spans = SpanTree()
+        self.lock = Lock()
+        self.spans = SpanTree()
         self._candidates = CandidateReplies()
         self._messages = MessageLog()
         self._calls: list[ModelCall] = []
@@ -73,45 +74,22 @@ class RunRecorder:
         self._unlogged: list[int] = []  # calls whose reply is not in the message log yet
         self._call_ids: set[str] = set()
         self._elsewhere: dict[str, None] = {}
-        self._lock = Lock()
-
-    def start_span(self, span: Span) -> bool:
-        """`SpanTree.start`."""
-        with self._lock:
-            return self._spans.start(span)
 
     def end_span(self, run_id: UUID, output: Any, error: BaseException | None) -> bool:
         """`SpanTree.end`, with the span's output."""
-        with self._lock:
-            if output is not None:
-                self._candidates.add_output(run_id, output)
-            return self._spans.end(run_id, error)
-
-    def interrupt_span(self, run_id: UUID | None) -> None:
-        """`SpanTree.interrupt`."""
-        with self._lock:
-            self._spans.interrupt(run_id)
-
-    def enclosing_namespaces(self, parent: UUID | None, namespace: str) -> list[str]:
-        """`SpanTree.enclosing_namespaces`."""
-        with self._lock:
-            return self._spans.enclosing_namespaces(parent, namespace)
-
-    def outcome(self) -> SpanOutcome:
-        """`SpanTree.outcome`."""
-        with self._lock:
-            return self._spans.outcome()
+        if output is not None:
+            self._candidates.add_output(run_id, output)
+        return self.spans.end(run_id, error)
 
     def start_call(self, call: ModelCall, messages: Sequence[BaseMessage]) -> None:
         """Record a call and its prompt, once per `run_id`."""
-        with self._lock:
-            if call.run_id in self._index:
-                return
-            self._log_replies()
-            call.prompt = self._messages.add_prompt(messages, call.namespace)
-            self._index[call.run_id] = len(self._calls)
-            self._add(call)
-            self._note_replies(messages[call.prompt.position.known :])
+        if call.run_id in self._index:
+            return
+        self._log_replies()
+        call.prompt = self._messages.add_prompt(messages, call.namespace)
+        self._index[call.run_id] = len(self._calls)
+        self._add(call)
+        self._note_replies(messages[call.prompt.position.known :])
 
     def end_call(self, call: ModelCall, response: LLMResult | None) -> None:
         """Record a call's reply or error.
@@ -121,29 +99,28 @@ class RunRecorder:
         """
         generations = response.generations[0] if response and response.generations else []
         llm_output = (response and response.llm_output) or {}
-        with self._lock:
-            index = self._index[call.run_id]
-            if self._calls[index] is not call:
-                return
-            for number, generation in enumerate(generations):
-                if number > 0:  # of a request with n > 1: a call of its own on the server
-                    index, call = len(self._calls), replace(call, call_id=None)
-                    self._add(call)
-                call.set_reply(generation, llm_output)
-                if call.call_id is not None:
-                    self._call_ids.add(call.call_id)
-                if len(generations) > 1:
-                    call.usage = None  # only the sum over all choices is reported
-                if call.reply is not None:
-                    self._unlogged.append(index)
-                    self._candidates.add_reply(index, call.reply.id)
+        index = self._index[call.run_id]
+        if self._calls[index] is not call:
+            return
+        for number, generation in enumerate(generations):
+            if number > 0:  # of a request with n > 1: a call of its own on the server
+                index, call = len(self._calls), replace(call, call_id=None)
+                self._add(call)
+            call.set_reply(generation, llm_output)
+            if call.call_id is not None:
+                self._call_ids.add(call.call_id)
+            if len(generations) > 1:
+                call.usage = None  # only the sum over all choices is reported
+            if call.reply is not None:
+                self._unlogged.append(index)
+                self._candidates.add_reply(index, call.reply.id)
 
     def turns(self) -> list[Turn]:
         """The calls so far as turns, in the order in which they started."""
-        with self._lock:
+        with self.lock:
             self._log_replies()
             superseded = superseded_attempts(
-                (self._spans[call.run_id].task, call.tags.get("attempt", 1)) for call in self._calls
+                (self.spans[call.run_id].task, call.tags.get("attempt", 1)) for call in self._calls
             )
             extended = [call.prompt.extends for call in self._calls if call.prompt is not None]
             unchosen = self._candidates.unchosen({one for one in extended if one is not None})
@@ -154,7 +131,7 @@ class RunRecorder:
 
     def sampled_elsewhere(self, output: Any) -> list[str]:
         """Ids of calls of other runs whose replies are in this run's prompts or `output`."""
-        with self._lock:
+        with self.lock:
             is_state = isinstance(output, Mapping)
             values = cast("Mapping[Any, Any]", output).values() if is_state else (output,)
             for value in values:
@@ -162,7 +139,7 @@ class RunRecorder:
             return list(self._elsewhere)
 
     def _add(self, call: ModelCall) -> None:
-        index, attempt = len(self._calls), self._spans[call.run_id].attempt
+        index, attempt = len(self._calls), self.spans[call.run_id].attempt
         self._calls.append(call)
         if call.prompt is not None:
             prompt = call.prompt.position.node
@@ -187,11 +164,11 @@ class RunRecorder:
 
     def _turn(self, call: ModelCall, superseded: bool, unchosen: bool) -> Turn:
         messages, prompt = self._messages.messages, call.prompt
-        span = self._spans[call.run_id]
+        span = self.spans[call.run_id]
         if call.error is not None or span.outcome is None:
             excluded_because = "error"
         else:
-            excluded_because = self._spans.exclusion(span, superseded)
+            excluded_because = self.spans.exclusion(span, superseded)
             excluded_because = excluded_because or ("unchosen" if unchosen else None)
         tools = call.tools if call.ours else jsonable(call.tools)
         return Turn(

@@ -176,7 +176,7 @@ class Run:
 
     def complete(self) -> None:
         """Record that a graph of the run ended without an error."""
-        outcome = self.recorder.outcome()
+        outcome = self.recorder.spans.outcome()
         if outcome == "error":
             return  # a graph beside it failed
         if self.status in ("failed", "truncated"):  # an earlier graph, and the run continued

@@ -2,28 +2,22 @@
 
 Choices that have settings of their own (loss, advantage, credit assignment, importance sampling)
 are unions discriminated by `kind`, so that a setting exists only where it is read. The plain string
-of a kind stands for it with its defaults: ``loss="gspo"``. Pydantic only.
+of a kind stands for it with its defaults: ``loss="gspo"``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from langchain_art.wire.identifiers import Wire
 
 
-class _Group(BaseModel):
-    """Frozen; unknown keys and numbers that are not finite are refused."""
+class _Group(Wire):
+    """Numbers that are not finite are refused too."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     def model_post_init(self, context: Any, /) -> None:
         """Count `kind` as set, so that JSON without unset fields (as clients send) has it."""
