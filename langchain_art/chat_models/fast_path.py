@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, Generic, Self, TypeAlias, TypeVar, cast
@@ -90,21 +89,16 @@ class FastChatOpenAI(BaseChatOpenAI):
     ) -> ChatResult:
         # The parent converts the reply in a thread, and the switch costs more than the conversion.
         payload = self._get_request_payload(messages, stop=stop, **kwargs)
-        with _langchain_errors():
+        try:
             reply = await self.async_client.with_raw_response.create(**payload)
+        except openai.BadRequestError as error:
+            _handle_openai_bad_request(error)  # raises it as a subclass that LangChain defines
+            raise
+        except openai.APIError as error:
+            _handle_openai_api_error(error)
+            raise
         headers = {"headers": dict(reply.headers)} if self.include_response_headers else None
         return self._create_chat_result(reply.parse(), headers)
-
-
-@contextmanager
-def _langchain_errors() -> Generator[None]:
-    """Raises the SDK's errors as the subclasses that LangChain defines."""
-    try:
-        yield
-    except openai.BadRequestError as error:
-        _handle_openai_bad_request(error)
-    except openai.APIError as error:
-        _handle_openai_api_error(error)
 
 
 class RawReply:

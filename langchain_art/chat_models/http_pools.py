@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import lru_cache
 from threading import Lock
@@ -42,16 +41,14 @@ KEEP_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
 ]
 
 
-class _Pools(ABC, Generic[PoolT]):
+class _Pools(Generic[PoolT]):
     """Connection pools by event loop, TLS and proxy."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Callable[..., PoolT]) -> None:
+        self._kind = kind
         self._pools: dict[_PoolKey, PoolT] = {}
         self._pending = 0  # requests that have no answer yet
         self._lock = Lock()
-
-    @abstractmethod
-    def _open(self, *, verify: bool, proxy: str | None) -> PoolT: ...
 
     @contextmanager
     def _pool(self, url: httpx.URL, loop: asyncio.AbstractEventLoop | None) -> Generator[PoolT]:
@@ -61,12 +58,14 @@ class _Pools(ABC, Generic[PoolT]):
             key = loop, secure, through, self._pending % _SHARDS
             self._pending += 1
         try:
-            yield self._pools.get(key) or self._add(key, self._open(verify=secure, proxy=through))
+            yield self._pools.get(key) or self._add(key)
         finally:
             with self._lock:
                 self._pending -= 1
 
-    def _add(self, key: _PoolKey, pool: PoolT) -> PoolT:
+    def _add(self, key: _PoolKey) -> PoolT:
+        _, secure, through, _ = key
+        pool = self._kind(verify=secure, proxy=through, limits=_LIMITS, socket_options=KEEP_ALIVE)
         with self._lock:
             # A pool keeps its loop alive, so pools of closed loops are removed here.
             for closed in [k for k in self._pools if k[0] is not None and k[0].is_closed()]:
@@ -77,11 +76,6 @@ class _Pools(ABC, Generic[PoolT]):
 class _Transport(_Pools[httpx.HTTPTransport], httpx.BaseTransport):
     """Sends each request through a pool that all threads share."""
 
-    def _open(self, *, verify: bool, proxy: str | None) -> httpx.HTTPTransport:
-        return httpx.HTTPTransport(
-            verify=verify, proxy=proxy, limits=_LIMITS, socket_options=KEEP_ALIVE
-        )
-
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         with self._pool(request.url, None) as pool:
             return pool.handle_request(request)
@@ -89,11 +83,6 @@ class _Transport(_Pools[httpx.HTTPTransport], httpx.BaseTransport):
 
 class _AsyncTransport(_Pools[httpx.AsyncHTTPTransport], httpx.AsyncBaseTransport):
     """Sends each request through a pool of the running event loop."""
-
-    def _open(self, *, verify: bool, proxy: str | None) -> httpx.AsyncHTTPTransport:
-        return httpx.AsyncHTTPTransport(
-            verify=verify, proxy=proxy, limits=_LIMITS, socket_options=KEEP_ALIVE
-        )
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         with self._pool(request.url, asyncio.get_running_loop()) as pool:
@@ -123,8 +112,10 @@ class _AsyncClient(httpx.AsyncClient):
 
 
 #: They use the environment's proxies. Time limits are per request, set by the SDK.
-client = _Client(transport=_Transport(), timeout=None, follow_redirects=True)
-async_client = _AsyncClient(transport=_AsyncTransport(), timeout=None, follow_redirects=True)
+client = _Client(transport=_Transport(httpx.HTTPTransport), timeout=None, follow_redirects=True)
+async_client = _AsyncClient(
+    transport=_AsyncTransport(httpx.AsyncHTTPTransport), timeout=None, follow_redirects=True
+)
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ from typing import TypeVar
 import httpx
 
 from langchain_art.client.endpoints import Endpoints
-from langchain_art.client.http_request import RETRYABLE, Flow, Request, unreachable
+from langchain_art.client.http_request import RETRYABLE, Flow, Request
 
 T = TypeVar("T")
 
@@ -45,17 +45,14 @@ class AsyncArtClient(Endpoints):
         backoff = self._backoff(request)
         while True:
             try:
-                try:
-                    async with self._http.stream(**request.arguments(self.timeout)) as response:
-                        content = b""
-                        if request.save is not None and response.is_success:
-                            with request.save.open("wb") as file:
-                                async for chunk in response.aiter_bytes():
-                                    file.write(chunk)
-                        else:
-                            content = await response.aread()
-                except httpx.TransportError as error:
-                    raise unreachable(self.base_url, error) from error
+                async with self._http.stream(**request.arguments(self.timeout)) as response:
+                    content = b""
+                    if request.save is not None and response.is_success:
+                        with request.save.open("wb") as file:
+                            async for chunk in response.aiter_bytes():
+                                file.write(chunk)
+                    else:
+                        content = await response.aread()
                 return request.result(response, content)
             except RETRYABLE as failure:
                 await asyncio.sleep(backoff.after(failure))

@@ -66,7 +66,8 @@ class Address(ABC):
         return {"base_url": self._root, "headers": headers}
 
     def _backoff(self, request: Request[Any]) -> Backoff:
-        return Backoff(self.patience if request.patience is None else request.patience)
+        patience = self.patience if request.patience is None else request.patience
+        return Backoff(self.base_url, patience)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base_url!r})"

@@ -28,7 +28,7 @@ T = TypeVar("T")
 Param: TypeAlias = "str | float | Sequence[str] | None"
 
 #: Failures after which the same request may be sent again.
-RETRYABLE = (ServerUnreachable, Overloaded, EngineUnavailable)
+RETRYABLE = (httpx.TransportError, ServerUnreachable, Overloaded, EngineUnavailable)
 _BY_STATUS: dict[int, type[RequestRefused]] = {
     403: AuthenticationFailed,
     422: InvalidRequest,
@@ -90,14 +90,6 @@ class Request(Generic[T]):
 Flow: TypeAlias = Generator[Request[Any], Any, T]
 
 
-def unreachable(base_url: str, error: httpx.TransportError) -> ServerUnreachable:
-    """The error for a connection that gave no answer."""
-    return ServerUnreachable(
-        f"No answer from {base_url} ({type(error).__name__}: {error}). Start a server with "
-        "`langchain-art serve MODEL`, or point base_url (or ART_BASE_URL) at one that runs."
-    )
-
-
 def _refusal(response: httpx.Response, content: bytes) -> ArtError:
     if response.status_code in (502, 504):  # from a proxy, not from the server
         return ServerUnreachable(f"{response.url}: HTTP {response.status_code} from a proxy")
@@ -125,19 +117,27 @@ class Backoff:
     """Pause before a retry: Retry-After, or 0.2 s doubling to 5 s, with jitter.
 
     Args:
+        base_url: of the server.
         patience: seconds after which the last failure is raised.
     """
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, base_url: str, patience: float) -> None:
+        self._base_url = base_url
         self._deadline = time.monotonic() + patience
         self._pause = 0.2
 
-    def after(self, failure: ArtError) -> float:
+    def after(self, failure: Exception) -> float:
         """Seconds to sleep after a retryable `failure`. Raises it when patience has run out."""
         asked = failure.retry_after if isinstance(failure, RequestRefused) else None
         pause = asked if asked is not None else self._pause * random.uniform(0.5, 1.0)
         self._pause = min(self._pause * 2, 5.0)
         left = self._deadline - time.monotonic()
         if left <= 0 or (asked is not None and asked > left):
+            if isinstance(failure, httpx.TransportError):
+                raise ServerUnreachable(
+                    f"No answer from {self._base_url} ({type(failure).__name__}: {failure}). Start "
+                    "a server with `langchain-art serve MODEL`, or point base_url (or "
+                    "ART_BASE_URL) at one that runs."
+                ) from failure
             raise failure
         return min(max(pause, 0.01), left)

@@ -12,7 +12,7 @@ from typing import TypeVar
 import httpx
 
 from langchain_art.client.endpoints import Endpoints
-from langchain_art.client.http_request import RETRYABLE, Flow, Request, unreachable
+from langchain_art.client.http_request import RETRYABLE, Flow, Request
 
 T = TypeVar("T")
 
@@ -67,17 +67,14 @@ class ArtClient(Endpoints):
         backoff = self._backoff(request)
         while True:
             try:
-                try:
-                    with self._http.stream(**request.arguments(self.timeout)) as response:
-                        content = b""
-                        if request.save is not None and response.is_success:
-                            with request.save.open("wb") as file:
-                                for chunk in response.iter_bytes():
-                                    file.write(chunk)
-                        else:
-                            content = response.read()
-                except httpx.TransportError as error:
-                    raise unreachable(self.base_url, error) from error
+                with self._http.stream(**request.arguments(self.timeout)) as response:
+                    content = b""
+                    if request.save is not None and response.is_success:
+                        with request.save.open("wb") as file:
+                            for chunk in response.iter_bytes():
+                                file.write(chunk)
+                    else:
+                        content = response.read()
                 return request.result(response, content)
             except RETRYABLE as failure:
                 time.sleep(backoff.after(failure))

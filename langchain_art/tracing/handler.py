@@ -8,7 +8,7 @@ stay on the server, under the completion's id. The handler does no I/O and keeps
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar, Token
 from functools import wraps
 from itertools import count
@@ -101,28 +101,12 @@ class CaptureHandler(GraphCallbackHandler):
         messages: list[list[BaseMessage]],
         *,
         run_id: UUID,
-        **kwargs: Any,
-    ) -> None:
-        """Start a turn, and publish its tags for the model."""
-        self._start_call(run_id, messages[0] if messages else [], **kwargs)
-
-    @_safely
-    def on_llm_start(
-        self, serialized: dict[str, Any], prompts: list[str], *, run_id: UUID, **kwargs: Any
-    ) -> None:
-        """Start a turn of a text model; its prompt becomes a user message."""
-        self._start_call(run_id, [HumanMessage(prompt) for prompt in prompts[:1]], **kwargs)
-
-    def _start_call(
-        self,
-        run_id: UUID,
-        messages: Sequence[BaseMessage],
-        /,
         parent_run_id: UUID | None = None,
         tags: list[str] | None = None,
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        """Start a turn, and publish its tags for the model."""
         metadata = metadata or {}
         recorder = self.run.recorder
         span = _span("model", run_id, parent_run_id, metadata)
@@ -146,7 +130,14 @@ class CaptureHandler(GraphCallbackHandler):
             model=metadata.get("ls_model_name"),
         )
         self._open[run_id] = (call, pending)
-        recorder.start_call(call, messages)
+        recorder.start_call(call, messages[0] if messages else [])
+
+    def on_llm_start(
+        self, serialized: dict[str, Any], prompts: list[str], *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        """Start a turn of a text model; its prompt becomes a user message."""
+        messages: list[list[BaseMessage]] = [[HumanMessage(prompt)] for prompt in prompts]
+        self.on_chat_model_start(serialized, messages, run_id=run_id, **kwargs)
 
     @_safely
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
@@ -172,12 +163,20 @@ class CaptureHandler(GraphCallbackHandler):
 
     @_safely
     def on_chain_start(
-        self, serialized: dict[str, Any], inputs: Any, *, run_id: UUID, **kwargs: Any
+        self,
+        serialized: dict[str, Any],
+        inputs: Any,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         """Start the span of a graph, a node or a chain."""
-        self._start(run_id, inputs, **kwargs)
+        span = _span("chain", run_id, parent_run_id, metadata or {})
+        if self.run.recorder.spans.start(span) and self.run.input is None:
+            self.run.input = inputs
 
-    @_safely
     def on_tool_start(
         self,
         serialized: dict[str, Any],
@@ -188,40 +187,25 @@ class CaptureHandler(GraphCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """Start the span of a tool, whose body may call models."""
-        self._start(run_id, inputs or input_str, **kwargs)
-
-    def _start(
-        self,
-        run_id: UUID,
-        inputs: Any,
-        /,
-        parent_run_id: UUID | None = None,
-        metadata: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
-        top = self.run.recorder.spans.start(_span("chain", run_id, parent_run_id, metadata or {}))
-        if top and self.run.input is None:
-            self.run.input = inputs
+        self.on_chain_start(serialized, inputs or input_str, run_id=run_id, **kwargs)
 
     @_safely
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """End a span."""
         self._end(run_id, outputs, None)
 
-    @_safely
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """End a span."""
-        self._end(run_id, output, None)
+        self.on_chain_end(output, run_id=run_id, **kwargs)
 
     @_safely
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """End a span that failed or was interrupted."""
         self._end(run_id, None, error)
 
-    @_safely
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """End the span of a tool that failed."""
-        self._end(run_id, None, error)
+        self.on_chain_error(error, run_id=run_id, **kwargs)
 
     def _end(self, run_id: UUID, outputs: Any, error: BaseException | None) -> None:
         if not self.run.recorder.end_span(run_id, outputs, error):
