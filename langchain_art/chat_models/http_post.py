@@ -38,19 +38,15 @@ _Server: TypeAlias = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Target:
-    """Where and how to post: all of a request but its body.
-
-    Args:
-        request: an empty request with the URL.
-        headers: all headers but ``content-length``.
-        connect_timeout: seconds for a new connection; None waits without limit.
-        read_timeout: seconds without data from the server; None waits without limit.
-    """
+    """Where and how to post: all of a request but its body. Time limits in seconds, None: none."""
 
     request: httpx.Request
+    """Without a body."""
     headers: Mapping[str, str]
+    """All but ``content-length``."""
     connect_timeout: float | None = None
     read_timeout: float | None = None
+    """Without data from the server."""
 
     @cached_property
     def server(self) -> _Server:

@@ -137,12 +137,8 @@ class SpanTree:
         A call counts if it belongs to the last attempt of its task, unless a span around it failed
         and the run recovered (a chain with retries or fallbacks, a caught exception, another graph
         after it), or was interrupted and never resumed while its thread continued. The calls of a
-        run that failed without recovery count, since they may get a low reward.
-
-        Args:
-            span: of the call.
-            superseded: LangGraph counted a later attempt of the task; used if the node's start was
-                not recorded.
+        run that failed without recovery count, since they may get a low reward. `superseded` says
+        that LangGraph counted a later attempt; it is used if the node's start was not recorded.
         """
         if span.attempt is None:
             if superseded:

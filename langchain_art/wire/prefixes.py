@@ -16,10 +16,6 @@ def common_prefix_length(one: S, other: S) -> int:
 
     Example: ``common_prefix_length([1, 2, 3], [1, 2, 9, 3])`` is 2.
 
-    Args:
-        one: a list, tuple, str, bytes or array.
-        other: of the same type.
-
     Raises:
         TypeError: the types differ; their slices would never be equal.
     """

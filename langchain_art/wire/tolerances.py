@@ -9,11 +9,9 @@ HALF_PRECISION = 0.05
 
 
 def logprob_tolerance(dtype: str, *, half_factor: float = 1.0) -> float:
-    """Nats per token that rounding explains.
+    """Nats per token that rounding explains, by dtype (torch's name) of the model's weights.
 
-    Args:
-        dtype: of the model's weights, as torch names it: ``float32``, ``bfloat16`` …
-        half_factor: multiplies the tolerance of 16-bit dtypes.
+    `half_factor` multiplies the tolerance of 16-bit dtypes.
     """
     if dtype in ("float32", "float64"):
         return FULL_PRECISION

@@ -87,9 +87,7 @@ def nearest_call(
 def unused_choices(choices: Sequence[int], used: Container[int]) -> list[int]:
     """The choices of one request that do not count: the unused; if none is used, all but the first.
 
-    Args:
-        choices: numbers of the calls, in the order of the request's choices; at least one.
-        used: calls that a later prompt continues, or that a node returned.
+    `used` are the calls that a later prompt continues, or that a node returned.
     """
     kept = [choice for choice in choices if choice in used] or choices[:1]
     return [choice for choice in choices if choice not in kept]
@@ -98,9 +96,7 @@ def unused_choices(choices: Sequence[int], used: Container[int]) -> list[int]:
 def superseded_attempts(attempts: Iterable[tuple[Hashable, int]]) -> set[int]:
     """Positions of the calls whose task was attempted again: only a task's last attempt counts.
 
-    Args:
-        attempts: of each call, its task, and which attempt of it the call was made in, from 1. Task
-            None: unknown, so the call always counts.
+    `attempts` holds each call's task (None: unknown, the call counts) and attempt of it, from 1.
     """
     given = list(attempts)
     last: dict[Hashable, int] = {}

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 
 
 def has_zero_variance(values: Sequence[float], tolerance: float = 1e-6) -> bool:
-    """True if there is nothing to learn from: fewer than two values, or all equal.
+    """True if there is nothing to learn from: fewer than two finite rewards, or all equal.
 
-    Args:
-        values: finite rewards that are compared with each other.
-        tolerance: largest difference between two values that still counts as equal.
+    Rewards that differ by at most `tolerance` are equal.
     """
     return len(values) < 2 or max(values) - min(values) <= tolerance
 
