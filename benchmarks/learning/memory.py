@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.learning.methods import CONFIG, Gradient, distance, make_core
 from benchmarks.learning.workloads import sixteen_thousand
-from langchain_art_server.algorithms.loss.step_loss import StepLoss
+from langchain_art_server.algorithms.loss.objective import StepLoss
 from langchain_art_server.algorithms.sequences.prefix_forest import grow
 from langchain_art_server.backends.peft import packer
 from langchain_art_server.backends.peft.learner_core import LearnerCore

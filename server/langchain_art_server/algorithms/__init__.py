@@ -18,12 +18,10 @@
 
 `loss`: logprobs to the loss of a step (torch only)::
 
-    step_loss    a step, micro-batch by micro-batch, over all its updates
-    └── objective    loss of weighted tokens, KL penalty and statistics of a micro-batch
-        ├── token_losses           logits to logprobs; the loss of each token
-        ├── importance_sampling    sampler against learner: weights and the guard
-        ├── kl                     divergence from the base model
-        └── loss_stats             metrics of a step
+    objective    the loss of a step, micro-batch by micro-batch, over all its updates
+    ├── token_losses           logits to logprobs; loss and KL penalty of each token
+    ├── importance_sampling    sampler against learner: weights and the guard
+    └── loss_stats             metrics of a step
     logprob_gap    refuses a step whose tokens another model sampled
     lr_schedule    the learning rate by version
 """

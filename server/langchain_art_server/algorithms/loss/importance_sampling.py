@@ -1,4 +1,4 @@
-"""Importance sampling between sampler and learner. Torch and nothing else.
+"""Importance sampling between sampler and learner. Torch only.
 
 Each token has three probabilities: μ, the sampler's, which drew it; π_old, the learner's before the
 first update on the batch; π, the learner's now. The loss is *decoupled* (AReaL, arXiv 2505.24298;
@@ -21,21 +21,15 @@ import torch
 from torch import Tensor
 
 from langchain_art.wire import ImportanceSampling, SequenceMask, TruncatedIS
-from langchain_art_server.algorithms.loss.segments import call_means, call_sums
+from langchain_art_server.algorithms.loss.token_losses import call_means, call_sums
 
 
 class Importance(NamedTuple):
-    """Importance weights of tokens. No gradient.
+    """Importance weights of tokens. No gradient."""
 
-    Attributes:
-        weights_T: factors of the tokens' losses, at least 0.
-        limited_T: true where a bound changed the weight.
-        guarded_T: true where the guard excluded the whole call.
-    """
-
-    weights_T: Tensor
-    limited_T: Tensor
-    guarded_T: Tensor
+    weights_T: Tensor  # factors of the tokens' losses, at least 0
+    limited_T: Tensor  # true where a bound changed the weight
+    guarded_T: Tensor  # true where the guard excluded the whole call
 
 
 @torch.no_grad()
@@ -69,9 +63,8 @@ def importance(
         sampling: the correction and its bounds.
         guard: above 1; None: no call is excluded.
     """
-    log_T = old_logprobs_T - sampler_logprobs_T
-    if isinstance(sampling, SequenceMask):
-        log_T = call_sums(log_T, calls_T)
+    gap_T = old_logprobs_T - sampler_logprobs_T
+    log_T = call_sums(gap_T, calls_T) if isinstance(sampling, SequenceMask) else gap_T
     weights_T = log_T.exp() if sampling else torch.ones_like(log_T)
     limited_T = torch.zeros_like(log_T, dtype=torch.bool)
     if isinstance(sampling, TruncatedIS):
@@ -82,6 +75,5 @@ def importance(
         weights_T = weights_T.masked_fill(limited_T, 0.0)
     guarded_T = torch.zeros_like(limited_T)
     if guard is not None:
-        mean_T = call_means(old_logprobs_T - sampler_logprobs_T, calls_T)
-        guarded_T = mean_T.abs() > math.log(guard)
+        guarded_T = call_means(gap_T, calls_T).abs() > math.log(guard)
     return Importance(weights_T.masked_fill(guarded_T, 0.0), limited_T, guarded_T)

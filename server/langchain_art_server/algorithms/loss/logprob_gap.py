@@ -9,7 +9,7 @@ at a divergence of 0.013, about 0.16 nats, runs have collapsed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -21,8 +21,7 @@ TEMPERATURES = [step / 20 for step in range(1, 41)]
 EXPLAINED = 0.5
 
 
-@dataclass(frozen=True)
-class Suspect:
+class Suspect(NamedTuple):
     """A possible fault, and the share of the gap that it does not explain."""
 
     left: float
@@ -81,7 +80,7 @@ def suspects_of(
     at_temperatures: Mapping[float, Tensor],
     sampler_logprobs_T: Tensor,
     calls_T: Tensor,
-    said: Sequence[float],
+    recorded: Sequence[float],
 ) -> list[Suspect]:
     """For each usual fault, the share of the gap that it leaves, on some tokens.
 
@@ -91,7 +90,7 @@ def suspects_of(
         at_temperatures: the learner's, had the tokens been drawn at other temperatures.
         sampler_logprobs_T: what was recorded.
         calls_T: integers, equal for the tokens of one call.
-        said: the temperatures recorded with the calls.
+        recorded: the temperatures recorded with the calls.
     """
     gap = _gap(own_T, sampler_logprobs_T)
     temperature, at = min(
@@ -101,7 +100,7 @@ def suspects_of(
     same_T = calls_T[1:] == calls_T[:-1]  # the neighbour is of the same call
     after = _gap(own_T[1:][same_T], sampler_logprobs_T[:-1][same_T])
     before = _gap(own_T[:-1][same_T], sampler_logprobs_T[1:][same_T])
-    named = " and ".join(f"{t:g}" for t in sorted(set(said))[:3])
+    named = " and ".join(f"{t:g}" for t in sorted(set(recorded))[:3])
     return [
         Suspect(
             _gap(base_T, sampler_logprobs_T) / gap,

@@ -1,4 +1,4 @@
-"""Statistics of a step, as sums that add up over micro-batches. Torch and nothing else."""
+"""Statistics of a step, as sums that add up over micro-batches. Torch only."""
 
 from __future__ import annotations
 
@@ -19,40 +19,23 @@ class LossStats:
     """Sums and maxima over trained tokens, so that those of micro-batches can be added.
 
     μ is the sampler, π_old the learner before the first update, π the learner now.
-
-    Attributes:
-        tokens: trained tokens.
-        ratio: Σ π/π_old.
-        ratio_max: max |π/π_old - 1|.
-        clipped_low: tokens where the loss's lower bound acted.
-        clipped_high: tokens where its upper bound acted.
-        gap: Σ |log π_old - log μ|, in nats.
-        gap_max: the largest of them.
-        kl: Σ k3 of KL(μ ‖ π_old).
-        importance: Σ π_old/μ.
-        weight: Σ of the weights that were used.
-        weight_squares: Σ of their squares.
-        limited: tokens whose weight a bound changed.
-        guarded: tokens of calls that the guard excluded.
-        kl_base: Σ k3 of KL(π ‖ base); 0 without a base.
-        entropy: Σ -log π_old.
     """
 
-    tokens: float = 0.0
-    ratio: float = 0.0
-    ratio_max: float = 0.0
-    clipped_low: float = 0.0
-    clipped_high: float = 0.0
-    gap: float = 0.0
-    gap_max: float = 0.0
-    kl: float = 0.0
-    importance: float = 0.0
-    weight: float = 0.0
-    weight_squares: float = 0.0
-    limited: float = 0.0
-    guarded: float = 0.0
-    kl_base: float = 0.0
-    entropy: float = 0.0
+    tokens: float = 0.0  # trained tokens
+    ratio: float = 0.0  # Σ π/π_old
+    ratio_max: float = 0.0  # max |π/π_old - 1|
+    clipped_low: float = 0.0  # tokens where the loss's lower bound acted
+    clipped_high: float = 0.0  # tokens where its upper bound acted
+    gap: float = 0.0  # Σ |log π_old - log μ|, in nats
+    gap_max: float = 0.0  # the largest of them
+    kl: float = 0.0  # Σ k3 of KL(μ ‖ π_old)
+    importance: float = 0.0  # Σ π_old/μ
+    weight: float = 0.0  # Σ of the weights that were used
+    weight_squares: float = 0.0  # Σ of their squares
+    limited: float = 0.0  # tokens whose weight a bound changed
+    guarded: float = 0.0  # tokens of calls that the guard excluded
+    kl_base: float = 0.0  # Σ k3 of KL(π ‖ base); 0 without a base
+    entropy: float = 0.0  # Σ -log π_old
 
     def __add__(self, other: LossStats) -> LossStats:
         """The stats of both sets of tokens together."""
@@ -109,8 +92,9 @@ def loss_stats(
     moved_T = _cut(logprobs_T - old_logprobs_T)
     gap_T = old_logprobs_T - sampler_logprobs_T
     near_T = _cut(gap_T)
-    zero = torch.zeros((), dtype=torch.float64, device=logprobs_T.device)
-    away_T = None if base_logprobs_T is None else _cut(base_logprobs_T - logprobs_T)
+    away_T = _cut(
+        torch.zeros_like(gap_T) if base_logprobs_T is None else base_logprobs_T - logprobs_T
+    )
     weights_T = weighed.weights_T.double()
     numbers = torch.stack(
         [
@@ -126,7 +110,7 @@ def loss_stats(
             weights_T.square().sum(),
             weighed.limited_T.sum(),
             weighed.guarded_T.sum(),
-            zero if away_T is None else (away_T.expm1() - away_T).sum(),
+            (away_T.expm1() - away_T).sum(),
             -old_logprobs_T.double().sum(),
         ]
     )

@@ -1,15 +1,18 @@
-"""The objective of a step: the sum of its tokens' weighted losses, and statistics. Torch only."""
+"""The loss of a step: its tokens' weighted losses, added up over micro-batches. Torch only.
+
+Index suffixes: N all trained tokens of the step, T those of one micro-batch.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 
+import torch
 from torch import Tensor
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import CISPO, DPPOTV, GSPO, JobConfig, Loss, SFTConfig
 from langchain_art_server.algorithms.loss.importance_sampling import importance
-from langchain_art_server.algorithms.loss.kl import kl_penalty
 from langchain_art_server.algorithms.loss.loss_stats import LossStats, loss_stats
 from langchain_art_server.algorithms.loss.token_losses import (
     TokenLoss,
@@ -17,45 +20,46 @@ from langchain_art_server.algorithms.loss.token_losses import (
     clip_loss,
     dppo_tv_loss,
     gspo_loss,
+    kl_penalty,
     sft_loss,
 )
 
 
 @dataclass(frozen=True)
-class LossTerms:
-    """The trained tokens of a micro-batch: one entry for each token of each run.
+class TrainedTokens:
+    """What is known of trained tokens before the forward pass: one entry per token of each run.
 
-    A token that several runs share goes through the model once and has one entry per run. All
-    tokens of a call are in one micro-batch.
-
-    Attributes:
-        logprobs_T: the learner's, in nats; carries the gradient.
-        old_logprobs_T: the learner's before the first update on this batch.
-        sampler_logprobs_T: recorded when the tokens were drawn.
-        advantages_T: without a unit.
-        weights_T: of the token in the step's loss (`loss_weights.call_weights`).
-        calls_T: integers, equal for the tokens of one call.
-        base_logprobs_T: the base model's; only read for `TrainConfig.kl`.
+    A token that several runs share goes through the model once and has one entry per run.
     """
 
-    logprobs_T: Tensor
-    old_logprobs_T: Tensor
-    sampler_logprobs_T: Tensor
-    advantages_T: Tensor
-    weights_T: Tensor
-    calls_T: Tensor
-    base_logprobs_T: Tensor | None = None
+    sampler_logprobs: Tensor  # recorded when the tokens were drawn, in nats
+    advantages: Tensor  # without a unit
+    weights: Tensor  # of the token in the step's loss (`loss_weights.call_weights`)
+    calls: Tensor  # integers, equal for the tokens of one call
+
+    def at(self, places_T: Tensor) -> TrainedTokens:
+        """Some of the tokens."""
+        return TrainedTokens(*(getattr(self, field.name)[places_T] for field in fields(self)))
 
 
-def objective(terms: LossTerms, config: JobConfig) -> tuple[Tensor, LossStats]:
+def objective(
+    tokens: TrainedTokens,
+    logprobs_T: Tensor,
+    old_logprobs_T: Tensor,
+    base_logprobs_T: Tensor | None,
+    config: JobConfig,
+) -> tuple[Tensor, LossStats]:
     """A micro-batch's part of the step's loss, and its statistics.
 
-    ``Σ_t weight_t w_t (l_t + coefficient kl_t)``: l from `token_losses`, w from
-    `importance_sampling`, kl from `kl`. Parts of micro-batches add up to the loss of the step,
-    whatever the split.
+    ``Σ_t weight_t w_t (l_t + coefficient kl_t)``: l and kl from `token_losses`, w from
+    `importance_sampling`. Parts of micro-batches add up to the loss of the step, whatever the
+    split.
 
     Args:
-        terms: of the micro-batch.
+        tokens: of the micro-batch, with all tokens of each call.
+        logprobs_T: the learner's, in nats; carries the gradient.
+        old_logprobs_T: the learner's before the first update on this batch.
+        base_logprobs_T: the base model's; only read for `TrainConfig.kl`.
         config: reads `loss`, `kl` and `guard`.
 
     Returns:
@@ -64,41 +68,77 @@ def objective(terms: LossTerms, config: JobConfig) -> tuple[Tensor, LossStats]:
     Raises:
         ConfigError: `config.kl` is set and the base model's logprobs are missing.
     """
+    sampler_T = tokens.sampler_logprobs
     if isinstance(config, SFTConfig):  # no sampler drew these tokens: there is no gap to one
-        terms = replace(terms, sampler_logprobs_T=terms.old_logprobs_T)
-        found, sampling, guard, kl = sft_loss(terms.logprobs_T), None, None, None
+        sampler_T = old_logprobs_T
+        found, sampling, guard, kl = sft_loss(logprobs_T), None, None, None
     else:
-        found, guard, kl = _token_loss(terms, config.loss), config.guard, config.kl
-        loss = config.loss
+        found = _token_loss(tokens, logprobs_T, old_logprobs_T, config.loss)
+        loss, guard, kl = config.loss, config.guard, config.kl
         sampling = None if isinstance(loss, DPPOTV) else loss.importance_sampling
-    weighed = importance(
-        terms.old_logprobs_T, terms.sampler_logprobs_T, terms.calls_T, sampling, guard
-    )
+    weighed = importance(old_logprobs_T, sampler_T, tokens.calls, sampling, guard)
     loss_T = found.loss_T
     if kl is not None:
-        if terms.base_logprobs_T is None:
+        if base_logprobs_T is None:
             raise ConfigError(f"got {kl!r}, but no logprobs of the base model")
-        loss_T = loss_T + kl.coefficient * kl_penalty(
-            terms.logprobs_T, terms.base_logprobs_T, terms.old_logprobs_T, kl.estimator
-        )
-    stats = loss_stats(
-        terms.logprobs_T,
-        terms.old_logprobs_T,
-        terms.sampler_logprobs_T,
-        terms.base_logprobs_T,
-        found,
-        weighed,
-    )
-    return (terms.weights_T * weighed.weights_T * loss_T).sum(), stats
+        penalty_T = kl_penalty(logprobs_T, base_logprobs_T, old_logprobs_T, kl.estimator)
+        loss_T = loss_T + kl.coefficient * penalty_T
+    stats = loss_stats(logprobs_T, old_logprobs_T, sampler_T, base_logprobs_T, found, weighed)
+    return (tokens.weights * weighed.weights_T * loss_T).sum(), stats
 
 
-def _token_loss(terms: LossTerms, loss: Loss) -> TokenLoss:
-    new_T, old_T, advantages_T = terms.logprobs_T, terms.old_logprobs_T, terms.advantages_T
-    low, high = loss.clip_low, loss.clip_high
+def _token_loss(tokens: TrainedTokens, new_T: Tensor, old_T: Tensor, loss: Loss) -> TokenLoss:
+    advantages_T, low, high = tokens.advantages, loss.clip_low, loss.clip_high
     if isinstance(loss, GSPO):
-        return gspo_loss(new_T, old_T, advantages_T, terms.calls_T, low, high)
+        return gspo_loss(new_T, old_T, advantages_T, tokens.calls, low, high)
     if isinstance(loss, CISPO):
         return cispo_loss(new_T, old_T, advantages_T, low, high)
     if isinstance(loss, DPPOTV):
-        return dppo_tv_loss(new_T, terms.sampler_logprobs_T, advantages_T, low, high)
+        return dppo_tv_loss(new_T, tokens.sampler_logprobs, advantages_T, low, high)
     return clip_loss(new_T, old_T, advantages_T, low, high, loss.dual_clip)
+
+
+class StepLoss:
+    """Adds up the loss and the statistics of a step as the model computes its logprobs.
+
+    Every update visits each token once, in any order and split, all tokens of a call together. The
+    logprobs of the first update are also π_old: they need no forward pass of their own.
+
+    Args:
+        tokens: of the whole step (N).
+        config: see `objective`.
+
+    Attributes:
+        loss: of the current update so far.
+        stats: of the current update so far.
+        old_logprobs_N: the learner's before the first update, as far as they were visited.
+        base_logprobs_N: the base model's; to be set before the first visit for `TrainConfig.kl`.
+    """
+
+    def __init__(self, tokens: TrainedTokens, config: JobConfig) -> None:
+        self.tokens, self._config = tokens, config
+        self._updates = 0
+        self.loss, self.stats = 0.0, LossStats()
+        self.old_logprobs_N = torch.full_like(tokens.sampler_logprobs, float("nan"))
+        self.base_logprobs_N: Tensor | None = None
+
+    def begin_update(self) -> None:
+        """Before each pass over the tokens."""
+        self._updates += 1
+        self.loss, self.stats = 0.0, LossStats()
+
+    def visit(self, logprobs_T: Tensor, places_T: Tensor) -> Tensor:
+        """Add some tokens; returns their part of the loss.
+
+        Args:
+            logprobs_T: the learner's, in nats; carries the gradient.
+            places_T: their indices among the step's tokens.
+        """
+        if self._updates == 1:
+            self.old_logprobs_N[places_T] = logprobs_T.detach()
+        base_T = None if self.base_logprobs_N is None else self.base_logprobs_N[places_T]
+        old_T, tokens = self.old_logprobs_N[places_T], self.tokens.at(places_T)
+        loss, stats = objective(tokens, logprobs_T, old_T, base_T, self._config)
+        self.loss += loss.item()
+        self.stats += stats
+        return loss

@@ -1,4 +1,4 @@
-"""Logits to logprobs, and logprobs to a loss for each token: pure functions of tensors.
+"""Logits to logprobs, and logprobs to a loss and a KL penalty for each token: pure functions.
 
 Index suffixes: T trained tokens of a micro-batch laid end to end, V vocabulary. Logprobs are in
 nats, under softmax(logits / temperature).
@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from langchain_art_server.algorithms.loss.segments import call_means
 
 #: Weight of the squared log-ratio in `dppo_tv_loss`.
 DPPO_TAU = 1e-3
@@ -86,17 +84,31 @@ def _chunks(logits_TV: Tensor) -> list[slice]:
 
 
 class TokenLoss(NamedTuple):
-    """A loss for each token, not yet weighted or summed, and where its bounds acted.
+    """A loss for each token, not yet weighted or summed, and where its bounds acted."""
 
-    Attributes:
-        loss_T: carries the gradient.
-        low_T: true where the lower bound acted.
-        high_T: true where the upper bound acted.
+    loss_T: Tensor  # carries the gradient
+    low_T: Tensor  # true where the lower bound acted
+    high_T: Tensor  # true where the upper bound acted
+
+
+def call_sums(values_T: Tensor, calls_T: Tensor) -> Tensor:
+    """For each token, the sum over the tokens of its call. Differentiable.
+
+    Args:
+        values_T: floating.
+        calls_T: integers, equal for the tokens of one call.
     """
+    calls_S, index_T = calls_T.unique(return_inverse=True)
+    sums_S = values_T.new_zeros(len(calls_S)).index_add(0, index_T, values_T)
+    return sums_S.index_select(0, index_T)
 
-    loss_T: Tensor
-    low_T: Tensor
-    high_T: Tensor
+
+def call_means(values_T: Tensor, calls_T: Tensor) -> Tensor:
+    """For each token, the mean over the tokens of its call; as `call_sums`.
+
+    Example: values ``[1, 3, 5]`` of the calls ``[7, 7, 4]`` give ``[2, 2, 5]``.
+    """
+    return call_sums(values_T, calls_T) / call_sums(torch.ones_like(values_T), calls_T)
 
 
 def clip_loss(
@@ -125,7 +137,16 @@ def clip_loss(
         dual_clip: ratio above which a negative advantage has no gradient, above 1; None: none.
     """
     ratio_T = (logprobs_T - old_logprobs_T).exp()
-    return _clipped(ratio_T, advantages_T, clip_low, clip_high, dual_clip)
+    low, high = 1 - clip_low, 1 + clip_high
+    plain_T = ratio_T * advantages_T
+    loss_T = -torch.minimum(plain_T, ratio_T.clamp(low, high) * advantages_T)
+    low_T = (advantages_T < 0) & (ratio_T < low)
+    high_T = (advantages_T > 0) & (ratio_T > high)
+    if dual_clip is not None:
+        dual_T = (advantages_T < 0) & (ratio_T > dual_clip)
+        loss_T = torch.where(dual_T, -dual_clip * advantages_T, loss_T)
+        high_T = high_T | dual_T
+    return TokenLoss(loss_T, low_T, high_T)
 
 
 def gspo_loss(
@@ -136,21 +157,15 @@ def gspo_loss(
     clip_low: float,
     clip_high: float,
 ) -> TokenLoss:
-    """GSPO (arXiv 2507.18071, eq. 5 to 7): the clipped surrogate with one ratio for a whole call.
+    """GSPO (arXiv 2507.18071, eq. 5 to 7): `clip_loss` with one ratio for all tokens of a call.
 
     ``s = exp(mean over the call's tokens of (logprob - old))`` takes the place of each token's
-    ratio. It varies less than a token's: the paper clips it at 3e-4 and 4e-4.
-
-    Args:
-        logprobs_T: as for `clip_loss`.
-        old_logprobs_T: as for `clip_loss`.
-        advantages_T: as for `clip_loss`.
-        calls_T: integers, equal for the tokens of one call; a call's tokens are all here.
-        clip_low: as for `clip_loss`.
-        clip_high: as for `clip_loss`.
+    ratio. It varies less than a token's: the paper clips it at 3e-4 and 4e-4. All tokens of a call
+    must be here.
     """
-    ratio_T = call_means(logprobs_T - old_logprobs_T, calls_T).exp()
-    return _clipped(ratio_T, advantages_T, clip_low, clip_high, None)
+    log_ratio_T = call_means(logprobs_T - old_logprobs_T, calls_T)
+    zeros_T = torch.zeros_like(log_ratio_T)
+    return clip_loss(log_ratio_T, zeros_T, advantages_T, clip_low, clip_high)
 
 
 def cispo_loss(
@@ -162,15 +177,8 @@ def cispo_loss(
 ) -> TokenLoss:
     """CISPO (arXiv 2506.13585, eq. 4 and 5): the weight is clipped, the gradient never.
 
-    ``l = -sg(clip(r, 1 - clip_low, 1 + clip_high)) A logprob``, ``sg`` stopping the gradient.
-    With ``clip_low=1`` there is no lower bound, as in the paper.
-
-    Args:
-        logprobs_T: as for `clip_loss`.
-        old_logprobs_T: as for `clip_loss`.
-        advantages_T: as for `clip_loss`.
-        clip_low: distance of the weight's lower bound from 1.
-        clip_high: distance of its upper bound from 1.
+    ``l = -sg(clip(r, 1 - clip_low, 1 + clip_high)) A logprob``, ``sg`` stopping the gradient; the
+    tensors as for `clip_loss`. With ``clip_low=1`` there is no lower bound, as in the paper.
     """
     ratio_T = (logprobs_T.detach() - old_logprobs_T).exp()
     low, high = 1 - clip_low, 1 + clip_high
@@ -190,15 +198,8 @@ def dppo_tv_loss(
     With π the learner's probability and μ the sampler's, ``l = -(π/μ) A``, but 0 where
     ``A > 0 and π - μ > clip_high`` or ``A < 0 and π - μ < -clip_low``; everywhere plus
     ``1e-3 log²(π/μ)`` (arXiv 2602.02276). A bound on the ratio is tight for rare tokens and
-    loose for frequent ones; here π .9 and μ .6 with A > 0 is left out, π .02 and μ .001 is not.
-
-    Args:
-        logprobs_T: as for `clip_loss`.
-        sampler_logprobs_T: recorded when the tokens were drawn; the ratio is against these, so
-            it takes no importance sampling.
-        advantages_T: as for `clip_loss`.
-        clip_low: 0 … 1, in probability.
-        clip_high: 0 … 1, in probability.
+    loose for frequent ones; here π .9 and μ .6 with A > 0 is excluded, π .02 and μ .001 is not.
+    The ratio is against the sampler, so it takes no importance sampling. Bounds are probabilities.
     """
     log_ratio_T = logprobs_T - sampler_logprobs_T
     moved_T = logprobs_T.detach().exp() - sampler_logprobs_T.exp()
@@ -211,31 +212,33 @@ def dppo_tv_loss(
 
 
 def sft_loss(logprobs_T: Tensor) -> TokenLoss:
-    """Supervised fine-tuning: ``l = -logprob``, the negative log-likelihood, in nats.
-
-    With weights of ``1/N`` the step's loss is the mean over its N tokens.
-
-    Args:
-        logprobs_T: as for `clip_loss`.
-    """
+    """Supervised fine-tuning: ``l = -logprob``, the negative log-likelihood, in nats."""
     nowhere_T = torch.zeros_like(logprobs_T, dtype=torch.bool)
     return TokenLoss(-logprobs_T, nowhere_T, nowhere_T)
 
 
-def _clipped(
-    ratio_T: Tensor,
-    advantages_T: Tensor,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None,
-) -> TokenLoss:
-    low, high = 1 - clip_low, 1 + clip_high
-    plain_T = ratio_T * advantages_T
-    loss_T = -torch.minimum(plain_T, ratio_T.clamp(low, high) * advantages_T)
-    low_T = (advantages_T < 0) & (ratio_T < low)
-    high_T = (advantages_T > 0) & (ratio_T > high)
-    if dual_clip is not None:
-        dual_T = (advantages_T < 0) & (ratio_T > dual_clip)
-        loss_T = torch.where(dual_T, -dual_clip * advantages_T, loss_T)
-        high_T = high_T | dual_T
-    return TokenLoss(loss_T, low_T, high_T)
+def kl_penalty(
+    logprobs_T: Tensor, base_logprobs_T: Tensor, old_logprobs_T: Tensor, kind: str
+) -> Tensor:
+    """An estimate of KL(π ‖ base) for each token, in nats, with the gradient of the divergence.
+
+    With ``d = log π - log base`` the estimators are ``k1 = d``, ``k2 = d²/2`` and
+    ``k3 = exp(-d) + d - 1`` (joschu.net/blog/kl-approx.html). Without a ratio in the loss, only k2
+    has the divergence's gradient: k1's is 0 on average, k3's is the reverse divergence's (arXiv
+    2512.21852). Here each is multiplied by the ratio ``r = π/π_old``, as in DeepSeek-V3.2 (arXiv
+    2512.02556), and the gradient flows through it: averages over tokens drawn from π_old then stay
+    unbiased after π has been updated.
+
+    - ``k1``: ``r d``. Unbiased value and gradient; noisy, and possibly negative.
+    - ``k2``: ``sg(r) d²/2``, ``sg`` stopping the gradient. Unbiased gradient, biased value.
+    - ``k3``: ``r (exp(-d) + d - 1)``. Unbiased value, never negative, and the gradient of ``k2``.
+
+    Example with r = 1: d = -0.1 gives k1 -.1, k2 .005 and k3 .00517.
+    """
+    d_T = logprobs_T - base_logprobs_T
+    ratio_T = (logprobs_T - old_logprobs_T).exp()
+    if kind == "k1":
+        return ratio_T * d_T
+    if kind == "k2":
+        return ratio_T.detach() * d_T.square() / 2
+    return ratio_T * ((-d_T).expm1() + d_T)

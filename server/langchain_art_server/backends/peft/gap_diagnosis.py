@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from langchain_art_server.algorithms.loss.logprob_gap import TEMPERATURES, Suspect, suspects_of
-from langchain_art_server.algorithms.loss.step_loss import StepLoss
+from langchain_art_server.algorithms.loss.objective import StepLoss
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft.micro_batches import CountedTokens
 from langchain_art_server.backends.peft.training_batch import step_tokens
@@ -29,8 +29,7 @@ def probe(
         score: takes rows, and whether to use the base model, to the logprobs of their trained
             tokens (T), row by row.
     """
-    tokens = loss.tokens
-    gaps_N = (loss.old_logprobs_N - tokens.sampler_logprobs_N).abs().cpu().numpy()
+    gaps_N = (loss.old_logprobs_N - loss.tokens.sampler_logprobs).abs().cpu().numpy()
     gaps = np.bincount(CountedTokens.of(rows).row_T, weights=gaps_N, minlength=len(rows))
     chosen: list[Row] = []
     for index in np.argsort(-gaps, kind="stable").tolist():
@@ -50,7 +49,7 @@ def probe(
                 strict=True,
             )
         ),
-        sampler_logprobs_T=found.sampler_logprobs_N,
-        calls_T=found.calls_N,
-        said=[row.temperature for row in chosen],
+        sampler_logprobs_T=found.sampler_logprobs,
+        calls_T=found.calls,
+        recorded=[row.temperature for row in chosen],
     )

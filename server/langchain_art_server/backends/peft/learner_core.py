@@ -25,7 +25,7 @@ from langchain_art.wire import JobConfig, LoraConfig, SFTConfig
 from langchain_art_server.algorithms.loss.logprob_gap import Suspect, check_sync
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
 from langchain_art_server.algorithms.loss.lr_schedule import learning_rate
-from langchain_art_server.algorithms.loss.step_loss import StepLoss
+from langchain_art_server.algorithms.loss.objective import StepLoss
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.models.adapter_files import Identity, identity

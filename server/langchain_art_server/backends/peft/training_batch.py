@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from langchain_art_server.algorithms.loss.step_loss import StepLoss, StepTokens
+from langchain_art_server.algorithms.loss.objective import StepLoss, TrainedTokens
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft.logprob_scoring import Scorer
 from langchain_art_server.backends.peft.micro_batches import CountedTokens, Packing
@@ -29,7 +29,7 @@ class TrainingBatch:
 
 def step_tokens(
     rows: Sequence[Row], counted: CountedTokens, number: torch.dtype, device: torch.device
-) -> StepTokens:
+) -> TrainedTokens:
     """The columns of rows at their trained tokens.
 
     Args:
@@ -43,11 +43,11 @@ def step_tokens(
         return torch.from_numpy(counted.column(columns)).to(device, dtype=number)
 
     equal = 1.0 / max(1, len(counted.row_T))
-    return StepTokens(
-        sampler_logprobs_N=tensor([row.logprobs for row in rows]),
-        advantages_N=tensor([row.advantages for row in rows]),
-        weights_N=tensor([row.weights or [equal] * len(row.mask) for row in rows]),
-        calls_N=torch.from_numpy(counted.call_T).to(device),
+    return TrainedTokens(
+        sampler_logprobs=tensor([row.logprobs for row in rows]),
+        advantages=tensor([row.advantages for row in rows]),
+        weights=tensor([row.weights or [equal] * len(row.mask) for row in rows]),
+        calls=torch.from_numpy(counted.call_T).to(device),
     )
 
 

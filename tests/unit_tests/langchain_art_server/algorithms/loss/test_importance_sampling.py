@@ -12,7 +12,7 @@ from torch import Tensor
 
 from langchain_art.wire import IcePop, ImportanceSampling, SequenceMask, TruncatedIS
 from langchain_art_server.algorithms.loss.importance_sampling import Importance, importance
-from langchain_art_server.algorithms.loss.segments import call_means, call_sums
+from langchain_art_server.algorithms.loss.token_losses import call_means, call_sums
 
 torch.set_num_threads(1)
 F64 = torch.float64

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from langchain_art_server.algorithms.loss.kl import kl_penalty
+from langchain_art_server.algorithms.loss.token_losses import kl_penalty
 
 torch.set_num_threads(1)
 F64 = torch.float64

@@ -56,7 +56,7 @@ def suspects(**changes: Any) -> dict[str, float]:
         "at_temperatures": {0.5: own_T * 2, 0.7: hot_T},
         "sampler_logprobs_T": own_T,
         "calls_T": torch.tensor([1] * 5 + [2] * 7),
-        "said": [1.0, 1.0],
+        "recorded": [1.0, 1.0],
     }
     for name, change in changes.items():
         given[name] = change(given)

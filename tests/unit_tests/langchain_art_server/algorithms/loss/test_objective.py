@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -27,8 +27,7 @@ from langchain_art.wire import (
     TrainConfig,
 )
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
-from langchain_art_server.algorithms.loss.objective import LossTerms, objective
-from langchain_art_server.algorithms.loss.step_loss import StepLoss, StepTokens
+from langchain_art_server.algorithms.loss.objective import StepLoss, TrainedTokens, objective
 from tests.support.naive_losses import Naive, naive_cispo, naive_clip, naive_dppo, naive_gspo
 
 torch.set_num_threads(1)
@@ -72,12 +71,15 @@ def cases(draw: st.DrawFn) -> dict[str, list[float]]:
     }
 
 
-def terms(case: dict[str, list[float]], which: list[int] | None = None) -> LossTerms:
+def terms(case: dict[str, list[float]], which: list[int] | None = None) -> dict[str, Any]:
+    """Arguments of `objective`."""
     columns: dict[str, Tensor] = {}
     for name, values in case.items():
         kept = [values[t] for t in range(len(values)) if which is None or t in which]
-        columns[f"{name}_T"] = torch.tensor(kept, dtype=torch.long if name == "calls" else F64)
-    return LossTerms(**columns)
+        columns[name] = torch.tensor(kept, dtype=torch.long if name == "calls" else F64)
+    tokens = TrainedTokens(**{field.name: columns[field.name] for field in fields(TrainedTokens)})
+    names = ("logprobs", "old_logprobs", "base_logprobs")
+    return {"tokens": tokens} | {f"{name}_T": columns.get(name) for name in names}
 
 
 def naive_losses(case: dict[str, list[float]], config: JobConfig) -> list[Naive]:
@@ -163,9 +165,9 @@ def test_the_objective_and_its_gradient_equal_the_naive_twin(
     choice: dict[str, Any], case: dict[str, list[float]]
 ) -> None:
     config, given_terms = made(choice), terms(case)
-    given_terms.logprobs_T.requires_grad_()
-    loss, _ = objective(given_terms, config)
-    (gradient_T,) = torch.autograd.grad(loss, given_terms.logprobs_T)
+    given_terms["logprobs_T"].requires_grad_()
+    loss, _ = objective(**given_terms, config=config)
+    (gradient_T,) = torch.autograd.grad(loss, given_terms["logprobs_T"])
     total, slopes = naive(case, config)
     assert loss.item() == pytest.approx(total, rel=1e-9, abs=1e-12)
     assert gradient_T.tolist() == pytest.approx(slopes, rel=1e-9, abs=1e-12)
@@ -178,11 +180,11 @@ def test_losses_and_stats_of_micro_batches_add_up(
     choice: dict[str, Any], case: dict[str, list[float]], first: set[int]
 ) -> None:
     config = made(choice)
-    whole, whole_stats = objective(terms(case), config)
+    whole, whole_stats = objective(**terms(case), config=config)
     total, stats = 0.0, LossStats()
     for part in (True, False):  # all tokens of a call together
         which = [t for t, call in enumerate(case["calls"]) if (call in first) == part]
-        loss, found = objective(terms(case, which), config)
+        loss, found = objective(**terms(case, which), config=config)
         total, stats = total + loss.item(), stats + found
     assert total == pytest.approx(whole.item(), rel=1e-12, abs=1e-15)
     for field in fields(LossStats):
@@ -195,7 +197,7 @@ def test_losses_and_stats_of_micro_batches_add_up(
 @given(cases())
 def test_stats_equal_loops(choice: dict[str, Any], case: dict[str, list[float]]) -> None:
     config = made(choice)
-    got = objective(terms(case), config)[1].metrics()
+    got = objective(**terms(case), config=config)[1].metrics()
     if isinstance(config, SFTConfig):  # nobody drew its tokens
         case = case | {"sampler_logprobs": case["old_logprobs"]}
     new, old, sampler, base = (
@@ -230,7 +232,7 @@ def test_stats_equal_loops(choice: dict[str, Any], case: dict[str, list[float]])
 def test_stats_are_numbers_even_where_ratios_overflow() -> None:
     far = {name: [-1.0] for name in ("logprobs", "old_logprobs", "base_logprobs")}
     case = far | {"sampler_logprobs": [-2000.0], "advantages": [1.0], "weights": [1.0]}
-    _, stats = objective(terms(case | {"calls": [0]}), TrainConfig())
+    _, stats = objective(**terms(case | {"calls": [0]}), config=TrainConfig())
     metrics = stats.metrics()
     assert all(math.isfinite(value) for value in metrics.values())
     assert metrics["logprob_gap_max"] == 1999.0 and metrics["guarded_fraction"] == 1.0
@@ -241,8 +243,8 @@ def test_a_divergence_without_the_base_model_is_refused() -> None:
     case = {name: [-1.0] for name in ("logprobs", "old_logprobs", "sampler_logprobs")}
     bare = terms(case | {"advantages": [1.0], "weights": [1.0], "calls": [0]})
     with pytest.raises(ConfigError, match="base model"):
-        objective(bare, TrainConfig(kl=KLPenalty(estimator="k3", coefficient=0.1)))
-    loss, stats = objective(bare, TrainConfig())
+        objective(**bare, config=TrainConfig(kl=KLPenalty(estimator="k3", coefficient=0.1)))
+    loss, stats = objective(**bare, config=TrainConfig())
     assert loss.item() == -1.0 and stats.kl_base == 0.0
 
 
@@ -250,16 +252,7 @@ def test_a_divergence_without_the_base_model_is_refused() -> None:
 
 
 def step(case: dict[str, list[float]], config: JobConfig) -> StepLoss:
-    columns = terms(case)
-    return StepLoss(
-        StepTokens(
-            sampler_logprobs_N=columns.sampler_logprobs_T,
-            advantages_N=columns.advantages_T,
-            weights_N=columns.weights_T,
-            calls_N=columns.calls_T,
-        ),
-        config,
-    )
+    return StepLoss(terms(case)["tokens"], config)
 
 
 @settings(max_examples=40, deadline=None)
@@ -268,7 +261,7 @@ def test_the_first_update_is_the_old_policy_of_all_others(case: dict[str, list[f
     config = TrainConfig(kl=KLPenalty(estimator="k3", coefficient=0.1))
     made = step(case, config)
     columns = terms(case)
-    made.base_logprobs_N = columns.base_logprobs_T
+    made.base_logprobs_N = columns["base_logprobs_T"]
     order = sorted(range(len(case["calls"])), key=lambda t: case["calls"][t])
     parts = [
         torch.tensor([t for t in order if case["calls"][t] == call])
@@ -276,10 +269,10 @@ def test_the_first_update_is_the_old_policy_of_all_others(case: dict[str, list[f
     ]
     for update, name in enumerate(("old_logprobs", "logprobs")):
         made.begin_update()
-        values_T = getattr(columns, f"{name}_T")
+        values_T = columns[f"{name}_T"]
         for places_T in parts:
             made.visit(values_T[places_T], places_T)
-        expected, stats = objective(replace(columns, logprobs_T=values_T), config)
+        expected, stats = objective(**columns | {"logprobs_T": values_T}, config=config)
         assert made.loss == pytest.approx(expected.item(), rel=1e-12, abs=1e-15)
         assert made.stats.ratio == pytest.approx(stats.ratio, rel=1e-12)
         assert made.old_logprobs_N.tolist() == case["old_logprobs"]
