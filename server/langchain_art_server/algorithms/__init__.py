@@ -2,9 +2,8 @@
 
 `credit`: rewards of runs to an advantage and a loss weight for every call (no torch)::
 
-    batch_plan    filters, credit assignment and loss weights, in their order
+    batch_plan    what is excluded (no reward, staleness, truncation), credit assignment, weights
     ├── candidates           calls and runs as input; the decision on a call
-    ├── filters              what is excluded: no reward, staleness, truncation
     ├── credit_assignment    what is compared: runs, nodes, turns, states, scores; zero variance
     │   └── advantages       a reward against the others of its group
     └── loss_weights         the weight of each token in the loss

@@ -2,8 +2,8 @@
 
 A *pool* holds the values that are compared: one sequence for each run, most often of one value, the
 run's reward. Statistics count every run once, however many values it has, so that a run of many
-calls weighs no more in the mean. The caller leaves out runs without a reward; values that are not
-finite are refused.
+calls weighs no more in the mean. The caller excludes runs without a reward; values that are not
+finite are refused. An advantage is given for each value, in the same order.
 
 Index suffixes: G runs of a group, U values of one run.
 """
@@ -19,45 +19,34 @@ from langchain_art.wire.zero_variance import has_zero_variance
 #: Added to the standard deviation, as in TRL's GRPOTrainer.
 STD_EPSILON = 1e-4
 
-Pool = Sequence[Sequence[float]]
+Values = Sequence[Sequence[float]]
 
 
-def _means(values_GU: Pool) -> list[float]:
+def _means(values_GU: Values) -> list[float]:
     return [math.fsum(v / len(values_U) for v in values_U) for values_U in values_GU]
 
 
-def _mean(values_GU: Pool) -> float:
+def _mean(values_GU: Values) -> float:
     return math.fsum(m / len(values_GU) for m in _means(values_GU))
 
 
-def mean_only(values_GU: Pool) -> list[list[float]]:
+def mean_only(values_GU: Values) -> list[list[float]]:
     """Value minus the group's mean: Dr. GRPO (arXiv 2503.20783).
 
-    ``A_i = r_i - mean(r)``. Example: ``[1, 0, 0, 0]`` gives ``[.75, -.25, -.25, -.25]``.
-
-    Args:
-        values_GU: finite values of the G runs, in the reward's own unit.
-
-    Returns:
-        One advantage per value, in the same order and unit; the runs' means sum to 0.
+    ``A_i = r_i - mean(r)``. Example: ``[1, 0, 0, 0]`` gives ``[.75, -.25, -.25, -.25]``. In
+    the reward's unit; the runs' means sum to 0.
     """
     mean = _mean(values_GU)
     return [[value - mean for value in values_U] for values_U in values_GU]
 
 
-def standardized(values_GU: Pool) -> list[list[float]]:
+def standardized(values_GU: Values) -> list[list[float]]:
     """Mean-only advantages over the sample standard deviation: GRPO (arXiv 2402.03300).
 
     ``A_i = (r_i - mean(r)) / (std(r) + 1e-4)`` with ``std² = Σ (r_j - mean)² / (G - 1)``, as TRL,
     verl and SkyRL compute it. The population's deviation, which rLLM takes, is smaller by
     ``√((G - 1) / G)``: in groups of one size a matter of the learning rate alone. Example:
     ``[1, 0, 1, 0]`` gives about ``[.866, -.866, .866, -.866]`` here and ±1 there.
-
-    Args:
-        values_GU: finite values of the G >= 2 runs.
-
-    Returns:
-        One advantage per value, in the same order, without a unit.
     """
     centred_GU = mean_only(values_GU)
     squares = (a / math.sqrt(len(row_U)) for row_U in centred_GU for a in row_U)
@@ -65,18 +54,12 @@ def standardized(values_GU: Pool) -> list[list[float]]:
     return [[a / (std + STD_EPSILON) for a in row_U] for row_U in centred_GU]
 
 
-def leave_one_out(values_GU: Pool) -> list[list[float]]:
+def leave_one_out(values_GU: Values) -> list[list[float]]:
     """Value minus the mean of the *other* runs: RLOO (arXiv 2402.14740).
 
     ``A_i = r_i - mean_{j≠i}(r_j)``, which is ``G / (G - 1)`` times the mean-only advantage; the
     baseline of a run does not depend on the run itself. Example: ``[1, 0, 0, 0]`` gives
     ``[1, -1/3, -1/3, -1/3]``.
-
-    Args:
-        values_GU: finite values of the G >= 2 runs.
-
-    Returns:
-        One advantage per value, in the same order, in the reward's unit.
     """
     means_G, others = _means(values_GU), len(values_GU) - 1
     shares = [mean / others for mean in means_G]
@@ -87,18 +70,12 @@ def leave_one_out(values_GU: Pool) -> list[list[float]]:
     ]
 
 
-def maxrl(values_GU: Pool) -> list[list[float]]:
+def maxrl(values_GU: Values) -> list[list[float]]:
     """Mean-only advantages over the mean: MaxRL (arXiv 2602.02710).
 
     ``A_i = (r_i - mean(r)) / mean(r)``. For rewards of 0 and 1 it follows the gradient of the
     log-likelihood of success instead of that of its probability: a scenario that is rarely solved
     weighs more. Example: ``[1, 0, 0, 0]`` gives ``[3, -1, -1, -1]``.
-
-    Args:
-        values_GU: values of at least 0, of which one is above 0.
-
-    Returns:
-        One advantage per value, in the same order, without a unit.
 
     Raises:
         InvalidRequest: a value is below 0: the mean is no rate of success then.
@@ -114,7 +91,7 @@ def maxrl(values_GU: Pool) -> list[list[float]]:
 
 
 #: `TrainConfig.advantage` -> the function that computes it from a pool with variance.
-ADVANTAGES: dict[str, Callable[[Pool], list[list[float]]]] = {
+ADVANTAGES: dict[str, Callable[[Values], list[list[float]]]] = {
     "mean": mean_only,
     "standardized": standardized,
     "leave_one_out": leave_one_out,
@@ -123,7 +100,7 @@ ADVANTAGES: dict[str, Callable[[Pool], list[list[float]]]] = {
 
 
 def pool_advantages(
-    values_GU: Pool, kind: str = "mean", tolerance: float = 1e-6
+    values_GU: Values, kind: str = "mean", tolerance: float = 1e-6
 ) -> list[list[float]] | None:
     """The advantage of every value of a pool; None for a single run or zero variance.
 

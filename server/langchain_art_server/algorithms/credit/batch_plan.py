@@ -3,64 +3,55 @@
 The order: exclude runs without a reward and runs in which the policy had no part; exclude groups by
 staleness; overlong penalty; credit assignment (advantages, zero variance); exclude calls whose
 tokens cannot be trained; loss weights. In a supervised step every call has advantage 1. No torch.
+
+What is excluded is counted under a key of `TrainResult.excluded`, whose first part is the unit that
+is excluded: ``groups.``, ``runs.`` or ``calls.``.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from langchain_art.wire import JobConfig, OverlongPenalty, SFTConfig
 from langchain_art.wire.zero_variance import overlong_penalty
-from langchain_art_server.algorithms.credit.candidates import CallDecision, CandidateRun
+from langchain_art_server.algorithms.credit.candidates import (
+    CallDecision,
+    CandidateCall,
+    CandidateRun,
+)
 from langchain_art_server.algorithms.credit.credit_assignment import (
-    Credit,
+    GroupAdvantages,
     equal_credit,
     group_credit,
     score_credits,
-)
-from langchain_art_server.algorithms.credit.filters import (
-    exclusion,
-    stale,
-    unscored,
 )
 from langchain_art_server.algorithms.credit.loss_weights import call_weights
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The decisions on a batch.
+    """The decisions on a batch."""
 
-    Attributes:
-        decisions: for each group, run and call, in the order given.
-        excluded: how often each reason occurred, in the unit that it names. Calls of an excluded
-            group or run are not counted again.
-        metrics: ``runs_trained``, ``calls_trained``; ``reward_mean`` of the runs in a baseline that
-            have one; of the trained calls ``staleness_mean`` and ``staleness_max``, in versions.
-    """
-
-    decisions: list[list[list[CallDecision]]]
+    decisions: list[list[list[CallDecision]]]  # for each group, run and call, in the order given
     excluded: Counter[str]
+    """How often each reason occurred, in the unit that it names. Calls of an excluded group or run
+    are not counted again."""
     metrics: dict[str, float]
+    """``runs_trained``, ``calls_trained``; ``reward_mean`` of the runs in a baseline that have one;
+    of the trained calls ``staleness_mean`` and ``staleness_max``, in versions."""
 
 
-@dataclass
-class _Group:
-    """One group while it is planned.
-
-    Attributes:
-        runs: all of them.
-        unscored: per run, why it has no reward; None if it has.
-        counted: indices of the runs in the baseline.
-        excluded_because: why the whole group is excluded.
-    """
+@dataclass(frozen=True)
+class _PlannedGroup:
+    """One group while it is planned."""
 
     runs: Sequence[CandidateRun]
-    unscored: list[str | None]
-    counted: list[int] = field(default_factory=list[int])
-    excluded_because: str | None = None
+    unscored: list[str | None]  # per run, why it has no reward; None if it has
+    counted: list[int]  # indices of the runs in the baseline
+    excluded_because: str | None  # why the whole group is excluded
 
 
 def plan(groups: Sequence[Sequence[CandidateRun]], config: JobConfig) -> BatchPlan:
@@ -82,33 +73,97 @@ def plan(groups: Sequence[Sequence[CandidateRun]], config: JobConfig) -> BatchPl
         for group in found
     ]
     if isinstance(config, SFTConfig):
-        credits_ = [equal_credit(runs) for runs in baselines]
+        credits_, average = [equal_credit(runs) for runs in baselines], config.aggregation
     elif config.scores:
-        credits_ = score_credits(baselines, config)
+        credits_, average = score_credits(baselines, config), config.loss.aggregation
     else:
         credits_ = [group_credit(runs, config) for runs in baselines]
+        average = config.loss.aggregation
     excluded: Counter[str] = Counter()
     decisions = [
         _decisions(group, credit, config, excluded)
         for group, credit in zip(found, credits_, strict=True)
     ]
-    _weigh(groups, decisions, config)
-    metrics = _metrics(found, decisions)
-    if isinstance(config, SFTConfig):
-        del metrics["reward_mean"]  # a supervised step reads no reward
+    trained = [
+        ((g, i), call, decision)
+        for g, runs in enumerate(groups)
+        for i, run in enumerate(runs)
+        for call, decision in zip(run.calls, decisions[g][i], strict=True)
+        if decision.excluded_because is None
+    ]
+    weights = call_weights([(run, call.tokens) for run, call, _ in trained], average)
+    for (_, _, decision), weight in zip(trained, weights, strict=True):
+        decision.weight = weight
+    lags = [call.lag for _, call, _ in trained]
+    metrics = {
+        "runs_trained": float(len({run for run, _, _ in trained})),
+        "calls_trained": float(len(lags)),
+        "staleness_mean": statistics.fmean(lags) if lags else 0.0,
+        "staleness_max": float(max(lags, default=0)),
+    }
+    if not isinstance(config, SFTConfig):  # a supervised step reads no reward
+        counted = [group.runs[i] for group in found for i in group.counted]
+        rewards = [run.total for run in counted if run.rewarded]
+        metrics["reward_mean"] = statistics.fmean(rewards) if rewards else 0.0
     return BatchPlan(decisions, excluded, metrics)
 
 
-def _group(runs: Sequence[CandidateRun], config: JobConfig) -> _Group:
+def unscored(run: CandidateRun, scores: Collection[str] = ()) -> str | None:
+    """Why a run has no reward to learn from; None if it has.
+
+    A failed run that was scored counts with that reward. A run without a score never counts as 0.
+
+    Args:
+        run: of a group.
+        scores: names of the scores that replace the reward; empty: the reward counts.
+    """
+    if all(name in run.scores for name in scores) if scores else run.rewarded:
+        return None
+    return "runs.failed" if run.failed else "runs.unscored"
+
+
+def stale(runs: Sequence[CandidateRun], max_staleness: int | None) -> str | None:
+    """``groups.stale`` if the staleness of a group is above the limit, else None.
+
+    The group is excluded whole: without its oldest runs, which are its longest, the baseline of
+    the others would be biased (verl and prime-rl do the same).
+
+    Args:
+        runs: of one group.
+        max_staleness: how many versions older than the trained one a call's sampler may be; None:
+            any number.
+    """
+    lags = [call.lag for run in runs for call in run.calls if call.learns]
+    too_old = max_staleness is not None and max(lags, default=0) > max_staleness
+    return "groups.stale" if too_old else None
+
+
+def exclusion(run: CandidateRun, call: CandidateCall, mask_truncated: bool) -> str | None:
+    """Why the tokens of a call are not trained, in a run that counts; None if they are.
+
+    With `mask_truncated`, truncated replies and the calls of truncated runs are excluded from the
+    loss and from its denominator; the run's reward stays in the baseline (arXiv 2503.14476,
+    section 3.4).
+    """
+    if call.excluded_because is not None:
+        return f"calls.{call.excluded_because}"
+    if not call.steps:
+        return "calls.superseded" if call.superseded else "calls.frozen"
+    if mask_truncated and run.truncated:
+        return "runs.truncated"
+    if mask_truncated and call.truncated:
+        return "calls.truncated"
+    return None if call.tokens else "calls.empty"
+
+
+def _group(runs: Sequence[CandidateRun], config: JobConfig) -> _PlannedGroup:
     if isinstance(config, SFTConfig):
-        group, max_staleness = _Group(runs, [None] * len(runs)), None
+        why, max_staleness = [None] * len(runs), None
     else:
-        group = _Group(runs, [unscored(run, config.scores) for run in runs])
-        max_staleness = config.max_staleness
-    group.counted = [i for i, run in enumerate(runs) if group.unscored[i] is None and run.learns]
-    counted = [runs[i] for i in group.counted]
-    group.excluded_because = stale(counted, max_staleness) if counted else "groups.empty"
-    return group
+        why, max_staleness = [unscored(run, config.scores) for run in runs], config.max_staleness
+    counted = [i for i, run in enumerate(runs) if why[i] is None and run.learns]
+    reason = stale([runs[i] for i in counted], max_staleness) if counted else "groups.empty"
+    return _PlannedGroup(runs, why, counted, reason)
 
 
 def _penalized(run: CandidateRun, overlong: OverlongPenalty | None) -> CandidateRun:
@@ -120,25 +175,23 @@ def _penalized(run: CandidateRun, overlong: OverlongPenalty | None) -> Candidate
 
 
 def _decisions(
-    group: _Group, credit: Credit, config: JobConfig, excluded: Counter[str]
+    group: _PlannedGroup, credit: GroupAdvantages, config: JobConfig, excluded: Counter[str]
 ) -> list[list[CallDecision]]:
-    """Decisions on one group's calls; counts what is excluded."""
+    """Decisions on one group's calls, still without weights; counts what is excluded."""
     group_reason = group.excluded_because or credit.whole
     if group_reason:
         excluded[group_reason] += 1
-    places = {i: position for position, i in enumerate(group.counted)}
+    positions = {i: position for position, i in enumerate(group.counted)}
     found: list[list[CallDecision]] = []
-    for i, run in enumerate(group.runs):
-        whole = group.unscored[i] or (group_reason if i in places else None)
+    for i, (run, why_unscored) in enumerate(zip(group.runs, group.unscored, strict=True)):
+        whole = why_unscored or (group_reason if i in positions else None)
         decided: list[CallDecision] = []
         for k, call in enumerate(run.calls):
-            place = (places.get(i, -1), k)
+            place = (positions.get(i, -1), k)
             why = whole or exclusion(run, call, config.mask_truncated) or credit.reasons.get(place)
-            decided.append(
-                CallDecision(why) if why else CallDecision(None, credit.advantages[place])
-            )
-        if group.unscored[i]:
-            excluded[group.unscored[i] or ""] += 1
+            decided.append(CallDecision(why, 0.0 if why else credit.advantages[place]))
+        if why_unscored:
+            excluded[why_unscored] += 1
         elif not whole:
             excluded.update(_reasons(decided))
         found.append(decided)
@@ -147,54 +200,8 @@ def _decisions(
 
 def _reasons(decisions: Sequence[CallDecision]) -> Counter[str]:
     """Why calls of one run are excluded; a reason that names runs counts once."""
-    found = Counter(
-        decision.excluded_because for decision in decisions if decision.excluded_because
-    )
+    found = Counter(one.excluded_because for one in decisions if one.excluded_because)
     counted = Counter({why: 1 if why.startswith("runs.") else n for why, n in found.items()})
-    if all(decision.excluded_because for decision in decisions) and "runs.truncated" not in counted:
+    if found.total() == len(decisions) and "runs.truncated" not in counted:
         counted["runs.without_trainable_calls"] = 1
     return counted
-
-
-def _weigh(
-    groups: Sequence[Sequence[CandidateRun]],
-    decisions: list[list[list[CallDecision]]],
-    config: JobConfig,
-) -> None:
-    """Fill in the weights of what is trained."""
-    places = [
-        (g, i, k)
-        for g, runs in enumerate(decisions)
-        for i, calls in enumerate(runs)
-        for k, decision in enumerate(calls)
-        if decision.excluded_because is None
-    ]
-    calls = [((g, i), groups[g][i].calls[k].tokens) for g, i, k in places]
-    average = config.aggregation if isinstance(config, SFTConfig) else config.loss.aggregation
-    weights = call_weights(calls, average)
-    for (g, i, k), weight in zip(places, weights, strict=True):
-        decisions[g][i][k] = replace(decisions[g][i][k], weight=weight)
-
-
-def _metrics(
-    groups: Sequence[_Group], decisions: Sequence[Sequence[Sequence[CallDecision]]]
-) -> dict[str, float]:
-    trained = [
-        [
-            call
-            for call, decision in zip(run.calls, decided, strict=True)
-            if decision.excluded_because is None
-        ]
-        for group, of_runs in zip(groups, decisions, strict=True)
-        for run, decided in zip(group.runs, of_runs, strict=True)
-    ]
-    lags = [call.lag for calls in trained for call in calls]
-    counted = [group.runs[i] for group in groups for i in group.counted]
-    rewards = [run.total for run in counted if run.rewarded]
-    return {
-        "runs_trained": float(sum(map(bool, trained))),
-        "calls_trained": float(len(lags)),
-        "reward_mean": statistics.fmean(rewards) if rewards else 0.0,
-        "staleness_mean": statistics.fmean(lags) if lags else 0.0,
-        "staleness_max": float(max(lags, default=0)),
-    }

@@ -9,31 +9,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class CandidateCall:
-    """One model call of a run.
+    """One model call of a run."""
 
-    Attributes:
-        tokens: how many were sampled.
-        node: the role that made it, as the graph names it.
-        learns: sampled by the policy that is trained, at a node that `trainable` chooses. False for
-            a frozen judge, a user simulator or a foreign model: context, and in no baseline.
-        superseded: the graph discarded it. It is no step of the run, and has no reward.
-        excluded_because: why its tokens are not trained, where that is known (``lost``,
-            ``grammar`` …).
-        truncated: its reply was cut off (finish reason ``length``).
-        lag: staleness: how many versions older than the trained one its sampler was.
-        reward: of this call alone; None: none.
-        anchor: key of the state that it was asked in; calls with equal keys are compared.
-    """
-
-    tokens: int
-    node: str = "-"
+    tokens: int  # how many were sampled
+    node: str = "-"  # the role that made it, as the graph names it
     learns: bool = True
-    superseded: bool = False
-    excluded_because: str | None = None
-    truncated: bool = False
-    lag: int = 0
-    reward: float | None = None
-    anchor: Hashable = None
+    """Sampled by the policy that is trained, at a node that `trainable` chooses. False for a frozen
+    judge, a user simulator or a foreign model: context, and in no baseline."""
+    superseded: bool = False  # the graph discarded it: no step of the run, and without reward
+    excluded_because: str | None = None  # why its tokens are not trained, where that is known
+    truncated: bool = False  # its reply was cut off (finish reason ``length``)
+    lag: int = 0  # staleness: how many versions older than the trained one its sampler was
+    reward: float | None = None  # of this call alone; None: none
+    anchor: Hashable = None  # key of the state it was asked in; calls with equal keys are compared
 
     @property
     def steps(self) -> bool:
@@ -43,21 +31,13 @@ class CandidateCall:
 
 @dataclass(frozen=True, slots=True)
 class CandidateRun:
-    """One run of a group.
+    """One run of a group."""
 
-    Attributes:
-        calls: in the order in which they were made.
-        reward: of the whole run; None: not scored, which is not zero.
-        scores: rewards by name, for `TrainConfig.scores`.
-        failed: it ended in an error.
-        truncated: it was cut off (recursion limit, time-out).
-    """
-
-    calls: tuple[CandidateCall, ...]
-    reward: float | None = None
-    scores: Mapping[str, float] = field(default_factory=dict[str, float])
-    failed: bool = False
-    truncated: bool = False
+    calls: tuple[CandidateCall, ...]  # in the order in which they were made
+    reward: float | None = None  # of the whole run; None: not scored, which is not zero
+    scores: Mapping[str, float] = field(default_factory=dict[str, float])  # rewards by name
+    failed: bool = False  # it ended in an error
+    truncated: bool = False  # it was cut off (recursion limit, time-out)
 
     @property
     def rewarded(self) -> bool:
@@ -78,16 +58,10 @@ class CandidateRun:
         return any(call.learns for call in self.calls)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CallDecision:
-    """Whether and how one call is trained.
+    """Whether and how one call is trained; numbers are 0.0 if it is not."""
 
-    Attributes:
-        excluded_because: as in `TrainResult.excluded`; None if it is trained.
-        advantage: of each of its tokens; 0.0 if it is not trained.
-        weight: of each of its tokens in the loss; 0.0 if it is not trained.
-    """
-
-    excluded_because: str | None
-    advantage: float = 0.0
-    weight: float = 0.0
+    excluded_because: str | None  # as in `TrainResult.excluded`; None if it is trained
+    advantage: float = 0.0  # of each of its tokens
+    weight: float = 0.0  # of each of its tokens in the loss

@@ -1,6 +1,6 @@
 """Credit assignment: rewards of runs to an advantage for every trained call. No torch.
 
-`TrainConfig.credit` says what is compared with what. The caller leaves out runs without a reward
+`TrainConfig.credit` says what is compared with what. The caller excludes runs without a reward
 and runs in which the policy had no part. Calls that are no steps of the policy
 (`CandidateCall.steps`) get no advantage; a reward on one counts for the steps before it.
 """
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import AnchorCredit, TrainConfig, TurnCredit
@@ -25,21 +26,15 @@ Pool = dict[Hashable, list[tuple[float, list[Place]]]]
 
 
 @dataclass(frozen=True)
-class Credit:
-    """Advantages of one group's calls.
+class GroupAdvantages:
+    """Advantages of one group's calls."""
 
-    Attributes:
-        advantages: of the calls whose pool has variance.
-        reasons: why the policy's other steps have none (``calls.…``).
-        whole: why no call of the group has one (``groups.…``); None if a call has.
-    """
-
-    advantages: dict[Place, float]
-    reasons: dict[Place, str]
-    whole: str | None
+    advantages: dict[Place, float]  # of the calls whose pool has variance
+    reasons: dict[Place, str]  # why the policy's other steps have none (``calls.…``)
+    whole: str | None  # why no call of the group has one (``groups.…``); None if a call has
 
 
-def group_credit(runs: Sequence[CandidateRun], config: TrainConfig) -> Credit:
+def group_credit(runs: Sequence[CandidateRun], config: TrainConfig) -> GroupAdvantages:
     """The advantage of every call of one group, as `config.credit` says.
 
     - ``run``: a run's reward, its calls' included, against the other runs'; all calls get the same.
@@ -62,21 +57,20 @@ def group_credit(runs: Sequence[CandidateRun], config: TrainConfig) -> Credit:
     """
     credit = config.credit
     if credit.kind == "node":
-        compared = _compare(_node_pools(runs), config)
+        pools = _node_pools(runs)
     elif isinstance(credit, TurnCredit):
-        compared = _compare([_turn_pool(runs, credit.discount)], config)
+        pools = [_turn_pool(runs, credit.discount)]
     else:
-        compared = _compare([_run_pool(runs)], config)
+        pools = [{i: [(run.total, _steps(runs, i))] for i, run in enumerate(runs)}]
+    weighted = [(pool, 1.0) for pool in pools]
     if isinstance(credit, AnchorCredit) and len(runs) > 1:
-        states = _compare(_state_pools(runs, credit.discount), config)
-        compared.live |= states.live
-        for place, advantage in states.advantages.items():
-            earlier = compared.advantages.get(place, 0.0)
-            compared.advantages[place] = earlier + credit.weight * advantage
-    return _credit(runs, compared)
+        weighted += [(pool, credit.weight) for pool in _state_pools(runs, credit.discount)]
+    return _compare(runs, weighted, config)
 
 
-def score_credits(groups: Sequence[Sequence[CandidateRun]], config: TrainConfig) -> list[Credit]:
+def score_credits(
+    groups: Sequence[Sequence[CandidateRun]], config: TrainConfig
+) -> list[GroupAdvantages]:
     """Advantages of a whole batch whose runs have several rewards: GDPO (arXiv 2601.05242).
 
     Each score is standardised within its group, so that its scale does not matter; the weighted
@@ -92,27 +86,23 @@ def score_credits(groups: Sequence[Sequence[CandidateRun]], config: TrainConfig)
             `pool_advantages`.
     """
     sums = [_weighted_scores(runs, config) for runs in groups]
-    batch = iter(
-        pool_advantages(
-            [[total] for total_G in sums if not has_zero_variance(total_G) for total in total_G],
-            "standardized",
-        )
-        or ()
-    )
-    credits_: list[Credit] = []
+    flat = [[total] for total_G in sums if not has_zero_variance(total_G) for total in total_G]
+    batch = iter(pool_advantages(flat, "standardized") or ())
+    found: list[GroupAdvantages] = []
     for runs, total_G in zip(groups, sums, strict=True):
-        compared = _Compared({}, set(), not has_zero_variance(total_G))
-        if compared.live:
+        advantages: dict[Place, float] = {}
+        live = not has_zero_variance(total_G)
+        if live:
             for i in range(len(runs)):
-                compared.advantages |= dict.fromkeys(_steps(runs, i), next(batch)[0])
-        credits_.append(_credit(runs, compared))
-    return credits_
+                advantages |= dict.fromkeys(_steps(runs, i), next(batch)[0])
+        found.append(_with_reasons(runs, advantages, live))
+    return found
 
 
-def equal_credit(runs: Sequence[CandidateRun]) -> Credit:
+def equal_credit(runs: Sequence[CandidateRun]) -> GroupAdvantages:
     """An advantage of 1 for every step (supervised fine-tuning, `SFTConfig`)."""
     places = [place for i in range(len(runs)) for place in _steps(runs, i)]
-    return Credit(dict.fromkeys(places, 1.0), {}, None)
+    return GroupAdvantages(dict.fromkeys(places, 1.0), {}, None)
 
 
 def returns(run: CandidateRun, discount: float) -> dict[int, float]:
@@ -120,15 +110,10 @@ def returns(run: CandidateRun, discount: float) -> dict[int, float]:
 
     ``R_t = Σ_{k ≥ t} discount^(k - t) r_k`` over the steps, the run's own reward being that of the
     last one. A reward on another call belongs to the last step before it, or to the first step, if
-    there is none. Example: steps with the rewards ``[1, None, 2]``, the run's own 4, discount 0.5:
-    ``{0: 2.5, 1: 3.0, 2: 6.0}``.
+    there is none. The discount is 0 … 1.
 
-    Args:
-        run: any.
-        discount: 0 … 1.
-
-    Returns:
-        Index of the call -> its return, in the reward's unit.
+    Example: steps with the rewards ``[1, None, 2]``, the run's own 4, discount 0.5:
+    ``{0: 2.5, 1: 3.0, 2: 6.0}``, by the index of the call.
     """
     found: dict[int, float] = {}
     value = run.reward or 0.0
@@ -144,35 +129,27 @@ def returns(run: CandidateRun, discount: float) -> dict[int, float]:
     return found
 
 
-@dataclass
-class _Compared:
-    """Advantages by call; calls that are alone in their pool; whether any pool has variance."""
-
-    advantages: dict[Place, float]
-    alone: set[Place]
-    live: bool
-
-
-def _compare(pools: Sequence[Pool], config: TrainConfig) -> _Compared:
-    compared = _Compared({}, set(), False)
-    for pool in pools:
+def _compare(
+    runs: Sequence[CandidateRun], weighted: Sequence[tuple[Pool, float]], config: TrainConfig
+) -> GroupAdvantages:
+    """The sum of each call's advantages in its pools, each times the pool's weight."""
+    advantages: defaultdict[Place, float] = defaultdict(float)
+    alone: set[Place] = set()
+    live = False
+    for pool, weight in weighted:
         values_GU = [[value for value, _ in unit] for unit in pool.values()]
+        given = [places for unit in pool.values() for _, places in unit]
         advantages_GU = pool_advantages(
             values_GU, config.advantage.kind, config.zero_variance_tolerance
         )
-        given_GU = [[places for _, places in unit] for unit in pool.values()]
         if advantages_GU is not None:
-            compared.live = True
-            for given_U, row_U in zip(given_GU, advantages_GU, strict=True):
-                for places, advantage in zip(given_U, row_U, strict=True):
-                    compared.advantages |= dict.fromkeys(places, advantage)
+            live = True
+            for places, advantage in zip(given, chain.from_iterable(advantages_GU), strict=True):
+                for place in places:
+                    advantages[place] += weight * advantage
         elif len(pool) == 1:
-            compared.alone.update(place for places in given_GU[0] for place in places)
-    return compared
-
-
-def _run_pool(runs: Sequence[CandidateRun]) -> Pool:
-    return {i: [(run.total, _steps(runs, i))] for i, run in enumerate(runs)}
+            alone.update(chain.from_iterable(given))
+    return _with_reasons(runs, dict(advantages), live, alone)
 
 
 def _node_pools(runs: Sequence[CandidateRun]) -> list[Pool]:
@@ -198,7 +175,7 @@ def _state_pools(runs: Sequence[CandidateRun], discount: float) -> list[Pool]:
         for k, value in returns(run, discount).items():
             if (anchor := run.calls[k].anchor) is not None:
                 pools[anchor][i, k] = [(value, [(i, k)])]  # here the unit is the call
-    return list(pools.values())
+    return [pool for pool in pools.values() if len(pool) > 1]
 
 
 def _weighted_scores(runs: Sequence[CandidateRun], config: TrainConfig) -> list[float]:
@@ -223,14 +200,27 @@ def _steps(runs: Sequence[CandidateRun], i: int) -> list[Place]:
     return [(i, k) for k, call in enumerate(runs[i].calls) if call.steps]
 
 
-def _credit(runs: Sequence[CandidateRun], compared: _Compared) -> Credit:
+def _with_reasons(
+    runs: Sequence[CandidateRun],
+    advantages: dict[Place, float],
+    live: bool,
+    alone: Collection[Place] = (),
+) -> GroupAdvantages:
+    """Add why the other steps have no advantage.
+
+    Args:
+        runs: of the group.
+        advantages: by call.
+        live: a pool has variance.
+        alone: calls that are alone in their pool.
+    """
     steps = [place for i in range(len(runs)) for place in _steps(runs, i)]
-    if not compared.live:
-        single = len(runs) < 2 or len(compared.alone) == len(steps) > 0
-        return Credit({}, {}, "groups.single" if single else "groups.zero_variance")
-    silent = [place for place in steps if place not in compared.advantages]
+    if not live:
+        single = len(runs) < 2 or len(alone) == len(steps) > 0
+        return GroupAdvantages({}, {}, "groups.single" if single else "groups.zero_variance")
     reasons = {
-        place: "calls.single" if place in compared.alone else "calls.zero_variance"
-        for place in silent
+        place: "calls.single" if place in alone else "calls.zero_variance"
+        for place in steps
+        if place not in advantages
     }
-    return Credit(compared.advantages, reasons, None)
+    return GroupAdvantages(advantages, reasons, None)

@@ -23,18 +23,13 @@ LEAST_ROOM = 4
 
 @dataclass(frozen=True)
 class Part:
-    """Some segments of a forest. Index suffixes: P its tokens, E those above them.
-
-    Attributes:
-        parent: index of the part above it, -1 for none. All tokens that it attends to are in that
-            part or in those above that one.
-        tokens_P: positions in the forest, ascending (preorder).
-        above_E: positions of all ancestors of its tokens that are not among them, ascending.
-    """
+    """Some segments of a forest. Index suffixes: P its tokens, E those above them."""
 
     parent: int
-    tokens_P: Ints
-    above_E: Ints
+    """Index of the part above it, -1 for none. All tokens that it attends to are in that part or in
+    those above that one."""
+    tokens_P: Ints  # positions in the forest, ascending (preorder)
+    above_E: Ints  # positions of all ancestors of its tokens that are not among them, ascending
 
 
 def split(forest: Forest, budget: int) -> list[Part]:
@@ -94,12 +89,12 @@ def most_alive(parts: Sequence[Part]) -> int:
 
 @dataclass(frozen=True)
 class _Task:
-    """A part to make: its segments, alone or with all below them; the subtrees below the part."""
+    """A part to make."""
 
     parent: int
-    live: int
-    segments: list[tuple[int, bool]]
-    rest: list[int]
+    live: int  # tokens of the parts above it
+    segments: list[tuple[int, bool]]  # each alone, or with all below it
+    rest: list[int]  # the subtrees below the part
 
 
 def _upper(
@@ -139,23 +134,16 @@ def _fill(trees: list[int], size: list[int], room: int) -> list[list[int]]:
 
 
 def _part(forest: Forest, task: _Task) -> Part:
-    stretches: list[Ints] = []
+    own: list[Ints] = []
     above: set[int] = set()
     for index, complete in task.segments:
         segment = forest.segments[index]
-        stretches.append(np.arange(segment.start, segment.exit if complete else segment.end))
+        own.append(np.arange(segment.start, segment.exit if complete else segment.end))
         index = segment.parent
         while index >= 0 and index not in above:
             above.add(index)
             index = forest.segments[index].parent
     above -= {index for index, _ in task.segments}
-    for index in sorted(above):
-        segment = forest.segments[index]
-        stretches.append(np.arange(segment.start, segment.end))
-    own = len(task.segments)
-    empty = np.empty(0, dtype=np.int64)
-    return Part(
-        parent=task.parent,
-        tokens_P=np.concatenate(stretches[:own]),
-        above_E=np.concatenate([empty, *stretches[own:]]),
-    )
+    segments = [forest.segments[index] for index in sorted(above)]
+    others = [np.arange(segment.start, segment.end) for segment in segments]
+    return Part(task.parent, np.concatenate(own), np.concatenate([np.arange(0), *others]))

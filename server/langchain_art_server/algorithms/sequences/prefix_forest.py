@@ -9,6 +9,7 @@ Index suffixes: N tokens of the forest, T tokens of one row.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,26 +17,22 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_art.wire.prefixes import common_prefix_length
+
 Ints = NDArray[np.int64]
+#: Bytes of a token in a key.
+WIDTH = 4
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Tokens `start` to `end` of the forest, each the only child of the one before it.
+    """Tokens `start` to `end` of the forest, each the only child of the one before it."""
 
-    Attributes:
-        start: position of its first token.
-        end: one past its last token; its subtrees follow there.
-        exit: one past the last token below it.
-        depth: how many tokens stand before its first one, in any row through it.
-        parent: index of the segment above it, -1 for the first of a tree.
-    """
-
-    start: int
-    end: int
-    exit: int
-    depth: int
-    parent: int
+    start: int  # position of its first token
+    end: int  # one past its last token; its subtrees follow there
+    exit: int  # one past the last token below it
+    depth: int  # how many tokens stand before its first one, in any row through it
+    parent: int  # index of the segment above it, -1 for the first of a tree
 
 
 @dataclass(frozen=True)
@@ -53,20 +50,13 @@ class Forest:
 
     Token k is q itself or before it in its row exactly if ``k <= q < exit[k]``: that one array is
     the whole attention mask.
-
-    Attributes:
-        token_ids_N: the tokens.
-        depth_N: their positions in their rows, from 0.
-        exit_N: for each token, one past the last position below it.
-        rows: for each row, in the order given, the positions of its tokens (T).
-        segments: in preorder; together they are all positions.
     """
 
     token_ids_N: Ints
-    depth_N: Ints
-    exit_N: Ints
-    rows: list[Ints]
-    segments: list[Segment]
+    depth_N: Ints  # the tokens' positions in their rows, from 0
+    exit_N: Ints  # for each token, one past the last position below it
+    rows: list[Ints]  # for each row, in the order given, the positions of its tokens (T)
+    segments: list[Segment]  # in preorder; together they are all positions
 
 
 def grow(sequences: Sequence[Sequence[int]], token_cost: float = math.inf) -> Forest:
@@ -82,50 +72,41 @@ def grow(sequences: Sequence[Sequence[int]], token_cost: float = math.inf) -> Fo
         token_cost: cost of one more token in the model, over the cost of attending to one more
             piece. ``inf`` shares every prefix, 0 only rows that are prefixes of others.
 
-    Returns:
-        The forest; but for `rows`, the order of the sequences does not change it.
+    But for `Forest.rows`, the order of the sequences does not change the result.
     """
     arrays = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
     keys = [array.astype(">u4").tobytes() for array in arrays]  # bytes sort as the tokens do
     order = sorted(range(len(arrays)), key=keys.__getitem__)
-    ordered = [arrays[i] for i in order]
-    seeds = _seeds(_trie(ordered), token_cost)
-    segments: list[Segment] = []
-    pieces: list[Ints] = []
-    places: list[Ints] = [np.empty(len(array), dtype=np.int64) for array in ordered]
-    exits = [0] * len(seeds)
-    position = 0
-    for index, seed in enumerate(seeds):
-        pieces.append(ordered[seed.last][seed.start : seed.end])
-        for row in range(seed.first, seed.last + 1):
-            end = min(seed.end, len(ordered[row]))
-            places[row][seed.start : end] = np.arange(position, position + end - seed.start)
-        position += seed.end - seed.start
-        above = index
-        while above >= 0:  # each ancestor's subtree reaches at least to here
-            exits[above] = position
-            above = seeds[above].parent
-    position = 0
-    for seed, leave in zip(seeds, exits, strict=True):
-        end = position + seed.end - seed.start
-        segments.append(Segment(position, end, leave, seed.start, seed.parent))
-        position = end
-    lengths = [segment.end - segment.start for segment in segments]
-    starts = np.array([segment.start - segment.depth for segment in segments], dtype=np.int64)
-    rows: list[Ints] = [places[0]] * len(order)
-    for i, place in zip(order, places, strict=True):
-        rows[i] = place
+    shared = _shared(_trie([keys[i] for i in order]), token_cost)
+    lengths = [branch.end - start for branch, start, _ in shared]
+    ends = list(itertools.accumulate(lengths))
+    exits = ends.copy()
+    for index in reversed(range(len(shared))):
+        if (parent := shared[index][2]) >= 0:
+            exits[parent] = max(exits[parent], exits[index])
+    segments = [
+        Segment(end - length, end, leave, start, parent)
+        for (_, start, parent), length, end, leave in zip(shared, lengths, ends, exits, strict=True)
+    ]
+    rows: list[Ints] = [np.empty(len(array), dtype=np.int64) for array in arrays]
+    for (branch, _, _), segment in zip(shared, segments, strict=True):
+        for i in order[branch.first : branch.last + 1]:
+            places = rows[i][segment.depth : branch.end]  # shorter if the row ends in it
+            places[:] = np.arange(segment.start, segment.start + len(places))
+    starts = [segment.start - segment.depth for segment in segments]
     return Forest(
-        token_ids_N=np.concatenate(pieces),
-        depth_N=np.arange(position) - np.repeat(starts, lengths),
-        exit_N=np.repeat(np.array(exits, dtype=np.int64), lengths),
+        token_ids_N=np.concatenate(
+            [arrays[order[branch.last]][start : branch.end] for branch, start, _ in shared]
+        ),
+        depth_N=np.arange(ends[-1]) - np.repeat(starts, lengths),
+        exit_N=np.repeat(exits, lengths),
         rows=rows,
         segments=segments,
     )
 
 
 @dataclass
-class _Node:
+class _Branch:
     """Tokens `start` to `end` of the ordered rows `first` to `last`, which all share them.
 
     Rows that are prefixes of others end within the node, or above it. They come first in the
@@ -136,83 +117,63 @@ class _Node:
     end: int
     first: int
     last: int
-    children: list[_Node] = field(default_factory=list["_Node"])
+    children: list[_Branch] = field(default_factory=list["_Branch"])
+    below: int = 0  # tokens of all nodes below it
 
 
-def _trie(ordered: list[Ints]) -> list[_Node]:
-    """The radix trie of rows in lexicographic order; its roots.
+def _trie(keys: list[bytes]) -> list[_Branch]:
+    """The roots of the radix trie of rows in lexicographic order, as bytes.
 
     `path` leads from the root to the end of the previous row. The next row leaves it at the depth
     of their longest common prefix.
     """
-    roots: list[_Node] = []
-    path: list[_Node] = []
-    for row, tokens in enumerate(ordered):
-        common = _common(ordered[row - 1], tokens) if row else 0
+    roots: list[_Branch] = []
+    path: list[_Branch] = []
+    for row, key in enumerate(keys):
+        length = len(key) // WIDTH
+        common = common_prefix_length(keys[row - 1], key) // WIDTH if row else 0
         while path and path[-1].start >= common:
             path.pop().last = row - 1
         if not path:
-            path.append(_Node(0, len(tokens), row, row))
+            path.append(_Branch(0, length, row, row))
             roots.append(path[0])
             continue
         top = path[-1]
         if top.end == common and not top.children:
-            top.end = len(tokens)  # the row before is a prefix of this one
+            top.end = length  # the row before is a prefix of this one
             continue
         if top.end > common:
-            rest = _Node(common, top.end, top.first, row - 1, top.children)
+            rest = _Branch(common, top.end, top.first, row - 1, top.children)
             top.end, top.children = common, [rest]
-        below = _Node(common, len(tokens), row, row)
+        below = _Branch(common, length, row, row)
         top.children.append(below)
         path.append(below)
     for node in path:
-        node.last = len(ordered) - 1
+        node.last = len(keys) - 1
     return roots
 
 
-@dataclass(frozen=True)
-class _Seed:
-    """A segment to make: tokens `start` to `end` of the ordered rows `first` to `last`."""
+def _shared(roots: list[_Branch], token_cost: float) -> list[tuple[_Branch, int, int]]:
+    """The trie's nodes in preorder, without those that are cheaper to copy into their children.
 
-    start: int
-    end: int
-    first: int
-    last: int
-    parent: int
-
-
-def _seeds(roots: list[_Node], token_cost: float) -> list[_Seed]:
-    """The trie's nodes in preorder, without those that are cheaper to copy into their children."""
-    below = _tokens_below(roots)
-    seeds: list[_Seed] = []
+    Returns:
+        For each its first token, the copied ones above it included, and the index of the one above.
+    """
+    nodes: list[_Branch] = []
+    todo = list(roots)
+    while todo:
+        nodes.append(todo.pop())
+        todo.extend(nodes[-1].children)
+    for node in reversed(nodes):
+        node.below = sum(child.end - child.start + child.below for child in node.children)
+    found: list[tuple[_Branch, int, int]] = []
     stack = [(root, root.start, -1) for root in reversed(roots)]
     while stack:
         node, start, parent = stack.pop()
         children = node.children
         saved = token_cost * (node.end - start) * (len(children) - 1) if children else math.inf
-        if saved >= below[id(node)]:
-            seeds.append(_Seed(start, node.end, node.first, node.last, parent))
-            start, parent = node.end, len(seeds) - 1
+        if saved >= node.below:
+            found.append((node, start, parent))
+            start, parent = node.end, len(found) - 1
         stack.extend((child, start, parent) for child in reversed(children))
-    return seeds
-
-
-def _tokens_below(roots: list[_Node]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    stack = [(root, False) for root in roots]
-    while stack:
-        node, ready = stack.pop()
-        if not ready:
-            stack.append((node, True))
-            stack.extend((child, False) for child in node.children)
-            continue
-        found[id(node)] = sum(c.end - c.start + found[id(c)] for c in node.children)
     return found
-
-
-def _common(one: Ints, other: Ints) -> int:
-    """How many tokens two rows have in common from the start."""
-    length = min(len(one), len(other))
-    differs = one[:length] != other[:length]
-    first = int(differs.argmax()) if length else 0
-    return first if length and differs[first] else length

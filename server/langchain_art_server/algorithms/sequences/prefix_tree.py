@@ -13,30 +13,24 @@ _WIDTH = array("q").itemsize
 
 @dataclass(frozen=True)
 class Meeting:
-    """How a prompt meets the sequences that a `PrefixTree` holds.
+    """How a prompt meets the sequences that a `PrefixTree` holds."""
 
-    Attributes:
-        shared: tokens of the longest prefix that the prompt has in common with any of them.
-        ends: the sequences that are equal to that prefix, in the order they were added.
-        passes: the newest sequence with that prefix; None if `shared` is 0.
-        within: the longest sequences that are a prefix of the prompt (equal ones, in the order they
-            were added); equal to `ends` unless that is empty.
-    """
-
-    shared: int
-    ends: tuple[int, ...]
-    passes: int | None
+    shared: int  # tokens of the longest prefix that the prompt has in common with any of them
+    ends: tuple[int, ...]  # the sequences equal to that prefix, in the order they were added
+    passes: int | None  # the newest sequence with that prefix; None if `shared` is 0
     within: tuple[int, ...]
+    """The longest sequences that are a prefix of the prompt (equal ones, in the order they were
+    added); equal to `ends` unless that is empty."""
 
 
 @dataclass
-class _Node:
+class _TreeNode:
     """A place in the tree. `edge` holds the tokens that lead to it, as bytes."""
 
     edge: bytes = b""
     newest: int = -1
     ends: list[int] = field(default_factory=list[int])
-    children: dict[bytes, _Node] = field(default_factory=dict[bytes, "_Node"])
+    children: dict[bytes, _TreeNode] = field(default_factory=dict[bytes, "_TreeNode"])
 
 
 class PrefixTree:
@@ -54,7 +48,7 @@ class PrefixTree:
     """
 
     def __init__(self) -> None:
-        self._root = _Node()
+        self._root = _TreeNode()
 
     def add(self, index: int, tokens: Sequence[int]) -> None:
         """Add sequence number `index`; numbers ascend."""
@@ -63,7 +57,7 @@ class PrefixTree:
             first = key[at : at + _WIDTH]
             child = node.children.get(first)
             if child is None:
-                child = node.children[first] = _Node(key[at:])
+                child = node.children[first] = _TreeNode(key[at:])
             else:
                 common = _common(child.edge, key[at : at + len(child.edge)])
                 if common < len(child.edge):
@@ -91,9 +85,9 @@ class PrefixTree:
             node = child
 
 
-def _split(child: _Node, at: int) -> _Node:
-    """Put a node into the edge that leads to `child`."""
-    upper = _Node(child.edge[:at], child.newest)
+def _split(child: _TreeNode, at: int) -> _TreeNode:
+    """Put a node into the edge that leads to `child`, after `at` bytes."""
+    upper = _TreeNode(child.edge[:at], child.newest)
     child.edge = child.edge[at:]
     upper.children[child.edge[:_WIDTH]] = child
     return upper

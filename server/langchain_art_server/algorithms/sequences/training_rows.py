@@ -48,29 +48,15 @@ class Row:
 
 @dataclass(frozen=True)
 class SampledCall:
-    """One model call to train, as `rows_of_run` needs it.
+    """One model call to train: ``SampledCall("chatcmpl-a", [1, 2], [3, 4], [-0.1, -0.2])``."""
 
-    Attributes:
-        call_id: the completion's id, once per run.
-        prompt_token_ids: the prompt.
-        token_ids: the sampled reply.
-        logprobs: the sampler's, one per token of `token_ids`, in nats.
-        temperature: of the distribution that was sampled.
-        advantage: of each of its tokens.
-        weight: of each of its tokens in the loss; None: the same for all tokens of the step.
-
-    Example::
-
-        SampledCall("chatcmpl-a", [1, 2], [3, 4], [-0.1, -0.2])
-    """
-
-    call_id: str
+    call_id: str  # the completion's id, once per run
     prompt_token_ids: Sequence[int]
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
-    temperature: float = 1.0
-    advantage: float = 0.0
-    weight: float | None = None
+    token_ids: Sequence[int]  # the sampled reply
+    logprobs: Sequence[float]  # the sampler's, one per token of `token_ids`, in nats
+    temperature: float = 1.0  # of the distribution that was sampled
+    advantage: float = 0.0  # of each of its tokens
+    weight: float | None = None  # of each of its tokens in the loss; None: equal for the whole step
 
 
 @dataclass
@@ -93,7 +79,7 @@ class _OpenRow:
             row.weights.extend(before + [call.weight] * sampled)
         row.calls.extend([-1] * len(context) + [self.calls] * sampled)
         self.calls += 1
-        self.key = _key(row.token_ids)
+        self.key = array("q", row.token_ids).tobytes()
 
 
 def rows_of_run(calls: Iterable[SampledCall]) -> list[Row]:
@@ -101,16 +87,16 @@ def rows_of_run(calls: Iterable[SampledCall]) -> list[Row]:
 
     A call extends the open row whose tokens are the longest prefix of its prompt; every open row
     of the run is compared, since parallel nodes interleave. If none fits (a branch, a rewritten
-    history, another temperature) it opens a row, with its whole prompt as context. Calls that are
-    not trained are left out by the caller; a later prompt that holds their replies has them as
+    history, another temperature) it opens a row, with its whole prompt as context. The caller
+    excludes calls that are not trained; a later prompt that holds their replies has them as
     context.
 
     Args:
         calls: in the order in which they were made.
 
     Returns:
-        Rows in the order in which they were opened. Over all of them, the tokens with mask 1 are
-        the sampled tokens of the calls, each once.
+        In the order in which they were opened. Their tokens with mask 1 are the sampled tokens of
+        the calls, each once.
 
     Raises:
         InvalidRequest: a call's tokens, logprobs or temperature are invalid, a call occurs
@@ -154,12 +140,7 @@ def microbatches(lengths: Sequence[int], tokens: int) -> list[list[int]]:
 
 
 def check_rows(rows: Sequence[Row], vocab_size: int, *, trained: bool = True) -> None:
-    """Refuse invalid rows.
-
-    Args:
-        rows: at least one.
-        vocab_size: every token id is below it.
-        trained: also require that at least one token is trained.
+    """Refuse rows if there are none, or one is invalid, or (with `trained`) no token is trained.
 
     Raises:
         InvalidRequest: naming the first row that is wrong, and why.
@@ -176,21 +157,17 @@ def check_rows(rows: Sequence[Row], vocab_size: int, *, trained: bool = True) ->
         )
 
 
-def _key(token_ids: Sequence[int]) -> bytes:
-    return array("q", token_ids).tobytes()
-
-
 def _row_for(call: SampledCall, open_rows: list[_OpenRow]) -> _OpenRow:
-    prompt = _key(call.prompt_token_ids)
+    prompt = array("q", call.prompt_token_ids).tobytes()
     fits = [
         found
         for found in open_rows
         if found.row.temperature == call.temperature and prompt.startswith(found.key)
     ]
-    if fits:
-        return max(fits, key=lambda found: len(found.key))
-    open_rows.append(_OpenRow(Row([], [], [], [], call.temperature)))
-    return open_rows[-1]
+    if not fits:
+        fits = [_OpenRow(Row([], [], [], [], call.temperature))]
+        open_rows += fits
+    return max(fits, key=lambda found: len(found.key))
 
 
 def _check_call(call: SampledCall) -> None:
@@ -203,9 +180,8 @@ def _check_call(call: SampledCall) -> None:
         )
     elif min(chain(call.prompt_token_ids, call.token_ids)) < 0:
         problem = "got a negative token id"
-    elif not all(math.isfinite(v) and v <= LOGPROB_SLACK for v in call.logprobs):
-        worst = next(v for v in call.logprobs if not (math.isfinite(v) and v <= LOGPROB_SLACK))
-        problem = f"got the logprob {worst!r}, expected a finite number of at most 0"
+    elif wrong := [v for v in call.logprobs if not (math.isfinite(v) and v <= LOGPROB_SLACK)]:
+        problem = f"got the logprob {wrong[0]!r}, expected a finite number of at most 0"
     elif not (math.isfinite(call.temperature) and call.temperature > 0):
         problem = f"got temperature={call.temperature!r}, expected a finite number above 0"
     elif not (math.isfinite(call.advantage) and math.isfinite(call.weight or 0.0)):
@@ -226,8 +202,9 @@ def _problem(row: Row, vocab_size: int) -> str | None:
     others = [len(row.weights), len(row.calls)]
     if not set(others) <= {0, length}:
         return f"got {length} tokens and {others} weights and calls, expected as many or none"
-    if min(row.token_ids) < 0 or max(row.token_ids) >= vocab_size:
-        worst = min(row.token_ids) if min(row.token_ids) < 0 else max(row.token_ids)
+    low, high = min(row.token_ids), max(row.token_ids)
+    if low < 0 or high >= vocab_size:
+        worst = low if low < 0 else high
         return (
             f"got token id {worst}, expected 0 to {vocab_size - 1}; these tokens are not of the "
             "learner's model"

@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 from langchain_art.wire.zero_variance import overlong_penalty
-from langchain_art_server.algorithms.credit.candidates import CandidateCall, CandidateRun
-from langchain_art_server.algorithms.credit.filters import (
+from langchain_art_server.algorithms.credit.batch_plan import (
     exclusion,
     stale,
     unscored,
 )
+from langchain_art_server.algorithms.credit.candidates import CandidateCall, CandidateRun
 
 CALL = CandidateCall(tokens=3)
 
