@@ -55,7 +55,7 @@ def dense(core: LearnerCore) -> int:
     """The forest's tokens under one mask."""
     rows = sixteen_thousand().rows()
     core.base.set_attn_implementation("sdpa")
-    counted, cpu = CountedTokens.of(rows), torch.device("cpu")
+    counted = CountedTokens.of(rows)
     trie = grow([row.token_ids[:-1] for row in rows])
     size = len(trie.token_ids_N)
     at, leave = torch.arange(size), torch.from_numpy(trie.exit_N)
@@ -65,13 +65,13 @@ def dense(core: LearnerCore) -> int:
     first = np.cumsum([0, *(len(row.token_ids) - 1 for row in rows)])
     before = np.concatenate(trie.rows)[first[counted.row_T] + counted.at_T - 1]
     targets = counted.column([row.token_ids for row in rows]).astype(np.int64)
-    edges, edge = Predictions.merged(before, targets, np.ones(len(targets)), torch.float32, cpu)
+    edges, edge = Predictions.merged(before, targets, np.ones(len(targets)), core.base)
     inputs = {
         "input_ids": torch.from_numpy(trie.token_ids_N)[None],
         "position_ids": torch.from_numpy(trie.depth_N)[None],
         "attention_mask": bias[None, None],
     }
-    loss = StepLoss(step_tokens(rows, counted, torch.float32, cpu), CONFIG)
+    loss = StepLoss(step_tokens(rows, counted, core.base), CONFIG)
     loss.begin_update()
     outputs = core._scorer.outputs(inputs, edges.select_M)
     scored = ScoredBatch(core._scorer, outputs, edges, soon=True)

@@ -19,8 +19,8 @@ from langchain_art_server.algorithms.sequences.prefix_forest import grow
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft import logprob_scoring, packer
 from langchain_art_server.backends.peft.distributed.fsdp import forest_groups
-from langchain_art_server.backends.peft.forest import attention_flex
-from langchain_art_server.backends.peft.forest.attention_tiles import Tiles, plan_tiles
+from langchain_art_server.backends.peft.forest import attention_flex, packing
+from langchain_art_server.backends.peft.forest.attention_tiles import Tiles
 from langchain_art_server.backends.peft.forest.support_check import use_forest
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.logprob_scoring import Scorer
@@ -226,8 +226,12 @@ def test_other_attention_is_refused_by_name(name: str, tmp_path: Path) -> None:
 def test_attention_that_is_wrong_is_noticed_by_its_logprobs(
     tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = Tiles.attend
-    monkeypatch.setattr(Tiles, "attend", lambda t, q, k, v, _above, s: right(t, q, k, v, None, s))
+    right = packing._gather
+
+    def wrong(layer: int, sources: Any) -> Any:
+        return tuple(torch.zeros_like(x) for x in right(layer, sources))
+
+    monkeypatch.setattr(packing, "_gather", wrong)
     why = use_forest(Scorer(load_base(tiny, torch.float32, torch.device("cpu"))))
     assert why is not None and "differ" in why
 
@@ -259,13 +263,13 @@ def test_flex_attention_equals_the_tiles(seed: int) -> None:
     q, k, v = (torch.randn(1, heads, len(forest.token_ids_N), 16) for heads in (4, 2, 2))
     for part in split(forest, [100, 700, 10_000, 300][seed]):
         own, above = (torch.from_numpy(x) for x in (part.tokens_P, part.above_E))
-        layer = (k[0][:, above], v[0][:, above]) if len(above) else None
+        keys = torch.cat([above, own])
         plans = (
-            plan_tiles(part.tokens_P, part.above_E, forest.exit_N, torch.float32),
+            Tiles(part.tokens_P, part.above_E, forest.exit_N, torch.float32),
             attention_flex.Blocks(part.tokens_P, part.above_E, forest.exit_N, torch.device("cpu")),
         )
         with torch.no_grad():
-            outs = [p.attend(q[:, :, own], k[:, :, own], v[:, :, own], layer, 0.25) for p in plans]
+            outs = [p.attend(q[:, :, own], k[:, :, keys], v[:, :, keys], 0.25) for p in plans]
         torch.testing.assert_close(outs[0], outs[1], rtol=1e-5, atol=1e-5)
 
 

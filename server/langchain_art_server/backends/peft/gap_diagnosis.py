@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from langchain_art_server.algorithms.loss.logprob_gap import TEMPERATURES, Suspect, suspects_of
 from langchain_art_server.algorithms.loss.objective import StepLoss
@@ -19,13 +20,17 @@ TOKENS = 512
 
 
 def probe(
-    rows: Sequence[Row], loss: StepLoss, score: Callable[[Sequence[Row], bool], Tensor]
+    rows: Sequence[Row],
+    loss: StepLoss,
+    base: PreTrainedModel,
+    score: Callable[[Sequence[Row], bool], Tensor],
 ) -> list[Suspect]:
     """Try the usual faults on the rows where learner and sampler are furthest apart.
 
     Args:
         rows: of the step, each with a trained token; may be empty on one of several ranks.
         loss: of the step, after the first update.
+        base: the model; its dtype and device are read.
         score: takes rows, and whether to use the base model, to the logprobs of their trained
             tokens (T), row by row.
     """
@@ -38,17 +43,12 @@ def probe(
     # Rows that differ in temperature alone are one row of the forest.
     heated = [replace(row, temperature=t) for t in TEMPERATURES for row in chosen]
     own_T = score(chosen, False)
-    found = step_tokens(chosen, CountedTokens.of(chosen), own_T.dtype, own_T.device)
+    found = step_tokens(chosen, CountedTokens.of(chosen), base)
+    heated_T = score(heated, False).reshape(len(TEMPERATURES), len(own_T))
     return suspects_of(
         own_T=own_T,
         base_T=score(chosen, True),
-        at_temperatures=dict(
-            zip(
-                TEMPERATURES,
-                score(heated, False).reshape(len(TEMPERATURES), len(own_T)),
-                strict=True,
-            )
-        ),
+        at_temperatures=dict(zip(TEMPERATURES, heated_T, strict=True)),
         sampler_logprobs_T=found.sampler_logprobs,
         calls_T=found.calls,
         recorded=[row.temperature for row in chosen],

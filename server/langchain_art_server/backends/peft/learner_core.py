@@ -82,7 +82,6 @@ class LearnerCore:
         ends = (self.base.get_input_embeddings(), self.base.get_output_embeddings())
         self._vocab_size = min(len(next(end.parameters())) for end in ends if end is not None)
         self._linears = adapter_io.linear_names(self.base)
-        self._number = torch.float64 if self.dtype == torch.float64 else torch.float32
         self._scorer, self.packer = self._forward()
         if self.packer.padded_because is not None:
             log.warning(
@@ -177,10 +176,10 @@ class LearnerCore:
         """Rows, each with a trained token, as micro-batches with their loss."""
         counted = CountedTokens.of(rows)
         packing = self.packer.pack_to_learn(rows, counted, config.tokens_per_microbatch)
-        loss = StepLoss(step_tokens(rows, counted, self._number, self.device), config)
+        loss = StepLoss(step_tokens(rows, counted, self.base), config)
         if not isinstance(config, SFTConfig) and config.kl is not None:
             with self._base_only():
-                loss.base_logprobs_N = sweep_logprobs(packing, self._scorer, loss.old_logprobs_N)
+                loss.base_logprobs_N = sweep_logprobs(packing, self._scorer, len(counted.row_T))
         return TrainingBatch(rows, packing, loss)
 
     def accumulate(self, batch: TrainingBatch, progress: Progress) -> tuple[float, LossStats]:
@@ -211,15 +210,15 @@ class LearnerCore:
         return probe(
             batch.rows,
             batch.loss,
+            self.base,
             lambda rows, base: self._logprobs(rows, CountedTokens.of(rows), base=base),
         )
 
     def _logprobs(self, rows: Sequence[Row], counted: CountedTokens, *, base: bool) -> Tensor:
         """The logprobs of some tokens of rows (N), in nats."""
-        like_N = torch.zeros(len(counted.row_T), dtype=self._number, device=self.device)
         with self._base_only() if base else contextlib.nullcontext():
             packing = self.packer.pack(rows, counted, LOGPROB_TOKENS)
-            return sweep_logprobs(packing, self._scorer, like_N)
+            return sweep_logprobs(packing, self._scorer, len(counted.row_T))
 
     def _learn(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
         config = request.config

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,19 +25,18 @@ from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 from langchain_art_server.backends.peft.micro_batches import Visit
 
 
+def number_dtype(base: PreTrainedModel) -> torch.dtype:
+    """The dtype of logprobs, temperatures and LoRA: float64 on a float64 model, else float32."""
+    return torch.float64 if base.dtype == torch.float64 else torch.float32
+
+
 @dataclass(frozen=True)
 class Predictions:
-    """The predictions of one micro-batch.
+    """The predictions of one micro-batch."""
 
-    Attributes:
-        select_M: position, all rows of the micro-batch laid end to end, that the token follows.
-        targets_M: the token.
-        temperature_M: at which it was sampled.
-    """
-
-    select_M: Tensor
-    targets_M: Tensor
-    temperature_M: Tensor
+    select_M: Tensor  # position, all rows of the micro-batch end to end, that the token follows
+    targets_M: Tensor  # the token
+    temperature_M: Tensor  # at which it was sampled
 
     @classmethod
     def merged(
@@ -45,8 +44,7 @@ class Predictions:
         select_T: Ints,
         targets_T: Ints,
         temperature_T: NDArray[np.float64],
-        number: torch.dtype,
-        device: torch.device,
+        base: PreTrainedModel,
     ) -> tuple[Predictions, Ints]:
         """One for all terms with the same position, token and temperature; each term's index."""
         order = np.lexsort((temperature_T, targets_T, select_T))
@@ -56,6 +54,7 @@ class Predictions:
         prediction_T = np.empty(len(order), dtype=np.int64)
         prediction_T[order] = np.cumsum(new) - 1
         select_M, targets_M, temperature_M = (torch.from_numpy(key[new]) for key in keys)
+        device, number = base.device, number_dtype(base)
         predictions = cls(
             select_M.to(device), targets_M.to(device), temperature_M.to(device, dtype=number)
         )
@@ -63,17 +62,12 @@ class Predictions:
 
 
 class Scorer:
-    """A causal model, and logprobs from its hidden states.
-
-    Attributes:
-        base: the model, with whatever adapter is on it.
-        model: what is called: `base`, or PEFT's wrapper around it.
-        plain_head: the output head alone makes the logits (no scaling or soft-capping behind it).
-    """
+    """A causal model, and logprobs from its hidden states."""
 
     def __init__(self, base: PreTrainedModel) -> None:
-        self.base = base
-        self.model: nn.Module = base
+        self.base = base  # with whatever adapter is on it
+        self.model: nn.Module = base  # what is called: `base`, or PEFT's wrapper around it
+        #: The output head alone makes the logits (no scaling or soft-capping behind it).
         self.plain_head = False
 
     @property
@@ -128,10 +122,6 @@ class Scorer:
         if ends:
             torch.autograd.backward([end for end, _ in ends], [grad for _, grad in ends])
 
-    def logits(self, outputs_MX: Tensor) -> Tensor:
-        """Logits (M, V) of what `outputs` returned."""
-        return self.head(outputs_MX) if self.plain_head else outputs_MX
-
     def logprobs(self, outputs_MX: Tensor, predictions: Predictions) -> Tensor:
         """Logprobs (M) of the predictions, with logits for a chunk of them in memory at a time."""
         size = max(1, CHUNK_ELEMENTS // self.base.config.get_text_config().vocab_size)
@@ -145,7 +135,8 @@ class Scorer:
         return torch.cat(found)
 
     def _of_chunk(self, outputs_MX: Tensor, targets_M: Tensor, temperature_M: Tensor) -> Tensor:
-        return token_logprobs(self.logits(outputs_MX), targets_M, temperature_M)
+        logits_MV = self.head(outputs_MX) if self.plain_head else outputs_MX
+        return token_logprobs(logits_MV, targets_M, temperature_M)
 
 
 class ScoredBatch:
@@ -153,7 +144,7 @@ class ScoredBatch:
 
     Args:
         scorer: gives the logprobs.
-        outputs_MX: of the micro-batch.
+        outputs_MX: of `Scorer.outputs`.
         predictions: of the micro-batch.
         soon: `backward` comes before the next forward pass: what it needs stays in memory. Else the
             logits are computed again for it.
@@ -175,31 +166,25 @@ class ScoredBatch:
             self._grad_M = torch.zeros_like(self.logprobs_M)
         self._grad_M.index_add_(0, prediction_T, grad_T)
 
-    def _ends(self) -> list[tuple[Tensor, Tensor]]:
-        """The model's outputs with their gradient; nothing if there is none."""
-        if self._grad_M is None:
-            return []
-        if not self._graph_M.requires_grad:
-            self._graph_M = self._scorer.logprobs(self._leaf_MX, self._predictions)
-        self._graph_M.backward(self._grad_M)
-        grad_MX = self._leaf_MX.grad
-        assert grad_MX is not None
-        return [(self._outputs_MX, grad_MX)]
-
     def backward(self, inner: Sequence[tuple[Tensor, Tensor]] = ()) -> bool:
         """The model's backward pass; returns whether there were gradients. Once only.
 
         Args:
             inner: further tensors of the forward pass, and their gradients.
         """
-        ends = [*self._ends(), *inner]
+        ends = list(inner)
+        if self._grad_M is not None:
+            if not self._graph_M.requires_grad:
+                self._graph_M = self._scorer.logprobs(self._leaf_MX, self._predictions)
+            self._graph_M.backward(self._grad_M)
+            assert self._leaf_MX.grad is not None
+            ends.insert(0, (self._outputs_MX, self._leaf_MX.grad))
         if self._outputs_MX.requires_grad:
             self._scorer.backward(self._outputs_MX, ends)
         return bool(ends)
 
 
-@dataclass(frozen=True)
-class TermPredictions:
+class TermPredictions(NamedTuple):
     """Which of the terms of a visit (`which_T`) are which predictions of one micro-batch."""
 
     which_T: Tensor

@@ -34,20 +34,17 @@ class Packer:
 
     Args:
         scorer: of the model, which is set up for forests if its attention supports them.
-
-    Attributes:
-        padded_because: why rows are padded and are no forest; None: they are a forest.
-        token_cost: see `prefix_forest.grow`.
-        checkpoints: gradient checkpointing is on for the last packing for training.
     """
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
         scorer.plain_head = has_plain_head(scorer.base)
+        #: Why rows are padded and are no forest; None: they are a forest.
         self.padded_because = use_forest(scorer)
+        #: See `prefix_forest.grow`.
         self.token_cost = 0.0 if self.padded_because else token_cost(scorer.base)
+        #: Gradient checkpointing is on for the last packing for training.
         self.checkpoints = False
-        self._number = torch.float64 if scorer.base.dtype == torch.float64 else torch.float32
         self._bytes_per_token: tuple[object, float] | None = None
 
     def pack(self, rows: Sequence[Row], counted: CountedTokens, budget: int) -> Packing:
@@ -104,11 +101,10 @@ class Packer:
         some = [rows[index] for index in chosen]
         if self.padded_because is None:
             return self._forest(some, own, sum(len(row.token_ids) for row in some)), terms
-        return PaddedRows(some, own, self._number, self._device), terms
+        return PaddedRows(some, own, self._scorer.base), terms
 
     def _forest(self, rows: Sequence[Row], counted: CountedTokens, budget: int) -> ForestRows:
-        base = self._scorer.base
-        return ForestRows(rows, counted, budget, self.token_cost, self._number, base)
+        return ForestRows(rows, counted, budget, self.token_cost, self._scorer.base)
 
     def _checkpoint(self, on: bool) -> None:
         self.checkpoints, base = on, self._scorer.base
@@ -116,9 +112,8 @@ class Packer:
             base.gradient_checkpointing_enable({"use_reentrant": False})
         for module in base.modules():
             if isinstance(module, GradientCheckpointingLayer):
-                module.training = (
-                    on  # transformers checkpoints only then; the layer's parts stay in eval
-                )
+                # Transformers checkpoints only in training; the layer's parts stay in eval.
+                module.training = on
 
     def _measured(self) -> float:
         """Bytes of activations per token that a backward pass needs.

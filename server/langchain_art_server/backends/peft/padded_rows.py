@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from langchain_art.errors import ConfigError
@@ -37,17 +36,10 @@ class PaddedRows:
     Args:
         rows: at least one.
         counted: their tokens that are scored.
-        number: dtype of temperatures.
-        device: where the model is.
+        base: the model; its dtype and device are read.
     """
 
-    def __init__(
-        self,
-        rows: Sequence[Row],
-        counted: CountedTokens,
-        number: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, rows: Sequence[Row], counted: CountedTokens, base: PreTrainedModel) -> None:
         shape = (len(rows), max(len(row.token_ids) for row in rows))
         ids_BT, attention_BT = (np.zeros(shape, dtype=np.int64) for _ in range(2))
         for b, row in enumerate(rows):
@@ -56,33 +48,28 @@ class PaddedRows:
         row_T, at_T = counted.row_T, counted.at_T
         temperature_T = np.array([row.temperature for row in rows])[row_T]
         self._predictions, prediction_T = Predictions.merged(
-            row_T * shape[1] + at_T - 1, ids_BT[row_T, at_T], temperature_T, number, device
+            row_T * shape[1] + at_T - 1, ids_BT[row_T, at_T], temperature_T, base
         )
         self._ids_BT, self._attention_BT, predictions = (
-            torch.from_numpy(x).to(device) for x in (ids_BT, attention_BT, prediction_T)
+            torch.from_numpy(x).to(base.device) for x in (ids_BT, attention_BT, prediction_T)
         )
-        self._terms_T = torch.arange(len(row_T), device=device)
+        self._terms_T = torch.arange(len(row_T), device=base.device)
         self._share = TermPredictions(self._terms_T, predictions)
         self.tokens = self.alive = ids_BT.size
 
     def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:
         """See `micro_batches.Packing`."""
-        inputs = _inputs(scorer.base, self._ids_BT, self._attention_BT)
+        # Both are given explicitly: without a mask, transformers takes a jump in the positions for
+        # the start of another document.
+        inputs = {"input_ids": self._ids_BT, "attention_mask": self._attention_BT}
+        if "position_ids" in inspect.signature(scorer.base.forward).parameters:
+            positions_T = torch.arange(self._ids_BT.shape[1], device=self._ids_BT.device)
+            inputs["position_ids"] = positions_T.expand(self._ids_BT.shape)
         outputs_MX = scorer.outputs(inputs, self._predictions.select_M)
         scored = ScoredBatch(scorer, outputs_MX, self._predictions, soon=True)
         visit_terms(visit, self._terms_T, [(scored, self._share)])
         scored.backward()
         report(progress, 0, 1)
-
-
-def _inputs(base: PreTrainedModel, ids_BT: Tensor, attention_BT: Tensor) -> dict[str, Any]:
-    # Both are given explicitly: without a mask, transformers takes a jump in the positions for the
-    # start of another document.
-    inputs = {"input_ids": ids_BT, "attention_mask": attention_BT}
-    if "position_ids" in inspect.signature(base.forward).parameters:
-        positions_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
-        inputs["position_ids"] = positions_T.expand(ids_BT.shape)
-    return inputs
 
 
 def load_base(model: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
@@ -95,10 +82,7 @@ def load_base(model: str, dtype: torch.dtype, device: torch.device) -> PreTraine
     """
     try:
         loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            model,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
+            model, dtype=dtype, use_safetensors=True, trust_remote_code=False
         )
         nn.Module.to(loaded, device).eval()
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:

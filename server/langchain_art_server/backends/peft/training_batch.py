@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from langchain_art_server.algorithms.loss.objective import StepLoss, TrainedTokens
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.peft.logprob_scoring import Scorer
+from langchain_art_server.backends.peft.logprob_scoring import Scorer, number_dtype
 from langchain_art_server.backends.peft.micro_batches import CountedTokens, Packing
 
 
@@ -28,33 +29,31 @@ class TrainingBatch:
 
 
 def step_tokens(
-    rows: Sequence[Row], counted: CountedTokens, number: torch.dtype, device: torch.device
+    rows: Sequence[Row], counted: CountedTokens, base: PreTrainedModel
 ) -> TrainedTokens:
-    """The columns of rows at their trained tokens.
+    """The columns of rows at their trained tokens, on the device of the model.
 
-    Args:
-        rows: where one has no weights, its tokens weigh one over the number of all tokens.
-        counted: their trained tokens.
-        number: dtype of all columns but the calls.
-        device: where the tensors go.
+    Where a row has no weights, its tokens weigh one over the number of all tokens.
     """
+    number = number_dtype(base)
 
     def tensor(columns: list[list[float]]) -> Tensor:
-        return torch.from_numpy(counted.column(columns)).to(device, dtype=number)
+        return torch.from_numpy(counted.column(columns)).to(base.device, dtype=number)
 
     equal = 1.0 / max(1, len(counted.row_T))
     return TrainedTokens(
         sampler_logprobs=tensor([row.logprobs for row in rows]),
         advantages=tensor([row.advantages for row in rows]),
         weights=tensor([row.weights or [equal] * len(row.mask) for row in rows]),
-        calls=torch.from_numpy(counted.call_T).to(device),
+        calls=torch.from_numpy(counted.call_T).to(base.device),
     )
 
 
 @torch.no_grad()
-def sweep_logprobs(packing: Packing, scorer: Scorer, like_N: Tensor) -> Tensor:
-    """Logprobs of all terms of a packing (N), in the dtype and on the device of `like_N`."""
-    found_N = torch.zeros_like(like_N)
+def sweep_logprobs(packing: Packing, scorer: Scorer, terms: int) -> Tensor:
+    """Logprobs of all terms of a packing (N), in nats."""
+    base = scorer.base
+    found_N = torch.zeros(terms, dtype=number_dtype(base), device=base.device)
 
     def note(logprobs_T: Tensor, terms_T: Tensor) -> None:
         found_N[terms_T] = logprobs_T

@@ -18,6 +18,7 @@ from torch import nn
 
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends.peft.learner_core import LearnerCore, process_core
+from langchain_art_server.backends.peft.logprob_scoring import number_dtype
 
 #: Context of a model whose config does not say.
 MAX_MODEL_LEN = 32768
@@ -103,7 +104,7 @@ class UnslothCore(LearnerCore):
             ) from error
         for parameter in dressed.parameters():
             if parameter.requires_grad:  # the optimizer's numbers, whatever the base's
-                parameter.data = parameter.data.to(self._number)
+                parameter.data = parameter.data.to(number_dtype(self.base))
         return dressed
 
 

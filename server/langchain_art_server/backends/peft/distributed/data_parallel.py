@@ -71,12 +71,15 @@ class DataParallelCore(LearnerCore):
         self, model: str, device: str, dtype: str | None, ranks: Ranks, *, shard: bool = False
     ) -> None:
         self._ranks, self._shard = ranks, shard
-        ranks.together(lambda: torch_device(device))
-        ranks.together(lambda: super(DataParallelCore, self).__init__(model, device, dtype))
+        with ranks.together():
+            torch_device(device)
+        with ranks.together():
+            super().__init__(model, device, dtype)
 
     def step(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
         """See `LearnerCore.step`; counts of rows, tokens and CPU seconds are sums over ranks."""
-        self._ranks.together(lambda: self._hold(request.parent))
+        with self._ranks.together():
+            self._hold(request.parent)
         metrics = super().step(request, progress)
         counts = ("rows", "tokens_processed", "cpu_seconds")
         return metrics | self._ranks.add({name: metrics[name] for name in counts})
@@ -85,7 +88,8 @@ class DataParallelCore(LearnerCore):
         """See `LearnerCore.logprobs`. With a sharded base, all ranks must come here."""
         if not self._shard:
             return super().logprobs(adapter, rows)
-        return self._ranks.together(lambda: super(DataParallelCore, self).logprobs(adapter, rows))
+        with self._ranks.together():
+            return super().logprobs(adapter, rows)
 
     def batch(self, rows: Sequence[Row], config: JobConfig) -> TrainingBatch:
         """This rank's share of the rows, made ready; may be empty."""
@@ -96,42 +100,39 @@ class DataParallelCore(LearnerCore):
             row if row.weights else replace(row, weights=[equal] * len(row.mask))
             for row in (rows[index] for index in chosen[self._ranks.rank])
         ]
-        return self._ranks.together(lambda: super(DataParallelCore, self).batch(own, config))
+        with self._ranks.together():
+            return super().batch(own, config)
 
     def accumulate(self, batch: TrainingBatch, progress: Progress) -> tuple[float, LossStats]:
         """Add the gradient of all ranks' rows; returns their loss and its statistics."""
-        own = self._ranks.together(
-            lambda: super(DataParallelCore, self).accumulate(batch, progress)
-        )
+        with self._ranks.together():
+            own = super().accumulate(batch, progress)
         self._ranks.add_gradients(self.parameters.values())
         return self._ranks.add_stats(*own)
 
     def _load(self) -> PreTrainedModel:
         if not self._shard:
             return super()._load()
-        return self._ranks.together(lambda: sharded_base(self.name, self.dtype, self._ranks))
+        with self._ranks.together():
+            return sharded_base(self.name, self.dtype, self._ranks)
 
     def _forward(self) -> tuple[Scorer, Packer]:
         return sharded_forward(self.base, self._ranks) if self._shard else super()._forward()
 
     def _write(self, out: Path) -> None:
-        first = self._ranks.rank == 0
-        self._ranks.together(lambda: super(DataParallelCore, self)._write(out) if first else None)
+        with self._ranks.together():
+            if self._ranks.rank == 0:
+                super()._write(out)
 
     def _suspects(self, batch: TrainingBatch) -> list[Suspect]:
-        return self._ranks.together(lambda: super(DataParallelCore, self)._suspects(batch))
+        with self._ranks.together():
+            return super()._suspects(batch)
 
 
 class RankZero(DataParallelCore):
     """Rank 0: starts the others, sends them each step, and answers the parent.
 
-    Args:
-        model: as for `LearnerCore`.
-        device: of the first rank; None: cuda or cpu. Rank k takes the k-th GPU from there on.
-        dtype: as for `LearnerCore`.
-        threads: of each rank; None: all ranks together take half of the processors.
-        ranks: how many.
-        shard: as for `DataParallelCore`.
+    Args as for `make_core`. Rank k takes the k-th GPU from `device` on.
 
     Raises:
         ConfigError: there are not that many GPUs, or a rank cannot load the model.
@@ -144,8 +145,7 @@ class RankZero(DataParallelCore):
         dtype: str | None,
         threads: int | None,
         ranks: int,
-        *,
-        shard: bool = False,
+        shard: bool,
     ) -> None:
         devices = rank_devices(torch_device(device), ranks)
         self._folder = tempfile.TemporaryDirectory(prefix="art-ranks-")  # mode 0700
@@ -159,7 +159,7 @@ class RankZero(DataParallelCore):
             threading.Thread(target=_end_with, args=(other, rank), daemon=True).start()
             core = {"model": model, "device": devices[rank], "dtype": dtype, "shard": shard}
             group = {"rank": rank, "ranks": ranks, "meeting": str(meeting), "threads": threads}
-            self._send(other, core | group)
+            self._send(core | group, other)
         try:
             own = Ranks(0, ranks, meeting, torch.device(devices[0]))
             super().__init__(model, devices[0], dtype, own, shard=shard)
@@ -169,25 +169,25 @@ class RankZero(DataParallelCore):
     def step(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
         """See `DataParallelCore.step`."""
         write_rows(self._rows, request.rows)
-        for other in self._others:
-            self._send(other, {"step": pack_step(request, self._rows)})
+        self._send({"step": pack_step(request, self._rows)}, *self._others)
         return super().step(request, progress)
 
     def logprobs(self, adapter: Path | None, rows: Sequence[Row]) -> list[np.ndarray]:
         """See `LearnerCore.logprobs`; with a sharded base, every rank computes all rows."""
         if self._shard:
             write_rows(self._rows, rows)
-            for other in self._others:
-                self._send(other, {"logprobs": adapter and str(adapter), "rows": str(self._rows)})
+            message = {"logprobs": adapter and str(adapter), "rows": str(self._rows)}
+            self._send(message, *self._others)
         return super().logprobs(adapter, rows)
 
-    def _send(self, other: subprocess.Popen[str], message: dict[str, Any]) -> None:
-        assert other.stdin is not None
-        try:
-            other.stdin.write(json.dumps(message) + "\n")
-            other.stdin.flush()
-        except OSError:
-            os._exit(LOST)
+    def _send(self, message: dict[str, Any], *others: subprocess.Popen[str]) -> None:
+        for other in others:
+            assert other.stdin is not None
+            try:
+                other.stdin.write(json.dumps(message) + "\n")
+                other.stdin.flush()
+            except OSError:
+                os._exit(LOST)
 
 
 def rank_devices(first: torch.device, ranks: int) -> list[str]:
@@ -211,17 +211,23 @@ def make_core(
     ranks: int,
     shard: bool,
 ) -> LearnerCore:
-    """The core of a process that does nothing else, on one rank or several (`RankZero`)."""
+    """The core of a process that does nothing else, on one rank or several (`RankZero`).
+
+    Args:
+        model: as for `LearnerCore`.
+        device: of the first rank.
+        dtype: as for `LearnerCore`.
+        threads: of each rank; None: all ranks together take half of the processors.
+        ranks: how many.
+        shard: as for `DataParallelCore`.
+    """
     if ranks == 1:
         return process_core(lambda: LearnerCore(model, device, dtype), threads)
-    return process_core(
-        lambda: RankZero(model, device, dtype, threads, ranks, shard=shard),
-        _threads(threads, ranks),
-    )
+    own = _threads(threads, ranks)
+    return process_core(lambda: RankZero(model, device, dtype, threads, ranks, shard), own)
 
 
 def _threads(threads: int | None, ranks: int) -> int:
-    """Torch threads of one rank: all ranks together take half of the processors by default."""
     if threads is not None:
         return threads
     set_threads(None)
@@ -245,15 +251,11 @@ def rank_main() -> None:
 
     threading.Thread(target=read, daemon=True, name="rank-0").start()
     start = lines.get()
-    size, device = start["ranks"], start["device"]
-    ranks = Ranks(start["rank"], size, Path(start["meeting"]), torch.device(device))
+    device, threads = start["device"], _threads(start["threads"], start["ranks"])
+    ranks = Ranks(start["rank"], start["ranks"], Path(start["meeting"]), torch.device(device))
+    core_args = start["model"], device, start["dtype"], ranks
     try:
-        core = process_core(
-            lambda: DataParallelCore(
-                start["model"], device, start["dtype"], ranks, shard=start["shard"]
-            ),
-            _threads(start["threads"], size),
-        )
+        core = process_core(lambda: DataParallelCore(*core_args, shard=start["shard"]), threads)
     except ArtError:
         lines.get()  # rank 0 reports why, and then ends, and this process with it
         return

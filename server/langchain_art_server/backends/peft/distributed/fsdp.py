@@ -13,6 +13,7 @@ embeddings may be one tensor).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -45,13 +46,8 @@ def decoder_layers(base: nn.Module) -> list[nn.Module]:
 def sharded_base(model: str, dtype: torch.dtype, ranks: Ranks) -> PreTrainedModel:
     """The base model, frozen, this rank's part of its layers on the rank's device.
 
-    The files are mapped into memory and go to the device layer by layer: no device holds more than
-    its part and one layer.
-
-    Args:
-        model: hub name or local path.
-        dtype: of the weights.
-        ranks: all of which must come here.
+    All ranks must come here. The files are mapped into memory and go to the device layer by layer:
+    no device holds more than its part and one layer.
 
     Raises:
         ConfigError: it cannot be loaded, or its layers cannot be found or cut.
@@ -88,24 +84,18 @@ def sharded_forward(base: PreTrainedModel, ranks: Ranks) -> tuple[Scorer, Packer
 
 
 class ShardedScorer(Scorer):
-    """A `Scorer` whose passes through the model are made by all ranks at the same time.
-
-    Attributes:
-        checked: a rank learns before each pass whether another one has failed.
-    """
+    """A `Scorer` whose passes through the model are made by all ranks at the same time."""
 
     def __init__(self, base: PreTrainedModel, ranks: Ranks) -> None:
         super().__init__(base)
         self._ranks = ranks
-        self.checked = False
+        self.checked = False  # a rank learns before each pass whether another one has failed
 
     def outputs(self, inputs: dict[str, Any], select_M: Tensor) -> Tensor:
         """See `Scorer.outputs`."""
         # FSDP remembers forward passes without a backward one, and would prefetch their layers.
         cast(FSDPModule, self.base.base_model).reset_iter_state()
-        if not self.checked:
-            return super().outputs(inputs, select_M)
-        with self._ranks.one_pass():
+        with self._ranks.one_pass() if self.checked else contextlib.nullcontext():
             return super().outputs(inputs, select_M)
 
     def backward(self, outputs_MX: Tensor, ends: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -146,29 +136,19 @@ class ShardedPacker(Packer):
         def dropped(_layer: nn.Module, _args: object, _outputs: object) -> None:
             self._known -= layer_weights.pop()  # activations may get these addresses next
 
-        hooks = [
-            hook
-            for layer in decoder_layers(self._scorer.base)
-            for hook in (
-                layer.register_forward_pre_hook(gathered),
-                layer.register_forward_hook(dropped),
-            )
-        ]
-        try:
+        with contextlib.ExitStack() as hooks:
+            for layer in decoder_layers(self._scorer.base):
+                hooks.callback(layer.register_forward_pre_hook(gathered).remove)
+                hooks.callback(layer.register_forward_hook(dropped).remove)
             return super()._measure()
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 def forest_groups(rows: Sequence[Row], budget: int) -> list[list[int]]:
     """Group rows, in the order of their tokens, so that a group's distinct tokens fit a budget.
 
     Rows that begin alike are neighbours in that order. A row longer than the budget goes alone.
-    Example: rows of the tokens 1 2 3, 7 7 7 and 1 2 4 and a budget of 4 give ``[[0, 2], [1]]``.
-
-    Returns:
-        Indices of rows; each exactly once, the same for the same rows.
+    Example: rows of the tokens 1 2 3, 7 7 7 and 1 2 4 and a budget of 4 give ``[[0, 2], [1]]``,
+    indices of rows; each occurs exactly once, the same for the same rows.
     """
     groups: list[list[int]] = []
     filled, before = budget, list[int]()

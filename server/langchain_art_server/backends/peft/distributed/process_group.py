@@ -12,10 +12,9 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +24,6 @@ from langchain_art.errors import ArtError
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 #: Bytes of an error's message that other ranks get.
 MESSAGE = 2000
 #: Of one collective. Ranks wait for the slowest; one that died is noticed by its closed connection.
@@ -65,18 +63,19 @@ class Ranks:
             timeout=TIMEOUT,
         )
 
-    def together(self, work: Callable[[], T]) -> T:
-        """Do something that this rank alone may fail at; all ranks must come here.
+    @contextlib.contextmanager
+    def together(self) -> Generator[None]:
+        """Work that this rank alone may fail at; all ranks must come here.
 
         Raises:
             ArtError: another rank failed; says which one and why.
-            Exception: whatever `work` raised.
+            Exception: whatever was raised in the block.
         """
         failure: Exception | None = None
         try:
-            result = work()
+            yield
             self.agree()
-            return result
+            return
         except _OtherRankFailedError:
             pass
         except Exception as error:  # noqa: BLE001  raised again when the others know of it
@@ -136,14 +135,14 @@ class Ranks:
 
     def add_stats(self, loss: float, stats: LossStats) -> tuple[float, LossStats]:
         """The loss and its statistics over all ranks."""
-        names = [field.name for field in fields(stats)]
-        values = {name: getattr(stats, name) for name in names}
-        sums = self.add({"loss": loss} | {n: v for n, v in values.items() if n[-4:] != "_max"})
-        peaks = {n: v for n, v in values.items() if n[-4:] == "_max"}
+        values = {"loss": loss} | vars(stats)
+        peaks = {name: values.pop(name) for name in list(values) if name.endswith("_max")}
         highest = torch.tensor(list(peaks.values()), dtype=torch.float64)
         self._sum(highest, dist.ReduceOp.MAX)
-        total = sums.pop("loss")
-        return total, LossStats(**sums, **dict(zip(peaks, highest.tolist(), strict=True)))
+        sums = self.add(values)
+        return sums.pop("loss"), LossStats(
+            **sums, **dict(zip(peaks, highest.tolist(), strict=True))
+        )
 
     def add(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """The sum over all ranks of each number."""

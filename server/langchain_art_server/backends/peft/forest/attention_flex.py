@@ -18,21 +18,13 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints
-from langchain_art_server.backends.peft.forest.attention_tiles import KeysValues
 
 #: Tokens of a block, the kernel's default.
 BLOCK = 128
 
 
 class Blocks:
-    """All pairs of a part, by blocks. Keys of the tokens above come before the part's own.
-
-    Args:
-        tokens_P: positions of the part's tokens in the forest, ascending.
-        above_E: positions of their ancestors outside of the part.
-        exit_N: the forest's exits.
-        device: where the model is.
-    """
+    """All pairs of a part, by blocks; arguments as for `attention_tiles.Tiles`."""
 
     def __init__(self, tokens_P: Ints, above_E: Ints, exit_N: Ints, device: torch.device) -> None:
         keys = np.concatenate([above_E, tokens_P])
@@ -52,16 +44,11 @@ class Blocks:
             seq_lengths=(len(tokens_P), len(keys)),
         )
 
-    def attend(
-        self, q_1HPD: Tensor, k_1KPD: Tensor, v_1KPD: Tensor, above: KeysValues | None, scale: float
-    ) -> Tensor:
+    def attend(self, q_1HPD: Tensor, k_1KSD: Tensor, v_1KSD: Tensor, scale: float) -> Tensor:
         """As `attention_tiles.Tiles.attend`."""
-        if above is not None:
-            k_1KPD = torch.cat([above[0][None], k_1KPD], 2)
-            v_1KPD = torch.cat([above[1][None], v_1KPD], 2)
         attend = flex_attention if q_1HPD.device.type == "cpu" else _compiled()
         out_1HPD: Any = attend(
-            q_1HPD, k_1KPD, v_1KPD, block_mask=self._mask, scale=scale, enable_gqa=True
+            q_1HPD, k_1KSD, v_1KSD, block_mask=self._mask, scale=scale, enable_gqa=True
         )
         return out_1HPD.transpose(1, 2)
 

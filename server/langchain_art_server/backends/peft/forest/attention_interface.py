@@ -1,34 +1,24 @@
 """The attention function that transformers calls for a part of a token forest. Child side only.
 
-It hands over to `attention_tiles` on a CPU and to `attention_flex` on a GPU.
+It hands over to `attention_tiles` on a CPU and to `attention_flex` on a GPU, with the keys and
+values of the tokens above the part in front of its own.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 from langchain_art_server.backends.peft.forest.attention_flex import Blocks
-from langchain_art_server.backends.peft.forest.attention_tiles import KeysValues, plan_tiles
+from langchain_art_server.backends.peft.forest.attention_tiles import KeysValues, Tiles
 
 #: The name under which transformers finds `forest_attention`.
 FOREST_ATTENTION = "langchain_art_forest"
 #: Options of transformers that ask more of attention than causality.
 ODD_OPTIONS = ("sliding_window", "softcap", "s_aux", "position_bias")
-
-
-class Attention(Protocol):
-    """Which tokens of a part attend to which."""
-
-    def attend(
-        self, q_1HPD: Tensor, k_1KPD: Tensor, v_1KPD: Tensor, above: KeysValues | None, scale: float
-    ) -> Tensor:
-        """See `attention_tiles.Tiles.attend`."""
-        ...
 
 
 class ForestPass:
@@ -39,37 +29,18 @@ class ForestPass:
     Args:
         attention: which tokens attend to which.
         keep: other parts attend to this one.
-
-    Attributes:
-        above: for each layer, keys and values of the tokens above; empty if there are none.
-        kept: for each layer, those of the part itself, if other parts attend to it; else None.
     """
 
-    def __init__(self, attention: Attention, *, keep: bool) -> None:
+    def __init__(self, attention: Tiles | Blocks, *, keep: bool) -> None:
         self.attention = attention
+        #: For each layer, keys and values of the tokens above; empty if there are none.
         self.above: dict[int, KeysValues] = {}
+        #: For each layer, those of the part itself, if other parts attend to it; else None.
         self.kept: dict[int, KeysValues] | None = {} if keep else None
 
 
 class OddAttentionError(Exception):
     """The architecture's attention is not plain causal attention."""
-
-
-def plan_attention(
-    tokens_P: Ints, above_E: Ints, exit_N: Ints, dtype: torch.dtype, device: torch.device
-) -> Attention:
-    """The attention of a part, for the device.
-
-    Args:
-        tokens_P: positions of the part's tokens in the forest, ascending.
-        above_E: positions of their ancestors outside of the part.
-        exit_N: the forest's exits.
-        dtype: of the model.
-        device: of the model.
-    """
-    if device.type == "cpu":
-        return plan_tiles(tokens_P, above_E, exit_N, dtype)
-    return Blocks(tokens_P, above_E, exit_N, device)
 
 
 def forest_attention(
@@ -89,7 +60,7 @@ def forest_attention(
         query: (1, H, P, D), positions encoded.
         key: (1, K, P, D), positions encoded.
         value: (1, K, P, D).
-        attention_mask: None; `forest` has it.
+        attention_mask: None; `forest` says who attends to whom.
         scaling: of the scores; None: 1 / sqrt(D).
         forest: the part, as given to the model's forward.
         options: what else the architecture passes on.
@@ -107,12 +78,14 @@ def forest_attention(
         raise OddAttentionError("its attention has a mask, dropout or no layer index")
     if forest is None:
         raise OddAttentionError("it does not pass options on to its attention")
-    if (
-        forest.kept is not None
-    ):  # gradient checkpointing computes a layer twice: the first time counts
+    if forest.kept is not None:
+        # Gradient checkpointing computes a layer twice: the first time counts.
         forest.kept.setdefault(layer, (key[0], value[0]))
+    if layer in forest.above:
+        above_k, above_v = forest.above[layer]
+        key, value = torch.cat([above_k[None], key], 2), torch.cat([above_v[None], value], 2)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return forest.attention.attend(query, key, value, forest.above.get(layer), scale), None
+    return forest.attention.attend(query, key, value, scale), None
 
 
 AttentionInterface.register(FOREST_ATTENTION, forest_attention)

@@ -7,14 +7,13 @@ online softmax of FlashAttention, arXiv 2205.14135, section 3.1). Small subtrees
 be many tiny calls, take one call with a small mask.
 
 Index suffixes: H heads, K key heads, G heads per key head, P tokens of the part, E tokens above
-them, D numbers per head.
+them, S both together, D numbers per head.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 BLOCK = 128
 
 KeysValues = tuple[Tensor, Tensor]
-"""Keys and values of one layer, (K, tokens, D) each, with positions already encoded."""
+"""Keys and values of one layer, (K, tokens, D) each, with positions encoded."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Tile:
     end: int
     low: int
     high: int
-    causal: bool = False
+    causal: bool = False  # among its own tokens
     mask: Tensor | None = None
     """Added to the scores; with it or `causal`, the tile is the first one of its tokens."""
 
@@ -48,53 +47,41 @@ class Tile:
         return self.causal or self.mask is not None
 
 
-@dataclass(frozen=True)
 class Tiles:
-    """All pairs of a part, each once: with keys of its own tokens, and with keys of those above."""
+    """All pairs of a part, each once. Keys of the tokens above come before the part's own.
 
-    own: list[Tile]
-    above: list[Tile]
+    Args:
+        tokens_P: positions of the part's tokens in the forest, ascending.
+        above_E: positions of their ancestors outside of the part.
+        exit_N: the forest's exits.
+        dtype: of the masks.
+    """
 
-    def attend(
-        self, q_1HPD: Tensor, k_1KPD: Tensor, v_1KPD: Tensor, above: KeysValues | None, scale: float
-    ) -> Tensor:
+    def __init__(self, tokens_P: Ints, above_E: Ints, exit_N: Ints, dtype: torch.dtype) -> None:
+        exit_P = np.searchsorted(tokens_P, exit_N[tokens_P])
+        above = len(above_E)
+        self._tiles = [
+            replace(tile, low=tile.low + above, high=tile.high + above)
+            for tile in _own_tiles(exit_P, dtype)
+        ]
+        if above:
+            starts = np.searchsorted(tokens_P, above_E)
+            ends = np.searchsorted(tokens_P, exit_N[above_E])
+            cuts = np.flatnonzero((np.diff(starts) != 0) | (np.diff(ends) != 0)) + 1
+            for low, high in itertools.pairwise([0, *cuts.tolist(), above]):
+                self._tiles.append(Tile(int(starts[low]), int(ends[low]), low, high))
+
+    def attend(self, q_1HPD: Tensor, k_1KSD: Tensor, v_1KSD: Tensor, scale: float) -> Tensor:
         """The attention's output (1, P, H, D).
 
         Args:
             q_1HPD: queries, positions encoded.
-            k_1KPD: keys of the part, positions encoded.
-            v_1KPD: values of the part.
-            above: keys and values of the tokens above, if there are any.
+            k_1KSD: keys of the tokens above and of the part, positions encoded.
+            v_1KSD: their values.
             scale: of the scores.
         """
-        q_KGPD = q_1HPD[0].unflatten(0, (k_1KPD.shape[1], -1))
-        k_KED, v_KED = above or (None, None)
-        return _Attention.apply(q_KGPD, k_1KPD[0], v_1KPD[0], k_KED, v_KED, self, scale)[None]
-
-
-def plan_tiles(tokens_P: Ints, above_E: Ints, exit_N: Ints, dtype: torch.dtype) -> Tiles:
-    """Cover the pairs of a part with rectangles.
-
-    Args:
-        tokens_P: positions of the part's tokens in the forest, ascending.
-        above_E: positions of their ancestors outside of the part, ascending.
-        exit_N: the forest's exits.
-        dtype: of the masks.
-    """
-    exit_P = np.searchsorted(tokens_P, exit_N[tokens_P])
-    return Tiles(_own_tiles(exit_P, dtype), _above_tiles(tokens_P, above_E, exit_N))
-
-
-def _above_tiles(tokens_P: Ints, above_E: Ints, exit_N: Ints) -> list[Tile]:
-    if not len(above_E):
-        return []
-    starts = np.searchsorted(tokens_P, above_E)
-    ends = np.searchsorted(tokens_P, exit_N[above_E])
-    cuts = np.flatnonzero((np.diff(starts) != 0) | (np.diff(ends) != 0)) + 1
-    edges = [0, *cuts.tolist(), len(above_E)]
-    return [
-        Tile(int(starts[low]), int(ends[low]), low, high) for low, high in itertools.pairwise(edges)
-    ]
+        q_KGPD = q_1HPD[0].unflatten(0, (k_1KSD.shape[1], -1))
+        return _Attention.apply(q_KGPD, k_1KSD[0], v_1KSD[0], self._tiles, scale)[None]
 
 
 def _own_tiles(exit_P: Ints, dtype: torch.dtype) -> list[Tile]:
@@ -151,28 +138,28 @@ def _block(exit_P: Ints, start: int, end: int, dtype: torch.dtype) -> Tile:
 
 
 class _Attention(torch.autograd.Function):
-    """Queries (K, G, P, D), keys and values (K, tokens, D) to the attention's output (P, H, D)."""
+    """Queries (K, G, P, D), keys and values (K, S, D) to the attention's output (P, H, D)."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q_KGPD: Tensor,
-        k_KPD: Tensor,
-        v_KPD: Tensor,
-        k_KED: Tensor | None,
-        v_KED: Tensor | None,
-        tiles: Tiles,
-        scale: float,
+        ctx: Any, q_KGPD: Tensor, k_KSD: Tensor, v_KSD: Tensor, tiles: list[Tile], scale: float
     ) -> Tensor:
         kheads, groups, tokens, width = q_KGPD.shape
         out_PHD = q_KGPD.new_empty(tokens, kheads * groups, width)
         out_KGPD = _by_head(out_PHD, kheads)
         exact = torch.float64 if q_KGPD.dtype == torch.float64 else torch.float32
         lse_KGP = torch.empty(kheads, groups, tokens, dtype=exact, device=q_KGPD.device)
-        for tile, k, v in _keys_of(tiles, groups, k_KPD, v_KPD, k_KED, v_KED):
-            rows = slice(tile.start, tile.end)
+        k_KGSD, v_KGSD = (x[:, None].expand(-1, groups, -1, -1) for x in (k_KSD, v_KSD))
+        for tile in tiles:
+            rows, keys = slice(tile.start, tile.end), slice(tile.low, tile.high)
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                q_KGPD[:, :, rows], k, v, 0.0, tile.causal, attn_mask=tile.mask, scale=scale
+                q_KGPD[:, :, rows],
+                k_KGSD[:, :, keys],
+                v_KGSD[:, :, keys],
+                0.0,
+                tile.causal,
+                attn_mask=tile.mask,
+                scale=scale,
             )
             if tile.first:
                 out_KGPD[:, :, rows], lse_KGP[:, :, rows] = out, lse
@@ -181,7 +168,7 @@ class _Attention(torch.autograd.Function):
                 weight = (lse - both).exp_().to(out.dtype).unsqueeze(-1)
                 out_KGPD[:, :, rows].lerp_(out, weight)
                 lse_KGP[:, :, rows] = both
-        ctx.save_for_backward(q_KGPD, k_KPD, v_KPD, k_KED, v_KED, out_PHD, lse_KGP)
+        ctx.save_for_backward(q_KGPD, k_KSD, v_KSD, out_PHD, lse_KGP)
         ctx.tiles, ctx.scale = tiles, scale
         return out_PHD
 
@@ -192,23 +179,22 @@ class _Attention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         # dS = P (dP - rowsum(dO O)): with the log-sum-exp of all keys and the whole output O, each
         # tile's own backward pass gives its exact share of the gradient.
-        q_KGPD, k_KPD, v_KPD, k_KED, v_KED, out_PHD, lse_KGP = ctx.saved_tensors
+        q_KGPD, k_KSD, v_KSD, out_PHD, lse_KGP = ctx.saved_tensors
         kheads, groups = q_KGPD.shape[:2]
         out_KGPD, grad_KGPD = (_by_head(x, kheads) for x in (out_PHD, grads[0].contiguous()))
+        k_KGSD, v_KGSD = (x[:, None].expand(-1, groups, -1, -1) for x in (k_KSD, v_KSD))
         gq_KGPD = torch.empty_like(q_KGPD)
-        gk, gv, gk_above, gv_above = (
-            None if x is None else torch.zeros_like(x, memory_format=torch.contiguous_format)
-            for x in (k_KPD, v_KPD, k_KED, v_KED)
+        gk_KSD, gv_KSD = (
+            torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (k_KSD, v_KSD)
         )
-        above = {id(tile) for tile in ctx.tiles.above}
-        for tile, k, v in _keys_of(ctx.tiles, groups, k_KPD, v_KPD, k_KED, v_KED):
+        for tile in ctx.tiles:
             rows, keys = slice(tile.start, tile.end), slice(tile.low, tile.high)
             part_q, part_k, part_v = (
                 torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                     grad_KGPD[:, :, rows],
                     q_KGPD[:, :, rows],
-                    k,
-                    v,
+                    k_KGSD[:, :, keys],
+                    v_KGSD[:, :, keys],
                     out_KGPD[:, :, rows],
                     lse_KGP[:, :, rows],
                     0.0,
@@ -221,32 +207,10 @@ class _Attention(torch.autograd.Function):
                 gq_KGPD[:, :, rows] = part_q
             else:
                 gq_KGPD[:, :, rows] += part_q
-            into_k, into_v = (gk_above, gv_above) if id(tile) in above else (gk, gv)
-            assert into_k is not None and into_v is not None
-            into_k[:, keys] += part_k.sum(1)
-            into_v[:, keys] += part_v.sum(1)
-        return gq_KGPD, gk, gv, gk_above, gv_above, None, None
+            gk_KSD[:, keys] += part_k.sum(1)
+            gv_KSD[:, keys] += part_v.sum(1)
+        return gq_KGPD, gk_KSD, gv_KSD, None, None
 
 
 def _by_head(x_PHD: Tensor, kheads: int) -> Tensor:
     return x_PHD.unflatten(1, (kheads, -1)).permute(1, 2, 0, 3)
-
-
-def _keys_of(
-    tiles: Tiles,
-    groups: int,
-    k_KPD: Tensor,
-    v_KPD: Tensor,
-    k_KED: Tensor | None,
-    v_KED: Tensor | None,
-) -> Iterator[tuple[Tile, Tensor, Tensor]]:
-    """Each tile with its keys and values, as views repeated for the heads that share them."""
-    for chosen, keys, values in ((tiles.own, k_KPD, v_KPD), (tiles.above, k_KED, v_KED)):
-        if keys is None or values is None:
-            continue
-        for tile in chosen:
-            yield (
-                tile,
-                keys[:, None, tile.low : tile.high].expand(-1, groups, -1, -1),
-                values[:, None, tile.low : tile.high].expand(-1, groups, -1, -1),
-            )

@@ -14,14 +14,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from langchain_art_server.algorithms.sequences.forest_parts import Part, most_alive, split
-from langchain_art_server.algorithms.sequences.prefix_forest import Forest, Ints, grow
+from langchain_art_server.algorithms.sequences.prefix_forest import Ints, grow
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.peft.forest.attention_interface import (
-    Attention,
-    ForestPass,
-    plan_attention,
-)
-from langchain_art_server.backends.peft.forest.attention_tiles import KeysValues
+from langchain_art_server.backends.peft.forest.attention_flex import Blocks
+from langchain_art_server.backends.peft.forest.attention_interface import ForestPass
+from langchain_art_server.backends.peft.forest.attention_tiles import KeysValues, Tiles
 from langchain_art_server.backends.peft.logprob_scoring import (
     Predictions,
     ScoredBatch,
@@ -42,40 +39,28 @@ PIECE = 50
 
 @dataclass(frozen=True)
 class _ForestPart:
-    """A part of the forest in tensors: one micro-batch.
+    """A part of the forest in tensors: one micro-batch."""
 
-    Attributes:
-        parent: index of the part below which it hangs, -1 for none.
-        last: no part hangs below it.
-        ids_P: its tokens.
-        depth_P: their positions.
-        attention: which tokens attend to which.
-        above: for each part that it attends to, which tokens of that part.
-        predictions: tokens that follow tokens of the part.
-        terms_T: the terms of all calls that end in the part.
-        shares: for each part that predicts some of these terms (itself or one above), which.
-    """
-
-    parent: int
-    last: bool
+    parent: int  # index of the part below which it hangs, -1 for none
+    last: bool  # no part hangs below it
     ids_P: Tensor
-    depth_P: Tensor
-    attention: Attention
-    above: dict[int, Tensor]
-    predictions: Predictions
-    terms_T: Tensor
+    depth_P: Tensor  # positions of its tokens
+    attention: Tiles | Blocks  # which tokens attend to which
+    above: dict[int, Tensor]  # for each part that it attends to, which tokens of that part
+    predictions: Predictions  # tokens that follow tokens of the part
+    terms_T: Tensor  # the terms of all calls that end in the part
     shares: dict[int, TermPredictions]
+    """For each part that predicts some of these terms (itself or one above), which."""
 
 
 class ForestRows:
-    """Rows as a forest, in parts. Tokens from the last scored one of a row on are left out.
+    """Rows as a forest, in parts. A row ends before its last scored token.
 
     Args:
         rows: with at least one scored token.
         counted: their tokens that are scored.
         budget: most tokens alive at a time; see `forest_parts.split`.
         token_cost: see `prefix_forest.grow`.
-        number: dtype of temperatures.
         model: its dtype and device are read.
     """
 
@@ -85,42 +70,61 @@ class ForestRows:
         counted: CountedTokens,
         budget: int,
         token_cost: float,
-        number: torch.dtype,
         model: PreTrainedModel,
     ) -> None:
+        dtype, device = model.dtype, model.device
+
+        def tensor(array: Ints) -> Tensor:
+            return torch.from_numpy(array).to(device)
+
         lengths = np.zeros(len(rows), dtype=np.int64)
         np.maximum.at(lengths, counted.row_T, counted.at_T)
         kept = np.flatnonzero(lengths)
         forest = grow([rows[i].token_ids[: lengths[i]] for i in kept.tolist()], token_cost)
         parts = split(forest, budget)
         self.tokens, self.alive = len(forest.token_ids_N), most_alive(parts)
-        self._dtype, self._device = model.dtype, model.device
         first = np.cumsum(lengths) - lengths
         previous_T = np.concatenate(forest.rows)[first[counted.row_T] + counted.at_T - 1]
         targets_T = counted.column([row.token_ids for row in rows]).astype(np.int64)
         temperature_T = np.array([row.temperature for row in rows])[counted.row_T]
         part_N, local_N = _places(parts, self.tokens)
         part_T, prediction_T = part_N[previous_T], np.empty(len(previous_T), dtype=np.int64)
-        predictions: list[Predictions] = []
-        for at_T in _grouped(part_T, len(parts)):
-            found, prediction_T[at_T] = Predictions.merged(
-                local_N[previous_T[at_T]],
-                targets_T[at_T],
-                temperature_T[at_T],
-                number,
-                model.device,
-            )
-            predictions.append(found)
         # A call's terms are visited together, in the part of its last one: its other terms are in
         # that part or in parts above it, which are still alive then.
         last_T = np.append(np.flatnonzero(np.diff(counted.call_T)), len(part_T) - 1)[counted.call_T]
-        visits = _grouped(part_T[last_T], len(parts))
-        self._batches = [
-            self._batch(
-                forest, parts, i, (part_N, local_N), predictions[i], visits[i], part_T, prediction_T
+        predicted, visited = (_grouped(x_T, len(parts)) for x_T in (part_T, part_T[last_T]))
+        self._batches: list[_ForestPart] = []
+        for index, (part, at_T, visit_T) in enumerate(zip(parts, predicted, visited, strict=True)):
+            predictions, prediction_T[at_T] = Predictions.merged(
+                local_N[previous_T[at_T]], targets_T[at_T], temperature_T[at_T], model
             )
-            for i in range(len(parts))
-        ]
+            # Part by part, as their keys are put together.
+            above_E = part.above_E[np.argsort(part_N[part.above_E], kind="stable")]
+            above_part_E, visit_part_T = part_N[above_E], part_T[visit_T]
+            self._batches.append(
+                _ForestPart(
+                    parent=part.parent,
+                    last=index + 1 == len(parts) or parts[index + 1].parent != index,
+                    ids_P=tensor(forest.token_ids_N[part.tokens_P]),
+                    depth_P=tensor(forest.depth_N[part.tokens_P]),
+                    attention=Tiles(part.tokens_P, above_E, forest.exit_N, dtype)
+                    if device.type == "cpu"
+                    else Blocks(part.tokens_P, above_E, forest.exit_N, device),
+                    above={
+                        owner: tensor(local_N[above_E[above_part_E == owner]])
+                        for owner in np.unique(above_part_E).tolist()
+                    },
+                    predictions=predictions,
+                    terms_T=tensor(visit_T),
+                    shares={
+                        owner: TermPredictions(
+                            tensor(np.flatnonzero(visit_part_T == owner)),
+                            tensor(prediction_T[visit_T[visit_part_T == owner]]),
+                        )
+                        for owner in np.unique(visit_part_T).tolist()
+                    },
+                )
+            )
 
     def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:
         """See `micro_batches.Packing`."""
@@ -135,48 +139,6 @@ class ForestRows:
             report(progress, index, len(self._batches))
         while alive:
             alive.pop().backward()
-
-    def _batch(
-        self,
-        forest: Forest,
-        parts: list[Part],
-        index: int,
-        places: tuple[Ints, Ints],
-        predictions: Predictions,
-        visit_T: Ints,
-        part_T: Ints,
-        prediction_T: Ints,
-    ) -> _ForestPart:
-        part = parts[index]
-        part_N, local_N = places
-        owners = part_N[part.above_E]
-        # Part by part, as their keys are put together.
-        above_E = part.above_E[np.argsort(owners, kind="stable")]
-        return _ForestPart(
-            parent=part.parent,
-            last=index + 1 == len(parts) or parts[index + 1].parent != index,
-            ids_P=self._tensor(forest.token_ids_N[part.tokens_P]),
-            depth_P=self._tensor(forest.depth_N[part.tokens_P]),
-            attention=plan_attention(
-                part.tokens_P, above_E, forest.exit_N, self._dtype, self._device
-            ),
-            above={
-                owner: self._tensor(local_N[above_E[part_N[above_E] == owner]])
-                for owner in np.unique(owners).tolist()
-            },
-            predictions=predictions,
-            terms_T=self._tensor(visit_T),
-            shares={
-                owner: TermPredictions(
-                    self._tensor(np.flatnonzero(part_T[visit_T] == owner)),
-                    self._tensor(prediction_T[visit_T[part_T[visit_T] == owner]]),
-                )
-                for owner in np.unique(part_T[visit_T]).tolist()
-            },
-        )
-
-    def _tensor(self, array: Ints) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
 
 
 class _OpenPart:
@@ -211,19 +173,19 @@ class _OpenPart:
             inner.extend(zip(self.layers[layer], grads, strict=True))
         if not self.scored.backward(inner):
             return
+        lengths = [len(tokens) for _, tokens in self._sources]
         for layer, (key, value) in self._pass.above.items():
-            start = 0
-            for source, tokens in self._sources:
-                stretch = slice(start, start + len(tokens))
-                if key.grad is not None and value.grad is not None:
-                    source._receive(layer, tokens, key.grad[:, stretch], value.grad[:, stretch])
-                start += len(tokens)
+            if key.grad is None or value.grad is None:
+                continue
+            pieces = zip(key.grad.split(lengths, 1), value.grad.split(lengths, 1), strict=True)
+            for (source, tokens), grads in zip(self._sources, pieces, strict=True):
+                source._receive(layer, tokens, grads)
 
-    def _receive(self, layer: int, tokens: Tensor, gk_KED: Tensor, gv_KED: Tensor) -> None:
+    def _receive(self, layer: int, tokens: Tensor, grads: KeysValues) -> None:
         if layer not in self._grads:
             key, value = self.layers[layer]
             self._grads[layer] = torch.zeros_like(key), torch.zeros_like(value)
-        for into, grad in zip(self._grads[layer], (gk_KED, gv_KED), strict=True):
+        for into, grad in zip(self._grads[layer], grads, strict=True):
             into.index_add_(1, tokens, grad)
 
 

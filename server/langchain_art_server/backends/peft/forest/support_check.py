@@ -47,25 +47,19 @@ def has_plain_head(base: PreTrainedModel) -> bool:
 
 
 def use_forest(scorer: Scorer) -> str | None:
-    """Set the model up for forests if its attention supports them.
-
-    Returns:
-        None if it does; else why not, and the model is unchanged.
-    """
+    """Set the model up for forests if its attention supports them; else why not, unchanged."""
     base = scorer.base
     before: Any = getattr(base.config, "_attn_implementation")  # noqa: B009 - its only name
     why = _by_config(base)
     if why is None:
         rows = [_row(offsets, base.config.get_text_config().vocab_size) for offsets in _ROWS]
         counted = CountedTokens.of(rows)
-        number = torch.float64 if base.dtype == torch.float64 else torch.float32
-        zeros = torch.zeros(len(counted.row_T), dtype=number, device=base.device)
-        padded = PaddedRows(rows, counted, number, base.device)
-        expected = sweep_logprobs(padded, scorer, zeros)
+        terms = len(counted.row_T)
+        expected = sweep_logprobs(PaddedRows(rows, counted, base), scorer, terms)
         try:
             base.set_attn_implementation(FOREST_ATTENTION)
-            forest = ForestRows(rows, counted, 8, float("inf"), number, base)
-            gap = (sweep_logprobs(forest, scorer, zeros) - expected).abs().mean().item()
+            forest = ForestRows(rows, counted, 8, float("inf"), base)
+            gap = (sweep_logprobs(forest, scorer, terms) - expected).abs().mean().item()
             dtype = str(base.dtype).removeprefix("torch.")
             if not gap <= logprob_tolerance(dtype, half_factor=HALF_FACTOR):
                 why = f"its logprobs differ by {gap:.3g} nats on average"
