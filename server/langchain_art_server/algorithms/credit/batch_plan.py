@@ -49,7 +49,7 @@ class _PlannedGroup:
     """One group while it is planned."""
 
     runs: Sequence[CandidateRun]
-    unscored: list[str | None]  # per run, why it has no reward; None if it has
+    unscored: Sequence[str | None]  # per run, why it has no reward; None if it has
     counted: list[int]  # indices of the runs in the baseline
     excluded_because: str | None  # why the whole group is excluded
 

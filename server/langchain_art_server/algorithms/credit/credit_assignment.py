@@ -56,6 +56,7 @@ def group_credit(runs: Sequence[CandidateRun], config: TrainConfig) -> GroupAdva
         InvalidRequest: as `pool_advantages`.
     """
     credit = config.credit
+    pools: list[Pool]
     if credit.kind == "node":
         pools = _node_pools(runs)
     elif isinstance(credit, TurnCredit):
@@ -206,14 +207,7 @@ def _with_reasons(
     live: bool,
     alone: Collection[Place] = (),
 ) -> GroupAdvantages:
-    """Add why the other steps have no advantage.
-
-    Args:
-        runs: of the group.
-        advantages: by call.
-        live: a pool has variance.
-        alone: calls that are alone in their pool.
-    """
+    """Add why the other steps have none; `live` says whether any pool has variance."""
     steps = [place for i in range(len(runs)) for place in _steps(runs, i)]
     if not live:
         single = len(runs) < 2 or len(alone) == len(steps) > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -39,14 +39,12 @@ class LossStats:
 
     def __add__(self, other: LossStats) -> LossStats:
         """The stats of both sets of tokens together."""
-        return LossStats(
-            **{
-                field.name: (max if field.name.endswith("_max") else float.__add__)(
-                    getattr(self, field.name), getattr(other, field.name)
-                )
-                for field in fields(self)
-            }
-        )
+        others = vars(other)
+        both = {
+            name: max(value, others[name]) if name.endswith("_max") else value + others[name]
+            for name, value in vars(self).items()
+        }
+        return LossStats(**both)
 
     def metrics(self) -> dict[str, float]:
         """Means per token and maxima, by the names under which a job reports them.

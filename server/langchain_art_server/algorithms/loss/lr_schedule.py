@@ -7,7 +7,7 @@ from langchain_art.wire import LRSchedule
 
 
 def learning_rate(peak: float, schedule: LRSchedule, step: int) -> float:
-    """The learning rate of the optimizer step(s) that make version `step` of a policy.
+    """The learning rate of the optimizer step(s) that make version `step` (from 1) of a policy.
 
     Piecewise linear in `step` through ``(0, 0)``, ``(warmup_steps, peak)`` and
     ``(decay_steps, final_fraction * peak)``, constant from there on. Without warm-up it starts at
@@ -17,11 +17,6 @@ def learning_rate(peak: float, schedule: LRSchedule, step: int) -> float:
 
         step  1     2     7       12    13
         rate  5e-4  1e-3  5.5e-4  1e-4  1e-4
-
-    Args:
-        peak: `learning_rate` of the config.
-        schedule: of the config.
-        step: 1-based number of the version that results.
 
     Raises:
         InvalidRequest: `step` is below 1.

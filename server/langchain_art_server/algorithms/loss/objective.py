@@ -51,8 +51,8 @@ def objective(
 ) -> tuple[Tensor, LossStats]:
     """A micro-batch's part of the step's loss, and its statistics.
 
-    ``Σ_t weight_t w_t (l_t + coefficient kl_t)``: l and kl from `token_losses`, w from
-    `importance_sampling`. Parts of micro-batches add up to the loss of the step, whatever the
+    ``Σ_t weight_t w_t (l_t + coefficient kl_t)``, to be minimised: l and kl from `token_losses`, w
+    from `importance_sampling`. Parts of micro-batches add up to the loss of the step, whatever the
     split.
 
     Args:
@@ -61,9 +61,6 @@ def objective(
         old_logprobs_T: the learner's before the first update on this batch.
         base_logprobs_T: the base model's; only read for `TrainConfig.kl`.
         config: reads `loss`, `kl` and `guard`.
-
-    Returns:
-        A scalar to be minimised, and sums to be added.
 
     Raises:
         ConfigError: `config.kl` is set and the base model's logprobs are missing.
@@ -107,19 +104,15 @@ class StepLoss:
     Args:
         tokens: of the whole step (N).
         config: see `objective`.
-
-    Attributes:
-        loss: of the current update so far.
-        stats: of the current update so far.
-        old_logprobs_N: the learner's before the first update, as far as they were visited.
-        base_logprobs_N: the base model's; to be set before the first visit for `TrainConfig.kl`.
     """
 
     def __init__(self, tokens: TrainedTokens, config: JobConfig) -> None:
         self.tokens, self._config = tokens, config
         self._updates = 0
-        self.loss, self.stats = 0.0, LossStats()
+        self.loss, self.stats = 0.0, LossStats()  # of the current update so far
+        #: The learner's before the first update, as far as they were visited.
         self.old_logprobs_N = torch.full_like(tokens.sampler_logprobs, float("nan"))
+        #: The base model's; to be set before the first visit for `TrainConfig.kl`.
         self.base_logprobs_N: Tensor | None = None
 
     def begin_update(self) -> None:
@@ -128,12 +121,7 @@ class StepLoss:
         self.loss, self.stats = 0.0, LossStats()
 
     def visit(self, logprobs_T: Tensor, places_T: Tensor) -> Tensor:
-        """Add some tokens; returns their part of the loss.
-
-        Args:
-            logprobs_T: the learner's, in nats; carries the gradient.
-            places_T: their indices among the step's tokens.
-        """
+        """Add the learner's logprobs of the tokens at `places_T`; gives their part of the loss."""
         if self._updates == 1:
             self.old_logprobs_N[places_T] = logprobs_T.detach()
         base_T = None if self.base_logprobs_N is None else self.base_logprobs_N[places_T]

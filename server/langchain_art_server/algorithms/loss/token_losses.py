@@ -33,12 +33,9 @@ def token_logprobs(
     logits themselves and one number per token are kept for the backward pass, no log-softmax.
 
     Args:
-        logits_TV: raw scores, any floating dtype.
+        logits_TV: raw scores, any floating dtype; differentiable once.
         targets_T: int64 token ids in 0 … V-1.
         temperature: above 0; one number, or one per token (T).
-
-    Returns:
-        (T), float32 or float64, differentiable once with respect to `logits_TV`.
     """
     dtype = torch.float64 if logits_TV.dtype == torch.float64 else torch.float32
     temperature_T = torch.as_tensor(temperature, dtype=dtype, device=logits_TV.device)
@@ -92,12 +89,7 @@ class TokenLoss(NamedTuple):
 
 
 def call_sums(values_T: Tensor, calls_T: Tensor) -> Tensor:
-    """For each token, the sum over the tokens of its call. Differentiable.
-
-    Args:
-        values_T: floating.
-        calls_T: integers, equal for the tokens of one call.
-    """
+    """For each token, the sum over the tokens of its call (equal integers). Differentiable."""
     calls_S, index_T = calls_T.unique(return_inverse=True)
     sums_S = values_T.new_zeros(len(calls_S)).index_add(0, index_T, values_T)
     return sums_S.index_select(0, index_T)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from langchain_art.wire.prefixes import common_prefix_length
 
@@ -21,16 +22,15 @@ def shares(rows: Sequence[Sequence[int]], count: int, *, merged: bool = True) ->
         merged: a shared prefix is computed once; False: a row costs its length.
 
     Returns:
-        Indices of rows, each exactly once, ascending in each share; the same for the same rows.
-        With fewer rows than shares, the last shares are empty; the first one never is.
+        Indices of rows, ascending in each share. With fewer rows than shares, the last shares are
+        empty; the first one never is.
     """
     order = sorted(range(len(rows)), key=lambda index: (list(rows[index]), index))
-    costs: list[int] = []
-    before: list[int] = []
-    for index in order:
-        row = list(rows[index])
-        costs.append(max(1, len(row) - common_prefix_length(before, row) * merged))
-        before = row
+    ordered = [list(rows[index]) for index in order]
+    costs = [
+        max(1, len(row) - common_prefix_length(before, row) * merged)
+        for before, row in pairwise([[], *ordered])
+    ]
     found: list[list[int]] = [[] for _ in range(count)]
     total, done = sum(costs), 0
     for index, cost in zip(order, costs, strict=True):

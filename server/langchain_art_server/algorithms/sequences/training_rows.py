@@ -121,14 +121,12 @@ def microbatches(lengths: Sequence[int], tokens: int) -> list[list[int]]:
     """Micro-batches of rows of similar length that, padded to their longest, fit a budget.
 
     Longest first, so that memory runs out in the first micro-batch or in none. A row longer than
-    the budget goes alone. Example: ``microbatches([3, 9, 4], 10)`` gives ``[[1], [2, 0]]``.
+    the budget goes alone. Example: ``microbatches([3, 9, 4], 10)`` gives ``[[1], [2, 0]]``, the
+    indices of rows of 3, 9 and 4 tokens.
 
     Args:
         lengths: tokens of each row.
         tokens: most padded tokens (rows times the longest) of a micro-batch.
-
-    Returns:
-        Indices of rows; each exactly once, the same for the same lengths.
     """
     groups: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):

@@ -59,11 +59,7 @@ def linear_names(model: PreTrainedModel) -> list[str]:
 
 
 def peft_config(lora: LoraConfig, linears: list[str]) -> peft.LoraConfig:
-    """PEFT's form of a policy's LoRA shape, with ``all-linear`` spelled out.
-
-    Args:
-        lora: rank, alpha and targets are read; the seed is `initialise`'s.
-        linears: what `linear_names` says of the model.
+    """PEFT's form of a policy's LoRA shape, with ``all-linear`` as the names in `linears`.
 
     Raises:
         ConfigError: a target is none of `linears`; PEFT would ignore it next to a known one.
@@ -105,13 +101,10 @@ def initialise(parameters: Mapping[str, nn.Parameter], seed: int) -> None:
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name in sorted(parameters):
-            parameter = parameters[name]
-            if ".lora_A." not in name and ".lora_embedding_A" not in name:
-                parameter.zero_()
-                continue
-            values = torch.empty(parameter.shape, dtype=torch.float32)
-            nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=generator)
+        for name, parameter in sorted(parameters.items()):
+            values = torch.zeros(parameter.shape, dtype=torch.float32)
+            if ".lora_A." in name or ".lora_embedding_A" in name:
+                nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=generator)
             parameter.copy_(values)
 
 
@@ -127,7 +120,7 @@ def load_weights(folder: Path, parameters: Mapping[str, nn.Parameter]) -> None:
     """Copy an adapter's weights into LoRA's parameters.
 
     Raises:
-        ConfigError: the file is missing or broken, or its names and shapes are not the model's.
+        ConfigError: the file is missing, broken or of another model.
     """
     tensors = _load(folder / WEIGHTS_FILE)
     expected = {name: tuple(p.shape) for name, p in parameters.items()}
@@ -185,8 +178,8 @@ def write_adapter(
     Args:
         folder: of the adapter.
         config: bytes of ``adapter_config.json``.
-        parameters: LoRA's, by their names on disk.
-        optimizer: its state is written too; None for a new adapter.
+        parameters: by their names on disk.
+        optimizer: None for a new adapter.
     """
     (folder / CONFIG_FILE).write_bytes(config)
     _save(folder / WEIGHTS_FILE, {name: p.detach() for name, p in parameters.items()})

@@ -82,7 +82,7 @@ def _methods(core: LearnerCore, channel: Channel) -> dict[str, Callable[[EngineC
 
     def logprobs(call: EngineCall) -> None:
         p = call.params
-        adapter = None if p["adapter"] is None else Path(p["adapter"])
+        adapter = p["adapter"] and Path(p["adapter"])
         numbers = core.logprobs(adapter, read_rows(Path(p["rows"])))
         with Path(p["out"]).open("wb") as file:
             np.save(file, np.concatenate(numbers), allow_pickle=False)
@@ -92,9 +92,4 @@ def _methods(core: LearnerCore, channel: Channel) -> dict[str, Callable[[EngineC
         found = token_turns(core.name, core.base, turns)
         return [one if isinstance(one, str) else vars(one) for one in found]
 
-    return {
-        "init_adapter": init_adapter,
-        "step": step,
-        "logprobs": logprobs,
-        "tokenize": tokenize,
-    }
+    return {one.__name__: one for one in (init_adapter, step, logprobs, tokenize)}

@@ -79,20 +79,14 @@ class PeftLearner:
         await self._worker.close()
 
     async def init_adapter(self, out: Path, lora: LoraConfig) -> None:
-        """Write a new adapter (equal to the base model: B = 0) into the directory `out`.
-
-        Raises:
-            ConfigError: a target is not the name of a linear layer; lists those that are.
-        """
+        """See `Learner.init_adapter`."""
         params = {"out": str(out), "lora": lora.model_dump(mode="json")}
         await self._worker.call("init_adapter", params)
 
     async def step(
         self, request: LearnerStep, on_progress: Callable[[float, str], Awaitable[None]]
     ) -> dict[str, float]:
-        """Learn from `request.rows`; see `LearnerCore.step` for the metrics.
-
-        If the child dies during the step, the step starts again; files in `out` are overwritten.
+        """See `LearnerCore.step`. If the child dies in it, the step starts again.
 
         Raises:
             InvalidRequest: a row is malformed, or no token is trained.
@@ -116,24 +110,12 @@ class PeftLearner:
             rows_file.unlink(missing_ok=True)
 
     async def logprobs(self, adapter: Path | None, rows: list[Row]) -> list[list[float]]:
-        """Per row, the learner's own logprob of each token given those before it.
-
-        Args:
-            adapter: directory of an adapter; None is the base model.
-            rows: token ids and `temperature` are read, nothing else.
-
-        Returns:
-            Per row, one number per token, in nats; 0.0 at index 0.
-        """
+        """See `Learner.logprobs`; `rows` need no trained token."""
         await asyncio.to_thread(check_rows, rows, self._vocab_size, trained=False)
         with tempfile.TemporaryDirectory(prefix="art-logprobs-") as folder:
             rows_file, out = Path(folder, ROWS_FILE), Path(folder, LOGPROBS_FILE)
             await asyncio.to_thread(write_rows, rows_file, rows)
-            params = {
-                "adapter": None if adapter is None else str(adapter),
-                "rows": str(rows_file),
-                "out": str(out),
-            }
+            params = {"rows": str(rows_file), "out": str(out), "adapter": adapter and str(adapter)}
             await self._worker.call("logprobs", params)
             flat: list[float] = np.load(out, allow_pickle=False).tolist()
         rest = iter(flat)

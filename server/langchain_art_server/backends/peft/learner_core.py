@@ -189,20 +189,16 @@ class LearnerCore:
         return batch.loss.loss, batch.loss.stats
 
     def _load(self) -> transformers.PreTrainedModel:
-        """The base model, frozen."""
         return load_base(self.name, self.dtype, self.device)
 
     def _forward(self) -> tuple[Scorer, Packer]:
-        """The scorer and the packer of the base model."""
         scorer = Scorer(self.base)
         return scorer, Packer(scorer)
 
     def _with_lora(self, shape: peft.LoraConfig) -> peft.PeftModel:
-        """The base with LoRA layers of that shape."""
         return peft.get_peft_model(self.base, shape)  # pyright: ignore[reportReturnType]
 
     def _write(self, out: Path) -> None:
-        """Write the adapter and its optimizer."""
         adapter_io.write_adapter(out, self._config, self.parameters, self._optimizer)
 
     def _suspects(self, batch: TrainingBatch) -> list[Suspect]:
@@ -305,7 +301,6 @@ class LearnerCore:
         )
 
     def _base_only(self) -> contextlib.AbstractContextManager[Any]:
-        """A context in which the model is the base model, without LoRA."""
         return contextlib.nullcontext() if self._peft is None else self._peft.disable_adapter()
 
 

@@ -78,11 +78,7 @@ class Scorer:
         return head
 
     def outputs(self, inputs: dict[str, Any], select_M: Tensor) -> Tensor:
-        """Run the model and take its outputs at some positions.
-
-        Args:
-            inputs: of the model's forward.
-            select_M: positions, all rows of the batch laid end to end.
+        """Run the model and take its outputs at some positions, all rows laid end to end.
 
         Returns:
             Hidden states (M, H) if the head is plain: `logprobs` computes the logits in chunks.
@@ -122,6 +118,10 @@ class Scorer:
         if ends:
             torch.autograd.backward([end for end, _ in ends], [grad for _, grad in ends])
 
+    def logits(self, outputs_MX: Tensor) -> Tensor:
+        """Logits (M, V) of what `outputs` returned."""
+        return self.head(outputs_MX) if self.plain_head else outputs_MX
+
     def logprobs(self, outputs_MX: Tensor, predictions: Predictions) -> Tensor:
         """Logprobs (M) of the predictions, with logits for a chunk of them in memory at a time."""
         size = max(1, CHUNK_ELEMENTS // self.base.config.get_text_config().vocab_size)
@@ -135,8 +135,7 @@ class Scorer:
         return torch.cat(found)
 
     def _of_chunk(self, outputs_MX: Tensor, targets_M: Tensor, temperature_M: Tensor) -> Tensor:
-        logits_MV = self.head(outputs_MX) if self.plain_head else outputs_MX
-        return token_logprobs(logits_MV, targets_M, temperature_M)
+        return token_logprobs(self.logits(outputs_MX), targets_M, temperature_M)
 
 
 class ScoredBatch:

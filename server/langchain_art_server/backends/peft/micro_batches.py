@@ -41,17 +41,11 @@ class Packing(Protocol):
 
 @dataclass(frozen=True)
 class CountedTokens:
-    """The tokens of some rows that are scored, row by row.
+    """The tokens of some rows that are scored, row by row."""
 
-    Attributes:
-        row_T: index of its row.
-        at_T: its index in the row.
-        call_T: number of the call that sampled it, from 0, ascending over all rows.
-    """
-
-    row_T: Ints
-    at_T: Ints
-    call_T: Ints
+    row_T: Ints  # index of its row
+    at_T: Ints  # its index in the row
+    call_T: Ints  # number of the call that sampled it, from 0, ascending over all rows
 
     @classmethod
     def of(cls, rows: Sequence[Row], *, every_token: bool = False) -> CountedTokens:
@@ -63,9 +57,7 @@ class CountedTokens:
             counts = np.ones(len(row.mask), bool) if every_token else np.asarray(row.mask, bool)
             counts[0] = False  # nothing comes before the first token
             found.append(np.flatnonzero(counts))
-            of_call = (
-                np.asarray(row.calls, np.int64) if row.calls else np.zeros(len(counts), np.int64)
-            )
+            of_call = np.asarray(row.calls or [0] * len(counts), np.int64)
             calls.append(of_call[found[-1]])
         row_T = np.repeat(np.arange(len(rows)), [len(places) for places in found])
         of_call_T = np.concatenate(calls)
@@ -73,11 +65,7 @@ class CountedTokens:
         return cls(row_T, np.concatenate([none, *found]), np.cumsum(new) - 1)
 
     def of_rows(self, group: Sequence[int]) -> tuple[CountedTokens, Ints]:
-        """Those of some of the rows, as if there were no others, and their numbers among all.
-
-        Args:
-            group: indices of rows, ascending.
-        """
+        """Those of some rows (ascending), as if there were no others; their numbers among all."""
         terms = np.flatnonzero(np.isin(self.row_T, group))
         row_T = np.searchsorted(np.asarray(group), self.row_T[terms])
         call_T = np.unique(self.call_T[terms], return_inverse=True)[1]

@@ -48,13 +48,7 @@ class Packer:
         self._bytes_per_token: tuple[object, float] | None = None
 
     def pack(self, rows: Sequence[Row], counted: CountedTokens, budget: int) -> Packing:
-        """Rows for forward passes.
-
-        Args:
-            rows: may be empty.
-            counted: their tokens that are scored; at least one if there are rows.
-            budget: most tokens alive at a time.
-        """
+        """Rows, if any, for forward passes with at most `budget` tokens alive at a time."""
         if rows and self.padded_because is None:
             return self._forest(rows, counted, self._limit(budget))
         groups = self._padded_groups(rows, self._limit(budget))

@@ -27,11 +27,11 @@ MAX_MODEL_LEN = 32768
 class UnslothCore(LearnerCore):
     """`LearnerCore` on a model that Unsloth loaded.
 
-    On a GPU, where Unsloth's own attention cannot be told of a forest, rows are padded; the reason
+    On a GPU, where Unsloth's own attention does not support a forest, rows are padded; the reason
     is logged, and `metrics["forest"]` is 0. On a CPU its model is plain transformers.
 
     Args:
-        model: hub name or local path.
+        model: as for `LearnerCore`.
         device: as for `LearnerCore`.
         dtype: as for `LearnerCore`.
         max_model_len: tokens of the longest row; None: what the model's config allows.
@@ -108,15 +108,6 @@ class UnslothCore(LearnerCore):
         return dressed
 
 
-def make_core(
-    model: str,
-    device: str | None,
-    dtype: str | None,
-    threads: int | None,
-    max_model_len: int | None,
-    load_in_4bit: bool,
-) -> UnslothCore:
+def make_core(threads: int | None, **options: Any) -> UnslothCore:
     """The core of a process that does nothing else; see `UnslothCore` and `process_core`."""
-    return process_core(
-        lambda: UnslothCore(model, device, dtype, max_model_len, load_in_4bit=load_in_4bit), threads
-    )
+    return process_core(lambda: UnslothCore(**options), threads)

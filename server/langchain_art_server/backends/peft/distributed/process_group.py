@@ -81,8 +81,7 @@ class Ranks:
         except Exception as error:  # noqa: BLE001  raised again when the others know of it
             failure = error
             self.agree(failed=True)
-        own = "" if failure is None else str(failure) or type(failure).__name__
-        messages = self._exchange(own)
+        messages = self._exchange("" if failure is None else str(failure) or type(failure).__name__)
         if failure is not None:
             raise failure
         rank, message = next((rank, text) for rank, text in enumerate(messages) if text)

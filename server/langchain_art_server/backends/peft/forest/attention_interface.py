@@ -60,7 +60,7 @@ def forest_attention(
         query: (1, H, P, D), positions encoded.
         key: (1, K, P, D), positions encoded.
         value: (1, K, P, D).
-        attention_mask: None; `forest` says who attends to whom.
+        attention_mask: None; `forest` has what attends to what.
         scaling: of the scores; None: 1 / sqrt(D).
         forest: the part, as given to the model's forward.
         options: what else the architecture passes on.
