@@ -6,9 +6,9 @@ light.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from langchain_art._lazy_names import lazy_names
 from langchain_art._version import __version__ as __version__
 
 if TYPE_CHECKING:  # the table below, for type checkers; a test compares the two
@@ -86,47 +86,35 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares the two
         Turn as Turn,
         Usage as Usage,
     )
-
-_NAMES = {
-    "chat_models": "ChatART",
-    "client.async_client": "AsyncArtClient",
-    "client.local_server": "LocalServer",
-    "client.sync_client": "ArtClient",
-    "errors": (
-        "ArtError AuthenticationFailed BodyTooLarge ConfigError Conflict "
-        "EngineUnavailable InvalidRequest JobFailed JudgeError NotFound Overloaded "
-        "PromptTooLong RequestRefused RolloutFailed ServerUnreachable UnknownModel"
-    ),
-    "evaluators.base": "GroupEvaluator",
-    "evaluators.ruler.evaluator": "RulerEvaluator ruler_score_group",
-    "rollout.gather": "GatherResult gather gather_sync",
-    "rollout.runner": "Rollout",
-    "tracing.handler": "CaptureHandler capture",
-    "tracing.run": "Run",
-    "training.report": "reward_plot",
-    "training.results": "EvalResult FitResult StepRecord",
-    "training.trainer": "Trainer",
-    "training.warm_start": "WarmStart",
-    "wire": (
-        "AnchorCredit CISPO ClippedRatio ConstantAggregation DPPOTV GSPO IcePop KLPenalty "
-        "LoraConfig LRSchedule OverlongPenalty Reward SequenceMask SFTConfig SimpleAdvantage "
-        "SimpleCredit Standardized TrainConfig TrainJob TrainResult Trajectory "
-        "TrajectoryGroup TruncatedIS Turn TurnCredit Usage"
-    ),
-}
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-if not TYPE_CHECKING:  # a type checker takes the names imported above `as` themselves
-    __all__ = ["__version__", *_HOME]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+else:  # a type checker takes the names imported above `as` themselves
+    __all__, __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "_version": "__version__",
+            "chat_models": "ChatART",
+            "client.async_client": "AsyncArtClient",
+            "client.local_server": "LocalServer",
+            "client.sync_client": "ArtClient",
+            "errors": (
+                "ArtError AuthenticationFailed BodyTooLarge ConfigError Conflict "
+                "EngineUnavailable InvalidRequest JobFailed JudgeError NotFound Overloaded "
+                "PromptTooLong RequestRefused RolloutFailed ServerUnreachable UnknownModel"
+            ),
+            "evaluators.base": "GroupEvaluator",
+            "evaluators.ruler.evaluator": "RulerEvaluator ruler_score_group",
+            "rollout.gather": "GatherResult gather gather_sync",
+            "rollout.runner": "Rollout",
+            "tracing.handler": "CaptureHandler capture",
+            "tracing.run": "Run",
+            "training.report": "reward_plot",
+            "training.results": "EvalResult FitResult StepRecord",
+            "training.trainer": "Trainer",
+            "training.warm_start": "WarmStart",
+            "wire": (
+                "AnchorCredit CISPO ClippedRatio ConstantAggregation DPPOTV GSPO IcePop KLPenalty "
+                "LoraConfig LRSchedule OverlongPenalty Reward SequenceMask SFTConfig SimpleAdvantage "
+                "SimpleCredit Standardized TrainConfig TrainJob TrainResult Trajectory "
+                "TrajectoryGroup TruncatedIS Turn TurnCredit Usage"
+            ),
+        },
+    )

@@ -6,8 +6,9 @@ other tools (openevals, LangSmith, Langfuse, pytest) are modules of `evaluators.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from langchain_art._lazy_names import lazy_names
 
 if TYPE_CHECKING:  # the table below, for type checkers; a test compares the two
     from langchain_art.evaluators.base import GroupEvaluator as GroupEvaluator, Score as Score
@@ -46,33 +47,20 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares the two
         Evaluator as Evaluator,
         score_groups as score_groups,
     )
-
-_NAMES = {
-    "base": "GroupEvaluator Score",
-    "calibration": "Agreement agreement agreement_table calibrate",
-    "composites": "FallbackEvaluator GateEvaluator SumEvaluator VoteEvaluator",
-    "criteria": (
-        "WeightedCriteriaEvaluator completeness dict_similarity efficiency exact satisfaction "
-        "string_similarity"
-    ),
-    "functions": "FunctionEvaluator as_evaluator own_rewards",
-    "integrations.convert": "as_group",
-    "ruler.evaluator": "RulerEvaluator ruler_score_group",
-    "scoring": "Evaluator score_groups",
-}
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-if not TYPE_CHECKING:  # a type checker takes the names imported above `as` themselves
-    __all__ = [*_HOME]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+else:  # a type checker takes the names imported above `as` themselves
+    __all__, __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "base": "GroupEvaluator Score",
+            "calibration": "Agreement agreement agreement_table calibrate",
+            "composites": "FallbackEvaluator GateEvaluator SumEvaluator VoteEvaluator",
+            "criteria": (
+                "WeightedCriteriaEvaluator completeness dict_similarity efficiency exact satisfaction "
+                "string_similarity"
+            ),
+            "functions": "FunctionEvaluator as_evaluator own_rewards",
+            "integrations.convert": "as_group",
+            "ruler.evaluator": "RulerEvaluator ruler_score_group",
+            "scoring": "Evaluator score_groups",
+        },
+    )
