@@ -112,9 +112,9 @@ else:  # a type checker takes the names imported above `as` themselves
             "training.warm_start": "WarmStart",
             "wire": (
                 "AnchorCredit CISPO ClippedRatio ConstantAggregation DPPOTV GSPO IcePop KLPenalty "
-                "LoraConfig LRSchedule OverlongPenalty Reward SequenceMask SFTConfig SimpleAdvantage "
-                "SimpleCredit Standardized TrainConfig TrainJob TrainResult Trajectory "
-                "TrajectoryGroup TruncatedIS Turn TurnCredit Usage"
+                "LoraConfig LRSchedule OverlongPenalty Reward SequenceMask SFTConfig "
+                "SimpleAdvantage SimpleCredit Standardized TrainConfig TrainJob TrainResult "
+                "Trajectory TrajectoryGroup TruncatedIS Turn TurnCredit Usage"
             ),
         },
     )

@@ -55,8 +55,8 @@ else:  # a type checker takes the names imported above `as` themselves
             "calibration": "Agreement agreement agreement_table calibrate",
             "composites": "FallbackEvaluator GateEvaluator SumEvaluator VoteEvaluator",
             "criteria": (
-                "WeightedCriteriaEvaluator completeness dict_similarity efficiency exact satisfaction "
-                "string_similarity"
+                "WeightedCriteriaEvaluator completeness dict_similarity efficiency exact "
+                "satisfaction string_similarity"
             ),
             "functions": "FunctionEvaluator as_evaluator own_rewards",
             "integrations.convert": "as_group",

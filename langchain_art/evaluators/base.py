@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread
 from typing import Any, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -49,6 +49,10 @@ class Score:
                     f"got {number!r} for a score's {name}, expected a finite number; give None "
                     "instead of a Score for a run that could not be scored"
                 )
+
+    def named(self, key: str) -> dict[str, float]:
+        """The value and the parts as they are in `Trajectory.scores`: ``key`` and ``key/part``."""
+        return {key: self.value} | {f"{key}/{name}": part for name, part in self.parts.items()}
 
 
 class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
@@ -93,16 +97,6 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
             JudgeError: the whole group could not be scored.
         """
 
-    @property
-    def InputType(self) -> type[TrajectoryGroup]:
-        """The input's type."""
-        return TrajectoryGroup
-
-    @property
-    def OutputType(self) -> type[TrajectoryGroup]:
-        """The output's type."""
-        return TrajectoryGroup
-
     async def __call__(self, group: TrajectoryGroup) -> TrajectoryGroup:
         """As `ainvoke`, for `Trainer`."""
         return await self.ainvoke(group)
@@ -121,26 +115,29 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
         self, input: TrajectoryGroup, config: RunnableConfig | None = None, **kwargs: Any
     ) -> TrajectoryGroup:
         """As `ainvoke`, from any thread, also where an event loop is running."""
-
-        def judged(group: TrajectoryGroup) -> TrajectoryGroup:
-            return run_sync(self._judged(group))
-
-        return self._call_with_config(judged, input, config, **kwargs)
+        return self._call_with_config(
+            lambda group: run_sync(self._judged(group)), input, config, **kwargs
+        )
 
     def score(self, group: TrajectoryGroup) -> Sequence[Score | None]:
         """As `ascore`, from any thread, also where an event loop is running."""
         return run_sync(self.ascore(group))
 
+    async def scores_of(self, group: TrajectoryGroup) -> Sequence[Score | None]:
+        """As `ascore`; raises a `ConfigError` if there is not one score for each run."""
+        scores = await self.ascore(group)
+        if len(scores) != len(group.trajectories):
+            raise ConfigError(
+                f"{type(self).__name__} gave {len(scores)} scores for {len(group.trajectories)} "
+                f"runs as {self.key!r}, expected one each"
+            )
+        return scores
+
     async def _judged(self, group: TrajectoryGroup) -> TrajectoryGroup:
         runs = tuple(run for run in group.trajectories if run.status != "failed")
         if not runs:
             return group
-        scores = await self.ascore(group.model_copy(update={"trajectories": runs}))
-        if len(scores) != len(runs):
-            raise ConfigError(
-                f"{type(self).__name__} gave {len(scores)} scores for {len(runs)} runs, expected "
-                "one each"
-            )
+        scores = await self.scores_of(group.model_copy(update={"trajectories": runs}))
         if all(score is None for score in scores):
             raise JudgeError(
                 f"{self.key}: none of the {len(runs)} runs of {group.id!r} has a score"
@@ -162,7 +159,7 @@ def with_score(run: Trajectory, key: str, score: Score | None) -> Trajectory:
     scores = {n: v for n, v in scores.items() if n != key and not n.startswith(f"{key}/")}
     judged[key] = score.explanation if score is not None else None
     if score is not None:
-        scores |= {key: score.value} | {f"{key}/{part}": v for part, v in score.parts.items()}
+        scores |= score.named(key)
     return run.model_copy(
         update={
             "reward": None if score is None else score.value,
@@ -180,7 +177,7 @@ def own_reward(run: Trajectory) -> float | None:
 
 
 @cache
-def _loop_of(process: int) -> asyncio.AbstractEventLoop:
+def _loop_of(process: int) -> tuple[asyncio.AbstractEventLoop, Thread]:
     """One event loop in a thread of its own, for all synchronous calls of a process.
 
     Chat models keep connections for the loop on which they were first used; with a new loop per
@@ -188,8 +185,9 @@ def _loop_of(process: int) -> asyncio.AbstractEventLoop:
     starts its own.
     """
     loop = asyncio.new_event_loop()
-    Thread(target=loop.run_forever, name="langchain-art-evaluators", daemon=True).start()
-    return loop
+    thread = Thread(target=loop.run_forever, name="langchain-art-evaluators", daemon=True)
+    thread.start()
+    return loop, thread
 
 
 _lock = Lock()
@@ -202,8 +200,8 @@ def run_sync(work: Coroutine[Any, Any, _Result]) -> _Result:
         ConfigError: called on the event loop that would run it.
     """
     with _lock:
-        loop = _loop_of(os.getpid())
-    if loop is _running_loop():
+        loop, thread = _loop_of(os.getpid())
+    if thread is current_thread():
         work.close()
         raise ConfigError(
             "an evaluator was invoked synchronously from another one's asynchronous code, expected "
@@ -215,10 +213,3 @@ def run_sync(work: Coroutine[Any, Any, _Result]) -> _Result:
     except BaseException:
         future.cancel()
         raise
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

@@ -11,6 +11,8 @@ import random
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from rich.table import Table
@@ -51,7 +53,7 @@ class Agreement:
     """Runs with both scores, in groups with at least two such runs."""
     groups: int
     """Groups with at least two such runs."""
-    left_out: int = 0
+    excluded: int = 0
     """Runs with only one of the two scores, or the only run with both in their group."""
     unjudged: int = 0
     """Groups for which the judge raised."""
@@ -77,7 +79,7 @@ async def calibrate(
     Args:
         evaluator: a `GroupEvaluator`, or any function that a `Trainer` takes.
         groups: runs of one scenario each. The judge does not see their human scores.
-        human: see `Human`; runs without such a score are left out and counted.
+        human: see `Human`; runs without such a score are excluded and counted.
         concurrency: most groups judged at once.
         resamples: see `agreement`, as for the next two.
         confidence: of the interval.
@@ -91,12 +93,10 @@ async def calibrate(
     judged = await score_groups(
         [_hidden(group) for group in groups], evaluator, concurrency=concurrency
     )
-    paired: list[list[tuple[float, float]]] = []
-    for group in judged.groups:
-        both = ((run.reward, rated[run.id]) for run in group.trajectories)
-        paired.append([(j, h) for j, h in both if j is not None and h is not None])
+    both = ([(run.reward, rated[run.id]) for run in g.trajectories] for g in judged.groups)
+    paired = [[(j, h) for j, h in g if j is not None and h is not None] for g in both]
     found = agreement(paired, resamples=resamples, confidence=confidence, seed=seed)
-    return replace(found, left_out=len(rated) - found.runs, unjudged=judged.unjudged)
+    return replace(found, excluded=len(rated) - found.runs, unjudged=judged.unjudged)
 
 
 def agreement(
@@ -108,18 +108,17 @@ def agreement(
 ) -> Agreement:
     """Rank correlations of two scores, within groups, with bootstrap intervals.
 
-    Kendall's tau-b over the pairs of runs within a group, ``(C - D) / sqrt(U_j * U_h)``: C
-    concordant pairs, D discordant pairs, U_j and U_h pairs that the judge (the person) does not
-    tie; each summed over the groups (Kendall, Biometrika 33, 1945, for the ties). Spearman's rho is
-    Pearson's correlation of the ranks within each group, equal scores at their mean rank, with sums
-    of squares and products summed over the groups.
+    Kendall's tau-b is ``(C - D) / sqrt(U_j * U_h)``: C concordant pairs of runs within a group, D
+    discordant pairs, U_j and U_h pairs that the judge (the person) does not tie; each summed over
+    the groups (Kendall, Biometrika 33, 1945, for the ties). Spearman's rho is Pearson's correlation
+    of the ranks within each group (equal scores: their mean rank), its terms summed likewise.
 
     The interval is the percentile bootstrap (Efron, Annals of Statistics 7, 1979). Groups are drawn
     with replacement, since runs of one group depend on each other; of a single group, its runs.
     Draws without variance have no correlation and are skipped.
 
     Args:
-        groups: (judge, human) pairs of each group; groups with fewer than two are left out.
+        groups: (judge, human) pairs of each group; groups with fewer than two are excluded.
         resamples: draws of the bootstrap.
         confidence: share of the draws within the interval.
         seed: of the draws; the same arguments give the same interval.
@@ -133,7 +132,7 @@ def agreement(
         )
     usable = [list(group) for group in groups if len(group) >= 2]
     if any(not (math.isfinite(j) and math.isfinite(h)) for group in usable for j, h in group):
-        raise ConfigError("got a score that is not finite; leave out runs that were not scored")
+        raise ConfigError("got a score that is not finite; exclude runs that were not scored")
     if not usable:
         raise ConfigError(
             f"got {len(groups)} groups, none with two runs that both the judge and a person "
@@ -146,23 +145,23 @@ def agreement(
     else:
         only = usable[0]
         draws = [_sums(rng.choices(only, k=len(only))) for _ in range(resamples)]
-    whole = _total(sums)
+    whole, runs = _total(sums), sum(len(group) for group in usable)
     return Agreement(
         kendall=_correlation(whole.kendall, [draw.kendall for draw in draws], confidence),
         spearman=_correlation(whole.spearman, [draw.spearman for draw in draws], confidence),
-        runs=sum(len(group) for group in usable),
+        runs=runs,
         groups=len(usable),
-        left_out=sum(len(group) for group in groups) - sum(len(group) for group in usable),
+        excluded=sum(len(group) for group in groups) - runs,
     )
 
 
 def agreement_table(found: Mapping[str, Agreement], title: str = "Agreement with people") -> Table:
     """One line per judge, for ``rich.print``."""
     table = Table(title=title)
-    for column in ("judge", "Kendall's tau-b", "Spearman's rho", "runs", "groups", "left out"):
+    for column in ("judge", "Kendall's tau-b", "Spearman's rho", "runs", "groups", "excluded"):
         table.add_column(column, justify="left" if column == "judge" else "right")
     for name, one in found.items():
-        counts = (str(one.runs), str(one.groups), f"{one.left_out} runs, {one.unjudged} groups")
+        counts = (str(one.runs), str(one.groups), f"{one.excluded} runs, {one.unjudged} groups")
         table.add_row(name, str(one.kendall), str(one.spearman), *counts)
     return table
 
@@ -187,7 +186,7 @@ class _Sums(NamedTuple):
 
 
 def _sums(pairs: Pairs) -> _Sums:
-    judge, human = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    judge, human = zip(*pairs, strict=True)
     middle = (len(pairs) + 1) / 2
     x, y = ([rank - middle for rank in _ranks(values)] for values in (judge, human))
     return _Sums(
@@ -226,14 +225,11 @@ def _untied(values: Sequence[float]) -> int:
 def _order(pairs: Pairs) -> int:
     """Concordant pairs less discordant pairs, in n log n."""
     found, seen = 0, list[float]()
-    waiting: list[tuple[float, float]] = []
-    for one in sorted(pairs):
-        if waiting and waiting[0][0] != one[0]:
-            for _, y in waiting:
-                insort(seen, y)
-            waiting = []
-        found += bisect_left(seen, one[1]) - (len(seen) - bisect_right(seen, one[1]))
-        waiting.append(one)
+    for _, tied in groupby(sorted(pairs), key=itemgetter(0)):
+        humans = [human for _, human in tied]
+        found += sum(bisect_left(seen, y) + bisect_right(seen, y) - len(seen) for y in humans)
+        for y in humans:
+            insort(seen, y)
     return found
 
 
@@ -250,9 +246,8 @@ def _correlation(
 def _quantile(ordered: Sequence[float], share: float) -> float:
     """The quantile of sorted values, interpolated linearly between the two nearest."""
     place = share * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return below + (place % 1) * (above - below)
 
 
 def _human(run: Trajectory, human: Human) -> float | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from langchain_art.errors import ConfigError, JudgeError
@@ -49,10 +49,10 @@ class SumEvaluator(GroupEvaluator):
 
     async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
         """All parts at once, then the sums."""
-        found, failed = await _ask(self.parts.values(), group)
+        found, failed = await _ask(self.parts, group)
         if failed:
             raise next(iter(failed.values()))
-        return [_merged(by, self._total) for by in _by_run(found, group)]
+        return _merged(found, self._total)
 
     def _total(self, by: Mapping[str, Score]) -> float | None:
         if len(by) < len(self.parts):
@@ -98,7 +98,7 @@ class GateEvaluator(GroupEvaluator):
 
     async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
         """The gate first; then, of the runs that it lets through, the other's scores."""
-        at_gate = await _scores(self.gate, group)
+        at_gate = await self.gate.scores_of(group)
         passed = {
             run.id: run
             for run, score in zip(group.trajectories, at_gate, strict=True)
@@ -107,7 +107,7 @@ class GateEvaluator(GroupEvaluator):
         behind = dict[str, Score | None]()
         if passed:
             shown = group.model_copy(update={"trajectories": tuple(passed.values())})
-            behind = dict(zip(passed, await _scores(self.then, shown), strict=True))
+            behind = dict(zip(passed, await self.then.scores_of(shown), strict=True))
         return [
             self._behind(score, behind[run.id]) if run.id in passed else self._stopped(score)
             for run, score in zip(group.trajectories, at_gate, strict=True)
@@ -117,12 +117,12 @@ class GateEvaluator(GroupEvaluator):
         if score is None:
             return None
         why = f"{self.gate.key} is {score.value:g}, below {self.at_least:g}. {score.explanation}"
-        return Score(self.otherwise, why.strip(), _parts(self.gate.key, score))
+        return Score(self.otherwise, why.strip(), score.named(self.gate.key))
 
     def _behind(self, gate: Score | None, then: Score | None) -> Score | None:
         if gate is None or then is None:
             return None
-        parts = _parts(self.gate.key, gate) | _parts(self.then.key, then)
+        parts = gate.named(self.gate.key) | then.named(self.then.key)
         return Score(then.value, then.explanation, parts)
 
 
@@ -155,14 +155,14 @@ class FallbackEvaluator(GroupEvaluator):
         partial: list[Score | None] | None = None
         failed = dict[str, Exception]()
         for name, evaluator in self.evaluators.items():
-            found, errors = await _ask([evaluator], group)
+            found, errors = await _ask({name: evaluator}, group)
             failed |= errors
             for scores in found.values():
                 marked = [None if s is None else _marked(name, s) for s in scores]
                 if None not in marked:
-                    return list(marked)
+                    return marked
                 if partial is None and any(marked):
-                    partial = list(marked)
+                    partial = marked
         if partial is None:
             raise JudgeError(f"{self.key}: no evaluator scored {group.id!r}. {_reasons(failed)}")
         return partial
@@ -207,13 +207,13 @@ class VoteEvaluator(GroupEvaluator):
 
     async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
         """All judges at once, then the vote on each run."""
-        found, failed = await _ask(self.judges.values(), group)
+        found, failed = await _ask(self.judges, group)
         if len(found) < self.quorum:
             raise JudgeError(
                 f"{self.key}: {len(found)} of {len(self.judges)} judges scored {group.id!r}, "
                 f"expected {self.quorum}. {_reasons(failed)}"
             )
-        return [_merged(by, self._counted) for by in _by_run(found, group)]
+        return _merged(found, self._counted)
 
     def _counted(self, by: Mapping[str, Score]) -> float | None:
         if len(by) < self.quorum:
@@ -238,62 +238,39 @@ def _named(evaluators: Sequence[Evaluator]) -> dict[str, GroupEvaluator]:
     return dict(zip(names, found, strict=True))
 
 
-async def _scores(evaluator: GroupEvaluator, group: TrajectoryGroup) -> _Scores:
-    scores = await evaluator.ascore(group)
-    if len(scores) != len(group.trajectories):
-        raise ConfigError(
-            f"{evaluator.key} gave {len(scores)} scores for {len(group.trajectories)} runs, "
-            "expected one each"
-        )
-    return scores
-
-
 async def _ask(
-    evaluators: Iterable[GroupEvaluator], group: TrajectoryGroup
+    evaluators: Mapping[str, GroupEvaluator], group: TrajectoryGroup
 ) -> tuple[dict[str, _Scores], dict[str, Exception]]:
     """Scores by evaluator, and errors of those that raised; raises a `ConfigError` of any."""
-    asked = list(evaluators)
-    outcomes = await asyncio.gather(*(_scores(one, group) for one in asked), return_exceptions=True)
+    calls = (evaluator.scores_of(group) for evaluator in evaluators.values())
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
     found, failed = dict[str, _Scores](), dict[str, Exception]()
-    for evaluator, outcome in zip(asked, outcomes, strict=True):
-        if isinstance(outcome, ConfigError):
-            raise outcome
-        if isinstance(outcome, Exception):
-            failed[evaluator.key] = outcome
-        elif isinstance(outcome, BaseException):
-            raise outcome
+    for name, outcome in zip(evaluators, outcomes, strict=True):
+        if not isinstance(outcome, BaseException):
+            found[name] = outcome
+        elif isinstance(outcome, Exception) and not isinstance(outcome, ConfigError):
+            failed[name] = outcome
         else:
-            found[evaluator.key] = outcome
+            raise outcome
     return found, failed
 
 
-def _by_run(found: Mapping[str, _Scores], group: TrajectoryGroup) -> list[dict[str, Score]]:
-    """For each run, the scores that it was given, by evaluator."""
-    runs: list[dict[str, Score]] = [{} for _ in group.trajectories]
-    for name, scores in found.items():
-        for by, score in zip(runs, scores, strict=True):
-            if score is not None:
-                by[name] = score
-    return runs
-
-
 def _merged(
-    by: Mapping[str, Score], value: Callable[[Mapping[str, Score]], float | None]
-) -> Score | None:
-    found = value(by)
-    if found is None:
-        return None
-    words = [f"{name} {s.value:.2f}: {s.explanation}".rstrip(": ") for name, s in by.items()]
-    parts = {key: number for name, s in by.items() for key, number in _parts(name, s).items()}
-    return Score(found, " | ".join(words), parts)
+    found: Mapping[str, _Scores], value: Callable[[Mapping[str, Score]], float | None]
+) -> list[Score | None]:
+    """For each run, `value` of its scores by evaluator; None: no score."""
+    merged: list[Score | None] = []
+    for scores in zip(*found.values(), strict=True):
+        by = {name: s for name, s in zip(found, scores, strict=True) if s is not None}
+        words = [f"{name} {s.value:.2f}: {s.explanation}".rstrip(": ") for name, s in by.items()]
+        parts = dict(part for name, s in by.items() for part in s.named(name).items())
+        total = value(by)
+        merged.append(None if total is None else Score(total, " | ".join(words), parts))
+    return merged
 
 
 def _marked(name: str, score: Score) -> Score:
-    return Score(score.value, f"{name}: {score.explanation}".rstrip(": "), _parts(name, score))
-
-
-def _parts(name: str, score: Score) -> dict[str, float]:
-    return {name: score.value} | {f"{name}/{key}": part for key, part in score.parts.items()}
+    return Score(score.value, f"{name}: {score.explanation}".rstrip(": "), score.named(name))
 
 
 def _reasons(failed: Mapping[str, Exception]) -> str:

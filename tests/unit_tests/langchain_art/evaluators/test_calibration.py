@@ -146,7 +146,7 @@ def test_without_variance_nothing_is_claimed() -> None:
     found = agreement([[(0.5, 1.0), (0.5, 2.0)], [(0.5, 3.0)]])
     assert found.kendall.value is None and found.kendall.low is None
     assert str(found.kendall) == "undefined"
-    assert (found.runs, found.groups, found.left_out) == (2, 1, 1)
+    assert (found.runs, found.groups, found.excluded) == (2, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ async def test_a_judge_is_compared_without_seeing_what_people_said() -> None:
     found = await calibrate(length, groups)
     assert all(one.reward is None and not one.scores for one in seen)
     assert found.kendall.value == pytest.approx((3 - 1) / 4)
-    assert (found.runs, found.groups, found.left_out, found.unjudged) == (5, 2, 3, 1)
+    assert (found.runs, found.groups, found.excluded, found.unjudged) == (5, 2, 3, 1)
     by_id = {one.id: 1.0 - n for g in groups for n, one in enumerate(g.trajectories)}
     assert (await calibrate(length, groups, by_id)).kendall.value == -1.0
     by_function = await calibrate(length, groups, lambda one: float(one.id[-1]))
