@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from pydantic import SecretStr
 
@@ -107,45 +108,41 @@ class _Run:
         self.reward = trajectory.reward or 0.0
 
 
+@dataclass
 class _Canary:
-    def __init__(
-        self,
-        client: ArtClient,
-        status: ServerStatus,
-        config: TrainConfig,
-        steps: int,
-        group_size: int,
-        on_progress: CanaryProgress | None,
-    ) -> None:
-        self.client, self.status, self.config = client, status, config
-        self.steps, self.group_size, self.on_progress = steps, group_size, on_progress
-        self.bar = logprob_tolerance(status.dtype)
-        self.checks: list[Check] = []
-        self.results: list[TrainResult] = []
-        self.runs: list[list[_Run]] = []
-        self.probes: dict[str, list[Token]] = {}
-        self._done = 0
+    client: ArtClient
+    status: ServerStatus
+    config: TrainConfig
+    steps: int
+    group_size: int
+    on_progress: CanaryProgress | None
+    checks: list[Check] = field(default_factory=list[Check])
+    results: list[TrainResult] = field(default_factory=list[TrainResult])
+    runs: list[list[_Run]] = field(default_factory=list[list[_Run]])
+    probes: dict[str, list[Token]] = field(default_factory=dict[str, list[Token]])
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        self.bar = logprob_tolerance(self.status.dtype)
 
     def run(self) -> CanaryReport:
         begun = time.monotonic()
-        part = "prepares a policy"
-        try:
-            self._prepare()
-            part = "samples and records"
-            self._sample_first()
-            part = "trains"
-            self._train()
-            part = "serves what was trained"
-            self._compare()
-        except ArtError as error:
-            self._check(part, False, str(error), "no error", advice=ADVICE["error"])
+        parts = {
+            "prepares a policy": self._prepare,
+            "samples and records": self._sample_first,
+            "trains": self._train,
+            "serves what was trained": self._compare,
+        }
+        for part, work in parts.items():
+            try:
+                work()
+            except ArtError as error:
+                self._check(part, False, str(error), "no error")
+                break
+        described = {"base_model", "dtype", "device", "sampler", "learner"}
         return CanaryReport(
+            **self.status.model_dump(include=described),
             base_url=self.client.base_url,
-            base_model=self.status.base_model,
-            dtype=self.status.dtype,
-            device=self.status.device,
-            sampler=self.status.sampler,
-            learner=self.status.learner,
             policy=POLICY,
             checks=tuple(self.checks),
             left=self._leave(),
@@ -163,15 +160,9 @@ class _Canary:
         self._report("first replies")
         self.runs.append(self._rollouts())
         calls = [run.trajectory.turns[0].call_id for run in self.runs[0]]
-        whole = sum(self._is_recorded(call) for call in calls)
-        count = len(calls)
-        self._check(
-            "captured",
-            whole == count,
-            f"{whole} of {count} calls with token ids and logprobs, trainable",
-            f"{count}",
-            whole,
-        )
+        whole, count = sum(map(self._is_recorded, calls)), len(calls)
+        measured = f"{whole} of {count} calls with token ids and logprobs, trainable"
+        self._check("captured", whole == count, measured, f"{count}", whole)
 
     def _is_recorded(self, call_id: str | None) -> bool:
         if call_id is None:
@@ -201,7 +192,8 @@ class _Canary:
         base, first, last = self.status.base_model, f"{POLICY}@0", self.results[-1].version
         after = {name: self._probe(name) for name in (base, first, f"{POLICY}@{last}", POLICY)}
         moved = change(after[first], after[f"{POLICY}@{last}"])
-        self._check("adapter changes replies", moved > self.bar, _nats(moved), self._over(), moved)
+        over = f"more than {self.bar:g}"
+        self._check("adapter changes replies", moved > self.bar, _nats(moved), over, moved)
         still = max(
             *(change(self.probes[name], after[name]) for name in self.probes),
             *(change(seen[base], seen[first]) for seen in (self.probes, after)),
@@ -264,18 +256,16 @@ class _Canary:
         groups = [
             TrajectoryGroup(
                 id=f"canary-{uuid.uuid4().hex}",
-                trajectories=tuple(
-                    run.trajectory for run in runs if run.trajectory.scenario == prompt
-                ),
+                trajectories=tuple(one.trajectory for one in runs[start : start + self.group_size]),
             )
-            for prompt in PROMPTS
+            for start in range(0, len(runs), self.group_size)
         ]
         return self.client.wait(self.client.train(groups, POLICY, self.config))
 
     def _report(self, words: str) -> None:
         if self.on_progress is not None:
-            self.on_progress(self._done, self.steps + 3, words)
-        self._done += 1
+            self.on_progress(self.done, self.steps + 3, words)
+        self.done += 1
 
     def _check(
         self,
@@ -283,45 +273,28 @@ class _Canary:
         passed: bool,
         measured: str,
         bar: str,
-        value: float | None = None,
-        advice: str | None = None,
+        value: float = math.nan,
     ) -> None:
-        if advice is None:
-            advice = ADVICE[name.partition(",")[0]]
-        finite = value if value is not None and math.isfinite(value) else None
+        finite = value if math.isfinite(value) else None
+        advice = "" if passed else ADVICE.get(name.partition(",")[0], ADVICE["error"])
         self.checks.append(
-            Check(
-                name=name,
-                passed=passed,
-                measured=measured,
-                bar=bar,
-                value=finite,
-                advice="" if passed else advice,
-            )
+            Check(name=name, passed=passed, measured=measured, bar=bar, value=finite, advice=advice)
         )
 
     def _check_gap(self, name: str, results: Sequence[TrainResult]) -> None:
         trained = [r.metrics for r in results if "logprob_gap_mean" in r.metrics]
         gap = max((metrics["logprob_gap_mean"] for metrics in trained), default=math.inf)
-        ratio = trained[0]["importance_mean"] if trained else math.nan
-        excluded = dict(results[-1].excluded)
-        measured = (
-            f"{_nats(gap)} per token, mean ratio {ratio:.6f}"
-            if trained
-            else f"nothing was trained: {excluded}"
-        )
+        measured = f"nothing was trained: {dict(results[-1].excluded)}"
+        if trained:
+            measured = f"{_nats(gap)} per token, mean ratio {trained[0]['importance_mean']:.6f}"
         self._check(name, gap <= self.bar, measured, self._under(), gap)
 
     def _check_draws(self) -> None:
         sigmas, variance = surprise(t for runs in self.runs for run in runs for t in run.tokens)
         certain = variance < LEAST_VARIANCE
-        self._check(
-            "drawn as reported",
-            certain or abs(sigmas) <= SIGMAS,
-            "replies too certain to tell" if certain else f"{sigmas:+.1f} standard errors",
-            f"within {SIGMAS:g}",
-            sigmas,
-        )
+        measured = "replies too certain to tell" if certain else f"{sigmas:+.1f} standard errors"
+        passed = certain or abs(sigmas) <= SIGMAS
+        self._check("drawn as reported", passed, measured, f"within {SIGMAS:g}", sigmas)
 
     def _check_reward(self) -> None:
         sigmas = self._risen()
@@ -330,19 +303,11 @@ class _Canary:
             for runs in (self.runs[0], self.runs[-1])
         )
         lengths = f"{before:.1f} → {after:.1f} characters in {len(self.results)} steps"
-        self._check(
-            "learns",
-            sigmas >= RISE,
-            f"{lengths}, {sigmas:+.1f} standard errors",
-            f"at least {RISE:g} shorter",
-            sigmas,
-        )
+        measured = f"{lengths}, {sigmas:+.1f} standard errors"
+        self._check("learns", sigmas >= RISE, measured, f"at least {RISE:g} shorter", sigmas)
 
     def _under(self) -> str:
         return f"at most {self.bar:g} in {self.status.dtype}"
-
-    def _over(self) -> str:
-        return f"more than {self.bar:g}"
 
 
 def _nats(value: float) -> str:

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from langchain_art.wire import Wire
 
 #: Standard errors; a false alarm has a probability of 1 in 1.7 million (two-sided).
 SIGMAS = 5.0
@@ -41,10 +43,8 @@ ADVICE = {
 }
 
 
-class Check(BaseModel):
+class Check(Wire):
     """One condition that must hold before training."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     """``captured``, ``sampler = learner`` …"""
@@ -57,10 +57,8 @@ class Check(BaseModel):
     """Empty if the check passed."""
 
 
-class CanaryReport(BaseModel):
+class CanaryReport(Wire):
     """All checks of one canary, and the server's description."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     base_url: str
     base_model: str

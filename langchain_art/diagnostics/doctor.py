@@ -17,8 +17,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from langchain_art.diagnostics.memory_estimate import (
     CPU_HEAP,
     Shape,
@@ -28,6 +26,7 @@ from langchain_art.diagnostics.memory_estimate import (
     sampler_bytes,
 )
 from langchain_art.errors import ConfigError
+from langchain_art.wire import Wire
 
 #: Sizes of published models (their config.json), shown if no model is given.
 KNOWN = {
@@ -63,10 +62,8 @@ _ADVICE: dict[Placement | None, str] = {
 }
 
 
-class Finding(BaseModel):
+class Finding(Wire):
     """The result of one check."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     found: str
@@ -75,10 +72,8 @@ class Finding(BaseModel):
     advice: str = ""
 
 
-class MemoryFit(BaseModel):
+class MemoryFit(Wire):
     """How the sampler and the learner of one model fit into memory."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
     parameters: int
@@ -96,10 +91,8 @@ class MemoryFit(BaseModel):
     """Tokens of the longest row that the learner can train then; 0 if nothing fits."""
 
 
-class DoctorReport(BaseModel):
+class DoctorReport(Wire):
     """All findings and estimates."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     findings: tuple[Finding, ...]
     device: str
@@ -312,7 +305,7 @@ def _port(host: str, port: int) -> Finding:
 
 def _key(host: str) -> Finding:
     key = os.environ.get("ART_API_KEY", "")
-    local = host == "localhost" or host.startswith("127.") or host == "::1"
+    local = host in ("localhost", "::1") or host.startswith("127.")
     missing = 0 < len(key) < MIN_KEY_LENGTH or not (local or key)
     problem = (
         f"Set ART_API_KEY to at least {MIN_KEY_LENGTH} characters: "

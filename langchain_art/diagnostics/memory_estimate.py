@@ -8,6 +8,7 @@ the peak memory of real steps on a CPU. It was not measured on a GPU.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -68,8 +69,8 @@ class Shape:
         inner: Mapping[str, Any] = config.get("text_config") or config
         heads = inner["num_attention_heads"]
         width = inner.get("head_dim") or inner["hidden_size"] // heads
-        experts = inner.get("num_experts") or inner.get("num_local_experts")
-        experts = experts or inner.get("n_routed_experts") or 0
+        counts = ("num_experts", "num_local_experts", "n_routed_experts")
+        experts = next(filter(None, map(inner.get, counts)), 0)
         shared = (inner.get("n_shared_experts") or 0) if experts else 0
         narrow = inner.get("moe_intermediate_size") if experts else None
         return cls(
@@ -105,10 +106,8 @@ class Shape:
 
 def idle_learner_bytes(shape: Shape, rank: int, dtype: str, shards: int = 1) -> int:
     """Bytes of a learner between two steps: the base, the adapter and its optimizer's state."""
-    weights = shape.parameters
-    if shards > 1:
-        held = -(-shape.layers // shards) + GATHERED
-        weights -= max(0, shape.layers - held) * shape.layer_parameters
+    held = shape.layers if shards == 1 else math.ceil(shape.layers / shards) + GATHERED
+    weights = shape.parameters - max(0, shape.layers - held) * shape.layer_parameters
     return weights * WIDTH[dtype] + LORA_BYTES * shape.lora_parameters(rank)
 
 
@@ -139,14 +138,9 @@ def learner_bytes(
 ) -> int:
     """Peak memory of a training step on each device, without that of the process itself.
 
-    Args:
-        shape: of the base.
-        tokens: of a microbatch: the longest row at least, `tokens_per_microbatch` at most.
-        rank: of the adapter.
-        dtype: of the base, ``float32`` or ``bfloat16``.
-        checkpointed: see `token_bytes`.
-        heap: bytes that the allocator holds for each byte in use: `CPU_HEAP` on a CPU.
-        shards: GPUs over which the base's layers are sharded.
+    `tokens` are of a microbatch: the longest row at least, `tokens_per_microbatch` at most. `heap`
+    is what the allocator holds for each byte in use (`CPU_HEAP` on a CPU), `shards` the GPUs over
+    which the base's layers are sharded.
     """
     kept = token_bytes(shape, rank, dtype, checkpointed=checkpointed)
     logits = min(LOGIT_BYTES, tokens * shape.vocabulary * 4 * 3)

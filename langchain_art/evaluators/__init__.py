@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 from langchain_art._lazy_names import lazy_names
 
 if TYPE_CHECKING:  # the table below, for type checkers; a test compares the two
-    from langchain_art.evaluators.base import GroupEvaluator as GroupEvaluator, Score as Score
+    from langchain_art.evaluators.base import (
+        FunctionEvaluator as FunctionEvaluator,
+        GroupEvaluator as GroupEvaluator,
+        Score as Score,
+        as_evaluator as as_evaluator,
+        own_rewards as own_rewards,
+    )
     from langchain_art.evaluators.calibration import (
         Agreement as Agreement,
         agreement as agreement,
@@ -33,11 +39,6 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares the two
         satisfaction as satisfaction,
         string_similarity as string_similarity,
     )
-    from langchain_art.evaluators.functions import (
-        FunctionEvaluator as FunctionEvaluator,
-        as_evaluator as as_evaluator,
-        own_rewards as own_rewards,
-    )
     from langchain_art.evaluators.integrations.convert import as_group as as_group
     from langchain_art.evaluators.ruler.evaluator import (
         RulerEvaluator as RulerEvaluator,
@@ -51,14 +52,13 @@ else:  # a type checker takes the names imported above `as` themselves
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "base": "GroupEvaluator Score",
+            "base": "FunctionEvaluator GroupEvaluator Score as_evaluator own_rewards",
             "calibration": "Agreement agreement agreement_table calibrate",
             "composites": "FallbackEvaluator GateEvaluator SumEvaluator VoteEvaluator",
             "criteria": (
                 "WeightedCriteriaEvaluator completeness dict_similarity efficiency exact "
                 "satisfaction string_similarity"
             ),
-            "functions": "FunctionEvaluator as_evaluator own_rewards",
             "integrations.convert": "as_group",
             "ruler.evaluator": "RulerEvaluator ruler_score_group",
             "scoring": "Evaluator score_groups",

@@ -1,4 +1,4 @@
-"""The base class of evaluators: Runnables that return a group with rewards."""
+"""The base class of evaluators: Runnables that return a group with rewards; also of functions."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_art.errors import ConfigError, JudgeError
+from langchain_art.evaluators.scoring import Evaluator, score_group
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
 #: The name in `Trajectory.scores` of a run's reward before any evaluator.
@@ -169,11 +170,42 @@ def with_score(run: Trajectory, key: str, score: Score | None) -> Trajectory:
     )
 
 
-def own_reward(run: Trajectory) -> float | None:
-    """The reward that a run had before any evaluator."""
-    if OWN in run.scores:
-        return run.scores[OWN]
-    return None if run.metadata.get(JUDGED) else run.reward
+class FunctionEvaluator(GroupEvaluator):
+    """An evaluator from a function (see `scoring.Evaluator`).
+
+    Args:
+        function: takes a group; returns one number (or None) per run, or the group with rewards.
+        key: the score's name.
+
+    Example::
+
+        FunctionEvaluator(lambda group: [float(len(run.turns)) for run in group.trajectories], "n")
+    """
+
+    def __init__(self, function: Evaluator, key: str) -> None:
+        super().__init__(key)
+        self._function = function
+
+    async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
+        """The function's scores; a plain ``def`` runs in a thread."""
+        runs = (await score_group(group, self._function)).trajectories
+        return [None if run.reward is None else Score(run.reward) for run in runs]
+
+
+def as_evaluator(evaluator: Evaluator) -> GroupEvaluator:
+    """A `GroupEvaluator` unchanged; a function as a `FunctionEvaluator` of its name."""
+    if isinstance(evaluator, GroupEvaluator):
+        return evaluator
+    name = getattr(evaluator, "__name__", type(evaluator).__name__)
+    return FunctionEvaluator(evaluator, name)
+
+
+def own_rewards(group: TrajectoryGroup) -> list[float | None]:
+    """The rewards that the runs had before any evaluator; itself an evaluator."""
+    return [
+        run.scores.get(OWN, None if run.metadata.get(JUDGED) else run.reward)
+        for run in group.trajectories
+    ]
 
 
 @cache

@@ -2,7 +2,7 @@
 
 Each takes `GroupEvaluator`s and plain functions, and is a `GroupEvaluator` itself, so they nest.
 The scores of all parts are in `Score.parts`, and so in the run's scores: ``scores["sum/ruler"]``. A
-missing score is never guessed. `functions.own_rewards` gives the rewards that the runs already
+missing score is never guessed. `own_rewards` gives the rewards that the runs already
 have: ``SumEvaluator([(ruler, 0.5), (own_rewards, 0.5)])``.
 """
 
@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from langchain_art.errors import ConfigError, JudgeError
-from langchain_art.evaluators.base import GroupEvaluator, Score
-from langchain_art.evaluators.functions import as_evaluator
+from langchain_art.evaluators.base import GroupEvaluator, Score, as_evaluator
 from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.wire import TrajectoryGroup
 

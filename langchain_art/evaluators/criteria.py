@@ -134,9 +134,9 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
         return _clamped(value)
 
     def _efficiency(self, run: Trajectory, scenario: Scenario) -> float:
-        optimal = self._optimal
-        if optimal is None:
-            optimal = _required(scenario, "optimal_steps", "efficiency", "optimal_steps=")
+        optimal = self._optimal or _required(
+            scenario, "optimal_steps", "efficiency", "optimal_steps="
+        )
         return efficiency(run_facts.steps(run), int(optimal))
 
     def _completeness(self, run: Trajectory, scenario: Scenario) -> float:

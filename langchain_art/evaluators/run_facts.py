@@ -7,7 +7,8 @@ step of the run.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from typing import Any, cast
 
 from langchain_art.evaluators.transcript import text_of
@@ -39,7 +40,7 @@ def errors(run: Trajectory) -> int:
     malformed = sum(not _is_object(text) for turn in turns for _, text in _calls(turn.reply))
     refused = sum(
         message.get("role") == "tool" and text_of(message.get("content")).startswith(_TOOL_ERRORS)
-        for message in _said(run, turns)
+        for message in _messages(run, turns)
     )
     return failed + malformed + refused
 
@@ -76,16 +77,14 @@ def _kept(run: Trajectory) -> list[Turn]:
     return [turn for turn in run.turns if turn.excluded_because is None]
 
 
-def _said(run: Trajectory, turns: list[Turn]) -> list[Message]:
+def _messages(run: Trajectory, turns: list[Turn]) -> Iterator[Message]:
     """Messages between the replies, and tool results in the output after the last reply."""
-    said = [message for turn in turns for message in turn.messages]
+    for turn in turns:
+        yield from turn.messages
     output = run.output
     if isinstance(output, Mapping) and "messages" in output:
-        for message in reversed(cast("list[Message]", output["messages"])):
-            if message.get("role") != "tool":
-                break
-            said.append(message)
-    return said
+        last = reversed(cast("list[Message]", output["messages"]))
+        yield from takewhile(lambda message: message.get("role") == "tool", last)
 
 
 def _calls(reply: Message | None) -> list[tuple[str, Any]]:

@@ -69,46 +69,26 @@ async def score_groups(
 
 
 async def score_group(group: TrajectoryGroup, evaluator: Evaluator) -> TrajectoryGroup:
-    """One group with its rewards. A plain ``def`` evaluator runs in a thread.
-
-    Failed runs are not shown to the evaluator, and stay as they are.
-
-    Raises:
-        ConfigError: it returned something that is no score for the group's runs.
-        Exception: whatever the evaluator raises.
-    """
+    """As `score_groups`, for one group; raises whatever the evaluator raises."""
     runs = [t for t in group.trajectories if t.status != "failed"]
     if not runs:
         return group
     shown = group.model_copy(update={"trajectories": tuple(runs)})
-    return _merge(group, runs, await _call(evaluator, shown))
-
-
-async def _call(evaluator: Evaluator, group: TrajectoryGroup) -> Scores:
-    if is_async(evaluator):
-        scores = evaluator(group)
-    else:
-        scores = await asyncio.to_thread(evaluator, group)
-    return await scores if inspect.isawaitable(scores) else scores
-
-
-def _merge(group: TrajectoryGroup, runs: list[Trajectory], scores: object) -> TrajectoryGroup:
-    """`group` with its runs as the evaluator scored them, its failed runs as they were."""
-    if isinstance(scores, TrajectoryGroup):
-        scored = {t.id: t for t in scores.trajectories}
-        rewards = [one.reward for t in scores.trajectories for one in (t, *t.turns)]
-        if any(reward is not None and not math.isfinite(reward) for reward in rewards):
-            raise ValueError(f"the evaluator's rewards are not all finite: {rewards}")
-        if set(scored) != {run.id for run in runs}:
-            raise _WrongScores(
-                f"The evaluator returned a group of other runs than it was given ({group.id!r}); "
-                "return the same runs, each with its reward (or None)."
-            )
-    else:
-        scored = {t.id: t for t in _rescored(runs, scores)}
+    found = evaluator(shown) if is_async(evaluator) else await asyncio.to_thread(evaluator, shown)
+    scores = await found if inspect.isawaitable(found) else found
+    if not isinstance(scores, TrajectoryGroup):
+        scores = shown.model_copy(update={"trajectories": _rescored(runs, scores)})
+    rewards = [one.reward for t in scores.trajectories for one in (t, *t.turns)]
+    if any(reward is not None and not math.isfinite(reward) for reward in rewards):
+        raise ValueError(f"the evaluator's rewards are not all finite: {rewards}")
+    scored = {t.id: t for t in scores.trajectories}
+    if set(scored) != {run.id for run in runs}:
+        raise _WrongScores(
+            f"The evaluator returned a group of other runs than it was given ({group.id!r}); "
+            "return the same runs, each with its reward (or None)."
+        )
     merged = tuple(scored.get(t.id, t) for t in group.trajectories)
-    metadata = scores.metadata if isinstance(scores, TrajectoryGroup) else group.metadata
-    return group.model_copy(update={"trajectories": merged, "metadata": metadata})
+    return group.model_copy(update={"trajectories": merged, "metadata": scores.metadata})
 
 
 def _rescored(runs: list[Trajectory], scores: object) -> list[Trajectory]:
@@ -123,8 +103,6 @@ def _rescored(runs: list[Trajectory], scores: object) -> list[Trajectory]:
         raise _WrongScores(
             f"The evaluator returned {len(rewards)} scores for {len(runs)} runs, expected one each"
         )
-    if any(reward is not None and not math.isfinite(reward) for reward in rewards):
-        raise ValueError(f"the evaluator's scores are not all finite: {rewards}")
     return [
         run.model_copy(update={"reward": reward}) for run, reward in zip(runs, rewards, strict=True)
     ]

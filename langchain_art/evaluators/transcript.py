@@ -35,7 +35,7 @@ def transcript(run: Trajectory, *, labelled: bool) -> tuple[Block, ...]:
     A call that continues the call before it shows only its new messages. Any other call shows its
     whole prompt, with messages that were shown before replaced by one block ``again`` with their
     number, so that parallel branches and rewritten prompts stay short. Excluded turns are
-    mentioned without their text. Reasoning is left out: the judge scores actions and results.
+    mentioned without their text. Reasoning is not shown: the judge scores actions and results.
 
     `labelled` adds a block with the call's node whenever it changes.
     """
@@ -146,8 +146,8 @@ def _blocks(message: Message, ordinals: Mapping[str, int]) -> tuple[Block, ...]:
         number = ordinals.get(str(message.get("tool_call_id")))
         return (Block(f"result {number}" if number else "result", text, is_output=True),)
     calls = tuple(_call(call) for call in message.get("tool_calls") or ())
-    said = Block(role if role in _ROLES else "message", text)
-    return (said, *calls) if text or not calls else calls
+    spoken = Block(role if role in _ROLES else "message", text)
+    return (spoken, *calls) if text or not calls else calls
 
 
 def _call(call: Mapping[str, Any]) -> Block:
@@ -176,13 +176,13 @@ def text_of(content: Any) -> str:
     return "\n".join(parts)
 
 
-def _ending(run: Trajectory, said: set[str]) -> list[Block]:
-    """How the run ended, and the graph's output, unless the blocks already show it."""
+def _ending(run: Trajectory, shown: set[str]) -> list[Block]:
+    """How the run ended, and the graph's output, unless a shown text already has it."""
     ending: list[Block] = []
     if not run.turns and run.input is not None:
         ending.append(Block("input", _value(run.input)))
     for text in _outcomes(run):
-        if text and text not in said:
+        if text and text not in shown:
             ending.append(Block("output", text))
     if run.status != "completed":
         ending.append(Block("ended", f"{run.status} {(run.error or '')[:_ERROR_LENGTH]}".strip()))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import chain
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
-from langchain_art.evaluators.base import Score
-from langchain_art.evaluators.functions import as_evaluator
+from langchain_art.evaluators.base import Score, as_evaluator
 from langchain_art.evaluators.integrations.convert import as_group
 from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.tracing.message_log import jsonable
@@ -112,8 +113,7 @@ def _evaluations(key: str, score: Score) -> list[Evaluation]:
     from langfuse import Evaluation  # noqa: PLC0415 - optional
 
     whole = Evaluation(name=key, value=score.value, comment=score.explanation or None)
-    parts = [Evaluation(name=f"{key}/{name}", value=part) for name, part in score.parts.items()]
-    return [whole, *parts]
+    return [whole, *(Evaluation(name=f"{key}/{name}", value=v) for name, v in score.parts.items())]
 
 
 def _summary(key: str, found: Sequence[Sequence[float]], groups: int) -> list[Evaluation]:
@@ -121,11 +121,10 @@ def _summary(key: str, found: Sequence[Sequence[float]], groups: int) -> list[Ev
 
     if not found:
         return []
-    values = [value for group in found for value in group]
-    spreads = [max(group) - min(group) for group in found]
+    values = list(chain.from_iterable(found))
     words = f"{len(values)} runs scored, {len(found)} of {groups} groups"
-    mean, spread = sum(values) / len(values), sum(spreads) / len(spreads)
+    spread = fmean(max(group) - min(group) for group in found)
     return [
-        Evaluation(name=f"{key}_mean", value=mean, comment=words),
+        Evaluation(name=f"{key}_mean", value=fmean(values), comment=words),
         Evaluation(name=f"{key}_spread", value=spread, comment=words),
     ]

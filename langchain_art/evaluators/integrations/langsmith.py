@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from langchain_art.evaluators.base import Score
-from langchain_art.evaluators.functions import as_evaluator
+from langchain_art.evaluators.base import Score, as_evaluator
 from langchain_art.evaluators.integrations.convert import as_group
 from langchain_art.evaluators.scoring import Evaluator
 

@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 from langchain_core.language_models import BaseChatModel
 
 from langchain_art.errors import ConfigError
-from langchain_art.evaluators.base import Score, run_sync
-from langchain_art.evaluators.functions import as_evaluator
+from langchain_art.evaluators.base import Score, as_evaluator, run_sync
 from langchain_art.evaluators.integrations.convert import as_group, candidates, is_single
 from langchain_art.evaluators.ruler.evaluator import RulerEvaluator
 from langchain_art.evaluators.scoring import Evaluator
@@ -48,18 +47,12 @@ def create_ruler(
     Raises:
         ConfigError: both or neither of `judge` and `model`, or options that make no sense.
     """
-    return openevals_evaluator(_ruler(judge, model, feedback_key, options))
+    return openevals_evaluator(_ruler(judge, model, feedback_key, **options))
 
 
-def create_async_ruler(
-    *,
-    judge: BaseChatModel | None = None,
-    model: str | None = None,
-    feedback_key: str = "ruler",
-    **options: Any,
-) -> Callable[..., Coroutine[Any, Any, Results]]:
-    """As `create_ruler`; the evaluator is asynchronous."""
-    return async_openevals_evaluator(_ruler(judge, model, feedback_key, options))
+def create_async_ruler(**options: Any) -> Callable[..., Coroutine[Any, Any, Results]]:
+    """As `create_ruler`, with its options; the evaluator is asynchronous."""
+    return async_openevals_evaluator(_ruler(**options))
 
 
 def openevals_evaluator(evaluator: Evaluator) -> Callable[..., Results]:
@@ -98,14 +91,17 @@ def async_openevals_evaluator(evaluator: Evaluator) -> Callable[..., Coroutine[A
 
 
 def _ruler(
-    judge: BaseChatModel | None, model: str | None, key: str, options: dict[str, Any]
+    judge: BaseChatModel | None = None,
+    model: str | None = None,
+    feedback_key: str = "ruler",
+    **options: Any,
 ) -> RulerEvaluator:
     asked = judge if judge is not None else model
     if asked is None or (judge is not None and model is not None):
         raise ConfigError(
             f"got {judge=}, {model=}, expected one of them: a chat model, or a model's name"
         )
-    return RulerEvaluator(asked, key=key, **options)
+    return RulerEvaluator(asked, key=feedback_key, **options)
 
 
 def _result(key: str, score: Score | None) -> Result:

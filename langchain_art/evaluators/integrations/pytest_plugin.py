@@ -7,18 +7,21 @@ Enable it in ``conftest.py``::
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from langchain_art.evaluators.base import Score
-from langchain_art.evaluators.functions import as_evaluator
+from langchain_art.evaluators.base import Score, as_evaluator
 from langchain_art.evaluators.integrations.convert import as_group, candidates
 from langchain_art.evaluators.scoring import Evaluator
 
 
-class ScoreOutputs(Protocol):
+@dataclass(frozen=True)
+class ScoreOutputs:
     """The type of the fixture `scored`."""
+
+    node: Any
 
     def __call__(
         self, evaluator: Evaluator, outputs: Any, *, inputs: Any = None, reference: Any = None
@@ -28,7 +31,24 @@ class ScoreOutputs(Protocol):
         Raises:
             pytest.fail.Exception: an output could not be scored.
         """
-        ...
+        judge = as_evaluator(evaluator)
+        group = as_group(candidates(outputs), inputs=inputs, reference=reference)
+        found: list[Score] = []
+        for number, score in enumerate(judge.score(group), start=1):
+            if score is None:
+                pytest.fail(f"{judge.key} could not score output {number}", pytrace=False)
+            self._report(f"{judge.key}_{number}", score)
+            found.append(score)
+        return found
+
+    def _report(self, name: str, score: Score) -> None:
+        words = f"{name} {score.value:g} {score.explanation}"
+        self.node.user_properties.append((name, score.value))
+        self.node.add_report_section("call", "scores", words)
+        if self.node.get_closest_marker("langsmith") is not None:
+            from langsmith import testing  # noqa: PLC0415 - only where a test asks for it
+
+            testing.log_feedback(key=name, score=score.value, comment=score.explanation or None)
 
 
 @pytest.fixture
@@ -44,30 +64,4 @@ def scored(request: pytest.FixtureRequest) -> ScoreOutputs:
             old, new = scored(ruler, [ask_old(QUESTION), ask_new(QUESTION)], inputs=QUESTION)
             assert new.value > old.value
     """
-    node = request.node
-    in_langsmith = node.get_closest_marker("langsmith") is not None
-
-    def score(
-        evaluator: Evaluator, outputs: Any, *, inputs: Any = None, reference: Any = None
-    ) -> list[Score]:
-        judge = as_evaluator(evaluator)
-        group = as_group(candidates(outputs), inputs=inputs, reference=reference)
-        found: list[Score] = []
-        for number, score in enumerate(judge.score(group), start=1):
-            name = f"{judge.key}_{number}"
-            if score is None:
-                pytest.fail(f"{judge.key} could not score output {number}", pytrace=False)
-            node.user_properties.append((name, score.value))
-            node.add_report_section("call", "scores", f"{name} {score.value:g} {score.explanation}")
-            if in_langsmith:
-                _log(name, score)
-            found.append(score)
-        return found
-
-    return score
-
-
-def _log(name: str, score: Score) -> None:
-    from langsmith import testing  # noqa: PLC0415 - only where a test asks for it
-
-    testing.log_feedback(key=name, score=score.value, comment=score.explanation or None)
+    return ScoreOutputs(request.node)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators.base import Score
@@ -33,9 +34,8 @@ class VerdictCache:
         self._path = Path(path).expanduser()
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._open() as database:
-                # SQLite's default journal mode: changing it fails while others use the file.
-                database.execute(_TABLE)
+            # SQLite's default journal mode: changing it fails while others use the file.
+            self._execute(_TABLE)
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(
                 f"got {str(path)!r} as the verdicts' file, expected an SQLite database that can be "
@@ -44,27 +44,16 @@ class VerdictCache:
 
     def get(self, key: str) -> list[Score] | None:
         """The scores stored under `key`, in the order in which they were put."""
-        with self._open() as database:
-            row = database.execute("SELECT scores FROM verdicts WHERE key = ?", (key,)).fetchone()
-        if row is None:
-            return None
-        return [Score(value, explanation) for value, explanation in json.loads(row[0])]
+        rows = self._execute("SELECT scores FROM verdicts WHERE key = ?", key)
+        return [Score(*score) for score in json.loads(rows[0][0])] if rows else None
 
     def put(self, key: str, scores: Sequence[Score], judge: str) -> None:
         """Store a verdict; the first for a key stays. `judge` is the model's name, for people."""
         text = json.dumps([[score.value, score.explanation] for score in scores])
-        with self._open() as database:
-            database.execute(
-                "INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?, ?)",
-                (key, text, judge, time.time()),
-            )
+        insert = "INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?, ?)"
+        self._execute(insert, key, text, judge, time.time())
 
-    @contextmanager
-    def _open(self) -> Generator[sqlite3.Connection]:
+    def _execute(self, statement: str, *values: str | float) -> list[Any]:
         # A connection for each use: SQLite's must not pass between threads, or survive a fork.
-        database = sqlite3.connect(self._path, timeout=_WAIT)
-        try:
-            with database:
-                yield database
-        finally:
-            database.close()
+        with closing(sqlite3.connect(self._path, timeout=_WAIT)) as database, database:
+            return database.execute(statement, values).fetchall()

@@ -43,30 +43,29 @@ class DeduplicatedRuns:
     notes: list[Block] = field(default_factory=list[Block])
 
     @property
+    def unfolded(self) -> list[Block]:
+        """All blocks of the parts and the runs."""
+        return [block for part in (*self.parts, *self.runs.values()) for block in part.blocks]
+
+    @property
     def blocks(self) -> list[Block]:
         """All blocks to show, each text once."""
         known = {note.text for note in self.notes}
-        places = [*self.parts, *self.runs.values()]
-        rest = [block for part in places for block in part.blocks if block.text not in known]
-        return [*self.notes, *rest]
+        return [*self.notes, *(block for block in self.unfolded if block.text not in known)]
 
 
 def deduplicate(transcripts: Sequence[tuple[Block, ...]]) -> DeduplicatedRuns:
     """Deduplicate `transcripts`; the result's `runs` are by their index."""
     found = DeduplicatedRuns()
     _share_prefixes(found, transcripts)
-    places = [*found.parts, *found.runs.values()]
-    counts = Counter(block.text for part in places for block in part.blocks)
-    noted: dict[str, Block] = {}
-    for part in places:
-        for block in part.blocks:
-            saved = (counts[block.text] - 1) * (len(block.text) - _TAG) - _TAG
-            if counts[block.text] > 1 and saved > _WORTH:
-                known = noted.get(block.text)
-                # If one of the texts is no tool output, the note must not be cut as one.
-                is_output = block.is_output and (known is None or known.is_output)
-                noted[block.text] = Block("note", block.text, is_output)
-    found.notes.extend(noted.values())
+    counts = Counter(block.text for block in found.unfolded)
+    # If one of the texts is no tool output, the note must not be cut as one.
+    others = {block.text for block in found.unfolded if not block.is_output}
+    found.notes.extend(
+        Block("note", text, is_output=text not in others)
+        for text, count in counts.items()
+        if count > 1 and (count - 1) * (len(text) - _TAG) - _TAG > _WORTH
+    )
     return found
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
+from statistics import fmean
 from threading import Lock
 from typing import Any
 
@@ -25,7 +28,6 @@ from langchain_art.evaluators.ruler.prompt import DEFAULT_RUBRIC, Case, Names
 from langchain_art.evaluators.ruler.reply_parser import UnusableReply, read
 from langchain_art.evaluators.ruler.truncate import LEAST
 from langchain_art.evaluators.transcript import (
-    Block,
     compact,
     has_several_nodes,
     tool_line,
@@ -36,6 +38,7 @@ from langchain_art.wire import TrajectoryGroup
 
 #: The score of runs that are all the same.
 TIE = 0.5
+_KNOWN = "Known without a judge."
 _PAUSE = 0.5  # seconds after a call that raised, doubled for each attempt
 
 Known = Callable[[TrajectoryGroup], "Sequence[float | None] | None"]
@@ -147,69 +150,57 @@ class RulerEvaluator(GroupEvaluator):
         runs = group.trajectories
         if not runs:
             return []
-        if (known := self._decided(group)) is not None:
-            return known
+        known = self._known(group) if self._known is not None else None
+        if known is not None:
+            if len(known) != len(runs):
+                raise ConfigError(
+                    f"`known` gave {len(known)} scores for {len(runs)} runs, expected one each, or "
+                    "None for a group that is to be judged"
+                )
+            self._count(Spent(decided=1))
+            return [None if value is None else Score(value, _KNOWN) for value in known]
         labelled = has_several_nodes(runs)
         transcripts = [transcript(run, labelled=labelled) for run in runs]
         distinct = sorted(set(transcripts), key=lambda blocks: [(b.kind, b.text) for b in blocks])
         if len(distinct) < 2 <= len(runs):
             self._count(Spent(decided=1))
             return [Score(TIE, f"All {len(runs)} runs are the same.") for _ in runs]
+        task = self._context(group) if self._context is not None else None
         case = Case(
-            task=self._task(group),
+            task=task if isinstance(task, str) else "" if task is None else compact(task),
             tools=tuple(_tools(group, labelled)),
             runs=tuple(distinct),
-            answers=tuple(_answer(blocks) for blocks in distinct),
         )
         by_transcript = dict(zip(distinct, await self._compared(case, group.id), strict=True))
         return [by_transcript[blocks] for blocks in transcripts]
 
-    def _decided(self, group: TrajectoryGroup) -> list[Score | None] | None:
-        known = self._known(group) if self._known is not None else None
-        if known is None:
-            return None
-        if len(known) != len(group.trajectories):
-            raise ConfigError(
-                f"`known` gave {len(known)} scores for {len(group.trajectories)} runs, expected "
-                "one each, or None for a group that is to be judged"
-            )
-        self._count(Spent(decided=1))
-        return [
-            None if value is None else Score(value, "Known without a judge.") for value in known
-        ]
-
-    def _task(self, group: TrajectoryGroup) -> str:
-        task = self._context(group) if self._context is not None else None
-        if task is None:
-            return ""
-        return task if isinstance(task, str) else compact(task)
-
     async def _compared(self, case: Case, group: str) -> list[Score]:
         """The scores of a case's runs, the mean of all passes."""
-        content = hashlib.sha256(compact(_plain(case)).encode("utf-8", "replace")).hexdigest()
-        orders = self._orders(len(case.runs), f"{self.seed}:{content}")
         names = prompt.draw_names(case)
-        passes = await asyncio.gather(
-            *(self._verdict(case, names, one, group) for one in orders),
+        found = await asyncio.gather(
+            *(self._verdict(case, names, order, group) for order in self._orders(case)),
             return_exceptions=True,
         )
-        found: list[list[Score]] = []
-        for one in passes:
+        passes: list[list[Score]] = []
+        for one in found:
             if isinstance(one, BaseException):
                 raise one
-            found.append(one)
+            passes.append(one)
         return [
-            Score(sum(score.value for score in scores) / len(scores), scores[0].explanation)
-            for scores in zip(*found, strict=True)
+            Score(fmean(score.value for score in scores), scores[0].explanation)
+            for scores in zip(*passes, strict=True)
         ]
 
-    def _orders(self, count: int, seed: str) -> list[list[int]]:
+    def _orders(self, case: Case) -> list[list[int]]:
         """The orders in which to show the runs, one per pass; a single run has one pass."""
+        seed = f"{self.seed}:{_digest(compact(astuple(case)))}"
+        passes = self.passes if len(case.runs) > 1 else 1
         orders: list[list[int]] = []
-        for number in range(0, self.passes if count > 1 else 1, 2):
-            order = prompt.presented(count, f"{seed}:{number}")
+        for number in range(0, passes, 2):
+            order = list(range(len(case.runs)))
+            random.Random(f"{seed}:{number}").shuffle(order)
             orders += [order, order[::-1]]
-        return orders[: self.passes if count > 1 else 1]
+        return orders[:passes]
 
     async def _verdict(self, case: Case, names: Names, order: list[int], group: str) -> list[Score]:
         """The scores of the case's runs, in the case's order, when shown in `order`."""
@@ -260,9 +251,8 @@ class RulerEvaluator(GroupEvaluator):
     def _key(self, case: Case, order: list[int]) -> str:
         """A digest of the judge and the question, with fixed names instead of random ones."""
         names = Names("mark", tuple(f"run-{n}" for n in range(len(case.runs))))
-        said = [message.text for message in self._question(case, names, order)]
-        decides = "\0".join([self.judge.identity, *said])
-        return hashlib.sha256(decides.encode("utf-8", "replace")).hexdigest()
+        texts = [message.text for message in self._question(case, names, order)]
+        return _digest("\0".join([self.judge.identity, *texts]))
 
     def _count(self, spent: Spent) -> None:
         with self._lock:
@@ -305,20 +295,12 @@ async def ruler_score_group(
 
 def _tools(group: TrajectoryGroup, labelled: bool) -> list[str]:
     sets = toolsets(group)
-    lines = ["\n".join(tool_line(tool) for tool in tools) for _, tools in sets]
-    if labelled and len(sets) > 1:
-        return [
-            f"for {', '.join(nodes)}:\n{text}" for (nodes, _), text in zip(sets, lines, strict=True)
-        ]
-    return lines
+    named = labelled and len(sets) > 1
+    return [
+        (f"for {', '.join(nodes)}:\n" if named else "") + "\n".join(map(tool_line, tools))
+        for nodes, tools in sets
+    ]
 
 
-def _answer(blocks: Sequence[Block]) -> str:
-    """The last text of a run."""
-    texts = [block.text for block in blocks if block.kind in ("assistant", "output")]
-    return next((text for text in reversed(texts) if text), "")
-
-
-def _plain(case: Case) -> list[Any]:
-    runs = [[[block.kind, block.text, block.is_output] for block in run] for run in case.runs]
-    return [case.task, case.tools, runs]
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()

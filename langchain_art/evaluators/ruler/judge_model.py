@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import asdict, dataclass
-from threading import Lock
+from functools import cache
 from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -93,18 +93,14 @@ class Judge:
             except NotImplementedError:
                 structured = False  # the JSON is parsed from the text
         self.structured = structured
-        self._lock = Lock()
-        self._pool: ThreadPoolExecutor | None = None
-        self._process = 0
+        # By process: threads do not survive a fork.
+        self._threads = cache(_new_threads)
 
     @property
     def identity(self) -> str:
         """A digest of the model's class and settings, without secrets."""
-        fields = {
-            name: value
-            for name, value in self.model
-            if isinstance(value, str | int | float | bool | list | dict | tuple)
-        }
+        plain = (str, int, float, bool, list, dict, tuple)
+        fields = {name: value for name, value in self.model if isinstance(value, plain)}
         kind = type(self.model)
         settings = self.model._get_llm_string()  # pyright: ignore[reportPrivateUsage]
         name = f"{kind.__module__}.{kind.__qualname__}"
@@ -120,26 +116,21 @@ class Judge:
     async def ask(self, messages: Sequence[BaseMessage], source: str) -> AIMessage:
         """The model's reply. `source` names the call, as ``lc_source`` does for captures."""
         config = RunnableConfig(run_name=source, metadata={"lc_source": source})
-        run = copy_context().run
-
-        def ask() -> Any:
-            return run(self._asked.invoke, list(messages), config)
-
-        found = await asyncio.get_running_loop().run_in_executor(self._threads(), ask)
+        run, threads = copy_context().run, self._threads(os.getpid())
+        found = await asyncio.get_running_loop().run_in_executor(
+            threads, lambda: run(self._asked.invoke, list(messages), config)
+        )
         return cast("AIMessage", found["raw"] if self.structured else found)
 
-    def _threads(self) -> ThreadPoolExecutor:
-        """Threads in which the model is called synchronously.
 
-        Chat models keep the connections of their asynchronous clients across event loops. If a
-        program runs several loops one after the other (``asyncio.run`` twice, `Trainer.fit_sync`),
-        these connections belong to closed loops.
-        """
-        with self._lock:
-            if self._pool is None or self._process != os.getpid():  # threads do not survive a fork
-                self._process = os.getpid()
-                self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="langchain-art-judge")
-            return self._pool
+def _new_threads(_process: int) -> ThreadPoolExecutor:
+    """Threads in which a model is called synchronously.
+
+    Chat models keep the connections of their asynchronous clients across event loops. If a program
+    runs several loops one after the other (``asyncio.run`` twice, `Trainer.fit_sync`), these
+    connections belong to closed loops.
+    """
+    return ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="langchain-art-judge")
 
 
 def spent_on(reply: AIMessage) -> Spent:

@@ -8,7 +8,6 @@ ids, new for each question, so that no run can name itself or another.
 
 from __future__ import annotations
 
-import random
 import re
 import secrets
 import unicodedata
@@ -72,13 +71,11 @@ class Case:
         task: of the runs, as text; empty if only their prompts say it.
         tools: one text per set of tools.
         runs: distinct transcripts.
-        answers: the last text of each run.
     """
 
     task: str
     tools: tuple[str, ...]
     runs: tuple[tuple[Block, ...], ...]
-    answers: tuple[str, ...]
 
 
 def draw_names(case: Case) -> Names:
@@ -91,13 +88,6 @@ def draw_names(case: Case) -> Names:
     while len(ids) < len(case.runs):
         ids[_word(_ID_LETTERS, 3)] = None
     return Names(mark, tuple(ids))
-
-
-def presented(count: int, seed: str) -> list[int]:
-    """The order in which runs are shown: a permutation, the same for the same seed."""
-    order = list(range(count))
-    random.Random(seed).shuffle(order)
-    return order
 
 
 def escaped(text: str) -> str:
@@ -120,15 +110,10 @@ def _is_plain(char: str) -> bool:
 def messages(
     case: Case, names: Names, order: Sequence[int], *, rubric: str, outputs: int, budget: int
 ) -> list[BaseMessage]:
-    """The prompt as chat messages.
+    """The prompt as chat messages, with the runs (indices) in this order.
 
-    Args:
-        case: the content.
-        names: of `draw_names`.
-        order: indices of the runs, in the order to show them.
-        rubric: the standards, trusted text.
-        outputs: most tokens of a tool's output (`truncate`).
-        budget: most tokens of all quoted text.
+    `rubric` is trusted text. `outputs` is the most tokens of a tool's output, `budget` of all
+    quoted text.
 
     Raises:
         JudgeError: the runs do not fit the budget.
@@ -156,15 +141,17 @@ class _Page:
         self._names, self._runs = names, deduplicate(case.runs)
         self._frame = [Block("task", case.task)] if case.task else []
         self._frame += [Block("tools", text) for text in case.tools]
-        self._wanted = set[str]().union(*(words(answer) for answer in case.answers))
+        self._wanted = set[str]().union(*(words(_answer(run)) for run in case.runs))
         self._caps: Caps = fitting([*self._frame, *self._runs.blocks], outputs, budget)
         self._notes = {note.text: f"n{n}" for n, note in enumerate(self._runs.notes, 1)}
 
     def text(self, order: Sequence[int]) -> str:
         lines = [f"mark {self._names.mark}"]
         lines += [self._tag(block.kind, self._shown(block)) for block in self._frame]
-        for note in self._runs.notes:
-            lines.append(self._tag(f"note {self._notes[note.text]}", self._shown(note)))
+        lines += [
+            self._tag(f"note {self._notes[note.text]}", self._shown(note))
+            for note in self._runs.notes
+        ]
         for number, part in enumerate(self._runs.parts, 1):
             lines += self._part(f"part p{number}", part)
         for index in order:
@@ -183,13 +170,19 @@ class _Page:
         return self._tag(block.kind, self._shown(block))
 
     def _shown(self, block: Block) -> str:
-        said = shortened(block, self._caps, self._wanted)
         return "".join(
-            escaped(one) if isinstance(one, str) else self._tag(f"cut {one}") + "\n" for one in said
+            escaped(piece) if isinstance(piece, str) else self._tag(f"cut {piece}") + "\n"
+            for piece in shortened(block, self._caps, self._wanted)
         )
 
     def _tag(self, words: str, text: str = "") -> str:
         return f"<{self._names.mark} {words}> {text}".rstrip()
+
+
+def _answer(run: Sequence[Block]) -> str:
+    """The last text of a run."""
+    texts = (block.text for block in reversed(run) if block.kind in ("assistant", "output"))
+    return next(filter(None, texts), "")
 
 
 def _word(letters: str, length: int) -> str:

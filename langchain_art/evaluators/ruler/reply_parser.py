@@ -51,14 +51,14 @@ def read(reply: AIMessage, ids: Sequence[str]) -> dict[str, Score]:
     pieces = [entries for value in called or _json_in(_text(reply)) if (entries := _entries(value))]
     verdicts = [_verdict(piece, ids) for piece in pieces if not _names(piece).isdisjoint(ids)]
     if not verdicts:
-        said = sorted({name for piece in pieces for name in _names(piece)})
+        others = sorted({name for piece in pieces for name in _names(piece)})
         raise UnusableReply(
-            f"it scores {', '.join(said):.80}, which are no runs of this request"
+            f"it scores {', '.join(others):.80}, which are no runs of this request"
             if pieces
             else 'it holds no complete JSON object with a list "scores"'
         )
-    values = [{name: score.value for name, score in verdict.items()} for verdict in verdicts]
-    if any(one != values[0] for one in values):
+    values = {tuple(verdict[name].value for name in ids) for verdict in verdicts}
+    if len(values) > 1:
         raise UnusableReply("it holds several verdicts that differ")
     return verdicts[0]
 
@@ -96,7 +96,7 @@ def _json_in(text: str) -> Iterator[Any]:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("an object says one key twice")
+        raise ValueError("an object has one key twice")
     return found
 
 

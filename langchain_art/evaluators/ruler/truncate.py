@@ -75,11 +75,11 @@ def shortened(block: Block, caps: Caps, wanted: set[str]) -> list[str | int]:
         return [block.text]
     pieces = list(_pieces(block.text))
     kept = _chosen(pieces, cap, wanted)
-    said: list[str | int] = []
+    parts: list[str | int] = []
     for stays, some in groupby(range(len(pieces)), key=lambda number: number in kept):
         text = "".join(pieces[number] for number in some)
-        said.append(text if stays else len(text))
-    return said
+        parts.append(text if stays else len(text))
+    return parts
 
 
 def _levels(outputs: int) -> Iterator[Caps]:
@@ -109,9 +109,7 @@ def _chosen(pieces: Sequence[str], cap: int, wanted: set[str]) -> set[int]:
     found = [words(piece) & wanted for piece in pieces]
     frequency = Counter(word for one in found for word in one)
     weights = [sum(1 / frequency[word] for word in one) for one in found]
-    telling = sorted(
-        (n for n, weight in enumerate(weights) if weight > 0), key=lambda n: -weights[n]
-    )
+    telling = sorted((n for n, one in enumerate(found) if one), key=lambda n: -weights[n])
     kept = {0}
     spent = tokens(pieces[0])
     for numbers, limit in ((telling, 0.6 * cap), ([len(pieces) - 1, *range(len(pieces))], cap)):
