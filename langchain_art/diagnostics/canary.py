@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pydantic import SecretStr
 
@@ -100,12 +101,13 @@ def toy_learning_rate(parameters: int) -> float:
     return min(3e-2, 1e-2 * (2e5 / max(parameters, 1)) ** (1 / 3))
 
 
-class _Run:
-    """One captured call: its trajectory, its reply's tokens, its model and its reward."""
+class _Run(NamedTuple):
+    """One captured call."""
 
-    def __init__(self, trajectory: Trajectory, tokens: list[Token], model: str) -> None:
-        self.trajectory, self.tokens, self.model = trajectory, tokens, model
-        self.reward = trajectory.reward or 0.0
+    trajectory: Trajectory
+    reward: float
+    tokens: list[Token]
+    model: str
 
 
 @dataclass
@@ -244,9 +246,9 @@ class _Canary:
         def one(prompt: str) -> _Run:
             with capture(scenario=prompt) as run:
                 reply = model.invoke(prompt)
-                run.reward = -float(len(reply.text))
+                run.reward = reward = -float(len(reply.text))
             about = reply.response_metadata
-            return _Run(run.trajectory(), tokens_of(about), about["model_name"])
+            return _Run(run.trajectory(), reward, tokens_of(about), about["model_name"])
 
         prompts = [prompt for prompt in PROMPTS for _ in range(self.group_size)]
         with ThreadPoolExecutor(WORKERS) as pool:

@@ -108,10 +108,7 @@ def tokens_of(metadata: Mapping[str, Any]) -> list[Token]:
 
 
 def change(old: Sequence[Token], new: Sequence[Token]) -> float:
-    """Largest distance of the logprobs of two replies, up to the first different token.
-
-    Example: the same reply twice gives 0.0.
-    """
+    """Largest distance of the logprobs of two replies, up to the first different token."""
     worst = 0.0
     for one, other in zip(old, new, strict=False):
         before, after = one.known(), other.known()

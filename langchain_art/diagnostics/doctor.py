@@ -189,11 +189,7 @@ def fit(
 
 
 def read_shape(model: str) -> Shape:
-    """The sizes of a model on this machine.
-
-    Raises:
-        ConfigError: there is no ``config.json`` of it, or it lacks one of the sizes.
-    """
+    """The sizes of a model on this machine, from its ``config.json``; a `ConfigError` without."""
     home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
     cached = home / "hub" / f"models--{model.replace('/', '--')}" / "snapshots"
     for place in [Path(model, "config.json"), *sorted(cached.glob("*/config.json"))]:

@@ -35,29 +35,17 @@ CPU_HEAP = 2.2
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a causal language model.
+    """The sizes of a causal language model."""
 
-    Attributes:
-        layers: blocks.
-        hidden: width of the residual stream.
-        intermediate: width of the MLP; of an expert, in a mixture.
-        queries: heads times their width.
-        keys: key heads times their width.
-        vocabulary: tokens.
-        tied: input and output embeddings are one matrix.
-        experts: MLPs of a block, shared ones included.
-        active: how many of them a token passes through.
-    """
-
-    layers: int
-    hidden: int
-    intermediate: int
-    queries: int
-    keys: int
-    vocabulary: int
-    tied: bool = False
-    experts: int = 1
-    active: int = 1
+    layers: int  # blocks
+    hidden: int  # width of the residual stream
+    intermediate: int  # width of the MLP; of an expert, in a mixture
+    queries: int  # heads times their width
+    keys: int  # key heads times their width
+    vocabulary: int  # tokens
+    tied: bool = False  # input and output embeddings are one matrix
+    experts: int = 1  # MLPs of a block, shared ones included
+    active: int = 1  # how many of them a token passes through
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Shape:
@@ -121,9 +109,8 @@ def token_bytes(shape: Shape, rank: int, dtype: str, *, checkpointed: bool = Fal
     wide = mlp * shape.intermediate * shape.active
     layer = hidden * shape.hidden + wide + queries * shape.queries + keys * shape.keys
     layer += LINEARS * rank * 4
-    if checkpointed:
-        return layer + shape.layers * shape.hidden * WIDTH[dtype]
-    return layer * shape.layers
+    inputs = shape.layers * shape.hidden * WIDTH[dtype]
+    return layer + inputs if checkpointed else layer * shape.layers
 
 
 def learner_bytes(

@@ -50,10 +50,9 @@ def seconds(run: Trajectory) -> float:
 
     If start times are missing, the sum of the known latencies; 0.0 if none is known.
     """
-    timed = [turn for turn in run.turns if turn.started_at is not None]
+    timed = [(t.started_at, t.latency or 0.0) for t in run.turns if t.started_at is not None]
     if timed and len(timed) == len(run.turns):
-        ends = [(turn.started_at or 0.0) + (turn.latency or 0.0) for turn in timed]
-        return max(ends) - min(turn.started_at or 0.0 for turn in timed)
+        return max(map(sum, timed)) - min(timed)[0]
     return sum(turn.latency or 0.0 for turn in run.turns)
 
 

@@ -16,28 +16,20 @@ compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=st
 
 @dataclass(frozen=True)
 class Block:
-    """One message, tool call or event.
+    """One message, tool call or event."""
 
-    Attributes:
-        kind: ``user``, ``assistant``, ``call`` …: never text of the run.
-        text: of the run, so not trusted.
-        is_output: whether it is a tool's output, which is truncated first.
-    """
-
-    kind: str
-    text: str = ""
-    is_output: bool = False
+    kind: str  # "user", "assistant", "call" …: never text of the run
+    text: str = ""  # of the run, so not trusted
+    is_output: bool = False  # of a tool, which is truncated first
 
 
 def transcript(run: Trajectory, *, labelled: bool) -> tuple[Block, ...]:
     """A run's calls as blocks: each message once, then how the run ended.
 
     A call that continues the call before it shows only its new messages. Any other call shows its
-    whole prompt, with messages that were shown before replaced by one block ``again`` with their
-    number, so that parallel branches and rewritten prompts stay short. Excluded turns are
-    mentioned without their text. Reasoning is not shown: the judge scores actions and results.
-
-    `labelled` adds a block with the call's node whenever it changes.
+    whole prompt, with one block ``again`` and their number for messages that were shown before.
+    Excluded turns are mentioned without their text. Reasoning is not shown: the judge scores
+    actions and results. `labelled` adds a block with the call's node whenever it changes.
     """
     blocks: list[Block] = []
     shown: set[tuple[Block, ...]] = set()
@@ -101,13 +93,11 @@ def tool_line(tool: Mapping[str, Any]) -> str:
 
 
 def _type(field: Any) -> str:
-    if isinstance(field, Mapping):
-        given = cast("Mapping[str, Any]", field)
-        if "enum" in given:
-            return "|".join(str(choice) for choice in given["enum"])
-        if isinstance(given.get("type"), str):
-            return str(given["type"])
-    return "any"
+    given = cast("Mapping[str, Any]", field) if isinstance(field, Mapping) else {}
+    if "enum" in given:
+        return "|".join(map(str, given["enum"]))
+    kind = given.get("type")
+    return kind if isinstance(kind, str) else "any"
 
 
 def _add(

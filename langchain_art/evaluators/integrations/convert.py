@@ -104,15 +104,11 @@ def as_trajectory(output: Any, id: str) -> Trajectory:
 
 
 def _messages(output: Any) -> list[BaseMessage] | None:
-    found: Any = output
-    if isinstance(output, BaseMessage) or (isinstance(output, Mapping) and _is_message(output)):
-        found = [output]
-    elif isinstance(output, Mapping):
+    found: Any = [output] if isinstance(output, BaseMessage | Mapping) else output
+    if isinstance(output, Mapping) and not _is_message(output):
         found = cast("Mapping[str, Any]", output).get("messages")
-    if not isinstance(found, list | tuple):
-        return None
-    items = cast("Sequence[Any]", found)
-    if not items or not all(_is_message(item) for item in items):
+    items = cast("Sequence[Any]", found) if isinstance(found, list | tuple) else ()
+    if not items or not all(map(_is_message, items)):
         return None
     try:
         return convert_to_messages(list(items))

@@ -47,12 +47,25 @@ def create_ruler(
     Raises:
         ConfigError: both or neither of `judge` and `model`, or options that make no sense.
     """
-    return openevals_evaluator(_ruler(judge, model, feedback_key, **options))
+    return _synchronous(
+        create_async_ruler(judge=judge, model=model, feedback_key=feedback_key, **options)
+    )
 
 
-def create_async_ruler(**options: Any) -> Callable[..., Coroutine[Any, Any, Results]]:
-    """As `create_ruler`, with its options; the evaluator is asynchronous."""
-    return async_openevals_evaluator(_ruler(**options))
+def create_async_ruler(
+    *,
+    judge: BaseChatModel | None = None,
+    model: str | None = None,
+    feedback_key: str = "ruler",
+    **options: Any,
+) -> Callable[..., Coroutine[Any, Any, Results]]:
+    """As `create_ruler`; the evaluator is asynchronous."""
+    asked = judge if judge is not None else model
+    if asked is None or (judge is not None and model is not None):
+        raise ConfigError(
+            f"got {judge=}, {model=}, expected one of them: a chat model, or a model's name"
+        )
+    return async_openevals_evaluator(RulerEvaluator(asked, key=feedback_key, **options))
 
 
 def openevals_evaluator(evaluator: Evaluator) -> Callable[..., Results]:
@@ -66,14 +79,7 @@ def openevals_evaluator(evaluator: Evaluator) -> Callable[..., Results]:
     Args:
         evaluator: a `GroupEvaluator`, or a function that a `Trainer` takes.
     """
-    ask = async_openevals_evaluator(evaluator)
-
-    def evaluate(
-        *, inputs: Any = None, outputs: Any, reference_outputs: Any = None, **_: Any
-    ) -> Results:
-        return run_sync(ask(inputs=inputs, outputs=outputs, reference_outputs=reference_outputs))
-
-    return evaluate
+    return _synchronous(async_openevals_evaluator(evaluator))
 
 
 def async_openevals_evaluator(evaluator: Evaluator) -> Callable[..., Coroutine[Any, Any, Results]]:
@@ -90,18 +96,14 @@ def async_openevals_evaluator(evaluator: Evaluator) -> Callable[..., Coroutine[A
     return evaluate
 
 
-def _ruler(
-    judge: BaseChatModel | None = None,
-    model: str | None = None,
-    feedback_key: str = "ruler",
-    **options: Any,
-) -> RulerEvaluator:
-    asked = judge if judge is not None else model
-    if asked is None or (judge is not None and model is not None):
-        raise ConfigError(
-            f"got {judge=}, {model=}, expected one of them: a chat model, or a model's name"
-        )
-    return RulerEvaluator(asked, key=feedback_key, **options)
+def _synchronous(evaluate: Callable[..., Coroutine[Any, Any, Results]]) -> Callable[..., Results]:
+    def evaluate_synchronously(
+        *, inputs: Any = None, outputs: Any, reference_outputs: Any = None, **_: Any
+    ) -> Results:
+        given = {"inputs": inputs, "outputs": outputs, "reference_outputs": reference_outputs}
+        return run_sync(evaluate(**given))
+
+    return evaluate_synchronously
 
 
 def _result(key: str, score: Score | None) -> Result:

@@ -21,10 +21,7 @@ CREATE TABLE IF NOT EXISTS verdicts (
 
 
 class VerdictCache:
-    """An SQLite file of verdicts; for any number of threads and processes at once.
-
-    Args:
-        path: the file; it and its folders are created if missing.
+    """An SQLite file of verdicts, created if missing; for any threads and processes at once.
 
     Raises:
         ConfigError: the file is no SQLite database, or cannot be written.

@@ -23,23 +23,19 @@ _TAG = 12
 class SharedPart:
     """Blocks that several runs share."""
 
-    follows: int | None
-    """Index of the part before it; None: it is a prefix of the runs."""
+    follows: int | None  # index of the part before it; None: it is a prefix of the runs
     blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True)
 class DeduplicatedRuns:
-    """The runs of a group without repetitions.
+    """The runs of a group without repetitions."""
 
-    Attributes:
-        parts: each before the parts that follow it.
-        runs: by run, the part that it follows (None: none) and its own blocks.
-        notes: long texts that occur more than once.
-    """
-
+    #: Each before the parts that follow it.
     parts: list[SharedPart] = field(default_factory=list[SharedPart])
+    #: By run, the part that it follows (None: none) and its own blocks.
     runs: dict[int, SharedPart] = field(default_factory=dict[int, SharedPart])
+    #: Long texts that occur more than once.
     notes: list[Block] = field(default_factory=list[Block])
 
     @property

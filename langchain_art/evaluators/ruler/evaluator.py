@@ -53,10 +53,10 @@ class RulerEvaluator(GroupEvaluator):
     """Relative scores in [0, 1] with explanations, by a language model.
 
     The judge sees the scenario, the tools, and every run as a transcript with the names of its
-    nodes. What runs share is shown once (`deduplicate`), long texts are cut (`truncate`). The order
-    of runs depends on `seed`; runs have random ids, and scores are matched by id. If a reply is not
-    exactly one score in [0, 1] for each run, the judge is asked again, with the reason; after
-    `attempts` replies the group counts as not judged. No score is guessed.
+    nodes. What runs share is shown once, long texts are cut. Runs have random ids, and scores are
+    matched by id. If a reply is not exactly one score in [0, 1] for each run, the judge is asked
+    again, with the reason; after `attempts` replies the group counts as not judged. No score is
+    guessed.
 
     Equal runs get equal scores. If all of several runs are equal, the score is 0.5 without a call.
 
@@ -129,8 +129,7 @@ class RulerEvaluator(GroupEvaluator):
     @property
     def spent(self) -> Spent:
         """Counts and costs of this evaluator so far."""
-        with self._lock:
-            return self._spent
+        return self._spent
 
     async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
         """One score per run.
@@ -269,6 +268,10 @@ async def ruler_score_group(
 ) -> TrajectoryGroup | None:
     """Scores one group, as the function of that name in ART does.
 
+    Example::
+
+        group = await ruler_score_group(group, "openai/o3")
+
     Args:
         group: runs of one scenario.
         judge_model: see `RulerEvaluator`.
@@ -279,10 +282,6 @@ async def ruler_score_group(
     Raises:
         JudgeError: the group cannot be judged.
         ConfigError: the judge or its parameters make no sense; raised in any case.
-
-    Example::
-
-        group = await ruler_score_group(group, "openai/o3")
     """
     evaluator = RulerEvaluator(judge_model, rubric, litellm_params=extra_litellm_params)
     try:

@@ -25,31 +25,18 @@ _AT_ONCE = 32  # calls of one judge
 
 @dataclass(frozen=True)
 class Spent:
-    """Counts and costs of judging, summed.
+    """Counts and costs of judging, summed."""
 
-    Attributes:
-        groups: scored.
-        unjudged: groups without a verdict.
-        decided: groups scored without a question.
-        calls: model calls, failed ones included.
-        unusable: calls that raised or whose reply could not be used.
-        cached: questions answered by the cache.
-        input_tokens: as the judge's provider counts them.
-        output_tokens: likewise, reasoning included.
-        cost: US dollars, of the calls whose price litellm knows.
-        unpriced: replies whose price is not known.
-    """
-
-    groups: int = 0
-    unjudged: int = 0
-    decided: int = 0
-    calls: int = 0
-    unusable: int = 0
-    cached: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost: float = 0.0
-    unpriced: int = 0
+    groups: int = 0  # scored
+    unjudged: int = 0  # groups without a verdict
+    decided: int = 0  # groups scored without a question
+    calls: int = 0  # of the model, failed ones included
+    unusable: int = 0  # calls that raised or whose reply could not be used
+    cached: int = 0  # questions answered by the cache
+    input_tokens: int = 0  # as the judge's provider counts them
+    output_tokens: int = 0  # likewise, reasoning included
+    cost: float = 0.0  # US dollars, of the calls whose price litellm knows
+    unpriced: int = 0  # replies whose price is not known
 
     def __add__(self, other: Spent) -> Spent:
         mine, theirs = asdict(self), asdict(other)

@@ -52,30 +52,19 @@ _LINES = {"\n", "\t"}
 
 @dataclass(frozen=True)
 class Names:
-    """Random names in a prompt.
+    """Random names in a prompt."""
 
-    Attributes:
-        mark: begins every tag.
-        ids: of the runs, in the evaluator's order.
-    """
-
-    mark: str
-    ids: tuple[str, ...]
+    mark: str  # begins every tag
+    ids: tuple[str, ...]  # of the runs, in the evaluator's order
 
 
 @dataclass(frozen=True)
 class Case:
-    """The content of a prompt, without names and order.
+    """The content of a prompt, without names and order."""
 
-    Attributes:
-        task: of the runs, as text; empty if only their prompts say it.
-        tools: one text per set of tools.
-        runs: distinct transcripts.
-    """
-
-    task: str
-    tools: tuple[str, ...]
-    runs: tuple[tuple[Block, ...], ...]
+    task: str  # empty if only the runs' prompts describe it
+    tools: tuple[str, ...]  # one text per set of tools
+    runs: tuple[tuple[Block, ...], ...]  # distinct transcripts
 
 
 def draw_names(case: Case) -> Names:

@@ -47,8 +47,9 @@ def read(reply: AIMessage, ids: Sequence[str]) -> dict[str, Score]:
     Raises:
         UnusableReply: it is not exactly one valid score for each of `ids`.
     """
+    text = str(reply.text).rpartition(_THOUGHT)[2]
     called = [cast("Any", call["args"]) for call in reply.tool_calls]
-    pieces = [entries for value in called or _json_in(_text(reply)) if (entries := _entries(value))]
+    pieces = [entries for value in called or _json_in(text) if (entries := _entries(value))]
     verdicts = [_verdict(piece, ids) for piece in pieces if not _names(piece).isdisjoint(ids)]
     if not verdicts:
         others = sorted({name for piece in pieces for name in _names(piece)})
@@ -61,11 +62,6 @@ def read(reply: AIMessage, ids: Sequence[str]) -> dict[str, Score]:
     if len(values) > 1:
         raise UnusableReply("it holds several verdicts that differ")
     return verdicts[0]
-
-
-def _text(reply: AIMessage) -> str:
-    text = str(reply.text)
-    return text.rpartition(_THOUGHT)[2] if _THOUGHT in text else text
 
 
 def _json_in(text: str) -> Iterator[Any]:

@@ -34,6 +34,12 @@ class Caps:
     outputs: int
     texts: int | None = None
 
+    def of(self, block: Block) -> int | None:
+        """The cap of a block's text."""
+        if not block.is_output:
+            return self.texts
+        return self.outputs if self.texts is None else min(self.outputs, self.texts)
+
 
 def tokens(text: str) -> int:
     """Estimated tokens of a text: a quarter of its bytes, for any tokenizer."""
@@ -53,10 +59,10 @@ def fitting(blocks: Sequence[Block], outputs: int, budget: int) -> Caps:
     Raises:
         JudgeError: they do not fit under the lowest caps.
     """
-    sizes = [(tokens(block.text), block.is_output) for block in blocks]
+    sizes = [(tokens(block.text), block) for block in blocks]
     size = 0
     for caps in _levels(outputs):
-        size = sum(_TAG + min(n, _cap(caps, is_output) or n) for n, is_output in sizes)
+        size = sum(_TAG + min(n, caps.of(block) or n) for n, block in sizes)
         if size <= budget:
             return caps
     raise JudgeError(
@@ -70,7 +76,7 @@ def shortened(block: Block, caps: Caps, wanted: set[str]) -> list[str | int]:
 
     `wanted` are the words of the runs' answers.
     """
-    cap = _cap(caps, block.is_output)
+    cap = caps.of(block)
     if cap is None or tokens(block.text) <= cap:
         return [block.text]
     pieces = list(_pieces(block.text))
@@ -89,12 +95,6 @@ def _levels(outputs: int) -> Iterator[Caps]:
         cap //= 2
     for texts in (None, 800, 400, 200, 100, 50, LEAST):
         yield Caps(min(outputs, LEAST), texts)
-
-
-def _cap(caps: Caps, is_output: bool) -> int | None:
-    if not is_output:
-        return caps.texts
-    return caps.outputs if caps.texts is None else min(caps.outputs, caps.texts)
 
 
 def _pieces(text: str) -> Iterator[str]:
