@@ -108,13 +108,8 @@ class ChatReply:
     token_texts: list[str] = field(default_factory=list)
 
 
-class Sampler(Protocol):
-    """Samples completions from the base model and any loaded adapter, many at once."""
-
-    @property
-    def info(self) -> ModelInfo:
-        """The base model, once `start` has returned."""
-        ...
+class Engine(Protocol):
+    """What samplers and learners have in common."""
 
     @property
     def restarts(self) -> int:
@@ -127,6 +122,15 @@ class Sampler(Protocol):
 
     async def close(self) -> None:
         """End the engine's process."""
+        ...
+
+
+class Sampler(Engine, Protocol):
+    """Samples completions from the base model and any loaded adapter, many at once."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """The base model, once `start` has returned."""
         ...
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta | ChatReply, None]:
@@ -196,21 +200,8 @@ class LearnerStep:
     staleness: float = 0.0
 
 
-class Learner(Protocol):
+class Learner(Engine, Protocol):
     """Trains adapters on rows."""
-
-    @property
-    def restarts(self) -> int:
-        """How often the engine's process was started again after it died."""
-        ...
-
-    async def start(self) -> None:
-        """Load the model. Raises ConfigError if it cannot be loaded."""
-        ...
-
-    async def close(self) -> None:
-        """End the engine's process."""
-        ...
 
     async def init_adapter(self, out: Path, lora: LoraConfig) -> None:
         """Write a fresh adapter, equal to the base. Raises ConfigError on unknown targets."""

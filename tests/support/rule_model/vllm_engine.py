@@ -34,7 +34,6 @@ class LedVllm(VllmProcess):
 class RuleHost(host.VllmHost):
     """Leads every call by `rules.reply_to`."""
 
-    process_type = LedVllm
     journal = Path(os.environ.get("RULE_JOURNAL", os.devnull))
 
     async def _complete(self, chat: ChatCall[CopiedAdapter], body: dict[str, Any]) -> Completion:
@@ -59,4 +58,6 @@ class RuleHost(host.VllmHost):
 
 def serve(channel: Channel, config: dict[str, Any]) -> None:
     """Entry point of the child, in the place of `vllm.host.serve`."""
-    host.serve(channel, config, RuleHost)
+    host.VllmProcess = LedVllm  # type: ignore[misc]
+    host.VllmHost = RuleHost  # type: ignore[misc]
+    host.serve(channel, config)

@@ -14,6 +14,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any, cast
 
@@ -74,6 +75,7 @@ class ChatTemplate:
             template = "\n".join(map(str, cast(dict[str, Any], template).values()))
         self.tools = tools or tool_format(template)
         self._knows_developer = "developer" in template
+        self.eos = eos
         self._eos = {text: id_ for id_ in eos if (text := tokenizer.decode([id_]))}
         self._turn_end = re.compile("|".join(map(re.escape, self._eos)) or r"(?!)")
         self._known: OrderedDict[bytes, list[_KeptText]] = OrderedDict()
@@ -155,12 +157,7 @@ class ChatTemplate:
     ) -> None:
         """Keep the ids of a finished call for later prompts of the same conversation.
 
-        Args:
-            prompt: of the call.
-            token_ids: that were sampled.
-            messages: of the call.
-            tools: of the call.
-            reply: the assistant message that the client will send back.
+        `reply` is the assistant message that the client will send back.
         """
         added = self.text(prompt.ids[-1:] + token_ids)[len(self.text(prompt.ids[-1:])) :]
         ids = array("i", [*prompt.ids, *token_ids])
@@ -186,10 +183,9 @@ class ChatTemplate:
     ) -> str:
         messages = [_template_message(i, m) for i, m in enumerate(messages)]
         if not self._knows_developer:  # OpenAI's newer name of the role; templates drop it
-            messages = [
-                {**message, "role": "system"} if message.get("role") == "developer" else message
-                for message in messages
-            ]
+            for message in messages:
+                if message.get("role") == "developer":
+                    message["role"] = "system"
         try:
             text = self.tokenizer.apply_chat_template(
                 messages, tools=tools or None, add_generation_prompt=not reply, tokenize=False
@@ -270,6 +266,19 @@ class ChatTemplate:
         return self.tokenizer.decode(
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
+
+    def reply_text(self, ids: Sequence[int]) -> str:
+        """The text of `ids` as a client reads it: of special tokens, only those of tool calls."""
+        return self.text([id_ for id_ in ids if id_ not in self._hidden])
+
+    @cached_property
+    def _hidden(self) -> set[int]:
+        markers = self.tools.markers if self.tools else ()
+        return {
+            id_
+            for id_, token in self.tokenizer.added_tokens_decoder.items()
+            if token.special and token.content not in markers
+        }
 
     def token_text(self, token: int) -> str:
         """The text of one token."""

@@ -27,15 +27,13 @@ _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fal
 class GrammarLogitsProcessor:
     """Masks the tokens that the grammar of one reply forbids next."""
 
-    def __init__(self, matcher: LLMatcher, vocab: int) -> None:
-        self._matcher, self._vocab = matcher, vocab
-        self._bits = np.zeros((vocab + 31) // 32, dtype=np.int32)
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
 
     def apply(self, logits: Tensor) -> None:
         """Set the logits ``[vocab]`` of forbidden tokens to -inf, in place."""
-        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-        allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: self._vocab]
-        logits.masked_fill_(torch.from_numpy(allowed == 0).to(logits.device), float("-inf"))
+        bias = np.frombuffer(self._matcher.compute_logit_bias(), dtype=np.uint8)  # 0: forbidden
+        logits.masked_fill_(torch.from_numpy(bias == 0).to(logits.device), float("-inf"))
 
     def advance(self, token: int) -> None:
         """Take a sampled token."""
@@ -48,13 +46,7 @@ class GrammarLogitsProcessor:
 
 
 class GrammarCompiler:
-    """Makes grammars for one tokenizer.
-
-    Args:
-        tokenizer: a fast tokenizer of transformers.
-        vocab: size of the logits.
-        eos: tokens that may end a reply.
-    """
+    """Makes grammars for one tokenizer; `vocab` is the size of the logits."""
 
     def __init__(self, tokenizer: Any, vocab: int, eos: list[int]) -> None:
         self._tokenizer, self._vocab, self._eos = tokenizer, vocab, eos
@@ -95,7 +87,7 @@ class GrammarCompiler:
                 f"No grammar can be made of this request: {reason}. Simplify the schema.",
                 param="tool_choice" if forced else "response_format",
             )
-        return GrammarLogitsProcessor(matcher, self._vocab)
+        return GrammarLogitsProcessor(matcher)
 
     def _tokens(self) -> LLTokenizer:
         if self._table is None:

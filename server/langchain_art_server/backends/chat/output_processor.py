@@ -6,10 +6,10 @@ same whichever engine samples.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from langchain_art.errors import PromptTooLong
-from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, FinishReason
+from langchain_art_server.backends.base import ChatDelta, ChatRequest
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.chat.detokenizer import Detokenizer
 from langchain_art_server.backends.chat.tool_parser import ToolCallParser
@@ -47,77 +47,30 @@ def why_excluded(request: ChatRequest, *, constrained: bool) -> str | None:
     return None
 
 
-def hidden_token_ids(template: ChatTemplate) -> set[int]:
-    """Special tokens that are left out of texts: all but those that tool calls are made of."""
-    markers = template.tools.markers if template.tools else ()
-    return {
-        id_
-        for id_, token in template.tokenizer.added_tokens_decoder.items()
-        if token.special and token.content not in markers
-    }
-
-
 class OutputProcessor:
-    """Text and tool calls of one reply while it is sampled.
+    """Text and tool calls of one reply while it is sampled."""
 
-    Args:
-        request: what was asked.
-        template: of the model.
-        hidden: see `hidden_token_ids`.
-        eos: tokens that end a turn.
-    """
-
-    def __init__(
-        self, request: ChatRequest, template: ChatTemplate, hidden: Collection[int], eos: set[int]
-    ) -> None:
-        self._template, self._hidden, self._eos = template, hidden, eos
+    def __init__(self, request: ChatRequest, template: ChatTemplate) -> None:
         parses = bool(request.tools) and request.tool_choice != "none"
-        self._text = Detokenizer(self._decode, request.sampling.stop)
-        self._parser = ToolCallParser(
+        self._eos, self._read = template.eos, 0
+        self._text = Detokenizer(template.reply_text, request.sampling.stop)
+        self.parser = ToolCallParser(
             template.tools if parses else None, one_call=not request.parallel_tool_calls
         )
-        self._read = 0
 
     @property
     def stopped(self) -> bool:
         """A stop string was found."""
         return self._text.stopped
 
-    def update(self, token_ids: Sequence[int]) -> ChatDelta:
-        """Process `token_ids`, all tokens so far; returns what is new and final."""
+    def update(self, token_ids: Sequence[int], *, last: bool = False) -> ChatDelta:
+        """Process `token_ids`, all tokens so far; returns what is new and final.
+
+        What is held back is returned at the `last` update.
+        """
         new, self._read = token_ids[self._read :], len(token_ids)
-        return self._parser.feed(self._text.push(new)) if new else ChatDelta()
-
-    def finish(self, token_ids: Sequence[int]) -> ChatDelta:
-        """End the reply; returns what was held back."""
-        rest = token_ids[self._read :]
-        if rest and rest[-1] in self._eos:
-            rest = rest[:-1]
-        delta, end = self._parser.feed(self._text.push(rest, last=True)), self._parser.finish()
-        return ChatDelta(delta.content + end.content, delta.tool_calls + end.tool_calls)
-
-    def reply(
-        self,
-        prompt_ids: Sequence[int],
-        token_ids: Sequence[int],
-        logprobs: Sequence[float],
-        top: Sequence[Sequence[tuple[int, float]]],
-        finish: FinishReason,
-        excluded_because: str | None,
-    ) -> ChatReply:
-        """The finished reply, after `finish`. `excluded_because`: see `why_excluded`."""
-        parser, token_text = self._parser, self._template.token_text
-        return ChatReply(
-            prompt_token_ids=prompt_ids,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            content=parser.content or (None if parser.calls else ""),
-            tool_calls=parser.calls,
-            finish_reason="tool_calls" if parser.calls and finish == "stop" else finish,
-            excluded_because=excluded_because,
-            top_logprobs=[[(i, p, token_text(i)) for i, p in one] for one in top],
-            token_texts=[token_text(i) for i in token_ids],
-        )
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self._template.text([i for i in ids if i not in self._hidden])
+        if last and new and new[-1] in self._eos:
+            new = new[:-1]
+        if not new and not last:
+            return ChatDelta()
+        return self.parser.feed(self._text.push(new, last=last), last=last)

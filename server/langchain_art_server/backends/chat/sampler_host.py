@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from langchain_art.errors import ConfigError, InvalidRequest, UnknownModel
-from langchain_art_server.backends.base import ChatDelta, ChatRequest, FinishReason
+from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, FinishReason
 from langchain_art_server.backends.chat.chat_template import ChatTemplate, Prompt
 from langchain_art_server.backends.chat.guided_decoding import (
     GrammarCompiler,
@@ -20,7 +20,6 @@ from langchain_art_server.backends.chat.guided_decoding import (
 )
 from langchain_art_server.backends.chat.output_processor import (
     OutputProcessor,
-    hidden_token_ids,
     reply_limit,
     why_excluded,
 )
@@ -70,7 +69,6 @@ class SamplerHost(Generic[AdapterT]):
         self.info = model.info
         self._channel, self._eos = channel, model.eos
         self._template = ChatTemplate(model.tokenizer, model.eos, tools)
-        self._hidden = hidden_token_ids(self._template)
         self._grammars = GrammarCompiler(model.tokenizer, model.info.vocab_size, sorted(model.eos))
         self._adapters: dict[str, AdapterT] = {}
 
@@ -104,7 +102,7 @@ class SamplerHost(Generic[AdapterT]):
         limit = reply_limit(len(prompt.ids), sampling.max_tokens, self.info.max_model_len)
         grammar = self._grammars.grammar(request, template.tools)
         processor = None if grammar is None else self._grammars.logits_processor(grammar)
-        output = OutputProcessor(request, template, self._hidden, self._eos)
+        output = OutputProcessor(request, template)
         if adapter is not None:
             adapter.users += 1
         return ChatCall(call, request, adapter, prompt, limit, grammar, processor, output)
@@ -123,10 +121,19 @@ class SamplerHost(Generic[AdapterT]):
         finish: FinishReason,
     ) -> dict[str, Any]:
         """Send the last delta, remember the reply's tokens; returns the result of the call."""
-        self._stream(chat, chat.output.finish(token_ids))
-        ids, request = chat.prompt.ids, chat.request
-        excluded = why_excluded(request, constrained=chat.grammar is not None)
-        reply = chat.output.reply(ids, token_ids, logprobs, top, finish, excluded)
+        self._stream(chat, chat.output.update(token_ids, last=True))
+        request, parser, token_text = chat.request, chat.output.parser, self._template.token_text
+        reply = ChatReply(
+            prompt_token_ids=chat.prompt.ids,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            content=parser.content or (None if parser.calls else ""),
+            tool_calls=parser.calls,
+            finish_reason="tool_calls" if parser.calls and finish == "stop" else finish,
+            excluded_because=why_excluded(request, constrained=chat.grammar is not None),
+            top_logprobs=[[(i, p, token_text(i)) for i, p in one] for one in top],
+            token_texts=[token_text(i) for i in token_ids],
+        )
         message = {"role": "assistant", "content": reply.content, "tool_calls": reply.tool_calls}
         self._template.remember(chat.prompt, token_ids, request.messages, request.tools, message)
         return pack_reply(reply)

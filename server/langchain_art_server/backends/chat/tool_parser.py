@@ -34,7 +34,8 @@ class ToolFormat:
     Attributes:
         name: key in `FORMATS`.
         template_marks: a chat template uses this format if it has all strings of one of these.
-        parse: the calls in the text between `opener` and `closer`; None if it is malformed.
+        parse: the calls in the text between `opener` and `closer`. Raises ValueError or
+            RecursionError if it is malformed.
         grammar: calls as a Lark rule for guided decoding. ``{opener}`` and ``{closer}`` stand for
             those tokens, ``body`` is a rule for one JSON object, ``{more}`` is `more` or nothing.
         more: further calls as a Lark rule; empty if the grammar allows one call only.
@@ -47,7 +48,7 @@ class ToolFormat:
 
     name: str
     template_marks: tuple[tuple[str, ...], ...]
-    parse: Callable[[str], list[FunctionCall] | None]
+    parse: Callable[[str], list[FunctionCall]]
     grammar: str
     more: str = ""
     opener: str = ""
@@ -55,6 +56,13 @@ class ToolFormat:
     starts: tuple[str, ...] = ()
     markers: tuple[str, ...] = ()
     arguments: str = "arguments"
+
+    def calls(self, text: str) -> list[FunctionCall]:
+        """The calls in the text between `opener` and `closer`; none if it is malformed."""
+        try:
+            return self.parse(text)
+        except (ValueError, RecursionError):
+            return []
 
     def end_of_call(self, text: str) -> int:
         """End of the first `closer` outside of JSON strings in a `text` with `opener`, or -1."""
@@ -77,7 +85,7 @@ def tool_format(template: str) -> ToolFormat | None:
 class ToolCallParser:
     """Splits a reply into text and tool calls while it is streamed.
 
-    The sizes of the pieces do not matter: the deltas of `feed` and `finish` together are the same.
+    The sizes of the pieces do not matter: the deltas of `feed` together are the same.
     White space next to a call is dropped; text that may be the beginning of a call is held back.
     """
 
@@ -89,31 +97,28 @@ class ToolCallParser:
         self.calls: list[dict[str, Any]] = []
         self.content = ""
 
-    def feed(self, text: str) -> ChatDelta:
-        """Add text; returns the text and the calls that are final now."""
+    def feed(self, text: str, *, last: bool = False) -> ChatDelta:
+        """Add text, the `last` of which ends the reply; returns text and calls that are final."""
         content, calls = len(self.content), len(self.calls)
         if self._form is None:
             self.content += text
         else:
             self._buffer += text
             self._scan(self._form)
+            if last:
+                self._end(self._form)
         return ChatDelta(self.content[content:], self.calls[calls:])
 
-    def finish(self) -> ChatDelta:
-        """End the reply; returns what was held back."""
-        content, calls = len(self.content), len(self.calls)
+    def _end(self, form: ToolFormat) -> None:
+        """Take what was held back."""
         rest, self._buffer = self._buffer, ""
-        if (form := self._form) is not None:
-            found = None
-            if not form.closer and rest.startswith(form.opener):
-                found = form.parse(rest[len(form.opener) :])
-            if found:
-                self._add_calls(found)
-            elif rest:
-                self._add_text(rest)
-            if not self._after_call:
-                self.content += self._space
-        return ChatDelta(self.content[content:], self.calls[calls:])
+        whole = not form.closer and rest.startswith(form.opener)
+        if found := form.calls(rest[len(form.opener) :]) if whole else []:
+            self._add_calls(found)
+        elif rest:
+            self._add_text(rest)
+        if not self._after_call:
+            self.content += self._space
 
     def _scan(self, form: ToolFormat) -> None:
         if not form.opener:
@@ -131,7 +136,7 @@ class ToolCallParser:
             if at < 0 or (end := form.end_of_call(self._buffer)) < 0:
                 return
             call, self._buffer = self._buffer[:end], self._buffer[end:]
-            if found := form.parse(call[len(form.opener) : -len(form.closer)]):
+            if found := form.calls(call[len(form.opener) : -len(form.closer)]):
                 self._add_calls(found)
             else:
                 self._add_text(call)
@@ -204,54 +209,43 @@ def _call_at(text: str, at: int) -> tuple[FunctionCall, int]:
     return (name, raw), _skip(text, end)
 
 
-def _parse_hermes(text: str) -> list[FunctionCall] | None:
-    try:
-        call, end = _call_at(text, _skip(text, 0))
-    except (ValueError, RecursionError):
-        return None
-    return [call] if end == len(text) else None
+def _parse_hermes(text: str) -> list[FunctionCall]:
+    call, end = _call_at(text, _skip(text, 0))
+    if end < len(text):
+        raise ValueError("expected one call")
+    return [call]
 
 
-def _parse_llama(text: str) -> list[FunctionCall] | None:
+def _parse_llama(text: str) -> list[FunctionCall]:
     text = text.strip().removeprefix("<|python_tag|>")
     calls: list[FunctionCall] = []
-    try:
-        at = _skip(text, 0)
-        while at < len(text):
-            call, at = _call_at(text, at)
-            calls.append(call)
-            if text[at : at + 1] == ";":
-                at = _skip(text, at + 1)
-    except (ValueError, RecursionError):
-        return None
+    at = _skip(text, 0)
+    while at < len(text):
+        call, at = _call_at(text, at)
+        calls.append(call)
+        if text[at : at + 1] == ";":
+            at = _skip(text, at + 1)
     return calls
 
 
-def _parse_mistral(text: str) -> list[FunctionCall] | None:
+def _parse_mistral(text: str) -> list[FunctionCall]:
     calls: list[FunctionCall] = []
     for part in text.split("[TOOL_CALLS]"):
         name, mark, arguments = part.partition(_ARGS)
-        if mark:
-            wrapped = f'{{"name": {json.dumps(name.strip())}, "arguments": {arguments}}}'
-            found = _parse_hermes(wrapped)
-        else:
-            found = _parse_array(part)
-        if not found:
-            return None
-        calls += found
+        wrapped = f'{{"name": {json.dumps(name.strip())}, "arguments": {arguments}}}'
+        calls += _parse_hermes(wrapped) if mark else _parse_array(part)
     return calls
 
 
-def _parse_array(text: str) -> list[FunctionCall] | None:
+def _parse_array(text: str) -> list[FunctionCall]:
     calls: list[FunctionCall] = []
     at = _skip(text, 0)
-    try:
-        while text[at : at + 1] == ("," if calls else "["):
-            call, at = _call_at(text, _skip(text, at + 1))
-            calls.append(call)
-    except (ValueError, RecursionError):
-        return None
-    return calls if text[at : at + 1] == "]" and _skip(text, at + 1) == len(text) else None
+    while text[at : at + 1] == ("," if calls else "["):
+        call, at = _call_at(text, _skip(text, at + 1))
+        calls.append(call)
+    if not calls or text[at : at + 1] != "]" or _skip(text, at + 1) < len(text):
+        raise ValueError("expected an array of calls")
+    return calls
 
 
 HERMES = ToolFormat(

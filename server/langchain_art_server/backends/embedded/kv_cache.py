@@ -153,12 +153,9 @@ class SlotCache(Cache):
             for slot in slots:
                 buffer[:, slot, :, : state.shape[2]] = state
 
-    def move(self, sources: list[int], targets: list[int], length: int) -> None:
-        """Copy slots to others; `length` is that of the longest sequence among them."""
-        if not sources:
-            return
-        source = torch.tensor(sources, device=self.device)
-        target = torch.tensor(targets, device=self.device)
+    def move(self, moves: list[tuple[int, int]], length: int) -> None:
+        """Copy slots to others, ``(source, target)``; `length` is that of the longest of them."""
+        source, target = torch.tensor(moves, device=self.device).unbind(1)
         for buffer in self.buffers:
             view = buffer[:, :, :, :length]
             view[:, target] = view[:, source]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,26 +26,11 @@ class SlotsUnsupported(Exception):
     """The model's state of a sequence is not keys and values at positions."""
 
 
-class Runner(Protocol):
-    """Computes the logits of next tokens. A sequence is known by its slot."""
-
-    cache: SlotCache | None
-
-    def prefill(self, first: int, starts: list[int], tokens: list[list[int]]) -> Tensor:
-        """Feed row i (slot ``first + i``) `tokens[i]`, from position `starts[i]` on.
-
-        Returns:
-            float32 ``[rows, vocab]``: logits after each row's last token.
-        """
-        ...
-
-    def decode(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
-        """Feed slots 0 … n-1 one token each: `tokens` ``[n]`` at `positions` ``[n]``."""
-        ...
-
-
 class SlotRunner:
-    """All rows in one padded forward pass, each at its own position."""
+    """All rows in one padded forward pass, each at its own position.
+
+    A sequence is known by its slot.
+    """
 
     def __init__(
         self, model: Any, layout: Layout, *, max_slots: int, max_len: int, budget: int
@@ -70,7 +55,12 @@ class SlotRunner:
         self._last_only = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def prefill(self, first: int, starts: list[int], tokens: list[list[int]]) -> Tensor:
-        """See `Runner`. Rows are padded on the left, so that their last tokens are aligned."""
+        """Feed row i (slot ``first + i``) `tokens[i]`, from position `starts[i]` on.
+
+        Returns:
+            float32 ``[rows, vocab]``: logits after each row's last token.
+        """
+        # Padded on the left, so that the rows' last tokens are aligned.
         width = max(map(len, tokens))
         pad = [width - len(row) for row in tokens]
         ids = torch.tensor([[0] * p + row for p, row in zip(pad, tokens, strict=True)])
@@ -87,7 +77,7 @@ class SlotRunner:
         return self._forward(first, ids.to(to), seen.to(to), written.to(to), longest)
 
     def decode(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
-        """See `Runner`."""
+        """Feed slots 0 … n-1 one token each: `tokens` ``[n]`` at `positions` ``[n]``."""
         positions = positions.unsqueeze(1)
         return self._forward(0, tokens.unsqueeze(1), positions, positions, longest + 1)
 
@@ -138,13 +128,13 @@ class SerialRunner:
         self._takes = set(inspect.signature(model.forward).parameters)
 
     def prefill(self, first: int, starts: list[int], tokens: list[list[int]]) -> Tensor:
-        """See `Runner`."""
+        """See `SlotRunner`."""
         if starts[0] == 0:
             self._state, self._seen = {}, []
         return self._feed(tokens[0])
 
     def decode(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
-        """See `Runner`."""
+        """See `SlotRunner`."""
         return self._feed(tokens.tolist())
 
     def _feed(self, tokens: list[int]) -> Tensor:

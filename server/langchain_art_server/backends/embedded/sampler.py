@@ -17,9 +17,3 @@ class TransformersSampler(ProcessSampler):
     """
 
     target: ClassVar[str] = "langchain_art_server.backends.embedded.process:serve"
-
-    async def sleep(self) -> None:
-        """Do nothing: this engine keeps its memory. See `Sampler.sleep`."""
-
-    async def wake(self) -> None:
-        """Do nothing. See `Sampler.wake`."""

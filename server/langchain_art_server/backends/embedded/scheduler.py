@@ -298,25 +298,15 @@ class Scheduler:
             if sequence in sequences:
                 self._keep_prefix(slot, sequence)
         self._claims = {key: s for key, s in self._claims.items() if s not in sequences}
-        decoding = [s for s in range(self._ready) if self._rows[s] not in sequences]
-        prefilling = [
-            s for s in range(self._ready, len(self._rows)) if self._rows[s] not in sequences
-        ]
-        sources, targets = list[int](), list[int]()
-        order: list[int] = []
-        for kept in (decoding, prefilling):
-            start, end = len(order), len(order) + len(kept)
-            stay = {slot for slot in kept if start <= slot < end}
-            moving = [slot for slot in kept if slot not in stay]
-            for target in range(start, end):
-                source = target if target in stay else moving.pop()
-                order.append(source)
-                if source != target:
-                    sources.append(source)
-                    targets.append(target)
-        if self._runner.cache is not None and sources:
-            longest = max(self._rows[slot].filled for slot in sources)
-            self._runner.cache.move(sources, targets, longest)
+        decoding, prefilling = (
+            [slot for slot in part if self._rows[slot] not in sequences]
+            for part in (range(self._ready), range(self._ready, len(self._rows)))
+        )
+        order = _close_gaps(decoding, 0) + _close_gaps(prefilling, len(decoding))
+        moves = [(source, target) for target, source in enumerate(order) if source != target]
+        if self._runner.cache is not None and moves:
+            longest = max(self._rows[slot].filled for slot, _ in moves)
+            self._runner.cache.move(moves, longest)
         self._rows = [self._rows[slot] for slot in order]
         self._ready = len(decoding)
         self._sampler = None
@@ -330,6 +320,13 @@ class Scheduler:
         elif sequence.filled >= BLOCK:
             tokens = sequence.tokens[: sequence.filled]
             self._prefixes.insert(_root(sequence), tokens, cache.read(slot, sequence.filled))
+
+
+def _close_gaps(slots: list[int], start: int) -> list[int]:
+    """The slots that go to ``start, start + 1, …``; those that are there already stay."""
+    places = range(start, start + len(slots))
+    moving = [slot for slot in slots if slot not in places]
+    return [place if place in slots else moving.pop() for place in places]
 
 
 def _longest(sequences: list[SequenceState]) -> int:

@@ -52,10 +52,8 @@ class TokenSampler:
         # Sums over a large vocabulary need float64; Apple's GPUs have none.
         self._wide = torch.float32 if device.type == "mps" else torch.float64
         temperatures = [state.sampling.temperature for state in states]
-        self._scales: Tensor | None = None
-        if any(t not in (0.0, 1.0) for t in temperatures):
-            # Divided, not multiplied by the inverse: the learner divides too.
-            self._scales = torch.tensor([[t or 1.0] for t in temperatures], device=device)
+        # Divided, not multiplied by the inverse: the learner divides too.
+        self._scales = torch.tensor([[t or 1.0] for t in temperatures], device=device)
         self._greedy: Tensor | None = None
         if 0.0 in temperatures:
             self._greedy = torch.tensor([t == 0.0 for t in temperatures], device=device)
@@ -74,7 +72,7 @@ class TokenSampler:
         """Sample from float32 logits ``[rows, vocab]``, which may be overwritten."""
         for row, processor in self._processors:
             processor.apply(logits[row])
-        logprobs = (logits if self._scales is None else logits / self._scales).log_softmax(-1)
+        logprobs = logits.div_(self._scales).log_softmax(-1)
         weights = logprobs.exp()
         if self._cut is not None:
             weights[self._cut] = self._truncate(weights[self._cut])

@@ -10,16 +10,17 @@ from array import array
 from base64 import b64decode, b64encode
 from typing import Any
 
-from langchain_art_server.backends.base import ChatReply, ChatRequest, Sampling
+from pydantic import TypeAdapter
 
+from langchain_art_server.backends.base import ChatReply, ChatRequest
+
+_request = TypeAdapter(ChatRequest)
 _TYPES = {"prompt_token_ids": "i", "token_ids": "i", "logprobs": "d"}
 
 
 def unpack_request(fields: dict[str, Any]) -> ChatRequest:
     """A request from the JSON of its fields."""
-    options: dict[str, Any] = fields["sampling"] | {"stop": tuple(fields["sampling"]["stop"])}
-    rest: dict[str, Any] = fields | {"sampling": Sampling(**options)}
-    return ChatRequest(**rest)
+    return _request.validate_python(fields)
 
 
 def pack_reply(reply: ChatReply) -> dict[str, Any]:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class ProcessSampler:
-    """A `base.Sampler` over a child process, but for `sleep` and `wake`."""
+    """A `base.Sampler` over a child process."""
 
     target: ClassVar[str]
     """What the child process runs, as ``module:function``."""
@@ -82,6 +82,12 @@ class ProcessSampler:
         self._adapters.pop(name, None)
         await self.worker.call("unload_adapter", {"name": name})
 
+    async def sleep(self) -> None:
+        """Do nothing: the engine keeps its memory, if it does not say otherwise."""
+
+    async def wake(self) -> None:
+        """See `sleep`."""
+
     async def _restore(self, info: dict[str, Any]) -> None:
         self._info = ModelInfo(**info)
         for name in list(self._adapters):
@@ -89,8 +95,8 @@ class ProcessSampler:
 
     async def _reload(self, name: str) -> None:
         while (adapter := self._adapters.get(name)) is not None:
+            params = {"name": name, "path": str(adapter[0]), "probe": True}
             try:
-                params = {"name": name, "path": str(adapter[0]), "probe": True}
                 await self.worker.call("load_adapter", params, early=True)
             except ConfigError:
                 if self._adapters.get(name) == adapter:  # otherwise its files were moved: try again

@@ -8,6 +8,7 @@ encode on the gateway's event loop and keep in memory for a resend. A file is wr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,10 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from langchain_art.errors import InvalidRequest
-from langchain_art.wire import JobConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
 
-_config: TypeAdapter[JobConfig] = TypeAdapter(JobConfig)
+_step = TypeAdapter(LearnerStep)
 #: Fields of `Row` with one number per token (or empty, where a row leaves it out).
 _DTYPES = {
     "token_ids": "<i8",
@@ -68,23 +68,10 @@ def read_rows(path: Path) -> list[Row]:
 
 def pack_step(step: LearnerStep, rows: Path) -> dict[str, Any]:
     """A step as JSON; its rows are in the file `rows`, which `write_rows` writes."""
-    return {
-        "parent": str(step.parent),
-        "out": str(step.out),
-        "step": step.step,
-        "rows": str(rows),
-        "config": step.config.model_dump(mode="json"),
-        "staleness": step.staleness,
-    }
+    return _step.dump_python(step, mode="json", exclude={"rows"}) | {"rows": str(rows)}
 
 
 def unpack_step(packed: dict[str, Any]) -> LearnerStep:
     """The step of `pack_step`, with its rows. Raises as `read_rows`."""
-    return LearnerStep(
-        parent=Path(packed["parent"]),
-        out=Path(packed["out"]),
-        step=packed["step"],
-        rows=read_rows(Path(packed["rows"])),
-        config=_config.validate_python(packed["config"]),
-        staleness=packed["staleness"],
-    )
+    step = _step.validate_python(packed | {"rows": []})
+    return replace(step, rows=read_rows(Path(packed["rows"])))

@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from langchain_art.errors import ArtError, ConfigError, EngineUnavailable
 from langchain_art_server.backends.base import Sampling
@@ -44,19 +44,16 @@ _ZERO_ADAPTER = "base@0/0"
 _PROBE_TOKENS = 16
 
 
-def serve(
-    channel: Channel, config: dict[str, Any], host_type: type[VllmHost] | None = None
-) -> None:
+def serve(channel: Channel, config: dict[str, Any]) -> None:
     """Entry point of the child. `config` is `Settings` as JSON. Ends with the process."""
-    settings = Settings.model_validate(config)
-    asyncio.run(_serve(channel, settings, host_type or VllmHost))
+    asyncio.run(_serve(channel, Settings.model_validate(config)))
 
 
-async def _serve(channel: Channel, settings: Settings, host_type: type[VllmHost]) -> None:
+async def _serve(channel: Channel, settings: Settings) -> None:
     channel.listen()
     begin = channel.inbox.get()
     try:
-        host = host_type(settings, channel)
+        host = VllmHost(settings, channel)
         await host.start()
     except ArtError as error:
         channel.error(begin, error)
@@ -75,7 +72,6 @@ class VllmHost(SamplerHost[CopiedAdapter]):
     """Everything this process holds: vLLM, the chat template, adapters and open calls."""
 
     min_temperature = 1e-2  # vLLM raises lower temperatures to this one
-    process_type: ClassVar[type[VllmProcess]] = VllmProcess
 
     def __init__(self, settings: Settings, channel: Channel) -> None:
         assert settings.sampler.kind == "vllm"
@@ -86,7 +82,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
             outline.model, settings.sampler.max_rank or settings.lora.rank, self.info.dtype
         )
         copies = self._copies
-        self.process = self.process_type(
+        self.process = VllmProcess(
             settings, self.info, copies.folder, copies.targets, copies.max_rank
         )
         self._vllm = self.process.client

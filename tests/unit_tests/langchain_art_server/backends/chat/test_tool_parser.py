@@ -32,7 +32,7 @@ def parse(
     for start, end in itertools.pairwise(edges):
         delta = parser.feed(text[start:end])
         content, calls = content + delta.content, calls + delta.tool_calls
-    delta = parser.finish()
+    delta = parser.feed("", last=True)
     content, calls = content + delta.content, calls + delta.tool_calls
     assert (content, calls) == (parser.content, parser.calls)
     functions = [call["function"] for call in calls]
@@ -221,7 +221,6 @@ def test_one_call_at_most_where_that_was_asked_for(form: ToolFormat) -> None:
     }[form.opener]
     for one_call, expected in ((True, 1), (False, 2)):
         parser = ToolCallParser(form, one_call=one_call)
-        parser.feed(text)
-        parser.finish()
+        parser.feed(text, last=True)
         assert len(parser.calls) == expected
         assert parser.content == ""
