@@ -38,17 +38,12 @@ class _KeptText:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A rendered prompt.
+    """A rendered prompt; `ids` are its tokens: for text that was sampled here, the sampled ones."""
 
-    Attributes:
-        text: the rendered messages.
-        ids: its tokens; for text that was sampled here, the sampled ones.
-        call_ids: ids of the tool calls in the messages, in order.
-    """
-
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
     text: str
     ids: list[int]
-    call_ids: tuple[str, ...]
 
 
 class ChatTemplate:
@@ -95,16 +90,10 @@ class ChatTemplate:
         for mark, after, known in self._candidates(text, call_ids):
             rest = self._encode_rest(text, mark, after)
             if rest is not None:
-                return Prompt(text, [*known.ids, *rest], call_ids)
-        return Prompt(text, self._encode(text), call_ids)
+                return Prompt(messages, tools, text, [*known.ids, *rest])
+        return Prompt(messages, tools, text, self._encode(text))
 
-    def reply_ids(
-        self,
-        prompt: Prompt,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]],
-        reply: dict[str, Any],
-    ) -> list[int]:
+    def reply_ids(self, prompt: Prompt, reply: dict[str, Any]) -> list[int]:
         """The tokens of a reply as if it had been sampled after `prompt`, its end included.
 
         They are what the template adds to the prompt for the reply, up to the end-of-turn token.
@@ -113,7 +102,7 @@ class ChatTemplate:
             InvalidRequest: the template renders the prompt differently with the reply than without
                 it, adds more than one turn, or does not end the turn with an end-of-turn token.
         """
-        text = self._render([*messages, reply], tools, reply=True)
+        text = self._render([*prompt.messages, reply], prompt.tools, reply=True)
         if not text.startswith(prompt.text):
             same = common_prefix_length(prompt.text, text)
             raise InvalidRequest(
@@ -147,14 +136,7 @@ class ChatTemplate:
             )
         return ids
 
-    def remember(
-        self,
-        prompt: Prompt,
-        token_ids: list[int],
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]],
-        reply: dict[str, Any],
-    ) -> None:
+    def remember(self, prompt: Prompt, token_ids: list[int], reply: dict[str, Any]) -> None:
         """Keep the ids of a finished call for later prompts of the same conversation.
 
         `reply` is the assistant message that the client will send back.
@@ -162,7 +144,7 @@ class ChatTemplate:
         added = self.text(prompt.ids[-1:] + token_ids)[len(self.text(prompt.ids[-1:])) :]
         ids = array("i", [*prompt.ids, *token_ids])
         calls = reply.get("tool_calls") or []
-        call_ids = (*prompt.call_ids, *(call["id"] for call in calls))
+        call_ids = _call_ids([*prompt.messages, reply])
         self._keep(prompt.text + added, _KeptText(ids, call_ids))
         ended = self._turn_end.search(added)
         content = reply.get("content") or ""
@@ -171,7 +153,7 @@ class ChatTemplate:
         # The client sends back a parsed reply, which the template may render with other white
         # space: that text is kept for the same tokens.
         try:
-            text = self._render([*messages, reply], tools, reply=True)
+            text = self._render([*prompt.messages, reply], prompt.tools, reply=True)
         except InvalidRequest:
             return
         ends = [match.end() for match in self._turn_end.finditer(text)]
@@ -214,18 +196,16 @@ class ChatTemplate:
         """
         if not self._known:
             return []
-        marks = list(self._turn_end.finditer(text))
-        cuts = [(m.start(), m, False) for m in marks] + [(m.end(), m, True) for m in marks]
-        cuts.sort(key=lambda cut: cut[0])
         digest, at = blake2b(digest_size=16), 0
         found: list[tuple[re.Match[str], bool, _KeptText]] = []
-        for cut, mark, after in cuts:
-            digest.update(text[at:cut].encode())
-            at = cut
-            key = digest.digest()
-            if same_text := self._known.get(key):
-                self._known.move_to_end(key)
-                found.append((mark, after, _best(same_text, call_ids)))
+        for mark in self._turn_end.finditer(text):
+            for cut, after in ((mark.start(), False), (mark.end(), True)):
+                digest.update(text[at:cut].encode())
+                at = cut
+                key = digest.digest()
+                if same_text := self._known.get(key):
+                    self._known.move_to_end(key)
+                    found.append((mark, after, _best(same_text, call_ids)))
         return found[::-1]
 
     def _keep(self, text: str, known: _KeptText) -> None:
@@ -282,17 +262,14 @@ class ChatTemplate:
 
     def token_text(self, token: int) -> str:
         """The text of one token."""
-        text = self._texts.get(token)
-        if text is None:
-            text = self._texts[token] = self.text([token])
-        return text
+        if token not in self._texts:
+            self._texts[token] = self.text([token])
+        return self._texts[token]
 
 
 def _best(same_text: list[_KeptText], call_ids: tuple[str, ...]) -> _KeptText:
-    for known in reversed(same_text):
-        if known.call_ids == call_ids[: len(known.call_ids)]:
-            return known
-    return same_text[-1]
+    fits = (k for k in reversed(same_text) if k.call_ids == call_ids[: len(k.call_ids)])
+    return next(fits, same_text[-1])
 
 
 def _call_ids(messages: list[dict[str, Any]]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ vLLM gets its text.
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from typing import Any, cast
 
 import llguidance.hf
@@ -50,7 +51,6 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Any, vocab: int, eos: list[int]) -> None:
         self._tokenizer, self._vocab, self._eos = tokenizer, vocab, eos
-        self._table: LLTokenizer | None = None
 
     def grammar(self, request: ChatRequest, form: ToolFormat | None) -> str | None:
         """The grammar of the reply, as Lark; None if the reply is free.
@@ -79,7 +79,7 @@ class GrammarCompiler:
         Raises:
             InvalidRequest: it uses something of JSON Schema that llguidance does not know.
         """
-        matcher = LLMatcher(self._tokens(), grammar)
+        matcher = LLMatcher(self._tokens, grammar)
         if matcher.is_error():
             reason = matcher.get_error().splitlines()[0]
             forced = grammar.startswith("start: calls\n")
@@ -89,17 +89,16 @@ class GrammarCompiler:
             )
         return GrammarLogitsProcessor(matcher)
 
+    @cached_property
     def _tokens(self) -> LLTokenizer:
-        if self._table is None:
-            try:
-                self._table = llguidance.hf.from_tokenizer(
-                    self._tokenizer, n_vocab=self._vocab, eos_token=self._eos
-                )
-            except ValueError as error:
-                raise InvalidRequest(
-                    f"Constrained replies need a fast tokenizer, and this model has none: {error}"
-                ) from error
-        return self._table
+        try:
+            return llguidance.hf.from_tokenizer(
+                self._tokenizer, n_vocab=self._vocab, eos_token=self._eos
+            )
+        except ValueError as error:
+            raise InvalidRequest(
+                f"Constrained replies need a fast tokenizer, and this model has none: {error}"
+            ) from error
 
     def _call_rules(self, request: ChatRequest, form: ToolFormat | None) -> list[str]:
         if form is None:
@@ -123,7 +122,7 @@ class GrammarCompiler:
     def _literal(self, text: str) -> str:
         """Lark's notation for `text`, which may be a token of its own."""
         token = self._tokenizer.get_vocab().get(text)
-        if token is not None and self._tokens().is_special_token(token):
+        if token is not None and self._tokens.is_special_token(token):
             return f"<[{token}]>"
         return json.dumps(text)
 

@@ -6,13 +6,15 @@ same whichever engine samples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from langchain_art.errors import PromptTooLong
 from langchain_art_server.backends.base import ChatDelta, ChatRequest
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
-from langchain_art_server.backends.chat.detokenizer import Detokenizer
-from langchain_art_server.backends.chat.tool_parser import ToolCallParser
+from langchain_art_server.backends.chat.tool_parser import ToolCallParser, overlap
+
+#: What an incomplete UTF-8 sequence decodes to.
+_INCOMPLETE = "\ufffd"
 
 
 def reply_limit(prompt: int, max_tokens: int | None, max_model_len: int) -> int:
@@ -45,6 +47,47 @@ def why_excluded(request: ChatRequest, *, constrained: bool) -> str | None:
     if sampling.top_k > 0:
         return f"truncated sampling: top_k={sampling.top_k}"
     return None
+
+
+class Detokenizer:
+    """Decodes tokens while they are sampled, up to the first of the `stop` strings."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop: tuple[str, ...] = ()) -> None:
+        self._decode, self._stop = decode, tuple(filter(None, stop))
+        self._ids: list[int] = []
+        self._prefix = self._read = 0
+        self._held = ""
+        self.stopped = False
+
+    def push(self, ids: Sequence[int], *, last: bool = False) -> str:
+        """Add tokens; returns the new text that is final.
+
+        Incomplete characters and what may be the beginning of a stop string are held back, unless
+        these are the `last` tokens.
+        """
+        self._ids += ids
+        return self._cut(self._new_text(last), last)
+
+    def _new_text(self, last: bool) -> str:
+        # Decoded after a few earlier tokens: some tokenizers treat the first token differently.
+        before = self._decode(self._ids[self._prefix : self._read])
+        text = self._decode(self._ids[self._prefix :])
+        if text.endswith(_INCOMPLETE) and not last:
+            return ""
+        self._prefix, self._read = self._read, len(self._ids)
+        return text[len(before) :]
+
+    def _cut(self, text: str, last: bool) -> str:
+        if self.stopped:
+            return ""
+        text = self._held + text
+        found = [at for stop in self._stop if (at := text.find(stop)) >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)]
+        keep = 0 if last else max((overlap(text, stop) for stop in self._stop), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
 
 
 class OutputProcessor:

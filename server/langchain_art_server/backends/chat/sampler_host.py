@@ -36,15 +36,8 @@ AdapterT = TypeVar("AdapterT", bound=LoadedAdapter)
 class ChatCall(Generic[AdapterT]):
     """A chat call that is being answered.
 
-    Attributes:
-        call: from the channel.
-        request: what it asks.
-        adapter: the adapter that it runs on; None for the base model.
-        prompt: what the model is shown.
-        limit: most tokens of the reply.
-        grammar: of the reply, see `GrammarCompiler`; None if the reply is free.
-        logits_processor: that grammar, compiled.
-        output: the reply so far.
+    `limit` is the most tokens of the reply. Its `grammar` is None if it is free
+    (`GrammarCompiler`), and `logits_processor` is that grammar compiled.
     """
 
     call: EngineCall
@@ -135,7 +128,7 @@ class SamplerHost(Generic[AdapterT]):
             token_texts=[token_text(i) for i in token_ids],
         )
         message = {"role": "assistant", "content": reply.content, "tool_calls": reply.tool_calls}
-        self._template.remember(chat.prompt, token_ids, request.messages, request.tools, message)
+        self._template.remember(chat.prompt, token_ids, message)
         return pack_reply(reply)
 
     def _send(self, send: Callable[[EngineCall, Any], None], call: EngineCall, what: Any) -> None:

@@ -18,16 +18,13 @@ def token_turns(
 ) -> list[TokenTurn | str]:
     """Tokenise replies, in the order given.
 
-    Later turns begin with the tokens of earlier ones. Nothing is kept between calls: the same turns
-    give the same tokens.
+    Later turns begin with the tokens of earlier ones; of a turn that cannot be rendered, the reason
+    is returned. Nothing is kept between calls: the same turns give the same tokens.
 
     Args:
         path: hub name or local path of the model with the tokenizer.
         base: the model; its config has the tokens that end a turn.
-        turns: those of one conversation, in order.
-
-    Returns:
-        The tokens of each turn, or why it cannot be rendered.
+        turns: those of one conversation.
 
     Raises:
         ConfigError: the tokenizer cannot be read, or has no chat template.
@@ -43,8 +40,8 @@ def token_turns(
 def _token_turn(chat: ChatTemplate, turn: Demonstration) -> TokenTurn | str:
     try:
         prompt = chat.prompt(turn.messages, turn.tools)
-        reply = chat.reply_ids(prompt, turn.messages, turn.tools, turn.reply)
-        chat.remember(prompt, reply, turn.messages, turn.tools, turn.reply)
+        reply = chat.reply_ids(prompt, turn.reply)
+        chat.remember(prompt, reply, turn.reply)
     except InvalidRequest as error:
         return str(error)
     return TokenTurn(prompt.ids, reply)

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 from langchain_art_server.backends.base import ChatDelta
-from langchain_art_server.backends.chat.detokenizer import overlap
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _ARGS = "[ARGS]"
@@ -161,6 +160,12 @@ class ToolCallParser:
             self.calls.append(
                 {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
             )
+
+
+def overlap(text: str, marker: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `marker`, but not all of it."""
+    sizes = range(min(len(text), len(marker) - 1), 0, -1)
+    return next((size for size in sizes if marker.startswith(text[-size:])), 0)
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -64,13 +64,7 @@ class Layout:
 class SlotCache(Cache):
     """Slots for running sequences; a forward pass writes into it as ``past_key_values``.
 
-    Args:
-        layout: the model's.
-        max_slots: upper bound of slots.
-        max_len: tokens of the longest sequence.
-        budget: bytes that the buffers may take. One sequence of `max_len` must fit.
-        device: of the buffers.
-        dtype: of keys and values.
+    The buffers take at most `budget` bytes, in which one sequence of `max_len` tokens must fit.
     """
 
     def __init__(
@@ -109,11 +103,8 @@ class SlotCache(Cache):
             return False
         want_slots = min(self.max_slots, max(_MIN_SLOTS, _power(slots), self.slots))
         want_length = min(self.max_len + 1, max(_MIN_CAPACITY, _power(length + 1), self.capacity))
-        for try_slots, try_length in (
-            (want_slots, want_length),
-            (slots, want_length),
-            (slots, length + 1),
-        ):
+        attempts = (want_slots, want_length), (slots, want_length), (slots, length + 1)
+        for try_slots, try_length in attempts:
             if try_slots * try_length <= self.max_cells:
                 self._resize(try_slots, try_length)
                 return True
@@ -170,10 +161,8 @@ class SlotCache(Cache):
     def aim(self, first: int, positions: Tensor, length: int) -> None:
         """Set what the next forward pass writes and reads.
 
-        Args:
-            first: slot of the batch's first row; the others follow.
-            positions: ``[n, S]``, the column that each token is written to.
-            length: columns that attention reads.
+        The batch's rows are in the slots from `first` on. Its tokens are written to the columns
+        `positions` ``[n, S]``, and attention reads the first `length` columns.
         """
         count = positions.shape[0]
         self._first, self._last, self._length = first, first + count, length

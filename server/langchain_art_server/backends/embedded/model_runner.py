@@ -160,12 +160,8 @@ def make_runner(
 ) -> SlotRunner | SerialRunner:
     """The fastest runner that computes this model correctly.
 
-    Args:
-        model: in evaluation mode, on its device.
-        max_slots: sequences that run at once.
-        max_len: tokens of the longest sequence.
-        exact: False lets `max_len` shrink to what `budget` has room for.
-        budget: bytes for keys and values.
+    At most `max_slots` sequences of up to `max_len` tokens run at once; `budget` is in bytes of
+    keys and values. If not `exact`, `max_len` shrinks to what the budget has room for.
 
     Raises:
         ConfigError: `budget` holds no sequence of `max_len` tokens.

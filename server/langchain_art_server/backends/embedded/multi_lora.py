@@ -19,13 +19,7 @@ from langchain_art_server.backends.models.adapter_reader import linear_layers, r
 
 @dataclass(eq=False, kw_only=True)
 class RoutedAdapter(LoadedAdapter):
-    """An adapter whose weights are in the model.
-
-    Attributes:
-        scaling: factor of its output, see `AdapterWeights`.
-        root: its root in the prefix cache.
-        modules: names of the layers that it changes.
-    """
+    """An adapter whose weights are in the layers `modules`, with its `root` in the prefix cache."""
 
     scaling: float
     root: int

@@ -82,20 +82,21 @@ class PrefixCache:
         if missing is None:
             return
         pinned, parent = set(path), self._known[path[-1]].id if path else root
-        new: list[tuple[int, int]] = []
-        for start in range(len(path) * BLOCK, len(tokens) - len(tokens) % BLOCK, BLOCK):
+        first, indices = len(path), list[int]()
+        for start in range(first * BLOCK, len(tokens) - len(tokens) % BLOCK, BLOCK):
             index = self._allocate(pinned)
             if index is None:
                 break
             key = (parent, tuple(tokens[start : start + BLOCK]))
             block = self._known[key] = _Block(next(self._ids), index, root)
-            new.append((start // BLOCK, index))
+            indices.append(index)
             path.append(key)
             pinned.add(key)
             parent = block.id
         for key in reversed(path):
             self._known.move_to_end(key)
-        self._store(new, states)
+        if indices:
+            self._store(first, indices, states)
 
     def forget(self, root: int) -> None:
         """Drop every block of an adapter."""
@@ -129,19 +130,16 @@ class PrefixCache:
         # Not a block of the prefix that is being added: its children would lose their parent.
         return None if oldest in pinned else self._known.pop(oldest).index
 
-    def _store(self, new: list[tuple[int, int]], states: Sequence[Tensor]) -> None:
-        if not new:
-            return
+    def _store(self, first: int, indices: list[int], states: Sequence[Tensor]) -> None:
+        """Write consecutive blocks, the first of which is the path's `first`, to the pool."""
         if not self._pools:
             # On a CPU, pages of an empty tensor take memory only once they are written.
             self._pools = [
                 torch.empty(self.blocks, n, h, BLOCK, d, dtype=self._dtype, device=self._device)
                 for n, (h, d) in zip(self._layout.entries, self._layout.shapes, strict=True)
             ]
-        ordinals = [ordinal for ordinal, _ in new]
-        first, last = ordinals[0], ordinals[-1] + 1  # new blocks are the last of their path
-        index = torch.tensor([index for _, index in new], device=self._device)
+        index = torch.tensor(indices, device=self._device)
         for pool, state in zip(self._pools, states, strict=True):
-            cut = state[:, :, first * BLOCK : last * BLOCK]
-            blocks = cut.reshape(*cut.shape[:2], last - first, BLOCK, cut.shape[-1])
+            cut = state[:, :, first * BLOCK : (first + len(indices)) * BLOCK]
+            blocks = cut.reshape(*cut.shape[:2], len(indices), BLOCK, cut.shape[-1])
             pool[index] = blocks.permute(2, 0, 1, 3, 4)

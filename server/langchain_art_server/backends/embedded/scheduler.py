@@ -69,14 +69,7 @@ class SequenceState:
 
 
 class Scheduler:
-    """Runs sequences to their end.
-
-    Args:
-        runner: computes logits.
-        bank: the adapters.
-        prefixes: the prefix cache; None if the runner has no slots.
-        eos: token ids that end a reply.
-        max_batch: sequences that run at once.
+    """Runs sequences to their end, at most `max_batch` at once; one, if the runner has no slots.
 
     Attributes:
         prefilled: prompt tokens that went through the model.
@@ -250,11 +243,7 @@ class Scheduler:
         self._bank.route([s.adapter for s in rows])
 
     def _make_room(self) -> bool:
-        """Grow the slots by a token, preempting the newest sequences while memory is short.
-
-        Returns:
-            True if none was preempted.
-        """
+        """Grow the slots by a token; False if that preempted the newest sequences."""
         cache, count = self._runner.cache, len(self._rows)
         while cache is not None and not cache.reserve(len(self._rows), _longest(self._rows)):
             newest = self._rows[-1]

@@ -28,18 +28,12 @@ class SamplingState:
 
 @dataclass
 class SampledTokens:
-    """One sampled token per row.
-
-    Attributes:
-        tokens: token ids.
-        logprobs: of the tokens; NaN where a row's logits were NaN.
-        top: row -> the most probable ``(token id, logprob)``, for rows that asked for them.
-        ids: `tokens` as a tensor on the model's device.
-    """
+    """One sampled token per row; `ids` are `tokens` as a tensor on the model's device."""
 
     tokens: list[int]
-    logprobs: list[float]
+    logprobs: list[float]  # NaN where a row's logits were NaN
     ids: Tensor
+    #: Row -> the most probable ``(token id, logprob)``, for rows that asked for them.
     top: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
 
 

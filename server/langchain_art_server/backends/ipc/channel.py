@@ -16,7 +16,7 @@ import struct
 import sys
 import threading
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from pydantic_core import from_json, to_json
 
@@ -88,7 +88,7 @@ class Channel:
                 try:
                     self._sock.sendall(data)
                 except OSError:
-                    _exit_with_parent()
+                    os._exit(0)
 
     def _read(self) -> None:
         try:
@@ -102,13 +102,12 @@ class Channel:
         stream = self._sock.makefile("rb")
         while True:
             try:
-                head = stream.read(LENGTH.size)
-                size = LENGTH.unpack(head)[0] if len(head) == LENGTH.size else 0
+                (size,) = LENGTH.unpack(stream.read(LENGTH.size))
                 body = stream.read(size)
-            except OSError:
-                _exit_with_parent()
-            if not size or len(body) < size:
-                _exit_with_parent()
+            except (OSError, struct.error):
+                os._exit(0)  # the parent is gone, and there is nothing to clean up
+            if len(body) < size:
+                os._exit(0)
             call_id, kind, payload = from_json(body)
             if kind == "cancel":
                 if call := self._open.pop(call_id, None):
@@ -117,10 +116,6 @@ class Channel:
             call = EngineCall(call_id, payload["method"], payload["params"])
             self._open[call_id] = call
             self.inbox.put(call)
-
-
-def _exit_with_parent() -> NoReturn:
-    os._exit(0)  # the parent is gone, and there is nothing to clean up
 
 
 def child_main() -> None:

@@ -125,10 +125,7 @@ class Worker:
     async def call(self, method: str, params: dict[str, Any], *, early: bool = False) -> Any:
         """Call and wait for the result. Sent again if the child dies; after two deaths it fails.
 
-        Args:
-            method: of the engine.
-            params: JSON-able.
-            early: for `on_ready`: do not wait until the engine is ready, and send it once only.
+        An `early` call, for `on_ready`, is sent before the engine is ready, and once only.
 
         Raises:
             ArtError: what the engine raised.

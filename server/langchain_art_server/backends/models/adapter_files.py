@@ -30,13 +30,9 @@ def identity(folder: Path) -> Identity:
 
 @dataclass(eq=False, kw_only=True)
 class LoadedAdapter:
-    """An adapter that a sampler has loaded.
+    """An adapter that a sampler has loaded from `path`.
 
-    Attributes:
-        name: what requests call it.
-        path: the directory that was published.
-        users: calls that run on it or wait for it.
-        retired: it was unloaded, and is freed when `users` is 0.
+    `users` is the number of calls on it. A `retired` one was unloaded, and is freed without users.
     """
 
     name: str

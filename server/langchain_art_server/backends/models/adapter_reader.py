@@ -57,14 +57,11 @@ _ALLOWED_FIELDS = frozenset(
 
 @dataclass(frozen=True)
 class AdapterWeights:
-    """The weights of one LoRA adapter, on the CPU in float32.
-
-    Attributes:
-        scaling: alpha / r (alpha / sqrt(r) for rank-stabilised LoRA).
-        pairs: per linear layer, A ``[rank, in]`` and B ``[out, rank]``.
-    """
+    """The weights of one LoRA adapter, on the CPU in float32."""
 
     scaling: float
+    """alpha / r (alpha / sqrt(r) for rank-stabilised LoRA)."""
+    #: Per linear layer, A ``[rank, in]`` and B ``[out, rank]``.
     pairs: dict[str, tuple[Tensor, Tensor]]
 
 
@@ -76,9 +73,7 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
 def read_adapter(path: Path, linears: Mapping[str, nn.Linear]) -> AdapterWeights:
     """Read and check the adapter in `path`.
 
-    Args:
-        path: directory in PEFT's format.
-        linears: see `linear_layers`. Only shapes are read: weights may be on the ``meta`` device.
+    Of `linears` (see `linear_layers`), only shapes are read: they may be on the ``meta`` device.
 
     Raises:
         ConfigError: a file is missing or broken; a tensor is missing, unknown, of the wrong shape

@@ -89,14 +89,15 @@ def _load(
         raise ConfigError(
             f"The model {settings.model!r} can not be loaded from {where}: {error}"
         ) from error
+    config, head = model.config.get_text_config(), model.get_output_embeddings()
     info = ModelInfo(
         name=settings.base_name,
         path=settings.model,
         parameters=sum(p.numel() for p in model.parameters()),
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
-        max_model_len=_max_len(settings, model.config.get_text_config()),
-        vocab_size=_vocab_size(model),
+        max_model_len=_max_len(settings, config),
+        vocab_size=int(getattr(head, "out_features", None) or config.vocab_size),
     )
     return LoadedModel(model, tokenizer, eos_ids(model, tokenizer), info)
 
@@ -121,12 +122,6 @@ def _max_len(settings: Settings, config: Any) -> int:
             "lower max_model_len or leave it out."
         )
     return asked
-
-
-def _vocab_size(model: Any) -> int:
-    head = model.get_output_embeddings()
-    size = getattr(head, "out_features", None) or model.config.get_text_config().vocab_size
-    return int(size)
 
 
 def eos_ids(model: Any, tokenizer: Any) -> set[int]:

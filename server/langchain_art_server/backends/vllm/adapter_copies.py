@@ -38,26 +38,16 @@ _ABSORBED = "kv_b_proj"
 
 @dataclass(eq=False, kw_only=True)
 class CopiedAdapter(LoadedAdapter):
-    """An adapter that vLLM has loaded.
+    """An adapter that vLLM has loaded, from the copy in `folder`."""
 
-    Attributes:
-        vllm_name: its name in vLLM, used once.
-        folder: the copy that vLLM reads.
-        has_effect: its B is not all zero, so it must change logprobs.
-    """
-
-    vllm_name: str
+    vllm_name: str  # used once
     folder: Path
     has_effect: bool
+    """Its B is not all zero, so it must change logprobs."""
 
 
 class AdapterCopies:
-    """The checked copies of one model's adapters.
-
-    Args:
-        model: of transformers, on torch's ``meta`` device.
-        max_rank: the highest rank of an adapter.
-        dtype: torch's name of the type that vLLM computes in.
+    """The checked copies of the adapters of a model, which may be on torch's ``meta`` device.
 
     Attributes:
         targets: last parts of the names of the layers that adapters may have.

@@ -88,11 +88,7 @@ def completion_body(
 
 
 class VllmClient:
-    """HTTP over vLLM's unix socket.
-
-    Args:
-        socket: its path.
-    """
+    """HTTP over vLLM's unix socket."""
 
     def __init__(self, socket: Path) -> None:
         self._http = httpx.AsyncClient(
@@ -122,15 +118,9 @@ class VllmClient:
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
     async def load(self, name: str, folder: Path) -> None:
-        """Load an adapter.
-
-        Raises:
-            ConfigError: vLLM refuses it.
-            VllmError: see there.
-        """
-        answer = await self._post(
-            "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}
-        )
+        """Load an adapter. Raises ConfigError if vLLM refuses it, and VllmError."""
+        body = {"lora_name": name, "lora_path": str(folder)}
+        answer = await self._post("/v1/load_lora_adapter", body)
         if answer.status_code != 200:
             raise ConfigError(f"vLLM refused the adapter: {_message(answer.content)}")
 
@@ -154,11 +144,8 @@ class VllmClient:
     async def complete(self, body: dict[str, Any]) -> AsyncGenerator[Completion, None]:
         """Sample a completion: one piece, or one for every few tokens if the body says ``stream``.
 
-        Closing the generator aborts the sampling.
-
-        Raises:
-            InvalidRequest: vLLM refuses the body.
-            VllmError: see there.
+        Closing the generator aborts the sampling. Raises InvalidRequest if vLLM refuses the body,
+        and VllmError.
         """
         if not body["stream"]:
             answer = await self._post("/v1/completions", body)

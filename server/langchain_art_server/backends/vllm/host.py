@@ -78,10 +78,9 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         outline = load_outline(settings)
         form = settings.sampler.tool_format
         super().__init__(outline, channel, FORMATS[form] if form else None)
-        self._copies = AdapterCopies(
+        self._copies = copies = AdapterCopies(
             outline.model, settings.sampler.max_rank or settings.lora.rank, self.info.dtype
         )
-        copies = self._copies
         self.process = VllmProcess(
             settings, self.info, copies.folder, copies.targets, copies.max_rank
         )

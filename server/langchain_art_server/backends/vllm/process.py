@@ -35,23 +35,13 @@ _HEALTH_EVERY, _HEALTH_WITHIN, _HEALTH_FAILURES = 5.0, 30.0, 3
 
 
 class VllmProcess:
-    """One run of vLLM.
+    """One run of vLLM. `folder`, which has the socket, is removed with the process.
 
-    Args:
-        settings: with vLLM as the sampler.
-        info: the model.
-        folder: for the socket; removed with the process.
-        targets: names of the layers that adapters may have.
-        max_rank: of adapters; one of vLLM's.
+    Adapters may have layers of the names `targets`, and a rank of up to `max_rank`, one of vLLM's.
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        info: ModelInfo,
-        folder: Path,
-        targets: list[str],
-        max_rank: int,
+        self, settings: Settings, info: ModelInfo, folder: Path, targets: list[str], max_rank: int
     ) -> None:
         assert settings.sampler.kind == "vllm"
         self._settings, self._options, self._info = settings, settings.sampler, info
@@ -145,11 +135,7 @@ class VllmProcess:
         )
 
     async def watch(self, busy: Callable[[], bool]) -> None:
-        """Return when it has ended. If it hangs, it is killed.
-
-        Args:
-            busy: whether calls run, so that its count of tokens must grow.
-        """
+        """Return when it has ended. If it is `busy` and its count of tokens stays, it is killed."""
         assert self.ended is not None
         failures, tokens, since = 0, -1.0, time.monotonic()
         while failures < _HEALTH_FAILURES:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_art_server.backends.chat.detokenizer import Detokenizer
+from langchain_art_server.backends.chat.output_processor import Detokenizer
 from langchain_art_server.backends.chat.tool_parser import (
     HERMES,
     LLAMA,
