@@ -15,6 +15,7 @@ import socket
 import struct
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,9 +53,10 @@ class Channel:
         self._lock = threading.Lock()
         self.inbox: queue.SimpleQueue[EngineCall] = queue.SimpleQueue()
 
-    def listen(self) -> None:
-        """Start the reading thread."""
-        threading.Thread(target=self._read, daemon=True, name="channel").start()
+    def listen(self, put: Callable[[EngineCall], object] | None = None) -> None:
+        """Start the reading thread, which gives calls to `put`; None: to `inbox`."""
+        put = put or self.inbox.put
+        threading.Thread(target=self._read, args=(put,), daemon=True, name="channel").start()
 
     def event(self, call: EngineCall, payload: Any) -> None:
         """Queue an event for `flush`."""
@@ -90,15 +92,15 @@ class Channel:
                 except OSError:
                     os._exit(0)
 
-    def _read(self) -> None:
+    def _read(self, put: Callable[[EngineCall], object]) -> None:
         try:
-            self._read_frames()
+            self._read_frames(put)
         except BaseException:
             # Without its reader the child would wait forever; the parent starts a new one.
             log.exception("The engine's reading thread failed.")
             os._exit(1)
 
-    def _read_frames(self) -> None:
+    def _read_frames(self, put: Callable[[EngineCall], object]) -> None:
         stream = self._sock.makefile("rb")
         while True:
             try:
@@ -115,7 +117,7 @@ class Channel:
                 continue
             call = EngineCall(call_id, payload["method"], payload["params"])
             self._open[call_id] = call
-            self.inbox.put(call)
+            put(call)
 
 
 def child_main() -> None:

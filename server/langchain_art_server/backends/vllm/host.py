@@ -50,8 +50,10 @@ def serve(channel: Channel, config: dict[str, Any]) -> None:
 
 
 async def _serve(channel: Channel, settings: Settings) -> None:
-    channel.listen()
-    begin = channel.inbox.get()
+    loop = asyncio.get_running_loop()
+    inbox: asyncio.Queue[EngineCall] = asyncio.Queue()
+    channel.listen(lambda call: loop.call_soon_threadsafe(inbox.put_nowait, call))
+    begin = await inbox.get()
     try:
         host = VllmHost(settings, channel)
         await host.start()
@@ -65,7 +67,7 @@ async def _serve(channel: Channel, settings: Settings) -> None:
         tasks.create_task(host.end_with_vllm())
         tasks.create_task(host.cancel_calls())
         while True:
-            host.take(await asyncio.to_thread(channel.inbox.get))
+            host.take(await inbox.get())
 
 
 class VllmHost(SamplerHost[CopiedAdapter]):
