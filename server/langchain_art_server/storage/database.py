@@ -8,10 +8,8 @@ that arrive during a transaction are written together in the next one, so that d
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -48,16 +46,16 @@ class Database:
                 raise
             place = self.engine.url.render_as_string(hide_password=True)
             raise ConfigError(f"got database_url={place!r}, which fails: {error.orig}") from error
-        self._work: queue.SimpleQueue[tuple[Any, asyncio.Future[Any]] | None] = queue.SimpleQueue()
-        self._calls: list[tuple[Sequence[CallRecord], asyncio.Future[None]]] = []
-        self._writing_calls = False
-        self._writer = threading.Thread(target=self._write_loop, name="store", daemon=True)
-        self._writer.start()
+        self._connection = self.engine.connect()  # the writer's
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        self._waiting: list[CallRecord] = []
+        self._insertion: asyncio.Task[None] | None = None
+        self._inserting = asyncio.Lock()
 
     def close(self) -> None:
         """Write what is queued, then close."""
-        self._work.put(None)
-        self._writer.join()
+        self._writer.shutdown()
+        self._connection.close()
         if self._owner is not None:
             self._owner.close()
         self.engine.dispose()
@@ -68,39 +66,23 @@ class Database:
         Raises:
             EngineUnavailable: the database cannot be written to; nothing was written.
         """
-        return await self._submit(work)
+        loop = asyncio.get_running_loop()
+        # Shielded: a caller that leaves takes nothing along that is queued.
+        return await asyncio.shield(loop.run_in_executor(self._writer, self._transact, work))
 
     async def add_calls(self, records: Sequence[CallRecord]) -> None:
         """Insert records. Returns, and raises, as `write`."""
-        loop = asyncio.get_running_loop()
-        written: asyncio.Future[None] = loop.create_future()
-        self._calls.append((records, written))
-        if not self._writing_calls:
-            self._writing_calls = True
-            loop.call_soon(self._write_calls)  # with all that come in this turn of the loop
-        await written
+        self._waiting += records
+        if self._insertion is None:
+            self._insertion = asyncio.create_task(self._insert_calls())
+        await asyncio.shield(self._insertion)
 
-    def _write_calls(self) -> None:
-        batch, self._calls = self._calls, []
-
-        def insert(connection: sa.Connection) -> None:
-            rows = [record.row() for records, _ in batch for record in records]
-            connection.execute(sa.insert(CALLS), rows)
-
-        def settle(inserted: asyncio.Future[None]) -> None:
-            error = inserted.exception()
-            for _, written in batch:
-                _settle(written, None, error)
-            self._writing_calls = bool(self._calls)
-            if self._calls:
-                inserted.get_loop().call_soon(self._write_calls)
-
-        self._submit(insert).add_done_callback(settle)
-
-    def _submit(self, work: Callable[[sa.Connection], T]) -> asyncio.Future[T]:
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._work.put((work, future))
-        return future
+    async def _insert_calls(self) -> None:
+        """Write all records that arrive until the insertion before this one has ended."""
+        async with self._inserting:
+            records, self._waiting, self._insertion = self._waiting, [], None
+            rows = [record.row() for record in records]
+            await self.write(lambda c: c.execute(sa.insert(CALLS), rows))
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` in a thread, on a connection of its own.
@@ -122,35 +104,24 @@ class Database:
 
         return await asyncio.to_thread(run)
 
-    def _write_loop(self) -> None:
-        with self.engine.connect() as connection:
-            while (item := self._work.get()) is not None:
-                work, future = item
-                result, error = self._transact(connection, work)
-                future.get_loop().call_soon_threadsafe(_settle, future, result, error)
-
-    def _transact(
-        self, connection: sa.Connection, work: Callable[[sa.Connection], Any]
-    ) -> tuple[Any, Exception | None]:
+    def _transact(self, work: Callable[[sa.Connection], T]) -> T:
         try:
             if self._owner_lost and self._owner is not None:
                 self._owner.invalidate()  # closes the connection and so releases the lock
                 self._owner, self._owner_lost = _own(self.engine), False
-            with connection.begin():
-                return work(connection), None
+            with self._connection.begin():
+                return work(self._connection)
         except OperationalError as failure:  # disk full, read-only, gone
             self._owner_lost = True
-            return None, EngineUnavailable(
+            raise EngineUnavailable(
                 f"The store could not write ({failure.orig}); nothing was acknowledged. "
                 "Free disk space or mend the database, then send the request again.",
                 retry_after=5,
-            )
+            ) from failure
         except ConfigError as failure:  # another server took the lock meanwhile
-            return None, EngineUnavailable(str(failure), retry_after=5)
+            raise EngineUnavailable(str(failure), retry_after=5) from failure
         except DataError as failure:  # PostgreSQL's text holds no NUL
-            return None, InvalidRequest(f"The database does not take a value: {failure.orig}")
-        except Exception as failure:  # noqa: BLE001 - handed to the caller who waits for it
-            return None, failure
+            raise InvalidRequest(f"The database does not take a value: {failure.orig}") from failure
 
 
 def select_among(
@@ -160,15 +131,9 @@ def select_among(
     ids: Iterable[str],
 ) -> Iterator[sa.Row[Any]]:
     """Rows of `query` whose `column` is among `ids`. SQLite limits a statement's parameters."""
-    for part in batched(dict.fromkeys(ids), 500):
-        yield from connection.execute(query.where(column.in_(part)))
-
-
-def batched(values: Iterable[str], size: int) -> Iterator[list[str]]:
-    """The values in lists of `size`."""
-    rest = iter(values)
-    while part := list(islice(rest, size)):
-        yield part
+    distinct = list(dict.fromkeys(ids))
+    for start in range(0, len(distinct), 500):
+        yield from connection.execute(query.where(column.in_(distinct[start : start + 500])))
 
 
 def _engine(url: str) -> sa.Engine:
@@ -207,15 +172,6 @@ def _own(engine: sa.Engine) -> sa.Connection | None:
             f"Another server uses the database {place}. Stop it, or give this one another."
         )
     return owner
-
-
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.done():  # cancelled
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
 
 
 def _sqlite_pragmas(connection: Any, _record: Any) -> None:
