@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from pydantic_core import to_json
@@ -53,67 +52,58 @@ class ChatCompletions:
         service.running_calls += call.count
         try:
             async with (
-                _WhileThere(receive) as client,
+                _while_connected(receive) as stop_listening,
                 service.jobs.gate.through(call.count),
                 service.router.use(call.body.model) as target,
             ):
                 completion = _Completion(service, call, target)
                 if call.body.stream:
-                    return await completion.stream(scope, client, send)
+                    return await completion.stream(scope, receive, send, stop_listening)
                 answer = await completion.whole()
         finally:
             service.running_calls -= call.count
         await _send_json(send, answer)
 
 
-class _WhileThere:
+@asynccontextmanager
+async def _while_connected(receive: Receive) -> AsyncGenerator[Callable[[], None]]:
     """A context that is cancelled when its client disconnects, so that sampling ends.
 
-    Listening costs a task, so it begins only after `_LISTEN_AFTER`.
+    Listening costs a task, so it begins only after `_LISTEN_AFTER`. Yields a function that stops
+    it, for a caller that listens itself from then on.
 
     Raises:
         ClientDisconnect: on leaving the context, in place of the cancellation.
     """
+    loop = asyncio.get_running_loop()
+    listener: asyncio.Task[None] | None = None
+    limit = asyncio.timeout(None)
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._limit = asyncio.timeout(None)
-        self._listener: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> _WhileThere:
-        await self._limit.__aenter__()
-        self._timer = asyncio.get_running_loop().call_later(_LISTEN_AFTER, self._begin)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._end()
-        try:
-            await self._limit.__aexit__(kind, error, trace)
-        except TimeoutError as expired:
-            raise ClientDisconnect from expired
-
-    def hand_over(self) -> Receive:
-        """Stop listening; the caller does it from now on."""
-        self._end()
-        return self._receive
-
-    def _begin(self) -> None:
-        self._listener = asyncio.create_task(self._listen())
-
-    async def _listen(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
+    async def listen() -> None:
+        while (await receive())["type"] != "http.disconnect":
             pass
-        self._limit.reschedule(asyncio.get_running_loop().time())
+        limit.reschedule(loop.time())
 
-    def _end(self) -> None:
-        self._timer.cancel()
-        if self._listener is not None:
-            self._listener.cancel()
+    def begin() -> None:
+        nonlocal listener
+        listener = asyncio.create_task(listen())
+
+    def stop() -> None:
+        timer.cancel()
+        if listener is not None:
+            listener.cancel()
+
+    timer = loop.call_later(_LISTEN_AFTER, begin)
+    try:
+        async with limit:
+            try:
+                yield stop
+            finally:
+                stop()
+    except TimeoutError as expired:
+        if not limit.expired():
+            raise
+        raise ClientDisconnect from expired
 
 
 async def _send_json(send: Send, answer: dict[str, Any]) -> None:
@@ -137,19 +127,12 @@ class _Completion:
         return self._id if index == 0 else f"{self._id}:{index}"
 
     def _request(self, index: int) -> ChatRequest:
-        call, body, sampling = self._call, self._call.body, self._call.sampling
+        first = self._call.first
+        sampling = first.sampling
         if sampling.seed is not None and index:
             sampling = replace(sampling, seed=sampling.seed + index)
-        return ChatRequest(
-            id=self._call_id(index),
-            messages=body.messages,
-            tools=call.tools,
-            tool_choice=call.tool_choice,
-            parallel_tool_calls=body.parallel_tool_calls is not False,
-            response_format=body.response_format,
-            adapter=self._target.adapter,
-            sampling=sampling,
-            stream=bool(body.stream),
+        return replace(
+            first, id=self._call_id(index), adapter=self._target.adapter, sampling=sampling
         )
 
     def _record(self, index: int, reply: ChatReply) -> CallRecord:
@@ -161,12 +144,12 @@ class _Completion:
             version=self._target.version,
             model=self._target.model,
             tags=self._call.body.art,
-            request=self._call.asked,
+            request=self._call.record,
             reply=chat_response.message(reply),
             prompt_token_ids=reply.prompt_token_ids,
             token_ids=reply.token_ids,
             logprobs=reply.logprobs,
-            temperature=self._call.sampling.temperature or 1.0,
+            temperature=self._call.first.sampling.temperature or 1.0,
             finish_reason=reply.finish_reason,
             excluded_because=reply.excluded_because,
             latency=now - self._begun,
@@ -177,11 +160,10 @@ class _Completion:
 
     async def whole(self) -> dict[str, Any]:
         """Sample and record; returns the answer as one object."""
-        count = self._call.count
-        if count == 1:
+        if self._call.count == 1:  # without a task of its own
             replies = [await self._one(0)]
         else:
-            replies = list(await asyncio.gather(*map(self._one, range(count))))
+            replies = await asyncio.gather(*map(self._one, range(self._call.count)))
         records = [self._record(index, reply) for index, reply in enumerate(replies)]
         await self._service.store.add_calls(records)
         return chat_response.completion(self._frame, replies, bool(self._call.body.logprobs))
@@ -197,13 +179,15 @@ class _Completion:
 
     # --- streamed -------------------------------------------------------------------------------
 
-    async def stream(self, scope: Scope, client: _WhileThere, send: Send) -> None:
+    async def stream(
+        self, scope: Scope, receive: Receive, send: Send, stop_listening: Callable[[], None]
+    ) -> None:
         """Answer by server-sent events. Errors before the first token are raised, not streamed."""
         async with aclosing(self._pieces()) as pieces:
-            first = await anext(pieces)
-            events = self._events(first, pieces)
+            events = self._events(await anext(pieces), pieces)
             response = StreamingResponse(events, media_type="text/event-stream")
-            await response(scope, client.hand_over(), send)
+            stop_listening()
+            await response(scope, receive, send)
 
     async def _pieces(self) -> AsyncGenerator[IndexedPiece, None]:
         """The parts of all choices' replies as they arrive, each with its choice's index."""
@@ -241,14 +225,17 @@ class _Completion:
         for chunks in choices:
             yield chunks.begin()
         replies: list[ChatReply] = []
+        following: IndexedPiece | None = first
         try:
-            async for index, piece in _chain(first, pieces):
+            while following is not None:
+                index, piece = following
                 if isinstance(piece, ChatDelta):
                     yield choices[index].delta(piece)
-                    continue
-                await self._service.store.add_calls([self._record(index, piece)])
-                replies.append(piece)
-                yield choices[index].end(piece, bool(body.logprobs))
+                else:
+                    await self._service.store.add_calls([self._record(index, piece)])
+                    replies.append(piece)
+                    yield choices[index].end(piece, bool(body.logprobs))
+                following = await anext(pieces, None)
         except ArtError as error:
             refusal = error if isinstance(error, RequestRefused) else EngineUnavailable(str(error))
             yield chat_response.sse(refusal.body())
@@ -256,11 +243,3 @@ class _Completion:
         if with_usage:
             yield chat_response.usage_chunk(frame, replies)
         yield chat_response.DONE
-
-
-async def _chain(
-    first: IndexedPiece, rest: AsyncGenerator[IndexedPiece, None]
-) -> AsyncGenerator[IndexedPiece, None]:
-    yield first
-    async for one in rest:
-        yield one

@@ -8,7 +8,7 @@ which can also be sent in headers (``x-art-trajectory-id``, ``x-art-node`` …).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,7 +18,7 @@ from starlette.types import Receive
 
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import CallTags
-from langchain_art_server.backends.base import Sampling
+from langchain_art_server.backends.base import ChatRequest, Sampling
 from langchain_art_server.gateway.chat_tools import check_calls, shown_tools
 
 ROLES = {"system", "developer", "user", "assistant", "tool"}
@@ -81,19 +81,6 @@ class ChatBody(BaseModel):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     art: CallTags = CallTags()
 
-    def sampling(self) -> Sampling:
-        """The sampling parameters of each completion."""
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return Sampling(
-            max_tokens=self.max_completion_tokens or self.max_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=self.top_p or 1.0,
-            top_k=max(0, self.top_k or 0),
-            seed=self.seed,
-            stop=tuple(s for s in stop if s),
-            top_logprobs=(self.top_logprobs or 0) if self.logprobs else 0,
-        )
-
 
 class CheckedChatRequest:
     """A request, checked.
@@ -104,10 +91,9 @@ class CheckedChatRequest:
 
     Attributes:
         body: the body, with the headers' tags in its `art`.
-        sampling: parameters of each of its `count` choices.
-        asked: `CallRecord.request`: the body without what has columns of its own.
-        tools: those in the prompt; with `allowed_tools`, only these.
-        tool_choice: `ChatRequest.tool_choice`.
+        count: how many choices are sampled.
+        first: what the sampler gets for the first of them, but for its id and adapter.
+        record: `CallRecord.request`: the body without what has columns of its own.
         retry: `CallRecord.retry`.
 
     Raises:
@@ -120,13 +106,35 @@ class CheckedChatRequest:
         self.body = body = _body(raw, _header_tags(tags))
         self.retry = int(retry) if re.fullmatch(rb"[0-9]{1,6}", retry) else 0
         self.count = body.n or 1
-        self.sampling = body.sampling()
-        self.tools, self.tool_choice = shown_tools(body.tools or [], body.tool_choice or "auto")
-        self.asked = {
+        tools, tool_choice = shown_tools(body.tools or [], body.tool_choice or "auto")
+        self.first = ChatRequest(
+            id="",
+            messages=body.messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            response_format=body.response_format,
+            sampling=_sampling(body),
+            stream=bool(body.stream),
+        )
+        self.record = {
             name: value
             for name, value in vars(body).items()
             if value is not None and name not in _NOT_RECORDED
         }
+
+
+def _sampling(body: ChatBody) -> Sampling:
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    return Sampling(
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=body.top_p or 1.0,
+        top_k=max(0, body.top_k or 0),
+        seed=body.seed,
+        stop=tuple(s for s in stop if s),
+        top_logprobs=(body.top_logprobs or 0) if body.logprobs else 0,
+    )
 
 
 async def read_json(receive: Receive) -> Any:
@@ -172,15 +180,13 @@ def _body(raw: Any, header_tags: dict[str, Any]) -> ChatBody:
             )
     for name in NOTES:
         raw.pop(name, None)
-    tags = raw.pop("art", None)
-    if tags is None or isinstance(tags, dict):
-        raw["art"] = header_tags | (tags or {})
-    else:
-        raw["art"] = tags  # not an object: refused below
+    tags = {} if raw.get("art") is None else raw["art"]
+    if isinstance(tags, dict):  # others are refused below
+        raw["art"] = header_tags | tags
     try:
         body = ChatBody.model_validate(raw)
     except ValidationError as error:
-        raise refuse(error) from error
+        raise refuse(error.errors()) from error
     for index, message in enumerate(body.messages):
         _check_message(index, message)
     _check_pairs(body)
@@ -210,11 +216,11 @@ def _check_pairs(body: ChatBody) -> None:
         )
 
 
-def refuse(error: ValidationError) -> InvalidRequest:
-    """Pydantic's errors as one `InvalidRequest`: field, problem, what was got."""
+def refuse(errors: Sequence[Any]) -> InvalidRequest:
+    """Pydantic's errors (`ErrorDetails`) as one: field, problem, what was got."""
     lines: list[str] = []
-    for found in error.errors()[:8]:
-        where = ".".join(str(part) for part in found["loc"]) or "body"
+    for found in errors[:8]:
+        where = ".".join(map(str, found["loc"])) or "body"
         if found["type"] == "extra_forbidden":
             lines.append(f"{where}: this option is not known here; leave it out")
         else:
@@ -223,7 +229,7 @@ def refuse(error: ValidationError) -> InvalidRequest:
                 f"{where}: {found['msg'].removeprefix('Value error, ')} "
                 f"(got {got if len(got) < 200 else got[:200] + '…'})"
             )
-    first = error.errors()[0]["loc"]
+    first = errors[0]["loc"]
     return InvalidRequest("; ".join(lines), param=str(first[0]) if first else None)
 
 

@@ -12,19 +12,9 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 
+from langchain_art import wire
 from langchain_art._version import __version__
 from langchain_art.errors import ArtError, ConfigError, Conflict, InvalidRequest, NotFound
-from langchain_art.wire import (
-    Checkpoint,
-    PolicySpec,
-    PolicyStatus,
-    Reward,
-    ServerStatus,
-    TrainJob,
-    TrainRequest,
-    Trajectory,
-    TrajectoryAudit,
-)
 from langchain_art_server.backends.base import Learner, Sampler
 from langchain_art_server.config import Settings
 from langchain_art_server.jobs.audit import audit
@@ -64,7 +54,7 @@ class Service:
         for name, (_, serving) in (await self.store.policies()).items():
             await self.router.serve(name, await self._usable(name, serving))
         for name in self.settings.policies:
-            await self.create_policy(PolicySpec(name=name, lora=self.settings.lora))
+            await self.create_policy(wire.PolicySpec(name=name, lora=self.settings.lora))
         await self.jobs.start()
         self.ready = True
 
@@ -91,7 +81,7 @@ class Service:
 
     # --- policies -------------------------------------------------------------------------------
 
-    async def create_policy(self, spec: PolicySpec) -> PolicyStatus:
+    async def create_policy(self, spec: wire.PolicySpec) -> wire.PolicyStatus:
         """Create a policy whose version 0 answers as the base model does. Idempotent.
 
         Raises:
@@ -111,7 +101,7 @@ class Service:
                 await self._first_version(spec)
         return await self.policy(spec.name)
 
-    async def _first_version(self, spec: PolicySpec) -> None:
+    async def _first_version(self, spec: wire.PolicySpec) -> None:
         # An existing version 0 is from an attempt that failed, maybe with another LoRA shape.
         await self.jobs.drop_version(spec.name, 0)
         staged = self.adapters.stage()
@@ -127,17 +117,17 @@ class Service:
         await self.router.serve(spec.name, 0)
         await self.store.add_policy(spec.name, spec.lora)
 
-    async def policy(self, name: str) -> PolicyStatus:
+    async def policy(self, name: str) -> wire.PolicyStatus:
         """Raises NotFound."""
         for status in await self.policies():
             if status.name == name:
                 return status
         raise NotFound(f"No policy {name!r}; there are {sorted(self.router.serving)}.")
 
-    async def policies(self) -> list[PolicyStatus]:
+    async def policies(self) -> list[wire.PolicyStatus]:
         """All policies, by name."""
         return [
-            PolicyStatus(
+            wire.PolicyStatus(
                 name=name,
                 version=self.router.serving[name],
                 lora=lora,
@@ -146,7 +136,7 @@ class Service:
             for name, (lora, _) in (await self.store.policies()).items()
         ]
 
-    async def checkpoint(self, policy: str, version: int) -> Checkpoint:
+    async def checkpoint(self, policy: str, version: int) -> wire.Checkpoint:
         """Raises NotFound."""
         await self.policy(policy)
         kept = await self.store.checkpoints(policy)
@@ -155,7 +145,13 @@ class Service:
                 return checkpoint
         raise NotFound(f"{policy}@{version} is not kept; kept are {[c.version for c in kept]}.")
 
-    async def rollback(self, policy: str, version: int) -> PolicyStatus:
+    async def set_pinned(self, policy: str, version: int, pinned: bool) -> wire.Checkpoint:
+        """Protect a version from retention, or stop protecting it."""
+        await self.checkpoint(policy, version)
+        await self.store.set_pinned(policy, version, pinned)
+        return await self.checkpoint(policy, version)
+
+    async def rollback(self, policy: str, version: int) -> wire.PolicyStatus:
         """Route the policy's bare name to a kept version; the next step starts from it."""
         await self.checkpoint(policy, version)
         async with self.jobs.between_steps(policy):
@@ -188,7 +184,7 @@ class Service:
 
     # --- trajectories and jobs ------------------------------------------------------------------
 
-    async def reward(self, trajectory_id: str, reward: Reward) -> Trajectory:
+    async def reward(self, trajectory_id: str, reward: wire.Reward) -> wire.Trajectory:
         """Set rewards of a trajectory; without one, assemble it from the calls tagged with its id.
 
         Calls that were tagged after it was assembled join it, until a job uses it.
@@ -217,7 +213,7 @@ class Service:
         trainable: dict[str, bool],
         *,
         sft: bool = False,
-    ) -> TrajectoryAudit:
+    ) -> wire.TrajectoryAudit:
         """See `jobs.audit.audit`.
 
         Raises:
@@ -236,7 +232,7 @@ class Service:
             stored = replace(stored, trajectory=run)
         return await asyncio.to_thread(audit, stored, records, policy, trainable, imitates=sft)
 
-    async def train(self, request: TrainRequest, key: str) -> TrainJob:
+    async def train(self, request: wire.TrainRequest, key: str) -> wire.TrainJob:
         """Queue a job, once per key.
 
         Raises:
@@ -262,11 +258,11 @@ class Service:
         self.jobs.wake()
         return job
 
-    async def status(self) -> ServerStatus:
+    async def status(self) -> wire.ServerStatus:
         """For ``GET /status``."""
         info = self.sampler.info
         calls, trajectories, jobs = await self.store.counts()
-        return ServerStatus(
+        return wire.ServerStatus(
             version=__version__,
             ready=self.ready,
             base_model=info.name,

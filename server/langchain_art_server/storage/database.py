@@ -71,7 +71,7 @@ class Database:
         return await asyncio.shield(loop.run_in_executor(self._writer, self._transact, work))
 
     async def add_calls(self, records: Sequence[CallRecord]) -> None:
-        """Insert records. Returns, and raises, as `write`."""
+        """Insert call records. Returns, and raises, as `write`."""
         self._waiting += records
         if self._insertion is None:
             self._insertion = asyncio.create_task(self._insert_calls())
@@ -81,8 +81,7 @@ class Database:
         """Write all records that arrive until the insertion before this one has ended."""
         async with self._inserting:
             records, self._waiting, self._insertion = self._waiting, [], None
-            rows = [record.row() for record in records]
-            await self.write(lambda c: c.execute(sa.insert(CALLS), rows))
+            await self.write(lambda c: c.execute(sa.insert(CALLS), [r.row() for r in records]))
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` in a thread, on a connection of its own.

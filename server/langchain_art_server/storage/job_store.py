@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
@@ -52,14 +51,14 @@ class JobStore:
         Raises:
             Conflict: the key was used with another body.
         """
-        scored = {run.id: asdict(RewardSnapshot.of(run)) for run in runs}
+        scored = {run.id: RewardSnapshot.of(run) for run in runs}
         body = to_json(request)
         row = {
             "id": job_id,
             "key": key,
             "policy": request.policy,
             "digest": digest(body),
-            "payload": pack({"request": request.model_dump(mode="json"), "scored": scored}),
+            "payload": pack({"request": request, "scored": scored}),
             "state": "queued",
             "created_at": time.time(),
         }
@@ -157,14 +156,10 @@ class JobStore:
 
     async def events(self, job_id: str, after: int) -> list[JobEvent]:
         """Events with `seq` above `after`."""
-        query = (
-            sa.select(EVENTS)
-            .where((EVENTS.c.job_id == job_id) & (EVENTS.c.seq > after))
-            .order_by(EVENTS.c.seq)
-        )
-        fields = list(JobEvent.model_fields)
+        mine = (EVENTS.c.job_id == job_id) & (EVENTS.c.seq > after)
+        query = sa.select(EVENTS).where(mine).order_by(EVENTS.c.seq)
         return await self._database.read(
-            lambda c: [JobEvent(**{n: getattr(r, n) for n in fields}) for r in c.execute(query)]
+            lambda c: [JobEvent.model_validate(r, from_attributes=True) for r in c.execute(query)]
         )
 
 

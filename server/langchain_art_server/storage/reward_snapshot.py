@@ -16,18 +16,13 @@ class RewardSnapshot:
 
     It is stored with a job, which trains with these rewards though they change later, and also
     when it is run again after a restart.
-
-    Attributes:
-        reward: `Trajectory.reward`.
-        scores: `Trajectory.scores`.
-        status: `Trajectory.status`.
-        turns: `Turn.reward` of each turn; empty if no turn has one.
     """
 
     reward: float | None
     scores: Mapping[str, float]
     status: Status
     turns: Sequence[float | None]
+    """`Turn.reward` of each turn; empty if no turn has one."""
 
     @classmethod
     def of(cls, run: Trajectory) -> RewardSnapshot:

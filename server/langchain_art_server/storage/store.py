@@ -30,26 +30,14 @@ from langchain_art_server.storage.tables import (
 )
 
 
-class Store:
-    """Reads and writes the tables. Coroutines return when what they write is on disk.
-
-    Args:
-        url: SQLAlchemy's; missing tables are created.
-    """
+class Store(Database):
+    """Reads and writes the tables. Coroutines return when what they write is on disk."""
 
     def __init__(self, url: str) -> None:
-        self._database = Database(url)
-        self.jobs = JobStore(self._database)
-
-    def close(self) -> None:
-        """Write what is queued, then close."""
-        self._database.close()
+        super().__init__(url)
+        self.jobs = JobStore(self)
 
     # --- calls ----------------------------------------------------------------------------------
-
-    async def add_calls(self, records: Sequence[CallRecord]) -> None:
-        """Returns when the records are on disk."""
-        await self._database.add_calls(records)
 
     async def call(self, call_id: str) -> CallRecord:
         """Raises NotFound."""
@@ -66,16 +54,13 @@ class Store:
             rows = select_among(connection, sa.select(CALLS), CALLS.c.id, wanted)
             return {row.id: CallRecord.of(row) for row in rows}
 
-        return await self._database.read(read)
+        return await self.read(read)
 
     async def tagged_calls(self, trajectory_id: str) -> list[CallRecord]:
         """The calls that were tagged with a trajectory's id, in the order in which they ended."""
-        query = (
-            sa.select(CALLS)
-            .where(CALLS.c.trajectory_id == trajectory_id)
-            .order_by(CALLS.c.created_at)
-        )
-        return await self._database.read(lambda c: [CallRecord.of(row) for row in c.execute(query)])
+        tagged = sa.select(CALLS).where(CALLS.c.trajectory_id == trajectory_id)
+        query = tagged.order_by(CALLS.c.created_at)
+        return await self.read(lambda c: [CallRecord.of(row) for row in c.execute(query)])
 
     # --- trajectories ---------------------------------------------------------------------------
 
@@ -110,7 +95,7 @@ class Store:
                 connection.execute(sa.insert(TRAJECTORIES), new)
             return len(new)
 
-        return await self._database.write(write)
+        return await self.write(write)
 
     async def trajectory(self, trajectory_id: str) -> StoredRun:
         """Raises NotFound."""
@@ -131,14 +116,14 @@ class Store:
                 found[mark.trajectory_id].trained_by[mark.policy] = mark.job_id
             return found
 
-        return await self._database.read(read)
+        return await self.read(read)
 
     async def recent_trajectories(self, limit: int, scenario: str | None) -> list[Trajectory]:
         """The newest first."""
         query = sa.select(TRAJECTORIES).order_by(TRAJECTORIES.c.created_at.desc()).limit(limit)
         if scenario is not None:
             query = query.where(TRAJECTORIES.c.scenario == scenario)
-        return await self._database.read(lambda c: [trajectory_of(row) for row in c.execute(query)])
+        return await self.read(lambda c: [trajectory_of(row) for row in c.execute(query)])
 
     async def set_reward(
         self, trajectory_id: str, reward: Reward, assembled: Trajectory | None = None
@@ -160,15 +145,13 @@ class Store:
         def write(connection: sa.Connection) -> Trajectory:
             mine = TRAJECTORIES.c.id == trajectory_id
             row = connection.execute(sa.select(TRAJECTORIES).where(mine)).first()
-            if row is None and assembled is None:
-                raise NotFound(f"No trajectory {trajectory_id!r} is stored here.")
-            if row is None and assembled is not None:
+            if row is None:
+                if assembled is None:
+                    raise NotFound(f"No trajectory {trajectory_id!r} is stored here.")
                 new = changed(assembled, reward)
-                connection.execute(
-                    sa.insert(TRAJECTORIES), [trajectory_row(new, None, assembled=True)]
-                )
+                stored = trajectory_row(new, None, assembled=True)
+                connection.execute(sa.insert(TRAJECTORIES), [stored])
                 return new
-            assert row is not None
             old = trajectory_of(row)
             turns = None
             if row.assembled and assembled is not None and len(assembled.turns) > len(old.turns):
@@ -186,7 +169,7 @@ class Store:
             connection.execute(sa.update(TRAJECTORIES).where(mine).values(values))
             return new
 
-        return await self._database.write(write)
+        return await self.write(write)
 
     # --- policies and checkpoints ---------------------------------------------------------------
 
@@ -194,12 +177,11 @@ class Store:
         """Insert a policy whose version 0 is published. Idempotent."""
 
         def write(connection: sa.Connection) -> None:
-            if connection.execute(sa.select(POLICIES).where(POLICIES.c.name == name)).first():
-                return
-            row = {"name": name, "lora": lora.model_dump_json(), "version": 0}
-            connection.execute(sa.insert(POLICIES), [row | {"created_at": time.time()}])
+            if not connection.execute(sa.select(POLICIES).where(POLICIES.c.name == name)).first():
+                row = {"name": name, "lora": lora.model_dump_json(), "version": 0}
+                connection.execute(sa.insert(POLICIES), [row | {"created_at": time.time()}])
 
-        await self._database.write(write)
+        await self.write(write)
 
     async def policies(self) -> dict[str, tuple[LoraConfig, int]]:
         """Name -> (LoRA shape, version that serves)."""
@@ -208,39 +190,38 @@ class Store:
             rows = connection.execute(sa.select(POLICIES).order_by(POLICIES.c.name))
             return {r.name: (LoraConfig.model_validate_json(r.lora), r.version) for r in rows}
 
-        return await self._database.read(read)
+        return await self.read(read)
 
     async def set_serving(self, name: str, version: int) -> None:
         """Route the bare name to `version`."""
         query = sa.update(POLICIES).where(POLICIES.c.name == name).values(version=version)
-        await self._database.write(lambda c: c.execute(query))
+        await self.write(lambda c: c.execute(query))
 
     async def checkpoints(self, policy: str) -> list[Checkpoint]:
         """The versions of a policy that are kept, oldest first."""
 
         def read(connection: sa.Connection) -> list[Checkpoint]:
-            serving = connection.scalar(
-                sa.select(POLICIES.c.version).where(POLICIES.c.name == policy)
-            )
+            served = sa.select(POLICIES.c.version).where(POLICIES.c.name == policy)
+            serving = connection.scalar(served)
             query = sa.select(CHECKPOINTS).where(CHECKPOINTS.c.policy == policy)
-            rows = connection.execute(query.order_by(CHECKPOINTS.c.version))
+            rows = connection.execute(query.order_by(CHECKPOINTS.c.version)).mappings()
             return [checkpoint_of(row, serving) for row in rows]
 
-        return await self._database.read(read)
+        return await self.read(read)
 
     async def add_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Insert a published version. Idempotent."""
-        await self._database.write(lambda c: insert_checkpoint(c, checkpoint))
+        await self.write(lambda c: insert_checkpoint(c, checkpoint))
 
     async def set_pinned(self, policy: str, version: int, pinned: bool) -> None:
         """Protect a version from retention, or stop protecting it."""
         query = sa.update(CHECKPOINTS).where(version_is(policy, version)).values(pinned=pinned)
-        await self._database.write(lambda c: c.execute(query))
+        await self.write(lambda c: c.execute(query))
 
     async def forget_checkpoint(self, policy: str, version: int) -> None:
         """Delete a version's row."""
         query = sa.delete(CHECKPOINTS).where(version_is(policy, version))
-        await self._database.write(lambda c: c.execute(query))
+        await self.write(lambda c: c.execute(query))
 
     async def counts(self) -> tuple[int, int, dict[str, int]]:
         """Number of calls, of trajectories, and of jobs by state."""
@@ -253,7 +234,7 @@ class Store:
             jobs = {row[0]: row[1] for row in connection.execute(query)}
             return count(CALLS), count(TRAJECTORIES), jobs
 
-        return await self._database.read(read)
+        return await self.read(read)
 
 
 def _trained_by(connection: sa.Connection, trajectory_id: str) -> str:

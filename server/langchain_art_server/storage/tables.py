@@ -208,15 +208,11 @@ def insert_checkpoint(connection: sa.Connection, checkpoint: Checkpoint) -> None
         connection.execute(sa.insert(CHECKPOINTS), [row])
 
 
-def checkpoint_of(row: sa.Row[Any], serving: int | None) -> Checkpoint:
+def checkpoint_of(row: sa.RowMapping, serving: int | None) -> Checkpoint:
     """The version of a row; `serving` is the one that serves."""
-    stored = set(Checkpoint.model_fields) - {"name", "serving", "metrics"}
-    return Checkpoint(
-        name=f"{row.policy}@{row.version}",
-        serving=row.version == serving,
-        metrics=from_json(row.metrics),
-        **{name: getattr(row, name) for name in stored},
-    )
+    version: int = row["version"]
+    values: dict[str, Any] = {**row, "metrics": from_json(row["metrics"])}
+    return Checkpoint(name=f"{row['policy']}@{version}", serving=version == serving, **values)
 
 
 def trajectory_row(

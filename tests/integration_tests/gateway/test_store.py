@@ -206,7 +206,7 @@ async def test_events_are_numbered(store: Store) -> None:
 async def test_a_store_that_cannot_write_acknowledges_nothing(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path / 'art.sqlite3'}")
     await store.add_calls([record("c-1")])
-    with store._database.engine.connect() as other:  # another process's lock
+    with store.engine.connect() as other:  # another process's lock
         other.exec_driver_sql("PRAGMA busy_timeout=1")
         other.exec_driver_sql("BEGIN EXCLUSIVE")
         write = asyncio.create_task(store.add_calls([record("c-2")]))
