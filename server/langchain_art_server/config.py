@@ -111,7 +111,7 @@ class UnslothSettings(_LearnerSettings):
 
 
 def _with_kind(default: str) -> BeforeValidator:
-    """Makes `kind` optional in a table that is told apart by it."""
+    """Makes `kind` optional in a table that is discriminated by it."""
 
     def fill_in(table: Any) -> Any:
         return {"kind": default} | table if isinstance(table, dict) else table
@@ -133,7 +133,7 @@ _KINDS: dict[str, dict[str, type[_Table]]] = {
 
 
 class Settings(_Table):
-    """Everything ``langchain-art serve`` can be told."""
+    """All settings of ``langchain-art serve``."""
 
     model: str
     """Base model: a hub name (``Qwen/Qwen2.5-0.5B-Instruct``) or a local path."""

@@ -16,10 +16,10 @@ DONE = b"data: [DONE]\n\n"
 
 def message(reply: ChatReply) -> dict[str, Any]:
     """The assistant's message."""
-    said: dict[str, Any] = {"role": "assistant", "content": reply.content}
+    answer: dict[str, Any] = {"role": "assistant", "content": reply.content}
     if reply.tool_calls:
-        said["tool_calls"] = reply.tool_calls
-    return said
+        answer["tool_calls"] = reply.tool_calls
+    return answer
 
 
 def logprobs(reply: ChatReply) -> dict[str, Any]:
@@ -39,8 +39,8 @@ def _token(text: str, logprob: float) -> dict[str, Any]:
 def usage(replies: list[ChatReply]) -> dict[str, int]:
     """Token counts of a request: its prompt once, and the completions of all choices."""
     prompt = len(replies[0].prompt_token_ids)
-    said = sum(len(reply.token_ids) for reply in replies)
-    return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
+    sampled = sum(len(reply.token_ids) for reply in replies)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
 def completion(

@@ -81,20 +81,20 @@ def _turn(index: int, judged: CallEligibility, tree: PrefixTree) -> TurnAudit:
     turn, record = judged.turn, judged.record
     known: dict[str, Any] = {"prefix": None, "prefix_turn": None, "prefix_tokens": 0}
     if record is not None:
-        prompt, said = len(record.prompt_token_ids), len(record.token_ids)
+        prompt, sampled = len(record.prompt_token_ids), len(record.token_ids)
         known = _prefix(tree, record)
         tree.add(index, [*record.prompt_token_ids, *record.token_ids])
     else:
         usage = turn.usage
-        prompt, said = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, 0)
+        prompt, sampled = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, 0)
     return TurnAudit(
         call_id=turn.call_id,
         node=turn.node,
         path=turn.path,
         model=record.model if record else turn.model,
         prompt_tokens=prompt,
-        sampled_tokens=said,
-        trained_tokens=said if judged.excluded_because is None else 0,
+        sampled_tokens=sampled,
+        trained_tokens=sampled if judged.excluded_because is None else 0,
         excluded_because=judged.excluded_because,
         **known,
     )

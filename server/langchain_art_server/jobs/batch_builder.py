@@ -8,9 +8,11 @@ policies) are excluded before the statistics.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import TypeAlias
 
 from langchain_art.wire import NodeReport, SFTConfig, TrainRequest, Trajectory
 from langchain_art_server.algorithms.credit.batch_plan import plan
@@ -22,6 +24,10 @@ from langchain_art_server.algorithms.credit.candidates import (
 from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
 from langchain_art_server.jobs.eligibility import CallEligibility, check_eligibility
 from langchain_art_server.storage.tables import CallRecord
+
+_CheckedRun: TypeAlias = tuple[Trajectory, list[CallEligibility]]
+#: A call, its advantage, and why it is excluded (empty: it is trained).
+_CheckedCall: TypeAlias = tuple[CallEligibility, float, str]
 
 
 def rows_of(
@@ -55,26 +61,6 @@ def rows_of(
 
 
 @dataclass
-class _Node:
-    """Sums of one node's `NodeReport`."""
-
-    calls: int = 0
-    tokens: int = 0
-    advantage: float = 0.0
-    advantage_abs: float = 0.0
-    excluded: Counter[str] = field(default_factory=Counter[str])
-
-    def report(self) -> NodeReport:
-        return NodeReport(
-            calls=self.calls,
-            tokens=self.tokens,
-            advantage_mean=self.advantage / self.tokens if self.tokens else 0.0,
-            advantage_abs=self.advantage_abs / self.tokens if self.tokens else 0.0,
-            excluded=dict(self.excluded),
-        )
-
-
-@dataclass
 class Batch:
     """A job's groups as rows for the learner, with a count of what is excluded, by reason."""
 
@@ -88,35 +74,19 @@ class Batch:
     """All names by which `TrainRequest.trainable` could choose calls of the groups."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     """`BatchPlan.metrics`."""
-    _runs: list[list[tuple[Trajectory, list[CallEligibility]]]] = field(
-        default_factory=list[list[tuple[Trajectory, list[CallEligibility]]]]
+    _groups: list[list[_CheckedRun]] = field(default_factory=list[list[_CheckedRun]])
+    _nodes: defaultdict[str, list[_CheckedCall]] = field(
+        default_factory=lambda: defaultdict[str, list[_CheckedCall]](list)
     )
-    _candidates: list[list[CandidateRun]] = field(default_factory=list[list[CandidateRun]])
-    _nodes: dict[str, _Node] = field(default_factory=dict[str, _Node])
 
-    def add_group(
-        self,
-        runs: Sequence[Trajectory],
-        records: Mapping[str, CallRecord],
-    ) -> None:
+    def add_group(self, runs: Sequence[Trajectory], records: Mapping[str, CallRecord]) -> None:
         """Add the runs of one group, and the records of their calls."""
         policy, trainable = self.request.policy, self.request.trainable
-        judged = [
-            (run, check_eligibility(run, records, policy, trainable, imitates=self._sft))
-            for run in runs
-        ]
         self.names.update(*(turn.names for run in runs for turn in run.turns))
-        self._runs.append(judged)
-        self._candidates.append(
+        self._groups.append(
             [
-                CandidateRun(
-                    calls=tuple(map(self._candidate, calls)),
-                    reward=run.reward,
-                    scores=run.scores,
-                    failed=run.status == "failed",
-                    truncated=run.status == "truncated",
-                )
-                for run, calls in judged
+                (run, check_eligibility(run, records, policy, trainable, imitates=self._sft))
+                for run in runs
             ]
         )
 
@@ -124,10 +94,37 @@ class Batch:
     def _sft(self) -> bool:
         return isinstance(self.request.config, SFTConfig)
 
+    def settle(self) -> None:
+        """After the last group: decide on every call, and make the rows of the trained ones."""
+        candidates = [[self._candidate_run(*one) for one in group] for group in self._groups]
+        made = plan(candidates, self.request.config)
+        self.excluded += made.excluded
+        self.metrics = made.metrics
+        for (run, judged), decisions in zip(
+            chain(*self._groups), chain(*made.decisions), strict=True
+        ):
+            for one, decision in zip(judged, decisions, strict=True):
+                unit, _, why = (decision.excluded_because or "calls.").partition(".")
+                if unit == "calls":  # else its run or its group is excluded whole
+                    self._nodes[one.node].append((one, decision.advantage, why))
+                    if not why and one.record is not None:
+                        self.calls.append(one.record)
+            if rows := rows_of(judged, decisions):
+                self.rows += rows
+                self.trained.append(run.id)
+
+    def _candidate_run(self, run: Trajectory, judged: list[CallEligibility]) -> CandidateRun:
+        return CandidateRun(
+            calls=tuple(map(self._candidate, judged)),
+            reward=run.reward,
+            scores=run.scores,
+            failed=run.status == "failed",
+            truncated=run.status == "truncated",
+        )
+
     def _candidate(self, one: CallEligibility) -> CandidateCall:
-        record, request = one.record, self.request
+        record, request, config = one.record, self.request, self.request.config
         superseded = one.turn.excluded_because is not None
-        config = request.config
         anchored = not isinstance(config, SFTConfig) and config.credit.kind == "anchor"
         return CandidateCall(
             tokens=len(record.token_ids) if record else 0,
@@ -142,36 +139,22 @@ class Batch:
             anchor=tuple(record.prompt_token_ids) if record and anchored else None,
         )
 
-    def settle(self) -> None:
-        """After the last group: decide on every call, and make the rows of the trained ones."""
-        made = plan(self._candidates, self.request.config)
-        self.excluded += made.excluded
-        self.metrics = made.metrics
-        for runs, decisions in zip(self._runs, made.decisions, strict=True):
-            for (run, judged), decided in zip(runs, decisions, strict=True):
-                self._add_run(run, judged, decided)
-
-    def _add_run(
-        self, run: Trajectory, judged: Sequence[CallEligibility], decisions: Sequence[CallDecision]
-    ) -> None:
-        for one, decision in zip(judged, decisions, strict=True):
-            unit, _, why = (decision.excluded_because or "").partition(".")
-            if unit not in ("", "calls"):
-                continue  # its run or its group is excluded whole
-            node = self._nodes.setdefault(one.node, _Node())
-            if why:
-                node.excluded[why] += 1
-            elif one.record is not None:
-                tokens = len(one.record.token_ids)
-                node.calls += 1
-                node.tokens += tokens
-                node.advantage += decision.advantage * tokens
-                node.advantage_abs += abs(decision.advantage) * tokens
-                self.calls.append(one.record)
-        if rows := rows_of(judged, decisions):
-            self.rows += rows
-            self.trained.append(run.id)
-
     def nodes(self) -> dict[str, NodeReport]:
         """The report of each node: trained calls, and ``calls.`` of `excluded`, by node."""
-        return {name: self._nodes[name].report() for name in sorted(self._nodes)}
+        return {name: _report(self._nodes[name]) for name in sorted(self._nodes)}
+
+
+def _report(calls: list[_CheckedCall]) -> NodeReport:
+    trained = [
+        (len(one.record.token_ids), advantage)
+        for one, advantage, why in calls
+        if not why and one.record is not None
+    ]
+    tokens = sum(count for count, _ in trained)
+    return NodeReport(
+        calls=len(trained),
+        tokens=tokens,
+        advantage_mean=sum(count * advantage for count, advantage in trained) / (tokens or 1),
+        advantage_abs=sum(count * abs(advantage) for count, advantage in trained) / (tokens or 1),
+        excluded=dict(Counter(why for *_, why in calls if why)),
+    )

@@ -51,7 +51,7 @@ class JobRunner:
         self._settings, self._store, self._adapters = settings, store, adapters
         self._router, self._sampler, self._learner = router, sampler, learner
         self._news = asyncio.Event()
-        self._changed: asyncio.Condition = asyncio.Condition()
+        self._changed = asyncio.Condition()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._task: asyncio.Task[None] | None = None
         self.gate = AdmissionGate(settings.max_waiting_calls)
@@ -72,11 +72,9 @@ class JobRunner:
         """Call this when a job was added."""
         self._news.set()
 
-    @asynccontextmanager
-    async def between_steps(self, policy: str) -> AsyncGenerator[None]:
+    def between_steps(self, policy: str) -> asyncio.Lock:
         """A context in which no job of the policy runs."""
-        async with self._locks[policy]:
-            yield
+        return self._locks[policy]
 
     async def wait(self, seconds: float) -> None:
         """Return when a job's state or events have changed, or after `seconds`."""
@@ -136,16 +134,14 @@ class JobRunner:
     async def _run(self, job: TrainJob) -> None:
         request, scored, target = await self._store.jobs.payload(job.id)
         policy = request.policy
-        if job.base_version is None or target is None:
-            base = self._router.serving[policy]
-            target = self._adapters.unused(policy)
+        base = job.base_version
+        if base is None or target is None:
+            base, target = self._router.serving[policy], self._adapters.unused(policy)
             await self._store.jobs.begin(job.id, base, target)
-        else:
-            base = job.base_version
         if manifest := self._adapters.manifest(policy, target):
             if manifest["job"] == job.id:
                 await self._report(job, f"{policy}@{target} was published before a restart", 1.0)
-                await self._finish(job, request, manifest, time.monotonic())
+                await self._finish(job, manifest, time.monotonic())
                 return
             raise InvalidRequest(f"{policy}@{target} was made by another job; send this one again.")
         batch = await self._batch(job, request, scored, base)
@@ -162,32 +158,31 @@ class JobRunner:
             return
         await self._report(job, f"training {policy}@{base} on {len(batch.rows)} rows", 0.0)
         async with self.gate.shut() if self._settings.take_turns else nullcontext():
-            await self._learn(job, request, batch, base, target)
+            await self._learn(job, batch, target)
 
-    async def _learn(
-        self, job: TrainJob, request: TrainRequest, batch: Batch, base: int, target: int
-    ) -> None:
+    async def _learn(self, job: TrainJob, batch: Batch, target: int) -> None:
         """Make the version, check it in the sampler, publish it, and finish the job."""
+        policy, base, config = job.policy, batch.base_version, batch.request.config
         staged = self._adapters.stage()
         step = LearnerStep(
-            parent=self._adapters.path(request.policy, base),
+            parent=self._adapters.path(policy, base),
             out=staged,
             step=target,
             rows=batch.rows,
-            config=request.config,
+            config=config,
             staleness=batch.metrics["staleness_mean"],
         )
 
         async def on_progress(fraction: float, message: str) -> None:
             await self._report(job, message, fraction)
 
-        parent = NamedAdapter(f"{job.policy}@{base}", step.parent)
-        child = NamedAdapter(f"{job.policy}@{target}", staged)
+        parent = NamedAdapter(f"{policy}@{base}", step.parent)
+        child = NamedAdapter(f"{policy}@{target}", staged)
         call = batch.calls[0]
         await self._router.resolve(parent.name)  # loads it
         before = await ask(self._sampler, call, parent)
         try:
-            async with self._device():
+            async with self._device() if self._settings.take_turns else nullcontext():
                 metrics = await self._learner.step(step, on_progress)
             begun = time.monotonic()
             sealing = asyncio.create_task(asyncio.to_thread(self._adapters.seal, staged))
@@ -203,60 +198,44 @@ class JobRunner:
                 await self._report(
                     job, "WARNING: the new version answers exactly as its parent did"
                 )
-            manifest = self._manifest(job, request, batch, base, target, metrics)
+            manifest: dict[str, Any] = {
+                "policy": policy,
+                "version": target,
+                "parent": base,
+                "job": job.id,
+                "base_model": self._settings.model,
+                "metrics": metrics | batch.metrics,
+                "excluded": dict(batch.excluded),
+                "nodes": {name: node.model_dump() for name, node in batch.nodes().items()},
+                # A trajectory of a supervised step may be trained again, in either way.
+                "imitated" if isinstance(config, SFTConfig) else "trained": batch.trained,
+                "created_at": time.time(),
+            }
             publish = self._adapters.publish
-            await asyncio.to_thread(publish, staged, request.policy, target, manifest, files)
+            await asyncio.to_thread(publish, staged, policy, target, manifest, files)
         except Exception:
             await asyncio.to_thread(self._adapters.discard, staged)
             await self._sampler.unload_adapter(child.name)  # the next attempt has the same name
             raise
-        await self._finish(job, request, manifest, begun)
+        await self._finish(job, manifest, begun)
 
     @asynccontextmanager
     async def _device(self) -> AsyncGenerator[None]:
-        """With `take_turns`, a context in which the sampler does not use the device."""
-        if not self._settings.take_turns:
-            yield
-            return
+        """A context in which the sampler does not use the device."""
         await self._sampler.sleep()
         try:
             yield
         finally:
             await self._sampler.wake()
 
-    def _manifest(
-        self,
-        job: TrainJob,
-        request: TrainRequest,
-        batch: Batch,
-        base: int,
-        target: int,
-        metrics: dict[str, float],
-    ) -> dict[str, Any]:
-        return {
-            "policy": request.policy,
-            "version": target,
-            "parent": base,
-            "job": job.id,
-            "base_model": self._settings.model,
-            "metrics": metrics | batch.metrics,
-            "excluded": dict(batch.excluded),
-            "nodes": {name: node.model_dump() for name, node in batch.nodes().items()},
-            # A trajectory of a supervised step may be trained again, in either way.
-            "imitated" if isinstance(request.config, SFTConfig) else "trained": batch.trained,
-            "created_at": time.time(),
-        }
-
-    async def _finish(
-        self, job: TrainJob, request: TrainRequest, manifest: dict[str, Any], begun: float
-    ) -> None:
+    async def _finish(self, job: TrainJob, manifest: dict[str, Any], begun: float) -> None:
         """Route to a published version and end the job; `begun` is when the swap began.
 
         `resolve` registers the version with the router and its final directory with the sampler,
         which reads the files again only if they are not those that it has loaded (after a
         restart of either).
         """
-        policy, version = request.policy, manifest["version"]
+        policy, version = job.policy, manifest["version"]
         await self._router.resolve(f"{policy}@{version}")
         manifest["metrics"]["swap_seconds"] = time.monotonic() - begun
         checkpoint = self._adapters.checkpoint(manifest)
@@ -299,9 +278,7 @@ class JobRunner:
         for ids in request.groups:
             known = await self._store.trajectories(ids)
             if not imitates:
-                fresh = [
-                    i for i in ids if known[i].trained_by.get(request.policy, job.id) == job.id
-                ]
+                fresh = [i for i in ids if known[i].trained_by.get(job.policy, job.id) == job.id]
                 if trained_before := len(ids) - len(fresh):
                     batch.excluded["runs.already_trained"] += trained_before
                 ids = fresh

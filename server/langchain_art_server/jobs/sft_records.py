@@ -28,8 +28,7 @@ async def demonstrations(
         runs: in any state.
         records: by call id, those of their calls that the server has.
         learner: tokenizes the other turns.
-        max_len: most tokens of prompt and reply together; longer turns are excluded
-            (``too_long``).
+        max_len: most tokens of prompt and reply together; longer turns are excluded.
 
     Returns:
         The runs, in which each turn with a record has a call id; and the records by these ids, all
@@ -51,7 +50,10 @@ async def demonstrations(
                 turns[index] = turn.model_copy(update={"call_id": f"{run.id}#{index}"})
                 missing.append((run, index))
         changed.append(run.model_copy(update={"turns": tuple(turns)}))
-    shown = [_demonstration(run, index) for run, index in missing]
+    shown = [
+        Demonstration(run.prompt(index), list(run.turns[index].tools), run.turns[index].reply or {})
+        for run, index in missing
+    ]
     found = await learner.tokenize(shown) if shown else []
     for (run, index), turn, tokens in zip(missing, shown, found, strict=True):
         if isinstance(tokens, str):
@@ -59,11 +61,6 @@ async def demonstrations(
         record = _record(f"{run.id}#{index}", run.turns[index], turn, tokens, max_len)
         known[record.id] = record
     return changed, known
-
-
-def _demonstration(run: Trajectory, index: int) -> Demonstration:
-    turn = run.turns[index]
-    return Demonstration(run.prompt(index), list(turn.tools), turn.reply or {})
 
 
 def _record(

@@ -87,11 +87,11 @@ async def check_swap(
     change, _ = _compare(old, new)
     if change > hidden:
         return change
-    for name, other, said in (
+    for name, other, reply in (
         (f"its parent {parent.name}", parent, old),
         ("the base model", None, await ask(sampler, call, None, TOKENS)),
     ):
-        seen, tokens = _compare(said, new)
+        seen, tokens = _compare(reply, new)
         if seen > hidden:
             continue
         moved = await _moved(learner, other, child, new, tokens)

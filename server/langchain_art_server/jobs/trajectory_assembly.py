@@ -1,7 +1,7 @@
 """Assembles a `Trajectory` from the records of the calls that were tagged with its id.
 
 For clients without a capture: an SDK, a graph in another language, curl. Only the calls themselves
-say what the client did with the replies: a call continues an earlier one if its prompt begins with
+show what the client did with the replies: a call continues an earlier one if its prompt begins with
 that call's prompt and reply, token by token.
 
 Calls that do not count are kept for review, with `Turn.excluded_because`:
@@ -154,7 +154,7 @@ class _MessageLinks:
 def _canonical(message: Message) -> bytes:
     """A message as bytes, equal for messages that mean the same to the model.
 
-    Clients send a reply back with ``content`` null, empty or left out, as text or as parts, with
+    Clients send a reply back with ``content`` null, empty or absent, as text or as parts, with
     additional empty fields, and with arguments that they have parsed and serialised again.
     """
     plain = {key: value for key, value in message.items() if value not in (None, "", [], {})}
@@ -203,7 +203,7 @@ def _exclusions(calls: Sequence[CallRecord], links: Sequence[Sequence[int]]) -> 
 def _task(tags: CallTags) -> Hashable:
     """What the attempts of one task share: a namespace, or a node and its step.
 
-    None where the caller says neither: attempts then cannot be told from other steps' calls.
+    None where the caller gives neither: attempts then cannot be told from other steps' calls.
     """
     if tags.namespace:
         return tags.thread, tags.namespace
