@@ -86,6 +86,7 @@ async def run(settings: Settings) -> None:
 
 @cli.command()
 def main(
+    context: typer.Context,
     model: Annotated[
         str | None, typer.Argument(help="Base model: a hub name or a path; or in --config.")
     ] = None,
@@ -128,20 +129,10 @@ def main(
             raise ConfigError(
                 "got no model: langchain-art serve MODEL, or --config FILE with `model`"
             )
-        settings = load_settings(
-            config,
-            model=model,
-            policies=tuple(policy) if policy else None,
-            host=host,
-            port=port,
-            data_dir=data_dir,
-            database_url=database_url,
-            served_model_name=served_model_name,
-            device=device,
-            dtype=dtype,
-            max_model_len=max_model_len,
-            lora={"rank": lora_rank} if lora_rank else None,
-        )
+        options = {n: v for n, v in context.params.items() if n in Settings.model_fields}
+        options["policies"] = tuple(policy) if policy else None
+        options["lora"] = {"rank": lora_rank} if lora_rank else None
+        settings = load_settings(config, **options)
         with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:  # uvloop, where it is
             runner.run(run(settings))
     except ArtError as error:

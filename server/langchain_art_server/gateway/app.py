@@ -82,7 +82,7 @@ def create_app(service: Service) -> ASGIApp:
 async def _model(request: Request, kind: type[M]) -> M:
     """The body as a wire model. FastAPI's own parser would accept NaN."""
     try:
-        return kind.model_validate(await read_json(request.receive))
+        return kind.model_validate(await read_json(request))
     except ValidationError as error:
         raise refuse(error.errors()) from error
 

@@ -69,7 +69,8 @@ class AccessControl:
             headers = dict(scope["headers"])
             if scope["path"] not in OPEN_PATHS:
                 self._admit(headers)
-            self._check_length(headers)
+            length = headers.get(b"content-length", b"0")
+            self._check_length(int(length) if length.isdigit() else 0)
             await self._app(scope, self._capped(receive), send)
         except ArtError as error:
             await answer(error)(scope, receive, send)
@@ -93,16 +94,12 @@ class AccessControl:
                     "API key and answers this machine only. Set ART_API_KEY to let others in."
                 )
 
-    def _check_length(self, headers: dict[bytes, bytes]) -> None:
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._limit:
-            raise self._too_large(int(length))
-
-    def _too_large(self, got: int) -> BodyTooLarge:
-        return BodyTooLarge(
-            f"got a body of {got} bytes or more, expected at most {self._limit}. Send fewer "
-            "trajectories at a time, or raise max_body_bytes on the server."
-        )
+    def _check_length(self, length: int) -> None:
+        if length > self._limit:
+            raise BodyTooLarge(
+                f"got a body of {length} bytes or more, expected at most {self._limit}. Send fewer "
+                "trajectories at a time, or raise max_body_bytes on the server."
+            )
 
     def _capped(self, receive: Receive) -> Receive:
         seen = 0
@@ -111,8 +108,7 @@ class AccessControl:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
-            if seen > self._limit:
-                raise self._too_large(seen)
+            self._check_length(seen)
             return message
 
         return capped

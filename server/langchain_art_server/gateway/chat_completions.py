@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from pydantic_core import to_json
-from starlette.requests import ClientDisconnect
-from starlette.responses import StreamingResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from langchain_art.errors import ArtError, EngineUnavailable, Overloaded, RequestRefused
@@ -41,7 +41,7 @@ class ChatCompletions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises RequestRefused before anything is sent."""
         service = self._service
-        call = CheckedChatRequest(await read_json(receive), scope["headers"])
+        call = CheckedChatRequest(await read_json(Request(scope, receive)), scope["headers"])
         limit = service.settings.max_running_calls
         if service.running_calls + call.count > limit:
             raise Overloaded(
@@ -62,7 +62,8 @@ class ChatCompletions:
                 answer = await completion.whole()
         finally:
             service.running_calls -= call.count
-        await _send_json(send, answer)
+        response = Response(to_json(answer), media_type="application/json")
+        await response(scope, receive, send)
 
 
 @asynccontextmanager
@@ -104,13 +105,6 @@ async def _while_connected(receive: Receive) -> AsyncGenerator[Callable[[], None
         if not limit.expired():
             raise
         raise ClientDisconnect from expired
-
-
-async def _send_json(send: Send, answer: dict[str, Any]) -> None:
-    body = to_json(answer)
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 class _Completion:

@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive
+from starlette.requests import Request
 
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import CallTags
@@ -137,22 +136,14 @@ def _sampling(body: ChatBody) -> Sampling:
     )
 
 
-async def read_json(receive: Receive) -> Any:
-    """Receive a body and parse it as JSON.
+async def read_json(request: Request) -> Any:
+    """The body, parsed as JSON.
 
     Raises:
         InvalidRequest: it is not JSON (NaN and infinity are not).
         ClientDisconnect: the client disconnected.
     """
-    parts: list[bytes] = []
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        parts.append(message.get("body", b""))
-        more = message.get("more_body", False)
-    body = b"".join(parts)
+    body = await request.body()
     try:
         return from_json(body, allow_inf_nan=False)
     except ValueError as error:

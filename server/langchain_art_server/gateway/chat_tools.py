@@ -43,16 +43,21 @@ def shown_tools(
 
 
 def _tool_name(index: int, tool: dict[str, Any]) -> str:
-    function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, dict):
+    if tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
         raise InvalidRequest(
             f'tools.{index}: got type {tool.get("type")!r}, expected "function" with a '
             "function object",
             param="tools",
         )
-    if not isinstance(function.get("name"), str) or not function["name"]:
-        raise InvalidRequest(f"tools.{index}.function.name is missing", param="tools")
-    return function["name"]
+    if name := _function(tool).get("name"):
+        return name
+    raise InvalidRequest(f"tools.{index}.function.name is missing", param="tools")
+
+
+def _function(value: Any) -> dict[str, Any]:
+    """The ``function`` of a tool, a choice or a call; empty if it is none or has no name."""
+    function = value.get("function") if isinstance(value, dict) else None
+    return function if isinstance(function, dict) and isinstance(function.get("name"), str) else {}
 
 
 def _allowed(choice: Any, names: set[str]) -> str:
@@ -69,15 +74,12 @@ def _choice(problem: str) -> InvalidRequest:
 
 def check_calls(index: int, calls: Any) -> None:
     """Check the tool calls of message `index`, if it has any. Raises InvalidRequest."""
-    if not calls:
-        return
-    if not isinstance(calls, list):
+    if calls and not isinstance(calls, list):
         raise _malformed_call(index, calls)
-    for call in calls:
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    for call in calls or ():
+        if not _function(call):
             raise _malformed_call(index, call)
-        _check_arguments(index, function.get("arguments"))
+        _check_arguments(index, call["function"].get("arguments"))
 
 
 def _malformed_call(index: int, got: Any) -> InvalidRequest:

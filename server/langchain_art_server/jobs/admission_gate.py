@@ -11,11 +11,7 @@ from langchain_art.errors import EngineUnavailable
 
 
 class AdmissionGate:
-    """Admits calls while it is open. While it is shut they wait, up to a limit.
-
-    Args:
-        most_waiting: calls that may wait at once; more are refused.
-    """
+    """Admits calls while it is open. While it is shut, up to `most_waiting` wait."""
 
     def __init__(self, most_waiting: int) -> None:
         self._most = most_waiting

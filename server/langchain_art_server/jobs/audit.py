@@ -48,14 +48,9 @@ def audit(
     *,
     imitates: bool = False,
 ) -> TrajectoryAudit:
-    """Audit a run.
+    """Audit a run; the arguments are those of `check_eligibility`.
 
-    Args:
-        stored: the run.
-        records: by call id, those of its calls that the server has.
-        policy: that would be trained; None: each turn is checked for the policy that sampled it.
-        trainable: `TrainRequest.trainable`.
-        imitates: audit a supervised step (`SFTConfig`), given the run and records of `sft_records`.
+    For a supervised step, the run and the records are those of `sft_records`.
 
     Raises:
         InvalidRequest: a record is invalid; training raises the same error.

@@ -35,9 +35,7 @@ def rows_of(
 ) -> list[Row]:
     """The rows of a run's trained turns.
 
-    Args:
-        judged: the turns of the run.
-        decisions: on each of them; None: train all that are not excluded, with advantage 0.
+    Without `decisions` on its turns, all that are not excluded are trained, with advantage 0.
 
     Raises:
         InvalidRequest: a record is invalid (`rows_of_run`).

@@ -54,12 +54,8 @@ def check_eligibility(
 ) -> list[CallEligibility]:
     """For each turn of a run, whether it may be trained, and if not, why.
 
-    Args:
-        run: its turns are checked in their order.
-        records: by call id, those that the server has.
-        policy: that is trained; None: whichever sampled the turn.
-        trainable: `TrainRequest.trainable`.
-        imitates: a supervised step, for which it does not matter who sampled the call.
+    `records` are by call id. `policy` None: whichever sampled the turn. `imitates`: a supervised
+    step, for which it does not matter who sampled the call.
     """
     checked: list[CallEligibility] = []
     learning: set[str] = set()

@@ -24,11 +24,8 @@ async def demonstrations(
 ) -> tuple[list[Trajectory], dict[str, CallRecord]]:
     """The runs with a record for every turn that has a reply.
 
-    Args:
-        runs: in any state.
-        records: by call id, those of their calls that the server has.
-        learner: tokenizes the other turns.
-        max_len: most tokens of prompt and reply together; longer turns are excluded.
+    The learner tokenizes the turns that are not in `records` (by call id). Turns with more than
+    `max_len` tokens of prompt and reply together are excluded.
 
     Returns:
         The runs, in which each turn with a record has a call id; and the records by these ids, all

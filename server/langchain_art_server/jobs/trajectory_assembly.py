@@ -42,11 +42,7 @@ MAX_TURNS = 4096
 
 
 def assemble(trajectory_id: str, calls: Iterable[CallRecord]) -> Trajectory:
-    """A trajectory without a reward, its turns in the order in which the calls started.
-
-    Args:
-        trajectory_id: the tag.
-        calls: all calls with that tag, in any order.
+    """A trajectory of all calls with one tag, its turns in the order in which they started.
 
     Raises:
         InvalidRequest: more calls than a trajectory may have turns.

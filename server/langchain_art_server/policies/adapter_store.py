@@ -44,9 +44,8 @@ class AdapterStore:
         self._staging = root / ".staging"
         shutil.rmtree(self._staging, ignore_errors=True)  # of a process that was killed
         self._staging.mkdir(parents=True)
-        self._deleted = (
-            root / ".deleted"
-        )  # a file a policy: the highest number of a deleted version
+        # One file a policy: the highest number of a deleted version.
+        self._deleted = root / ".deleted"
         self._deleted.mkdir(exist_ok=True)
 
     def path(self, policy: str, version: int) -> Path:
@@ -83,14 +82,9 @@ class AdapterStore:
         manifest: dict[str, Any],
         files: dict[str, str] | None = None,
     ) -> Path:
-        """Move a staged version to its place, by one rename.
+        """Move a staged version to its place, by one rename, with its manifest.
 
-        Args:
-            staged: a directory from `stage`.
-            policy: the policy.
-            version: the version's number.
-            manifest: contents of ``manifest.json``; the files' hashes are added.
-            files: the result of `seal`, if it was called already.
+        `files` is the result of `seal`, if it was called already.
 
         Raises:
             ConfigError: the version exists.
@@ -158,11 +152,7 @@ class AdapterStore:
         """The wire value of a published version, from its manifest and its size on disk."""
         policy, version = manifest["policy"], manifest["version"]
         return Checkpoint(
-            policy=policy,
-            version=version,
             name=f"{policy}@{version}",
-            parent=manifest["parent"],
-            created_at=manifest["created_at"],
             bytes=sum(p.stat().st_size for p in self.path(policy, version).iterdir()),
-            metrics=dict(manifest["metrics"]),
+            **{name: manifest[name] for name in Checkpoint.model_fields if name in manifest},
         )

@@ -83,11 +83,7 @@ class Router:
 
     @asynccontextmanager
     async def use(self, model: str) -> AsyncGenerator[RoutedModel]:
-        """Resolve a model's name, and keep the version loaded until the call has ended (a lease).
-
-        Raises:
-            UnknownModel: see `resolve`.
-        """
+        """`resolve` a model's name, and keep the version loaded until the call has ended."""
         target = await self.resolve(model)
         if target.adapter is None:
             yield target

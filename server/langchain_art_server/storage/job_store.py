@@ -9,16 +9,8 @@ from typing import Any
 import sqlalchemy as sa
 from pydantic_core import to_json
 
+from langchain_art import wire
 from langchain_art.errors import Conflict, NotFound
-from langchain_art.wire import (
-    Checkpoint,
-    JobEvent,
-    JobState,
-    TrainJob,
-    TrainRequest,
-    TrainResult,
-    Trajectory,
-)
 from langchain_art_server.storage.database import Database
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot
 from langchain_art_server.storage.tables import (
@@ -41,8 +33,8 @@ class JobStore:
         self._database = database
 
     async def add(
-        self, job_id: str, key: str, request: TrainRequest, runs: Iterable[Trajectory]
-    ) -> TrainJob:
+        self, job_id: str, key: str, request: wire.TrainRequest, runs: Iterable[wire.Trajectory]
+    ) -> wire.TrainJob:
         """Queue a job. The same key and body give the existing job.
 
         The rewards of `runs` (the trajectories of its groups) are stored with it, so that it trains
@@ -63,7 +55,7 @@ class JobStore:
             "created_at": time.time(),
         }
 
-        def write(connection: sa.Connection) -> TrainJob:
+        def write(connection: sa.Connection) -> wire.TrainJob:
             old = connection.execute(sa.select(JOBS).where(JOBS.c.key == key)).first()
             if old is None:
                 connection.execute(sa.insert(JOBS), [row])
@@ -78,7 +70,7 @@ class JobStore:
 
         return await self._database.write(write)
 
-    async def get(self, job_id: str) -> TrainJob:
+    async def get(self, job_id: str) -> wire.TrainJob:
         """Raises NotFound."""
         query = sa.select(JOBS).where(JOBS.c.id == job_id)
         row = await self._database.read(lambda c: c.execute(query).first())
@@ -87,8 +79,8 @@ class JobStore:
         return job_of(row)
 
     async def all(
-        self, states: Sequence[JobState] | None = None, policy: str | None = None
-    ) -> list[TrainJob]:
+        self, states: Sequence[wire.JobState] | None = None, policy: str | None = None
+    ) -> list[wire.TrainJob]:
         """Oldest first."""
         query = sa.select(JOBS).order_by(JOBS.c.number)
         if states is not None:
@@ -99,12 +91,12 @@ class JobStore:
 
     async def payload(
         self, job_id: str
-    ) -> tuple[TrainRequest, dict[str, RewardSnapshot], int | None]:
+    ) -> tuple[wire.TrainRequest, dict[str, RewardSnapshot], int | None]:
         """The request, the rewards by trajectory, and the version to make (None if not begun)."""
         query = sa.select(JOBS.c.payload, JOBS.c.target_version).where(JOBS.c.id == job_id)
         row = await self._database.read(lambda c: c.execute(query).one())
         payload = unpack(row.payload)
-        request = TrainRequest.model_validate_json(to_json(payload["request"]))
+        request = wire.TrainRequest.model_validate_json(to_json(payload["request"]))
         scored = {run: RewardSnapshot(**known) for run, known in payload["scored"].items()}
         return request, scored, row.target_version
 
@@ -117,9 +109,9 @@ class JobStore:
     async def finish(
         self,
         job_id: str,
-        result: TrainResult | None,
+        result: wire.TrainResult | None,
         error: str | None,
-        checkpoint: Checkpoint | None = None,
+        checkpoint: wire.Checkpoint | None = None,
         trained: Sequence[str] = (),
         message: str | None = None,
     ) -> None:
@@ -154,13 +146,16 @@ class JobStore:
         """Append an event to a job."""
         await self._database.write(lambda c: _append(c, job_id, message, progress))
 
-    async def events(self, job_id: str, after: int) -> list[JobEvent]:
+    async def events(self, job_id: str, after: int) -> list[wire.JobEvent]:
         """Events with `seq` above `after`."""
         mine = (EVENTS.c.job_id == job_id) & (EVENTS.c.seq > after)
         query = sa.select(EVENTS).where(mine).order_by(EVENTS.c.seq)
-        return await self._database.read(
-            lambda c: [JobEvent.model_validate(r, from_attributes=True) for r in c.execute(query)]
-        )
+
+        def read(connection: sa.Connection) -> list[wire.JobEvent]:
+            rows = connection.execute(query)
+            return [wire.JobEvent.model_validate(row, from_attributes=True) for row in rows]
+
+        return await self._database.read(read)
 
 
 def _append(connection: sa.Connection, job_id: str, message: str, progress: float | None) -> None:

@@ -47,10 +47,7 @@ class RewardSnapshot:
 def changed(run: Trajectory, reward: Reward, turns: Sequence[Turn] | None = None) -> Trajectory:
     """The trajectory with the given fields of `reward` set; scores and metadata are added.
 
-    Args:
-        run: the stored trajectory.
-        reward: fields that were not given change nothing.
-        turns: the new turns; turns that were there keep their rewards. None: unchanged.
+    `turns` replace its turns, of which those that were there keep their rewards.
 
     Raises:
         InvalidRequest: the trajectory does not have a call that a reward is for.

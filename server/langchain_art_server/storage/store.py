@@ -128,13 +128,10 @@ class Store(Database):
     async def set_reward(
         self, trajectory_id: str, reward: Reward, assembled: Trajectory | None = None
     ) -> Trajectory:
-        """Set the reward and those of single calls, and add scores and metadata.
+        """Set the reward and those of single calls, and add scores and metadata (`changed`).
 
-        Args:
-            trajectory_id: which.
-            reward: only the fields that were given are set.
-            assembled: the trajectory of the calls that are tagged with this id now. It is stored
-                if there is none, and replaces one that was assembled from fewer calls.
+        `assembled` is the trajectory of the calls that are tagged with this id now. It is stored if
+        there is none, and replaces one that was assembled from fewer calls.
 
         Raises:
             NotFound: no such trajectory, and `assembled` is None.

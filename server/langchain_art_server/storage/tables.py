@@ -20,6 +20,8 @@ from pydantic_core import from_json, to_json
 from langchain_art.wire import CallTags, Checkpoint, TrainJob, TrainResult, Trajectory
 
 META = sa.MetaData()
+#: Fields of `CallRecord` that are arrays, and the type of their items.
+_ARRAYS = {"prompt_token_ids": "i", "token_ids": "i", "logprobs": "d"}
 
 CALLS = sa.Table(
     "calls",
@@ -143,23 +145,16 @@ class CallRecord:
             "tags": self.tags.model_dump_json(exclude_defaults=True),
             "request": pack(self.request),
             "reply": pack(self.reply),
-            "prompt_token_ids": array("i", self.prompt_token_ids).tobytes(),
-            "token_ids": array("i", self.token_ids).tobytes(),
-            "logprobs": array("d", self.logprobs).tobytes(),
+            **{name: array(code, getattr(self, name)).tobytes() for name, code in _ARRAYS.items()},
         }
 
     @classmethod
     def of(cls, row: sa.Row[Any]) -> CallRecord:
         """The record of a row."""
         values: dict[str, Any] = {one.name: getattr(row, one.name) for one in fields(cls)}
-        values.update(
-            tags=CallTags.model_validate_json(row.tags),
-            request=unpack(row.request),
-            reply=unpack(row.reply),
-            prompt_token_ids=array("i", row.prompt_token_ids).tolist(),
-            token_ids=array("i", row.token_ids).tolist(),
-            logprobs=array("d", row.logprobs).tolist(),
-        )
+        values["tags"] = CallTags.model_validate_json(row.tags)
+        values |= {name: unpack(values[name]) for name in ("request", "reply")}
+        values |= {name: array(code, values[name]).tolist() for name, code in _ARRAYS.items()}
         return cls(**values)
 
     def public(self) -> dict[str, Any]:
