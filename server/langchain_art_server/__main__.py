@@ -27,6 +27,8 @@ from langchain_art_server.gateway.service import Service
 
 console = Console(stderr=True)
 cli = typer.Typer(add_completion=False, rich_markup_mode="rich")
+#: Options that are no setting of the same name. All others are; an unknown one is refused.
+_NOT_SETTINGS = {"config", "policy", "lora_rank", "log_level"}
 
 
 def build(settings: Settings) -> Service:
@@ -129,7 +131,7 @@ def main(
             raise ConfigError(
                 "got no model: langchain-art serve MODEL, or --config FILE with `model`"
             )
-        options = {n: v for n, v in context.params.items() if n in Settings.model_fields}
+        options = {n: v for n, v in context.params.items() if n not in _NOT_SETTINGS}
         options["policies"] = tuple(policy) if policy else None
         options["lora"] = {"rank": lora_rank} if lora_rank else None
         settings = load_settings(config, **options)
