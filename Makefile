@@ -11,7 +11,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 export OMP_NUM_THREADS ?= 1
 
 
-.PHONY: help install demo test test-vllm test-fast check format bench docs serve clean
+.PHONY: help install demo test test-vllm soak test-fast check format bench docs serve clean
 
 help:  ## show the words
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -35,6 +35,9 @@ test: install  ## all tests but those that need vLLM
 
 test-vllm: install  ## the tests that need vLLM, whose CPU build they install for themselves
 	$(PYTEST) -m vllm
+
+soak: install  ## the whole of what the tests of endurance show a part of: swaps, kills; hours
+	ART_SOAK=1 $(BIN)/python -m pytest -m soak
 
 test-fast: install  ## all but the slow tests
 	$(PYTEST) -m 'not slow and not vllm'

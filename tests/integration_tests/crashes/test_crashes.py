@@ -22,8 +22,9 @@ from langchain_art import ChatART, TrainConfig, Trainer
 from tests.support.engines import engines
 from tests.support.live_server import LiveServer
 from tests.support.seeds import drawn_seed
+from tests.support.soak import count, soak
 
-KILLS = 10
+KILLS = count(6, 100)
 
 
 class Witness(threading.Thread):
@@ -68,9 +69,10 @@ class Killer(threading.Thread):
                 self.kills.append("engine")
 
 
+@soak
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_run_survives_ten_kills(tmp_path: Path) -> None:
+@pytest.mark.timeout(count(600, 7200))
+def test_a_run_survives_kills(tmp_path: Path) -> None:
     server = LiveServer(tmp_path / "data").start()
     mails = MailStore(build(tmp_path / "mails.sqlite3", n_train=64, n_test=8, seed=3))
     model = ChatART(model="tiny", base_url=server.base_url, max_tokens=32)

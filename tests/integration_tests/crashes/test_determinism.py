@@ -17,10 +17,11 @@ import pytest
 
 from tests.support.engines import engines
 from tests.support.live_server import LiveServer
+from tests.support.soak import count, soak
 
-STEPS = 20
+STEPS = count(12, 20)
 #: Step -> which process is killed with -9 in it. The engines are the server's children, in order.
-KILLS = {5: "sampler", 8: "server", 12: "learner", 16: "server"}
+KILLS = {3: "sampler", 5: "server", 8: "learner", 10: "server"}
 FILES = ("adapter_model.safetensors", "optimizer.safetensors")
 
 
@@ -111,9 +112,10 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return said, versions(server, STEPS)
 
 
+@soak
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_twenty_steps_with_four_kills_end_bit_for_bit_as_the_undisturbed_run(
+def test_steps_with_four_kills_end_bit_for_bit_as_the_undisturbed_run(
     calm: Told, tmp_path: Path
 ) -> None:
     stormy = serve(tmp_path, "stormy")

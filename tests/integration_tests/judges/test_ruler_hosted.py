@@ -12,7 +12,7 @@ import pytest
 from langchain_openai import ChatOpenAI
 
 from langchain_art import RulerEvaluator
-from tests.support.environments import environment
+from tests.support.environments import litellm_python
 from tests.support.judges.groups import group, run, says
 from tests.support.judges.judge_server import JudgeServer
 from tests.support.live_server import REPO
@@ -44,7 +44,7 @@ def test_one_judge_serves_one_event_loop_after_another(server: JudgeServer) -> N
 def test_a_name_is_asked_through_litellm(server: JudgeServer) -> None:
     script = REPO / "tests/support/judges/litellm_judge.py"
     done = subprocess.run(
-        [environment("ruler", ["langchain-litellm>=0.11,<1"]), script, server.base_url],
+        [litellm_python(), script, server.base_url],
         capture_output=True,
         text=True,
         timeout=200,

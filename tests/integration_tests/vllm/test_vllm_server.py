@@ -1,7 +1,6 @@
 """vLLM samples and PEFT learns behind the real server: the demo's agent, swaps, and kills.
 
-``ART_VLLM_KILLS=20`` makes the last one longer than it is by default; ``-o log_cli=true`` shows how
-long the engine was away.
+``make soak`` kills twenty times; ``-o log_cli=true`` shows how long the engine was away.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from tests.support.hot_swap import row_of, train_once
 from tests.support.live_server import LiveServer
 from tests.support.mails import check_exact_runs, mails_of
 from tests.support.seeds import drawn_seed
+from tests.support.soak import count, soak
 from tests.support.vllm_engine import (
     command,
     gone,
@@ -42,7 +42,7 @@ from tests.support.vllm_engine import (
 
 log = logging.getLogger(__name__)
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
-KILLS = int(os.environ.get("ART_VLLM_KILLS", "3"))
+KILLS = count(3, 20)
 STREAMS, VERSIONS = 32, 7
 
 
@@ -218,6 +218,7 @@ class Killer(threading.Thread):
                 log.warning("kill %d: back after %.1f s", len(self.back), self.back[-1])
 
 
+@soak
 def test_vllm_is_killed_while_agents_run(server: VllmServer, tmp_path: Path) -> None:
     """The agents go on, the engine is back by itself, and only whole calls are trained."""
     mails = mails_of(tmp_path, 64, 2)

@@ -5,7 +5,6 @@ Torch is imported when the first call, ``start``, makes the process's `LearnerCo
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import numpy as np
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import LoraConfig
 from langchain_art_server.backends.base import Demonstration
-from langchain_art_server.backends.ipc.channel import Channel, EngineCall
+from langchain_art_server.backends.ipc.channel import Channel, EngineCall, import_function
 from langchain_art_server.backends.ipc.step_codec import read_rows, unpack_step
 
 if TYPE_CHECKING:
@@ -53,9 +52,8 @@ def serve(channel: Channel, config: dict[str, Any]) -> None:
 
 
 def _make_core(config: dict[str, Any]) -> LearnerCore:
-    module, _, function = config["core"].partition(":")
     try:
-        make = getattr(importlib.import_module(module), function)
+        make = import_function(config["core"])
     except ImportError as error:
         raise ConfigError(
             f"{sys.executable} lacks what learns: {error}. Install it there, or give the setting "
