@@ -9,6 +9,8 @@ REWARD ?= answer
 JOBS ?= auto
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 export OMP_NUM_THREADS ?= 1
+# Some images set it. Then each process that a test starts would compile what it imports once more.
+unexport PYTHONDONTWRITEBYTECODE
 
 
 .PHONY: help install demo test test-vllm soak test-fast check format bench docs serve clean
