@@ -190,8 +190,6 @@ class VllmProcess:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
             env["OMP_NUM_THREADS"] = str(self._options.threads or max(1, cores // 2))
             env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # the learner may use the same cores
-            # The engine's process runs the model itself; a third process takes 10 s to start.
-            env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         return env
 
 
