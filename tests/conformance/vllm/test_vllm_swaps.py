@@ -20,7 +20,7 @@ from langchain_art_server.backends.base import ChatReply
 from langchain_art_server.backends.vllm.sampler import VllmSampler
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.policies.router import MAX_PINNED_LOADED, Router
-from tests.support.soak import count, soak
+from tests.support.soak import count
 from tests.support.tiny_models import ask, check_logprobs, save_adapter, with_adapter
 from tests.support.vllm_engine import command, guard_of, resident, vllm_of
 from tests.support.vllm_sampling import chat, pid_of
@@ -28,7 +28,7 @@ from tests.support.vllm_sampling import chat, pid_of
 log = logging.getLogger(__name__)
 pytestmark = [
     pytest.mark.vllm,
-    soak,
+    pytest.mark.soak,
     pytest.mark.timeout(3600),
     pytest.mark.asyncio(loop_scope="session"),
 ]

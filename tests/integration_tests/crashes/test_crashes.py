@@ -22,7 +22,7 @@ from langchain_art import ChatART, TrainConfig, Trainer
 from tests.support.engines import engines
 from tests.support.live_server import LiveServer
 from tests.support.seeds import drawn_seed
-from tests.support.soak import count, soak
+from tests.support.soak import count
 
 KILLS = count(6, 100)
 
@@ -69,7 +69,7 @@ class Killer(threading.Thread):
                 self.kills.append("engine")
 
 
-@soak
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(count(600, 7200))
 def test_a_run_survives_kills(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.engines import engines
 from tests.support.live_server import LiveServer
-from tests.support.soak import count, soak
+from tests.support.soak import count
 
 STEPS = count(12, 20)
 #: Step -> which process is killed with -9 in it. The engines are the server's children, in order.
@@ -112,7 +112,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return said, versions(server, STEPS)
 
 
-@soak
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_steps_with_four_kills_end_bit_for_bit_as_the_undisturbed_run(

@@ -29,7 +29,7 @@ from tests.support.hot_swap import row_of, train_once
 from tests.support.live_server import LiveServer
 from tests.support.mails import check_exact_runs, mails_of
 from tests.support.seeds import drawn_seed
-from tests.support.soak import count, soak
+from tests.support.soak import count
 from tests.support.vllm_engine import (
     command,
     gone,
@@ -218,7 +218,7 @@ class Killer(threading.Thread):
                 log.warning("kill %d: back after %.1f s", len(self.back), self.back[-1])
 
 
-@soak
+@pytest.mark.soak
 def test_vllm_is_killed_while_agents_run(server: VllmServer, tmp_path: Path) -> None:
     """The agents go on, the engine is back by itself, and only whole calls are trained."""
     mails = mails_of(tmp_path, 64, 2)

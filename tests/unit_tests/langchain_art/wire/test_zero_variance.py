@@ -21,7 +21,8 @@ def test_the_tolerance_is_an_edge(values: list[float], tolerance: float, zero: b
 
 
 @pytest.mark.parametrize(
-    ("tokens", "penalty"), [(0, 0), (12288, 0), (14336, -0.5), (16384, -1), (99999, -1)]
+    ("tokens", "penalty"),
+    [(0, 0), (12288, 0), (13312, -0.25), (14336, -0.5), (16384, -1), (99999, -1)],
 )
 def test_long_runs_lose_up_to_1(tokens: int, penalty: float) -> None:
     assert overlong_penalty(tokens, 16384, 4096) == penalty

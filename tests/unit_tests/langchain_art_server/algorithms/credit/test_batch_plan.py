@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_art.wire import ClippedRatio, OverlongPenalty, Standardized, TrainConfig
-from langchain_art_server.algorithms.credit.batch_plan import plan
+from langchain_art_server.algorithms.credit.batch_plan import (
+    exclusion,
+    plan,
+    stale,
+    unscored,
+)
 from langchain_art_server.algorithms.credit.candidates import (
     CallDecision,
     CandidateCall,
@@ -19,6 +24,7 @@ from langchain_art_server.algorithms.credit.candidates import (
 )
 
 ONE = CandidateCall(tokens=1)
+THREE = CandidateCall(tokens=3)
 
 
 def run(reward: float | None, *calls: CandidateCall, **fields) -> CandidateRun:
@@ -215,3 +221,59 @@ def test_weights_sum_to_one_advantages_to_nothing_and_dropped_adds_up(seed: int,
         if v.excluded_because
     }
     assert words <= set(made.excluded)
+
+
+def run_of(*calls: CandidateCall, **fields) -> CandidateRun:
+    return CandidateRun(calls or (THREE,), **fields)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "scores", "expected"),
+    [
+        (run_of(reward=0.0), (), None),
+        (run_of(reward=None), (), "runs.unscored"),
+        (run_of(reward=None, failed=True), (), "runs.failed"),
+        (run_of(reward=-1.0, failed=True), (), None),  # its user scored it all the same
+        (run_of(CandidateCall(1, reward=0.0)), (), None),
+        (run_of(reward=1.0), ("a",), "runs.unscored"),
+        (run_of(scores={"a": 1.0}), ("a", "b"), "runs.unscored"),
+        (run_of(scores={"a": 1.0, "b": 0.0}), ("a", "b"), None),
+        (run_of(failed=True), ("a",), "runs.failed"),
+    ],
+)
+def test_unscored(candidate: CandidateRun, scores: tuple[str, ...], expected: str | None) -> None:
+    assert unscored(candidate, scores) == expected
+
+
+def test_stale_groups_go_as_one_and_only_for_what_learns() -> None:
+    old = run_of(CandidateCall(1, lag=3))
+    assert stale([run_of(), old], 2) == "groups.stale"
+    assert stale([run_of(), old], 3) is None
+    assert stale([run_of(), old], None) is None
+    assert stale([run_of(CandidateCall(1, lag=9, learns=False))], 0) is None
+    assert stale([run_of(CandidateCall(1, lag=-1))], 0) is None
+    assert stale([], 0) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "run_truncated", "without", "trained"),
+    [
+        ({}, False, None, None),
+        ({"truncated": True}, False, "calls.truncated", None),
+        ({}, True, "runs.truncated", None),
+        (
+            {"truncated": True, "excluded_because": "grammar"},
+            True,
+            "calls.grammar",
+            "calls.grammar",
+        ),
+        ({"learns": False}, True, "calls.frozen", "calls.frozen"),
+        ({"superseded": True}, True, "calls.superseded", "calls.superseded"),
+        ({"tokens": 0}, False, "calls.empty", "calls.empty"),
+    ],
+)
+def test_exclusion(fields, run_truncated: bool, without: str | None, trained: str | None) -> None:
+    call = CandidateCall(**{"tokens": 3} | fields)
+    of = run_of(call, truncated=run_truncated)
+    assert exclusion(of, call, mask_truncated=True) == without
+    assert exclusion(of, call, mask_truncated=False) == trained
