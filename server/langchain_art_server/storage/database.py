@@ -20,6 +20,7 @@ from langchain_art.errors import ConfigError, EngineUnavailable, InvalidRequest
 from langchain_art_server.storage.tables import CALLS, META, CallRecord
 
 T = TypeVar("T")
+_INSERT_CALLS = sa.insert(CALLS)
 #: PostgreSQL's advisory lock (they are per database) that a server holds.
 _ADVISORY_LOCK = int.from_bytes(b"lc-art", "big")
 
@@ -48,9 +49,8 @@ class Database:
             raise ConfigError(f"got database_url={place!r}, which fails: {error.orig}") from error
         self._connection = self.engine.connect()  # the writer's
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
-        self._waiting: list[CallRecord] = []
+        self._waiting: list[tuple[Sequence[CallRecord], asyncio.Future[None]]] = []
         self._insertion: asyncio.Task[None] | None = None
-        self._inserting = asyncio.Lock()
 
     def close(self) -> None:
         """Write what is queued, then close."""
@@ -72,16 +72,25 @@ class Database:
 
     async def add_calls(self, records: Sequence[CallRecord]) -> None:
         """Insert call records. Returns, and raises, as `write`."""
-        self._waiting += records
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((records, written))
         if self._insertion is None:
             self._insertion = asyncio.create_task(self._insert_calls())
-        await asyncio.shield(self._insertion)
+        await written  # a caller that leaves takes no record along
 
     async def _insert_calls(self) -> None:
-        """Write all records that arrive until the insertion before this one has ended."""
-        async with self._inserting:
-            records, self._waiting, self._insertion = self._waiting, [], None
-            await self.write(lambda c: c.execute(sa.insert(CALLS), [r.row() for r in records]))
+        """Write what waits, and in the next transaction what arrived meanwhile."""
+        while batch := self._waiting:
+            self._waiting = []
+            error = None
+            try:
+                await self.write(lambda c, batch=batch: c.execute(_INSERT_CALLS, _rows(batch)))
+            except Exception as failure:  # noqa: BLE001 - raised where the records came from
+                error = failure
+            for _, written in batch:
+                if not written.done():
+                    written.set_exception(error) if error else written.set_result(None)
+        self._insertion = None
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` in a thread, on a connection of its own.
@@ -121,6 +130,10 @@ class Database:
             raise EngineUnavailable(str(failure), retry_after=5) from failure
         except DataError as failure:  # PostgreSQL's text holds no NUL
             raise InvalidRequest(f"The database does not take a value: {failure.orig}") from failure
+
+
+def _rows(batch: Iterable[tuple[Sequence[CallRecord], object]]) -> list[dict[str, Any]]:
+    return [record.row() for records, _ in batch for record in records]
 
 
 def select_among(

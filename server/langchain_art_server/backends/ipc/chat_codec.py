@@ -7,7 +7,7 @@ more time than everything else that it does for a long prompt. A request travels
 from __future__ import annotations
 
 from array import array
-from base64 import b64decode, b64encode
+from binascii import a2b_base64, b2a_base64
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -26,7 +26,7 @@ def unpack_request(fields: dict[str, Any]) -> ChatRequest:
 def pack_reply(reply: ChatReply) -> dict[str, Any]:
     """A reply as JSON-able fields."""
     packed = {
-        name: b64encode(array(code, getattr(reply, name)).tobytes()).decode()
+        name: b2a_base64(array(code, getattr(reply, name)), newline=False).decode()
         for name, code in _TYPES.items()
     }
     return vars(reply) | packed
@@ -36,6 +36,6 @@ def unpack_reply(packed: dict[str, Any]) -> ChatReply:
     """The reply of `pack_reply`; its numbers are arrays, bit for bit the same."""
     fields = dict(packed)
     for name, code in _TYPES.items():
-        fields[name] = array(code, b64decode(packed[name]))
+        fields[name] = array(code, a2b_base64(packed[name]))
     fields["top_logprobs"] = [[(i, p, t) for i, p, t in one] for one in packed["top_logprobs"]]
     return ChatReply(**fields)

@@ -61,6 +61,9 @@ class ProcessSampler:
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta | ChatReply, None]:
         """See `Sampler.chat`."""
+        if not request.stream:
+            yield unpack_reply(await self.worker.call("chat", vars(request)))
+            return
         replies = self.worker.stream("chat", vars(request))
         async with contextlib.aclosing(replies):
             async for kind, payload in replies:

@@ -21,8 +21,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from langchain_art_server.backends.ipc.channel import LENGTH, pack
 log = logging.getLogger(__name__)
 #: Starts in a row that may fail before calls are refused instead of waiting.
 MAX_FAILED_STARTS = 5
+_CHUNK = 1 << 18  # bytes
 
 
 class WorkerDied(EngineUnavailable):
@@ -47,7 +48,7 @@ class _Pending:
     frame: bytes
     resend: bool
     early: bool
-    replies: asyncio.Queue[tuple[str, Any]] = field(default_factory=asyncio.Queue)
+    receiver: Callable[[str, Any], None]
     sent: bool = False
     ended: bool = False
     deaths: int = 0
@@ -57,7 +58,7 @@ class _Pending:
             self.resend = False  # or its caller would get the event twice
         else:
             self.ended = True
-        self.replies.put_nowait((kind, payload))
+        self.receiver(kind, payload)
 
     def fail(self, error: ArtError) -> None:
         self.receive("error", error)
@@ -132,16 +133,49 @@ class Worker:
             WorkerDied: the child died, and the call is not sent again.
             EngineUnavailable: the engine is shut down, or cannot be started.
         """
-        replies = self.stream(method, params, resend=not early, early=early)
-        return [payload async for _, payload in replies][-1]
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def receive(kind: str, payload: Any) -> None:
+            if not answer.done() and kind != "event":
+                answer.set_exception(payload) if kind == "error" else answer.set_result(payload)
+
+        call_id = self._begin(method, params, not early, early, receive)
+        try:
+            return await answer
+        finally:
+            self._end(call_id)
 
     async def stream(
-        self, method: str, params: dict[str, Any], *, resend: bool = True, early: bool = False
+        self, method: str, params: dict[str, Any], *, resend: bool = True
     ) -> AsyncGenerator[tuple[str, Any], None]:
         """Yield ``("event", …)`` and at last ``("result", …)``. Closing it early cancels the call.
 
         After its first event a call is not sent again: if the child dies, it raises `WorkerDied`.
         """
+        replies: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+
+        def receive(*reply: Any) -> None:
+            replies.put_nowait(reply)
+
+        call_id = self._begin(method, params, resend, False, receive)
+        try:
+            kind = "event"
+            while kind != "result":
+                kind, payload = await replies.get()
+                if kind == "error":
+                    raise payload
+                yield kind, payload
+        finally:
+            self._end(call_id)
+
+    def _begin(
+        self,
+        method: str,
+        params: dict[str, Any],
+        resend: bool,
+        early: bool,
+        receiver: Callable[[str, Any], None],
+    ) -> int:
         if self._broken:
             raise EngineUnavailable(
                 f"The engine cannot be started: {self._broken}", retry_after=30
@@ -150,20 +184,15 @@ class Worker:
             raise EngineUnavailable("The engine is shut down.")
         call_id = next(self._ids)
         frame = pack(call_id, "call", {"method": method, "params": params})
-        pending = self._pending[call_id] = _Pending(frame, resend, early)
-        try:
-            if self.ready.is_set() or early:
-                self._send(pending)
-            kind = "event"
-            while kind != "result":
-                kind, payload = await pending.replies.get()
-                if kind == "error":
-                    raise payload
-                yield kind, payload
-        finally:
-            self._pending.pop(call_id, None)
-            if pending.sent and not pending.ended:
-                self._write(pack(call_id, "cancel", None))
+        pending = self._pending[call_id] = _Pending(frame, resend, early, receiver)
+        if self.ready.is_set() or early:
+            self._send(pending)
+        return call_id
+
+    def _end(self, call_id: int) -> None:
+        pending = self._pending.pop(call_id, None)
+        if pending and pending.sent and not pending.ended:
+            self._write(pack(call_id, "cancel", None))
 
     def _send(self, pending: _Pending) -> None:
         if self._writer and not pending.sent:
@@ -221,13 +250,14 @@ class Worker:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Take the child's frames until it closes its end, or dies."""
+        received = bytearray()
         try:
-            with contextlib.suppress(asyncio.IncompleteReadError, OSError):
-                while True:
-                    (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                    call_id, kind, payload = from_json(await reader.readexactly(size))
-                    if pending := self._pending.get(call_id):
-                        pending.receive(kind, _revive(payload) if kind == "error" else payload)
+            with contextlib.suppress(OSError):
+                while chunk := await reader.read(_CHUNK):
+                    received += chunk
+                    for call_id, kind, payload in _frames(received):
+                        if pending := self._pending.get(call_id):
+                            pending.receive(kind, _revive(payload) if kind == "error" else payload)
         finally:
             self._lost()
 
@@ -293,6 +323,18 @@ class Worker:
                 process.kill()
             await asyncio.to_thread(process.wait)
             self._process = None
+
+
+def _frames(received: bytearray) -> Iterator[Any]:
+    """Take the whole frames from what was received. Many calls' replies arrive at once."""
+    start = 0
+    while len(received) >= (body := start + LENGTH.size):
+        end = body + LENGTH.unpack_from(received, start)[0]
+        if len(received) < end:
+            break
+        yield from_json(received[body:end])
+        start = end
+    del received[:start]
 
 
 def _revive(payload: dict[str, Any]) -> ArtError:

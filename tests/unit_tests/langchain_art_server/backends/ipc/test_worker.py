@@ -61,17 +61,21 @@ async def test_frames_are_heard_whole_however_they_are_cut() -> None:
     stream = b"".join(pack(1, *frame) for frame in sent)
     for size in (*range(1, 12), len(stream)):
         worker, reader = Worker(TARGET, {}), asyncio.StreamReader()
-        pending = worker._pending[1] = worker_module._Pending(b"", resend=True, early=True)
+        heard: list[tuple[str, Any]] = []
+
+        def hear(*frame: Any, heard: list[tuple[str, Any]] = heard) -> None:
+            heard.append(frame)
+
+        worker._pending[1] = worker_module._Pending(b"", True, True, hear)
         reading = asyncio.create_task(worker._read(reader))
         for at in range(0, len(stream), size):
             reader.feed_data(stream[at : at + size])
             await asyncio.sleep(0)
-        assert [pending.replies.get_nowait() for _ in sent] == sent
-        assert pending.replies.empty()
+        assert heard == sent
         assert not reading.done()
         reader.feed_eof()
         await reading
-        assert isinstance(pending.replies.get_nowait()[1], WorkerDied)
+        assert isinstance(heard[-1][1], WorkerDied)
 
 
 async def test_events_come_in_order_before_the_result(make: Any) -> None:
