@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_art.wire.prefixes import common_prefix_length
+from langchain_art_server.algorithms.sequences.prefix_tree import WIDTH, PrefixTree, TreeNode
 
 Ints = NDArray[np.int64]
-#: Bytes of a token in a key.
-WIDTH = 4
 
 
 @dataclass(frozen=True)
@@ -74,30 +73,29 @@ def grow(sequences: Sequence[Sequence[int]], token_cost: float = math.inf) -> Fo
 
     But for `Forest.rows`, the order of the sequences does not change the result.
     """
-    arrays = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
-    keys = [array.astype(">u4").tobytes() for array in arrays]  # bytes sort as the tokens do
-    order = sorted(range(len(arrays)), key=keys.__getitem__)
-    shared = _shared(_trie([keys[i] for i in order]), token_cost)
-    lengths = [branch.end - start for branch, start, _ in shared]
+    tree = PrefixTree()
+    for row, sequence in enumerate(sequences):
+        tree.add(row, sequence)
+    pieces = _shared(tree.root, token_cost)
+    lengths = [len(edge) // WIDTH for edge, _, _ in pieces]
     ends = list(itertools.accumulate(lengths))
     exits = ends.copy()
-    for index in reversed(range(len(shared))):
-        if (parent := shared[index][2]) >= 0:
+    for index, (_, _, parent) in reversed([*enumerate(pieces)]):
+        if parent >= 0:
             exits[parent] = max(exits[parent], exits[index])
-    segments = [
-        Segment(end - length, end, leave, start, parent)
-        for (_, start, parent), length, end, leave in zip(shared, lengths, ends, exits, strict=True)
-    ]
-    rows: list[Ints] = [np.empty(len(array), dtype=np.int64) for array in arrays]
-    for (branch, _, _), segment in zip(shared, segments, strict=True):
-        for i in order[branch.first : branch.last + 1]:
-            places = rows[i][segment.depth : branch.end]  # shorter if the row ends in it
-            places[:] = np.arange(segment.start, segment.start + len(places))
+    segments: list[Segment] = []
+    rows = [np.arange(0)] * len(sequences)
+    for (_, ending, parent), length, end, leave in zip(pieces, lengths, ends, exits, strict=True):
+        above = segments[parent] if parent >= 0 else None
+        depth = above.depth + above.end - above.start if above else 0
+        segments.append(Segment(end - length, end, leave, depth, parent))
+        if ending:
+            path = _path(segments)
+            for row in ending:
+                rows[row] = path[: len(sequences[row])]
     starts = [segment.start - segment.depth for segment in segments]
     return Forest(
-        token_ids_N=np.concatenate(
-            [arrays[order[branch.last]][start : branch.end] for branch, start, _ in shared]
-        ),
+        token_ids_N=np.frombuffer(b"".join(edge for edge, _, _ in pieces), dtype=np.int64),
         depth_N=np.arange(ends[-1]) - np.repeat(starts, lengths),
         exit_N=np.repeat(exits, lengths),
         rows=rows,
@@ -105,75 +103,50 @@ def grow(sequences: Sequence[Sequence[int]], token_cost: float = math.inf) -> Fo
     )
 
 
-@dataclass
-class _Branch:
-    """Tokens `start` to `end` of the ordered rows `first` to `last`, which all share them.
-
-    Rows that are prefixes of others end within the node, or above it. They come first in the
-    order, and belong to the first child of the node in which they end.
-    """
-
-    start: int
-    end: int
-    first: int
-    last: int
-    children: list[_Branch] = field(default_factory=list["_Branch"])
-    below: int = 0  # tokens of all nodes below it
+def _path(segments: Sequence[Segment]) -> Ints:
+    """Positions of the tokens down to the last one of the last segment."""
+    index, found = len(segments) - 1, list[Ints]()
+    while index >= 0:
+        found.append(np.arange(segments[index].start, segments[index].end))
+        index = segments[index].parent
+    return np.concatenate(found[::-1])
 
 
-def _trie(keys: list[bytes]) -> list[_Branch]:
-    """The roots of the radix trie of rows in lexicographic order, as bytes.
+def _shared(root: TreeNode, token_cost: float) -> list[tuple[bytes, list[int], int]]:
+    """The tree's nodes in preorder, without those that are cheaper to copy into their children.
 
-    `path` leads from the root to the end of the previous row. The next row leaves it at the depth
-    of their longest common prefix.
-    """
-    roots: list[_Branch] = []
-    path: list[_Branch] = []
-    for row, key in enumerate(keys):
-        length = len(key) // WIDTH
-        common = common_prefix_length(keys[row - 1], key) // WIDTH if row else 0
-        while path and path[-1].start >= common:
-            path.pop().last = row - 1
-        if not path:
-            path.append(_Branch(0, length, row, row))
-            roots.append(path[0])
-            continue
-        top = path[-1]
-        if top.end == common and not top.children:
-            top.end = length  # the row before is a prefix of this one
-            continue
-        if top.end > common:
-            rest = _Branch(common, top.end, top.first, row - 1, top.children)
-            top.end, top.children = common, [rest]
-        below = _Branch(common, length, row, row)
-        top.children.append(below)
-        path.append(below)
-    for node in path:
-        node.last = len(keys) - 1
-    return roots
-
-
-def _shared(roots: list[_Branch], token_cost: float) -> list[tuple[_Branch, int, int]]:
-    """The trie's nodes in preorder, without those that are cheaper to copy into their children.
+    A child alone is part of the node above it: the rows that end between them are its beginnings.
+    Rows that end in a node that is copied get the copy of its first child.
 
     Returns:
-        For each its first token, the copied ones above it included, and the index of the one above.
+        For each its tokens, the rows that end in it, and the index of the one above.
     """
-    nodes: list[_Branch] = []
-    todo = list(roots)
+    nodes: list[TreeNode] = []
+    todo = [root]
     while todo:
-        nodes.append(todo.pop())
-        todo.extend(nodes[-1].children)
+        node = todo.pop()
+        while len(node.children) == 1:
+            [child] = node.children.values()
+            node.edge, node.ends = node.edge + child.edge, node.ends + child.ends
+            node.children = child.children
+        nodes.append(node)
+        todo.extend(node.children.values())
+    below: dict[int, int] = {}
     for node in reversed(nodes):
-        node.below = sum(child.end - child.start + child.below for child in node.children)
-    found: list[tuple[_Branch, int, int]] = []
-    stack = [(root, root.start, -1) for root in reversed(roots)]
+        children = node.children.values()
+        below[id(node)] = sum(len(child.edge) + below[id(child)] for child in children)
+    found: list[tuple[bytes, list[int], int]] = []
+    stack = [(root, b"", list[int](), -1)]
     while stack:
-        node, start, parent = stack.pop()
-        children = node.children
-        saved = token_cost * (node.end - start) * (len(children) - 1) if children else math.inf
-        if saved >= node.below:
-            found.append((node, start, parent))
-            start, parent = node.end, len(found) - 1
-        stack.extend((child, start, parent) for child in reversed(children))
+        node, edge, ending, parent = stack.pop()
+        edge, ending = edge + node.edge, ending + node.ends
+        pieces = len(node.children) - 1
+        if edge and (pieces < 0 or token_cost * len(edge) * pieces >= below[id(node)]):
+            found.append((edge, ending, parent))
+            edge, ending, parent = b"", [], len(found) - 1
+        order = sorted(node.children, key=lambda token: int.from_bytes(token, sys.byteorder))
+        stack.extend(
+            (node.children[first], edge, ending if first == order[0] else [], parent)
+            for first in reversed(order)
+        )
     return found

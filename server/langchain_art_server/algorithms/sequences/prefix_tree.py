@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from langchain_art.wire.prefixes import common_prefix_length
 
-_WIDTH = array("q").itemsize
+#: Bytes of a token.
+WIDTH = array("q").itemsize
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,13 @@ class Meeting:
 
 
 @dataclass
-class _TreeNode:
+class TreeNode:
     """A place in the tree. `edge` holds the tokens that lead to it, as bytes."""
 
     edge: bytes = b""
     newest: int = -1
     ends: list[int] = field(default_factory=list[int])
-    children: dict[bytes, _TreeNode] = field(default_factory=dict[bytes, "_TreeNode"])
+    children: dict[bytes, TreeNode] = field(default_factory=dict[bytes, "TreeNode"])
 
 
 class PrefixTree:
@@ -48,16 +49,16 @@ class PrefixTree:
     """
 
     def __init__(self) -> None:
-        self._root = _TreeNode()
+        self.root = TreeNode()
 
     def add(self, index: int, tokens: Sequence[int]) -> None:
         """Add sequence number `index`; numbers ascend."""
-        node, key, at = self._root, array("q", tokens).tobytes(), 0
+        node, key, at = self.root, array("q", tokens).tobytes(), 0
         while at < len(key):
-            first = key[at : at + _WIDTH]
+            first = key[at : at + WIDTH]
             child = node.children.get(first)
             if child is None:
-                child = node.children[first] = _TreeNode(key[at:])
+                child = node.children[first] = TreeNode(key[at:])
             else:
                 common = _common(child.edge, key[at : at + len(child.edge)])
                 if common < len(child.edge):
@@ -69,30 +70,30 @@ class PrefixTree:
 
     def meet(self, prompt: Sequence[int]) -> Meeting:
         """Compare a prompt with every sequence that was added."""
-        node, key, at = self._root, array("q", prompt).tobytes(), 0
+        node, key, at = self.root, array("q", prompt).tobytes(), 0
         within: tuple[int, ...] = ()
         while True:
             if node.ends:
                 within = tuple(node.ends)
-            child = node.children.get(key[at : at + _WIDTH]) if at < len(key) else None
+            child = node.children.get(key[at : at + WIDTH]) if at < len(key) else None
             if child is None:
                 passes = node.newest if at else None
-                return Meeting(at // _WIDTH, tuple(node.ends), passes, within)
+                return Meeting(at // WIDTH, tuple(node.ends), passes, within)
             common = _common(child.edge, key[at : at + len(child.edge)])
             at += common
             if common < len(child.edge):
-                return Meeting(at // _WIDTH, (), child.newest, within)
+                return Meeting(at // WIDTH, (), child.newest, within)
             node = child
 
 
-def _split(child: _TreeNode, at: int) -> _TreeNode:
+def _split(child: TreeNode, at: int) -> TreeNode:
     """Put a node into the edge that leads to `child`, after `at` bytes."""
-    upper = _TreeNode(child.edge[:at], child.newest)
+    upper = TreeNode(child.edge[:at], child.newest)
     child.edge = child.edge[at:]
-    upper.children[child.edge[:_WIDTH]] = child
+    upper.children[child.edge[:WIDTH]] = child
     return upper
 
 
 def _common(one: bytes, other: bytes) -> int:
     """Bytes of the common prefix, in whole tokens."""
-    return common_prefix_length(one, other) // _WIDTH * _WIDTH
+    return common_prefix_length(one, other) // WIDTH * WIDTH

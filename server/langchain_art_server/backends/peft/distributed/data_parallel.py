@@ -55,12 +55,8 @@ log = logging.getLogger(__name__)
 class DataParallelCore(LearnerCore):
     """The core of one rank: a `LearnerCore` that trains on its share of the rows.
 
-    Args:
-        model: as for `LearnerCore`.
-        device: of this rank.
-        dtype: as for `LearnerCore`.
-        ranks: this rank among the others, which must all be made at the same time.
-        shard: each rank holds a part of the base's layers, see `fsdp`.
+    All of `ranks` must be made at the same time. With `shard`, each holds a part of the base's
+    layers (`fsdp`).
 
     Raises:
         ConfigError: the model does not load on this rank.
@@ -132,22 +128,15 @@ class DataParallelCore(LearnerCore):
 class RankZero(DataParallelCore):
     """Rank 0: starts the others, sends them each step, and answers the parent.
 
-    Args as for `make_core`. Rank k takes the k-th GPU from `device` on.
+    Args as for `make_core`, `base` being those of `LearnerCore`. Rank k takes the k-th GPU from
+    `device` on.
 
     Raises:
         ConfigError: there are not that many GPUs, or a rank cannot load the model.
     """
 
-    def __init__(
-        self,
-        model: str,
-        device: str | None,
-        dtype: str | None,
-        threads: int | None,
-        ranks: int,
-        shard: bool,
-    ) -> None:
-        devices = rank_devices(torch_device(device), ranks)
+    def __init__(self, threads: int, ranks: int, shard: bool, **base: Any) -> None:
+        devices = rank_devices(torch_device(base["device"]), ranks)
         self._folder = tempfile.TemporaryDirectory(prefix="art-ranks-")  # mode 0700
         self._rows, meeting = (Path(self._folder.name, name) for name in ("rows.npz", "meeting"))
         self._others: list[subprocess.Popen[str]] = []
@@ -157,12 +146,12 @@ class RankZero(DataParallelCore):
             )
             self._others.append(other)
             threading.Thread(target=_end_with, args=(other, rank), daemon=True).start()
-            core = {"model": model, "device": devices[rank], "dtype": dtype, "shard": shard}
-            group = {"rank": rank, "ranks": ranks, "meeting": str(meeting), "threads": threads}
-            self._send(core | group, other)
+            core = base | {"device": devices[rank], "shard": shard}
+            group = {"rank": rank, "size": ranks, "meeting": str(meeting)}
+            self._send({"threads": threads, "group": group, "core": core}, other)
         try:
             own = Ranks(0, ranks, meeting, torch.device(devices[0]))
-            super().__init__(model, devices[0], dtype, own, shard=shard)
+            super().__init__(**base | {"device": devices[0]}, ranks=own, shard=shard)
         except ArtError as error:
             raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from error
 
@@ -203,35 +192,20 @@ def rank_devices(first: torch.device, ranks: int) -> list[str]:
     return [f"{first.type}:{start + rank}" for rank in range(ranks)]
 
 
-def make_core(
-    model: str,
-    device: str | None,
-    dtype: str | None,
-    threads: int | None,
-    ranks: int,
-    shard: bool,
-) -> LearnerCore:
+def make_core(threads: int | None, ranks: int, shard: bool, **base: Any) -> LearnerCore:
     """The core of a process that does nothing else, on one rank or several (`RankZero`).
 
     Args:
-        model: as for `LearnerCore`.
-        device: of the first rank.
-        dtype: as for `LearnerCore`.
         threads: of each rank; None: all ranks together take half of the processors.
         ranks: how many.
         shard: as for `DataParallelCore`.
+        base: as for `LearnerCore`, with the device of the first rank.
     """
     if ranks == 1:
-        return process_core(lambda: LearnerCore(model, device, dtype), threads)
-    own = _threads(threads, ranks)
-    return process_core(lambda: RankZero(model, device, dtype, threads, ranks, shard), own)
-
-
-def _threads(threads: int | None, ranks: int) -> int:
-    if threads is not None:
-        return threads
-    set_threads(None)
-    return max(1, torch.get_num_threads() // ranks)
+        return process_core(lambda: LearnerCore(**base), threads)
+    set_threads(threads)
+    own = threads or max(1, torch.get_num_threads() // ranks)
+    return process_core(lambda: RankZero(own, ranks, shard, **base), own)
 
 
 def _end_with(other: subprocess.Popen[str], rank: int) -> None:
@@ -251,11 +225,10 @@ def rank_main() -> None:
 
     threading.Thread(target=read, daemon=True, name="rank-0").start()
     start = lines.get()
-    device, threads = start["device"], _threads(start["threads"], start["ranks"])
-    ranks = Ranks(start["rank"], start["ranks"], Path(start["meeting"]), torch.device(device))
-    core_args = start["model"], device, start["dtype"], ranks
+    core_args, group = start["core"], start["group"]
+    ranks = Ranks(**group | {"device": torch.device(core_args["device"])})
     try:
-        core = process_core(lambda: DataParallelCore(*core_args, shard=start["shard"]), threads)
+        core = process_core(lambda: DataParallelCore(**core_args, ranks=ranks), start["threads"])
     except ArtError:
         lines.get()  # rank 0 reports why, and then ends, and this process with it
         return

@@ -8,6 +8,7 @@ next collective, and the parent starts the step again.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import sys
@@ -18,14 +19,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from langchain_art.errors import ArtError
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
 
 log = logging.getLogger(__name__)
-#: Bytes of an error's message that other ranks get.
-MESSAGE = 2000
+#: Characters of an error's message that other ranks get.
+MESSAGE = 1000
+#: Bytes of what a rank gives the others, padded: JSON takes up to twelve for a character.
+FRAME = 1 << 14
 #: Of one collective. Ranks wait for the slowest; one that died is noticed by its closed connection.
 TIMEOUT = timedelta(hours=6)
 #: Exit status of a rank that lost the others, or failed where they cannot go on without it.
@@ -47,7 +50,7 @@ class Ranks:
         device: where the gradients are.
     """
 
-    def __init__(self, rank: int, size: int, meeting: Path, device: torch.device) -> None:
+    def __init__(self, rank: int, size: int, meeting: str | Path, device: torch.device) -> None:
         self.rank, self.size, self.device = rank, size, device
         # All ranks are on this machine, so nothing listens on an interface that others can reach.
         loopback = "lo0" if sys.platform == "darwin" else "lo"
@@ -71,33 +74,28 @@ class Ranks:
             ArtError: another rank failed; says which one and why.
             Exception: whatever was raised in the block.
         """
-        failure: Exception | None = None
         try:
             yield
             self.agree()
-            return
-        except _OtherRankFailedError:
-            pass
-        except Exception as error:  # noqa: BLE001  raised again when the others know of it
-            failure = error
-            self.agree(failed=True)
-        messages = self._exchange("" if failure is None else str(failure) or type(failure).__name__)
-        if failure is not None:
-            raise failure
-        rank, message = next((rank, text) for rank, text in enumerate(messages) if text)
-        raise ArtError(f"Rank {rank} of the learner's {self.size} failed: {message}")
+        except _OtherRankFailedError as other:
+            raise ArtError(str(other)) from None
+        except Exception as error:  # the others learn of it before it is raised
+            self._gather([0, str(error)[:MESSAGE] or type(error).__name__])
+            raise
 
-    def agree(self, number: int = 0, *, failed: bool = False) -> int:
+    def agree(self, number: int = 0) -> int:
         """The highest number of all ranks. For work within `together`: each rank must come here.
 
         Raises:
             Exception: another rank has failed; `together` handles it.
         """
-        highest = torch.tensor([int(failed), number])
-        self._sum(highest, dist.ReduceOp.MAX)
-        if highest[0] and not failed:
-            raise _OtherRankFailedError
-        return int(highest[1])
+        found = self._gather([number, ""])
+        for rank, (_, failure) in enumerate(found):
+            if failure:
+                raise _OtherRankFailedError(
+                    f"Rank {rank} of the learner's {self.size} failed: {failure}"
+                )
+        return max(highest for highest, _ in found)
 
     @contextlib.contextmanager
     def one_pass(self) -> Generator[None]:
@@ -128,38 +126,27 @@ class Ranks:
         flat = torch.cat(
             [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in chosen]
         )
-        self._sum(flat)
+        self._collective(dist.all_reduce, flat)
         for parameter, part in zip(chosen, flat.split([p.numel() for p in chosen]), strict=True):
             parameter.grad = part.view_as(parameter).clone()
 
     def add_stats(self, loss: float, stats: LossStats) -> tuple[float, LossStats]:
         """The loss and its statistics over all ranks."""
-        values = {"loss": loss} | vars(stats)
-        peaks = {name: values.pop(name) for name in list(values) if name.endswith("_max")}
-        highest = torch.tensor(list(peaks.values()), dtype=torch.float64)
-        self._sum(highest, dist.ReduceOp.MAX)
-        sums = self.add(values)
-        return sums.pop("loss"), LossStats(
-            **sums, **dict(zip(peaks, highest.tolist(), strict=True))
-        )
+        found = self._gather([loss, *vars(stats).values()])
+        every = (LossStats(*numbers) for _, *numbers in found)
+        return sum(one for one, *_ in found), sum(every, LossStats())
 
     def add(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """The sum over all ranks of each number."""
-        total = torch.tensor(list(numbers.values()), dtype=torch.float64)
-        self._sum(total)
-        return dict(zip(numbers, total.tolist(), strict=True))
+        found = self._gather(dict(numbers))
+        return {name: sum(one[name] for one in found) for name in numbers}
 
-    def _exchange(self, message: str) -> list[str]:
-        """Each rank's message."""
-        encoded = list(message.encode()[:MESSAGE])
-        own = torch.zeros(MESSAGE, dtype=torch.uint8)
-        own[: len(encoded)] = torch.tensor(encoded, dtype=torch.uint8)
-        found = [torch.zeros(MESSAGE, dtype=torch.uint8) for _ in range(self.size)]
-        self._collective(dist.all_gather, found, own)
-        return [bytes(one.tolist()).rstrip(b"\0").decode(errors="replace") for one in found]
-
-    def _sum(self, tensor: Tensor, how: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
-        self._collective(dist.all_reduce, tensor, how)
+    def _gather(self, own: Any) -> list[Any]:
+        """What each rank gives, as JSON: ranks unpickle nothing that comes over a socket."""
+        data = bytearray(json.dumps(own).encode().ljust(FRAME))
+        found = [torch.zeros(FRAME, dtype=torch.uint8) for _ in range(self.size)]
+        self._collective(dist.all_gather, found, torch.frombuffer(data, dtype=torch.uint8))
+        return [json.loads(bytes(one.tolist())) for one in found]
 
     def _collective(self, collective: Callable[..., Any], *args: Any) -> None:
         try:
