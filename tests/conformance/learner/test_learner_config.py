@@ -17,7 +17,7 @@ from langchain_art_server.algorithms.credit.batch_plan import plan
 from langchain_art_server.algorithms.credit.candidates import CandidateCall, CandidateRun
 from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft import gap_diagnosis
+from langchain_art_server.backends.peft import training_batch
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support import tiny_models
 from tests.support.learner_cases import (
@@ -312,7 +312,7 @@ def test_the_rows_that_are_furthest_off_are_looked_at(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gap_diagnosis, "TOKENS", 40)
+    monkeypatch.setattr(training_batch, "PROBE_TOKENS", 40)
     rows = [*sampled(sampler), *sampled(sampler, adapter=None)[:5]]
     with pytest.raises(ArtError, match="did not apply the adapter"):
         try_step(folders, rows, tmp_path)

@@ -8,11 +8,24 @@ from itertools import pairwise
 from langchain_art.wire.prefixes import common_prefix_length
 
 
+def prefix_order(rows: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Rows (indices) in the order of their tokens, and how many the row before does not begin with.
+
+    Rows that begin alike are neighbours in that order.
+    """
+    order = sorted(range(len(rows)), key=lambda index: (list(rows[index]), index))
+    pairs = pairwise([[], *(list(rows[index]) for index in order)])
+    return [
+        (index, len(row) - common_prefix_length(before, row))
+        for index, (before, row) in zip(order, pairs, strict=True)
+    ]
+
+
 def shares(rows: Sequence[Sequence[int]], count: int, *, merged: bool = True) -> list[list[int]]:
     """Divide rows into shares of about the same cost.
 
-    Rows are sorted by their tokens and cut into contiguous shares, so that rows with a common
-    prefix are neighbours. Only the prefix that the rows at a cut share is computed twice.
+    The order of `prefix_order` is cut into shares: only the prefix that the rows at a cut have in
+    common is computed twice.
 
     Example: ``shares([[1, 2, 3], [7, 7, 7], [1, 2, 4]], 2)`` gives ``[[0, 2], [1]]``.
 
@@ -25,15 +38,12 @@ def shares(rows: Sequence[Sequence[int]], count: int, *, merged: bool = True) ->
         Indices of rows, ascending in each share. With fewer rows than shares, the last shares are
         empty; the first one never is.
     """
-    order = sorted(range(len(rows)), key=lambda index: (list(rows[index]), index))
-    ordered = [list(rows[index]) for index in order]
     costs = [
-        max(1, len(row) - common_prefix_length(before, row) * merged)
-        for before, row in pairwise([[], *ordered])
+        (index, max(1, new if merged else len(rows[index]))) for index, new in prefix_order(rows)
     ]
     found: list[list[int]] = [[] for _ in range(count)]
-    total, done = sum(costs), 0
-    for index, cost in zip(order, costs, strict=True):
+    total, done = sum(cost for _, cost in costs), 0
+    for index, cost in costs:
         found[int((done + cost / 2) * count / total)].append(index)
         done += cost
     found.sort(key=lambda share: not share)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -45,13 +44,7 @@ def load_model(settings: Settings) -> LoadedModel:
         ConfigError: the model, its tokenizer, device, dtype or context do not fit; says which.
     """
     device = torch_device(settings.device)
-    options = {"use_safetensors": True, "trust_remote_code": False}
-
-    def load(dtype: torch.dtype) -> Any:
-        auto = cast(Any, AutoModelForCausalLM)
-        return auto.from_pretrained(settings.model, dtype=dtype, **options)
-
-    loaded = _load(settings, device, load)
+    loaded = _load(settings, device)
     loaded.model.to(device).eval().requires_grad_(False)
     return loaded
 
@@ -62,33 +55,28 @@ def load_outline(settings: Settings) -> LoadedModel:
     Takes no memory, and does not initialise CUDA. Raises as `load_model`.
     """
     device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
-
-    def outline(_dtype: torch.dtype) -> Any:
-        config = cast(Any, AutoConfig).from_pretrained(settings.model, trust_remote_code=False)
-        with torch.device("meta"):
-            model = cast(Any, AutoModelForCausalLM).from_config(config)
-        with contextlib.suppress(OSError):  # not every model has one
-            model.generation_config = GenerationConfig.from_pretrained(settings.model)
-        return model
-
-    return _load(settings, torch.device(device), outline)
+    return _load(settings, torch.device(device), weights=False)
 
 
-def _load(
-    settings: Settings, device: torch.device, load: Callable[[torch.dtype], Any]
-) -> LoadedModel:
-    dtype = _dtype(settings.dtype, device)
+def _load(settings: Settings, device: torch.device, *, weights: bool = True) -> LoadedModel:
+    dtype, name = _dtype(settings.dtype, device), settings.model
+    auto = cast(Any, AutoModelForCausalLM)
     try:
-        tokenizer = cast(Any, AutoTokenizer).from_pretrained(
-            settings.model, trust_remote_code=False
-        )
-        model = load(dtype)
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(name, trust_remote_code=False)
+        if weights:
+            model = auto.from_pretrained(
+                name, dtype=dtype, use_safetensors=True, trust_remote_code=False
+            )
+        else:
+            config = cast(Any, AutoConfig).from_pretrained(name, trust_remote_code=False)
+            with torch.device("meta"):
+                model = auto.from_config(config)
+            with contextlib.suppress(OSError):  # not every model has one
+                model.generation_config = GenerationConfig.from_pretrained(name)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        local = Path(settings.model).is_dir()
+        local = Path(name).is_dir()
         where = "this directory" if local else "the Hugging Face hub (or its cache)"
-        raise ConfigError(
-            f"The model {settings.model!r} can not be loaded from {where}: {error}"
-        ) from error
+        raise ConfigError(f"The model {name!r} can not be loaded from {where}: {error}") from error
     config, head = model.config.get_text_config(), model.get_output_embeddings()
     info = ModelInfo(
         name=settings.base_name,

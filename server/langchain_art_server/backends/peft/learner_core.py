@@ -31,13 +31,13 @@ from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.models.adapter_files import Identity, identity
 from langchain_art_server.backends.models.device import set_threads, torch_device
 from langchain_art_server.backends.peft import adapter_io
-from langchain_art_server.backends.peft.gap_diagnosis import probe
 from langchain_art_server.backends.peft.logprob_scoring import Scorer
 from langchain_art_server.backends.peft.micro_batches import CountedTokens, Progress
 from langchain_art_server.backends.peft.packer import Packer
 from langchain_art_server.backends.peft.padded_rows import load_base
 from langchain_art_server.backends.peft.training_batch import (
     TrainingBatch,
+    probe,
     row_logprobs,
     step_tokens,
     sweep_logprobs,
@@ -203,12 +203,11 @@ class LearnerCore:
 
     def _suspects(self, batch: TrainingBatch) -> list[Suspect]:
         """What may explain the gap between learner and sampler, after the first update."""
-        return probe(
-            batch.rows,
-            batch.loss,
-            self.base,
-            lambda rows, base: self._logprobs(rows, CountedTokens.of(rows), base=base),
-        )
+
+        def score(rows: Sequence[Row], base: bool) -> Tensor:
+            return self._logprobs(rows, CountedTokens.of(rows), base=base)
+
+        return probe(batch, self.base, score)
 
     def _logprobs(self, rows: Sequence[Row], counted: CountedTokens, *, base: bool) -> Tensor:
         """The logprobs of some tokens of rows (N), in nats."""
@@ -243,7 +242,13 @@ class LearnerCore:
             norm = nn.utils.clip_grad_norm_(
                 list(self.parameters.values()), config.max_grad_norm, foreach=False
             ).item()
-            _guard(loss, norm, found)
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                raise ArtError(
+                    f"The step was refused: got loss={loss} and gradient norm={norm}, expected "
+                    "finite numbers. Learner and sampler are up to "
+                    f"{found.gap_max:.4g} nats apart on one token: if that is large, they do not "
+                    "run the same model or adapter. Nothing was published."
+                )
             if norm > 0:
                 self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
@@ -312,13 +317,3 @@ def process_core(make: Callable[[], C], threads: int | None) -> C:
     # On CPU the same step must give the same bytes; on GPUs some kernels have no such variant.
     torch.use_deterministic_algorithms(core.device.type == "cpu")
     return core
-
-
-def _guard(loss: float, norm: float, stats: LossStats) -> None:
-    if math.isfinite(loss) and math.isfinite(norm):
-        return
-    raise ArtError(
-        f"The step was refused: got loss={loss} and gradient norm={norm}, expected finite numbers. "
-        f"Learner and sampler are up to {stats.gap_max:.4g} nats apart on one token: if that is "
-        "large, they do not run the same model or adapter. Nothing was published."
-    )

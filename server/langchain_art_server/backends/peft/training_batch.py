@@ -1,22 +1,26 @@
-"""Rows as columns of terms, for a training step or for reading logprobs. Child side only.
+"""Rows as columns of terms: for a training step, its diagnosis, or logprobs. Child side only.
 
 Index suffixes: T terms as in `micro_batches`, N all terms of a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from langchain_art_server.algorithms.loss.logprob_gap import TEMPERATURES, Suspect, suspects_of
 from langchain_art_server.algorithms.loss.objective import StepLoss, TrainedTokens
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft.logprob_scoring import Scorer, number_dtype
 from langchain_art_server.backends.peft.micro_batches import CountedTokens, Packing
+
+#: `probe` adds rows until they have this many trained tokens.
+PROBE_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -73,3 +77,38 @@ def row_logprobs(
         stretch = slice(starts[index], starts[index + 1])
         row[counted.at_T[stretch]] = values_N[stretch]
     return found
+
+
+def probe(
+    batch: TrainingBatch,
+    base: PreTrainedModel,
+    score: Callable[[Sequence[Row], bool], Tensor],
+) -> list[Suspect]:
+    """Try the usual faults on the rows where learner and sampler are furthest apart.
+
+    Args:
+        batch: after its first update; without rows on some of several ranks.
+        base: the model; its dtype and device are read.
+        score: takes rows, and whether to use the base model, to the logprobs of their trained
+            tokens (T), row by row.
+    """
+    rows, loss = batch.rows, batch.loss
+    gaps_N = (loss.old_logprobs_N - loss.tokens.sampler_logprobs).abs().cpu().numpy()
+    gaps = np.bincount(CountedTokens.of(rows).row_T, weights=gaps_N, minlength=len(rows))
+    chosen: list[Row] = []
+    for index in np.argsort(-gaps, kind="stable").tolist():
+        if sum(sum(row.mask) for row in chosen) < PROBE_TOKENS:
+            chosen.append(rows[index])
+    # Rows that differ in temperature alone are one row of the forest.
+    heated = [replace(row, temperature=t) for t in TEMPERATURES for row in chosen]
+    own_T = score(chosen, False)
+    found = step_tokens(chosen, CountedTokens.of(chosen), base)
+    heated_T = score(heated, False).reshape(len(TEMPERATURES), len(own_T))
+    return suspects_of(
+        own_T=own_T,
+        base_T=score(chosen, True),
+        at_temperatures=dict(zip(TEMPERATURES, heated_T, strict=True)),
+        sampler_logprobs_T=found.sampler_logprobs,
+        calls_T=found.calls,
+        recorded=[row.temperature for row in chosen],
+    )

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from langchain_art.errors import ConfigError
-from langchain_art.wire.prefixes import common_prefix_length
+from langchain_art_server.algorithms.sequences.rank_shares import prefix_order
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft.distributed.process_group import Ranks
 from langchain_art_server.backends.peft.logprob_scoring import Scorer
@@ -146,20 +146,17 @@ class ShardedPacker(Packer):
 def forest_groups(rows: Sequence[Row], budget: int) -> list[list[int]]:
     """Group rows, in the order of their tokens, so that a group's distinct tokens fit a budget.
 
-    Rows that begin alike are neighbours in that order. A row longer than the budget goes alone.
-    Example: rows of the tokens 1 2 3, 7 7 7 and 1 2 4 and a budget of 4 give ``[[0, 2], [1]]``,
-    indices of rows; each occurs exactly once, the same for the same rows.
+    A row longer than the budget goes alone. Example: rows of the tokens 1 2 3, 7 7 7 and 1 2 4 and
+    a budget of 4 give ``[[0, 2], [1]]``, indices of rows.
     """
     groups: list[list[int]] = []
-    filled, before = budget, list[int]()
-    for index in sorted(range(len(rows)), key=lambda i: (rows[i].token_ids, i)):
-        tokens = rows[index].token_ids
-        new = len(tokens) - common_prefix_length(before, tokens)
-        if filled + new > budget or not groups:
+    filled = 0
+    for index, new in prefix_order([row.token_ids for row in rows]):
+        if not groups or filled + new > budget:
             groups.append([])
-            filled, new = 0, len(tokens)
+            filled, new = 0, len(rows[index].token_ids)
         groups[-1].append(index)
-        filled, before = filled + new, tokens
+        filled += new
     return groups
 
 
