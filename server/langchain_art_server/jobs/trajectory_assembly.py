@@ -19,8 +19,9 @@ import json
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any
 
 from pydantic_core import to_json
 
@@ -35,8 +36,6 @@ from langchain_art.wire.turn_links import (
 from langchain_art_server.algorithms.sequences.prefix_tree import PrefixTree
 from langchain_art_server.storage.tables import CallRecord
 
-_Continued: TypeAlias = "dict[int, set[int]]"
-"""Index of a call -> indices of the calls that continue it."""
 #: Most turns of a trajectory (`Trajectory.turns`).
 MAX_TURNS = 4096
 
@@ -114,13 +113,19 @@ def _link(calls: Sequence[CallRecord]) -> list[tuple[int, ...]]:
 
     Token ids decide; if none match, messages do (for a client that rewrote what it sends back).
     """
-    tokens, messages = PrefixTree(), _MessageLinks()
+    tokens, messages = PrefixTree(), ConversationTree()
+    filled = 0  # how many calls are in `messages`, which few calls need
     links: list[tuple[int, ...]] = []
     for index, call in enumerate(calls):
         within = tokens.meet(call.prompt_token_ids).within
-        links.append(
-            tuple(i for i in within if _repeats_reply(call, calls[i])) or messages.of(calls, index)
-        )
+        link = tuple(i for i in within if _repeats_reply(call, calls[i]))
+        if not link:
+            for at, earlier in enumerate(calls[filled:index], filled):
+                position = messages.locate(map(_canonical, earlier.request["messages"]))
+                messages.add_reply(position, _canonical(earlier.reply), at)
+            filled = index
+            link = messages.locate(map(_canonical, call.request["messages"])).continues
+        links.append(link)
         tokens.add(index, [*call.prompt_token_ids, *call.token_ids])
     return links
 
@@ -129,22 +134,6 @@ def _repeats_reply(call: CallRecord, earlier: CallRecord) -> bool:
     """Whether the call's messages hold a reply at the position of the earlier call's reply."""
     messages, position = call.request["messages"], len(earlier.request["messages"])
     return position < len(messages) and messages[position].get("role") == "assistant"
-
-
-class _MessageLinks:
-    """Links by messages. Filled only when asked, since token ids decide most links."""
-
-    def __init__(self) -> None:
-        self._tree = ConversationTree()
-        self._filled = 0
-
-    def of(self, calls: Sequence[CallRecord], index: int) -> tuple[int, ...]:
-        """The calls before `index` with the longest conversation that its prompt begins with."""
-        for earlier in range(self._filled, index):
-            position = self._tree.locate(map(_canonical, calls[earlier].request["messages"]))
-            self._tree.add_reply(position, _canonical(calls[earlier].reply), earlier)
-        self._filled = index
-        return self._tree.locate(map(_canonical, calls[index].request["messages"])).continues
 
 
 def _canonical(message: Message) -> bytes:
@@ -185,11 +174,17 @@ def _exclusions(calls: Sequence[CallRecord], links: Sequence[Sequence[int]]) -> 
         for earlier in link:
             continued_by[earlier].add(later)
     excluded: dict[int, str] = {}
-    completions: list[_AnsweredRequest] = []
-    for _, choices in groupby(range(len(calls)), key=lambda i: _completion(calls[i])[0]):
-        completion = _AnsweredRequest(calls, tuple(choices), continued_by)
-        completions.append(completion)
-        excluded |= dict.fromkeys(completion.unchosen(), "unchosen")
+    completions: list[_Completion] = []
+    for _, same in groupby(range(len(calls)), key=lambda i: _completion(calls[i])[0]):
+        choices = tuple(same)
+        kept: dict[tuple[int, ...], int] = {}  # of equal choices that are continued, the first
+        for choice in choices:
+            if choice in continued_by:
+                kept.setdefault(tuple(calls[choice].token_ids), choice)
+        excluded |= dict.fromkeys(unused_choices(choices, set(kept.values())), "unchosen")
+        end = max(calls[i].created_at for i in choices)
+        later = set[int]().union(*(continued_by.get(i, ()) for i in choices))
+        completions.append(_Completion(choices, calls[choices[0]], end, later))
     superseded = superseded_attempts((_task(call.tags), call.tags.attempt) for call in calls)
     for index in [*superseded, *_undelivered(completions)]:
         excluded[index] = "retried"
@@ -206,35 +201,18 @@ def _task(tags: CallTags) -> Hashable:
     return None if tags.step is None else (tags.thread, tags.path, tags.node, tags.step)
 
 
-class _AnsweredRequest:
+@dataclass(eq=False)
+class _Completion:
     """One completion with its choices."""
 
-    def __init__(
-        self, calls: Sequence[CallRecord], choices: tuple[int, ...], continued_by: _Continued
-    ) -> None:
-        self.choices = choices
-        self._calls = [calls[i] for i in choices]
-        self.first = self._calls[0]
-        self.start = _start(self.first)
-        self.end = max(call.created_at for call in self._calls)
-        self._used = [i for i in choices if continued_by.get(i)]
-        self.later = set[int]().union(*(continued_by[i] for i in self._used))
-        """The calls that continue one of its choices."""
-
-    def request(self) -> bytes:
-        """What was asked, and from where: equal for two tries of one request."""
-        return to_json([self.first.policy, self.first.tags, self.first.request])
-
-    def unchosen(self) -> list[int]:
-        """The choices that do not count. Of equal choices that are continued, the first counts."""
-        kept: dict[tuple[int, ...], int] = {}
-        for choice, call in zip(self.choices, self._calls, strict=True):
-            if choice in self._used:
-                kept.setdefault(tuple(call.token_ids), choice)
-        return unused_choices(self.choices, set(kept.values()))
+    choices: tuple[int, ...]
+    first: CallRecord
+    end: float
+    later: set[int]
+    """The calls that continue one of its choices."""
 
 
-def _undelivered(completions: Sequence[_AnsweredRequest]) -> list[int]:
+def _undelivered(completions: Sequence[_Completion]) -> list[int]:
     """The choices of completions whose reply did not arrive, so that their client asked again.
 
     Each retry excludes one earlier try of the same request that no call continues; of several such
@@ -243,16 +221,17 @@ def _undelivered(completions: Sequence[_AnsweredRequest]) -> list[int]:
     """
     if not any(completion.first.retry for completion in completions):
         return []
-    equal: defaultdict[bytes, list[_AnsweredRequest]] = defaultdict(list)
+    equal: defaultdict[bytes, list[_Completion]] = defaultdict(list)
     for completion in completions:
-        equal[completion.request()].append(completion)
-    lost: list[_AnsweredRequest] = []
+        first = completion.first
+        equal[to_json([first.policy, first.tags, first.request])].append(completion)
+    lost: list[_Completion] = []
     for tries in equal.values():
         for retry in tries:
             candidates = [
                 one
                 for one in tries
-                if one.start < retry.start
+                if _start(one.first) < _start(retry.first)
                 and one.first.retry < retry.first.retry
                 and one not in lost
                 and one.later <= retry.later

@@ -128,15 +128,8 @@ class VllmClient:
         """Unload an adapter. Raises VllmError."""
         await self._post("/v1/unload_lora_adapter", {"lora_name": name})
 
-    async def sleep(self) -> None:
-        """Move the weights to the host's memory and drop the cache. Raises VllmError."""
-        await self._post_ok("/sleep?level=1&mode=wait")
-
-    async def wake(self) -> None:
-        """Take the memory back. Raises VllmError."""
-        await self._post_ok("/wake_up")
-
-    async def _post_ok(self, path: str) -> None:
+    async def change(self, path: str) -> None:
+        """Make it sleep or wake. Raises VllmError."""
         answer = await self._post(path, {})
         if answer.status_code != 200:
             raise VllmError(f"{path}: {_message(answer.content)}")

@@ -96,8 +96,8 @@ class VllmHost(SamplerHost[CopiedAdapter]):
             "chat": self._chat,
             "load_adapter": self._load_adapter,
             "unload_adapter": self._unload_adapter,
-            "sleep": lambda call: self._vllm.sleep(),
-            "wake": lambda call: self._vllm.wake(),
+            "sleep": lambda call: self._vllm.change("/sleep?level=1&mode=wait"),
+            "wake": lambda call: self._vllm.change("/wake_up"),
         }
 
     async def start(self) -> None:
