@@ -22,19 +22,12 @@ _PROBE = "zq"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model and what a sampler needs to know of it.
+    """A causal language model of transformers and what a sampler needs to know of it."""
 
-    Attributes:
-        model: a causal language model of transformers, in evaluation mode, on its device.
-        tokenizer: its tokenizer.
-        eos: every token id that ends a reply.
-        info: `max_model_len` is an upper bound: a small KV cache may lower it.
-    """
-
-    model: Any
+    model: Any  # in evaluation mode, on its device
     tokenizer: Any
-    eos: set[int]
-    info: ModelInfo
+    eos: set[int]  # every token id that ends a reply
+    info: ModelInfo  # `max_model_len` is an upper bound: a small KV cache may lower it
 
 
 def load_model(settings: Settings) -> LoadedModel:

@@ -175,11 +175,7 @@ def write_adapter(
 ) -> None:
     """Write an adapter's files into an existing folder, over those that are there.
 
-    Args:
-        folder: of the adapter.
-        config: bytes of ``adapter_config.json``.
-        parameters: by their names on disk.
-        optimizer: None for a new adapter.
+    `parameters` are by their names on disk; `optimizer` is None for a new adapter.
     """
     (folder / CONFIG_FILE).write_bytes(config)
     _save(folder / WEIGHTS_FILE, {name: p.detach() for name, p in parameters.items()})

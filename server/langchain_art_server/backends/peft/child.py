@@ -26,11 +26,9 @@ log = logging.getLogger(__name__)
 
 
 def serve(channel: Channel, config: dict[str, Any]) -> None:
-    """Answer calls until the process ends.
+    """Answer calls until the process ends; the first one is ``start``.
 
-    Args:
-        channel: to the parent; the first call is ``start``.
-        config: `core`, the function that makes the core, as ``module:function``, and its `options`.
+    `config` has `core`, the function that makes the core (``module:function``), and `options`.
     """
     channel.listen()
     methods: dict[str, Callable[[EngineCall], Any]] = {}

@@ -108,11 +108,9 @@ class Scorer:
         return taken[0] if self.plain_head else logits_1MV[0]
 
     def backward(self, outputs_MX: Tensor, ends: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Add to the parameters' gradients.
+        """Add to the parameters' gradients, after `outputs` returned `outputs_MX`.
 
-        Args:
-            outputs_MX: what `outputs` returned; carries a gradient function.
-            ends: tensors of that forward pass, each once, and the gradients that reach them.
+        `ends` are tensors of that forward pass, each once, and the gradients that reach them.
         """
         del outputs_MX  # `ShardedScorer` needs it
         if ends:
@@ -141,12 +139,8 @@ class Scorer:
 class ScoredBatch:
     """Logprobs of a micro-batch's predictions, and their gradients on the way back to the model.
 
-    Args:
-        scorer: gives the logprobs.
-        outputs_MX: of `Scorer.outputs`.
-        predictions: of the micro-batch.
-        soon: `backward` comes before the next forward pass: what it needs stays in memory. Else the
-            logits are computed again for it.
+    With `soon`, `backward` comes before the next forward pass: what it needs stays in memory. Else
+    the logits are computed again for it.
     """
 
     def __init__(
@@ -166,10 +160,9 @@ class ScoredBatch:
         self._grad_M.index_add_(0, prediction_T, grad_T)
 
     def backward(self, inner: Sequence[tuple[Tensor, Tensor]] = ()) -> bool:
-        """The model's backward pass; returns whether there were gradients. Once only.
+        """The model's backward pass, once only; returns whether there were gradients.
 
-        Args:
-            inner: further tensors of the forward pass, and their gradients.
+        `inner` are further tensors of the forward pass, and their gradients.
         """
         ends = list(inner)
         if self._grad_M is not None:
@@ -193,13 +186,7 @@ class TermPredictions(NamedTuple):
 def visit_terms(
     visit: Visit, terms_T: Tensor, shares: Sequence[tuple[ScoredBatch, TermPredictions]]
 ) -> None:
-    """Visit terms, and give each micro-batch the gradients of its predictions.
-
-    Args:
-        visit: takes them to their loss.
-        terms_T: numbers of the terms.
-        shares: the micro-batches that predict them; together all of the terms.
-    """
+    """Visit terms, and give each micro-batch that predicts some the gradients of its share."""
     if not len(terms_T):
         return
     first = shares[0][0].logprobs_M

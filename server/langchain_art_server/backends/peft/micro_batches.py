@@ -82,9 +82,7 @@ class CountedTokens:
 class MicroBatches:
     """Groups of rows, one after the other, each a `Packing` of its own.
 
-    Args:
-        groups: each with the numbers of its terms; without any, nothing is visited.
-        device: where the model is.
+    Of a group without numbers of terms, nothing is visited.
     """
 
     def __init__(self, groups: Sequence[tuple[Packing, Ints]], device: torch.device) -> None:

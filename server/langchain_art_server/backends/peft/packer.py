@@ -32,8 +32,7 @@ MEMORY_SHARE = 0.6
 class Packer:
     """Lays rows out for a model, and turns gradient checkpointing on where memory needs it.
 
-    Args:
-        scorer: of the model, which is set up for forests if its attention supports them.
+    It sets the scorer's model up for forests if its attention supports them.
     """
 
     def __init__(self, scorer: Scorer) -> None:

@@ -31,13 +31,7 @@ from langchain_art_server.backends.peft.micro_batches import (
 
 
 class PaddedRows:
-    """Rows side by side, padded on the right: what every architecture supports.
-
-    Args:
-        rows: at least one.
-        counted: their tokens that are scored.
-        base: the model; its dtype and device are read.
-    """
+    """Rows, at least one, side by side, padded on the right: what every architecture supports."""
 
     def __init__(self, rows: Sequence[Row], counted: CountedTokens, base: PreTrainedModel) -> None:
         shape = (len(rows), max(len(row.token_ids) for row in rows))

@@ -80,17 +80,12 @@ def row_logprobs(
 
 
 def probe(
-    batch: TrainingBatch,
-    base: PreTrainedModel,
-    score: Callable[[Sequence[Row], bool], Tensor],
+    batch: TrainingBatch, base: PreTrainedModel, score: Callable[[Sequence[Row], bool], Tensor]
 ) -> list[Suspect]:
     """Try the usual faults on the rows where learner and sampler are furthest apart.
 
-    Args:
-        batch: after its first update; without rows on some of several ranks.
-        base: the model; its dtype and device are read.
-        score: takes rows, and whether to use the base model, to the logprobs of their trained
-            tokens (T), row by row.
+    `batch` is that of the first update; on one of several ranks it may have no rows. `score` takes
+    rows, and whether to use the base model, to the logprobs of their trained tokens (T).
     """
     rows, loss = batch.rows, batch.loss
     gaps_N = (loss.old_logprobs_N - loss.tokens.sampler_logprobs).abs().cpu().numpy()

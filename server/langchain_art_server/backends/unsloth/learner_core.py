@@ -31,27 +31,19 @@ class UnslothCore(LearnerCore):
     is logged, and `metrics["forest"]` is 0. On a CPU its model is plain transformers.
 
     Args:
-        model: as for `LearnerCore`.
-        device: as for `LearnerCore`.
-        dtype: as for `LearnerCore`.
         max_model_len: tokens of the longest row; None: what the model's config allows.
         load_in_4bit: quantise the base's weights (bitsandbytes, NF4); LoRA stays in float32.
+        base: as for `LearnerCore`.
 
     Raises:
         ConfigError: the model cannot be loaded.
     """
 
     def __init__(
-        self,
-        model: str,
-        device: str | None = None,
-        dtype: str | None = None,
-        max_model_len: int | None = None,
-        *,
-        load_in_4bit: bool = False,
+        self, *, max_model_len: int | None = None, load_in_4bit: bool = False, **base: Any
     ) -> None:
         self._longest, self._in_4bit = max_model_len, load_in_4bit
-        super().__init__(model, device, dtype)
+        super().__init__(**base)
 
     def _load(self) -> transformers.PreTrainedModel:
         if self._in_4bit and self.device.type != "cuda":

@@ -32,21 +32,14 @@ class VllmError(Exception):
 
 @dataclass
 class Completion:
-    """A completion, or the tokens of one that were sampled since its last piece.
-
-    Attributes:
-        token_ids: the sampled tokens.
-        logprobs: of the tokens, under the distribution that was sampled.
-        prompt_ids: the prompt as vLLM got it; with the first piece only.
-        top: per token the most probable ``(token id, logprob)``, best first, if asked for.
-        finish: ``stop`` or ``length`` with the last piece.
-    """
+    """A completion, or the tokens of one that were sampled since its last piece."""
 
     token_ids: list[int]
-    logprobs: list[float]
-    prompt_ids: list[int] | None = None
+    logprobs: list[float]  # under the distribution that was sampled
+    prompt_ids: list[int] | None = None  # the prompt as vLLM got it; with the first piece only
     top: list[list[tuple[int, float]]] = field(default_factory=list)
-    finish: str | None = None
+    """Per token the most probable ``(token id, logprob)``, best first, if asked for."""
+    finish: str | None = None  # ``stop`` or ``length`` with the last piece
 
 
 def completion_body(

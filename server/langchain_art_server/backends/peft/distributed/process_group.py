@@ -40,14 +40,10 @@ class _OtherRankFailedError(Exception):
 
 
 class Ranks:
-    """This process among those that learn together.
+    """This process among those that learn together: number `rank`, from 0, of `size`.
 
-    Args:
-        rank: its number, from 0.
-        size: how many there are.
-        meeting: a file that does not exist yet, in a folder that only this user can enter, by which
-            the ranks find each other.
-        device: where the gradients are.
+    They find each other by `meeting`, a file that does not exist yet, in a folder that only this
+    user can enter. Gradients are on `device`.
     """
 
     def __init__(self, rank: int, size: int, meeting: str | Path, device: torch.device) -> None:

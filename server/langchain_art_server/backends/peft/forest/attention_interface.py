@@ -24,11 +24,8 @@ ODD_OPTIONS = ("sliding_window", "softcap", "s_aux", "position_bias")
 class ForestPass:
     """What the attention layers read and write in one forward pass of a part.
 
-    No dataclass: FSDP looks for tensors in dataclasses, and gives the layers copies of them.
-
-    Args:
-        attention: which tokens attend to which.
-        keep: other parts attend to this one.
+    No dataclass: FSDP looks for tensors in dataclasses, and gives the layers copies of them. With
+    `keep`, other parts attend to this one.
     """
 
     def __init__(self, attention: Tiles | Blocks, *, keep: bool) -> None:
@@ -53,20 +50,10 @@ def forest_attention(
     forest: ForestPass | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function that transformers calls.
+    """The attention function that transformers calls, for the part that its forward was given.
 
-    Args:
-        module: the layer's attention; its `layer_idx` is read.
-        query: (1, H, P, D), positions encoded.
-        key: (1, K, P, D), positions encoded.
-        value: (1, K, P, D).
-        attention_mask: None; `forest` has what attends to what.
-        scaling: of the scores; None: 1 / sqrt(D).
-        forest: the part, as given to the model's forward.
-        options: what else the architecture passes on.
-
-    Returns:
-        (1, P, H, D), and no attention weights.
+    Queries (1, H, P, D), keys and values (1, K, P, D), with positions encoded, give (1, P, H, D)
+    and no attention weights. `scaling` None is 1 / sqrt(D).
 
     Raises:
         OddAttentionError: the architecture needs another kind of attention.

@@ -48,13 +48,9 @@ class Tile:
 
 
 class Tiles:
-    """All pairs of a part, each once. Keys of the tokens above come before the part's own.
+    """All pairs of a `forest_parts.Part`, each once. Keys above it come before the part's own.
 
-    Args:
-        tokens_P: positions of the part's tokens in the forest, ascending.
-        above_E: positions of their ancestors outside of the part.
-        exit_N: the forest's exits.
-        dtype: of the masks.
+    `exit_N` are the forest's exits, `dtype` is that of the masks.
     """
 
     def __init__(self, tokens_P: Ints, above_E: Ints, exit_N: Ints, dtype: torch.dtype) -> None:
@@ -72,14 +68,7 @@ class Tiles:
                 self._tiles.append(Tile(int(starts[low]), int(ends[low]), low, high))
 
     def attend(self, q_1HPD: Tensor, k_1KSD: Tensor, v_1KSD: Tensor, scale: float) -> Tensor:
-        """The attention's output (1, P, H, D).
-
-        Args:
-            q_1HPD: queries, positions encoded.
-            k_1KSD: keys of the tokens above and of the part, positions encoded.
-            v_1KSD: their values.
-            scale: of the scores.
-        """
+        """The attention's output (1, P, H, D); positions are encoded in queries and keys."""
         q_KGPD = q_1HPD[0].unflatten(0, (k_1KSD.shape[1], -1))
         return _Attention.apply(q_KGPD, k_1KSD[0], v_1KSD[0], self._tiles, scale)[None]
 

@@ -54,14 +54,9 @@ class _ForestPart:
 
 
 class ForestRows:
-    """Rows as a forest, in parts. A row ends before its last scored token.
+    """Rows as a forest (`prefix_forest.grow`), in parts (`forest_parts.split`).
 
-    Args:
-        rows: with at least one scored token.
-        counted: their tokens that are scored.
-        budget: most tokens alive at a time; see `forest_parts.split`.
-        token_cost: see `prefix_forest.grow`.
-        model: its dtype and device are read.
+    Of the rows, at least one token is scored (`counted`). A row ends before its last scored one.
     """
 
     def __init__(
