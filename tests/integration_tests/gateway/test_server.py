@@ -461,36 +461,39 @@ def test_numbers_that_no_database_holds_are_refused(http: httpx.Client) -> None:
     assert {answer.status_code for answer in answers} == {400}
 
 
+# --- a server with a key, which no other test uses ----------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    server = LiveServer(tmp_path_factory.mktemp("keyed") / "data", env={"ART_API_KEY": "k" * 32})
+    yield server.start()
+    server.stop()
+
+
 @pytest.mark.slow
-def test_no_request_that_the_openapi_document_allows_breaks_the_server(tmp_path: Path) -> None:
-    server = LiveServer(tmp_path / "data").start()
-    try:
-        argv = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.root}/openapi.json"]
-        argv += ["--checks", "not_a_server_error", "--max-examples", "30"]
-        argv += ["--phases", "coverage,fuzzing", "--request-timeout", "20", "--no-color"]
-        done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)
-        assert done.returncode == 0, done.stdout[-6000:]
-        assert int(re.findall(r"(\d+) generated", done.stdout)[-1]) > 500
-        assert server.http().get("/readyz").status_code == 200
-    finally:
-        server.stop()
+def test_a_key_is_asked_for_and_compared(keyed_server: LiveServer) -> None:
+    root, key = keyed_server.root, keyed_server.api_key
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": key}):
+        for path in ("/v1/models", "/status", "/v1/jobs", "/openapi.json"):
+            answer = httpx.get(f"{root}{path}", headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert httpx.get(f"{root}/healthz").status_code == 200
+    with keyed_server.http() as client:
+        assert client.get("/v1/models").status_code == 200
 
 
-# --- keys ---------------------------------------------------------------------------------------
-
-
-def test_a_key_is_asked_for_and_compared(tmp_path: Path) -> None:
-    key = "k" * 32
-    server = LiveServer(tmp_path / "data", env={"ART_API_KEY": key}).start()
-    try:
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": key}):
-            for path in ("/v1/models", "/status", "/v1/jobs", "/openapi.json"):
-                answer = httpx.get(f"{server.root}{path}", headers=headers)
-                assert (answer.status_code, answer.json()["error"]["code"]) == (
-                    401,
-                    "invalid_api_key",
-                )
-        assert httpx.get(f"{server.root}/healthz").status_code == 200
-        assert server.http().get("/v1/models").status_code == 200
-    finally:
-        server.stop()
+@pytest.mark.slow
+def test_no_request_that_the_openapi_document_allows_breaks_the_server(
+    keyed_server: LiveServer, tmp_path: Path
+) -> None:
+    argv = [sys.executable, "-m", "schemathesis.cli", "run", f"{keyed_server.root}/openapi.json"]
+    # The document itself is behind the key: without this, the command fails.
+    argv += ["--header", f"Authorization: Bearer {keyed_server.api_key}"]
+    argv += ["--checks", "not_a_server_error", "--max-examples", "30"]
+    argv += ["--phases", "coverage,fuzzing", "--request-timeout", "20", "--no-color"]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert int(re.findall(r"(\d+) generated", done.stdout)[-1]) > 500
+    with keyed_server.http() as client:
+        assert client.get("/readyz").status_code == 200
