@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from langchain_art._lazy_names import lazy_names
-from langchain_art._version import __version__ as __version__
 
-if TYPE_CHECKING:  # the table below, for type checkers; a test compares the two
+if TYPE_CHECKING:  # `lazy_names` reads these imports too
+    from langchain_art._version import __version__ as __version__
     from langchain_art.chat_models import ChatART as ChatART
     from langchain_art.client.async_client import AsyncArtClient as AsyncArtClient
     from langchain_art.client.local_server import LocalServer as LocalServer
@@ -87,34 +87,4 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares the two
         Usage as Usage,
     )
 else:  # a type checker takes the names imported above `as` themselves
-    __all__, __getattr__, __dir__ = lazy_names(
-        __name__,
-        {
-            "_version": "__version__",
-            "chat_models": "ChatART",
-            "client.async_client": "AsyncArtClient",
-            "client.local_server": "LocalServer",
-            "client.sync_client": "ArtClient",
-            "errors": (
-                "ArtError AuthenticationFailed BodyTooLarge ConfigError Conflict "
-                "EngineUnavailable InvalidRequest JobFailed JudgeError NotFound Overloaded "
-                "PromptTooLong RequestRefused RolloutFailed ServerUnreachable UnknownModel"
-            ),
-            "evaluators.base": "GroupEvaluator",
-            "evaluators.ruler.evaluator": "RulerEvaluator ruler_score_group",
-            "rollout.gather": "GatherResult gather gather_sync",
-            "rollout.runner": "Rollout",
-            "tracing.handler": "CaptureHandler capture",
-            "tracing.run": "Run",
-            "training.report": "reward_plot",
-            "training.results": "EvalResult FitResult StepRecord",
-            "training.trainer": "Trainer",
-            "training.warm_start": "WarmStart",
-            "wire": (
-                "AnchorCredit CISPO ClippedRatio ConstantAggregation DPPOTV GSPO IcePop KLPenalty "
-                "LoraConfig LRSchedule OverlongPenalty Reward SequenceMask SFTConfig "
-                "SimpleAdvantage SimpleCredit Standardized TrainConfig TrainJob TrainResult "
-                "Trajectory TrajectoryGroup TruncatedIS Turn TurnCredit Usage"
-            ),
-        },
-    )
+    __all__, __getattr__, __dir__ = lazy_names(__name__)

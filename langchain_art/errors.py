@@ -15,41 +15,34 @@ class ArtError(Exception):
 
     code: ClassVar[str] = "art_error"
 
+    def __init_subclass__(cls, *, code: str | None = None) -> None:
+        cls.code = code or cls.code
 
-class ConfigError(ArtError, ValueError):
+
+class ConfigError(ArtError, ValueError, code="config_error"):
     """An option, a file or a combination of options makes no sense."""
 
-    code = "config_error"
 
-
-class ServerUnreachable(ArtError, ConnectionError):
+class ServerUnreachable(ArtError, ConnectionError, code="server_unreachable"):
     """The server gave no answer within the allowed time. Retryable."""
 
-    code = "server_unreachable"
 
-
-class JobFailed(ArtError):
+class JobFailed(ArtError, code="job_failed"):
     """A training job ended in failure; the served adapter is unchanged."""
 
-    code = "job_failed"
 
-
-class RolloutFailed(ArtError):
+class RolloutFailed(ArtError, code="rollout_failed"):
     """More rollouts of a batch raised than the caller allowed."""
 
-    code = "rollout_failed"
 
-
-class JudgeError(ArtError):
+class JudgeError(ArtError, code="judge_error"):
     """A group could not be judged: the judge's replies cannot be used, or there was none.
 
     `Trainer` leaves the group out and counts it as ``groups.unjudged``; no score is guessed.
     """
 
-    code = "judge_error"
 
-
-class RequestRefused(ArtError):
+class RequestRefused(ArtError, code="request_refused"):
     """The server answered, and the answer is no.
 
     Attributes:
@@ -58,8 +51,12 @@ class RequestRefused(ArtError):
         retry_after: seconds to wait before a retry, if a retry makes sense.
     """
 
-    code = "request_refused"
     status: ClassVar[int] = 400
+
+    def __init_subclass__(cls, *, code: str | None = None, status: int | None = None) -> None:
+        super().__init_subclass__(code=code)
+        cls.status = status or cls.status
+        REFUSALS.setdefault(cls.code, cls)
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after: float | None = None
@@ -80,72 +77,41 @@ class RequestRefused(ArtError):
         }
 
 
-class InvalidRequest(RequestRefused):
+#: wire code -> class, for turning an answer of the server back into its error.
+REFUSALS: dict[str, type[RequestRefused]] = {RequestRefused.code: RequestRefused}
+
+
+class InvalidRequest(RequestRefused, code="invalid_request"):
     """A field is missing, malformed, out of range, or not supported."""
 
-    code = "invalid_request"
 
-
-class PromptTooLong(InvalidRequest):
+class PromptTooLong(InvalidRequest, code="context_length_exceeded"):
     """The prompt does not fit the model's context. OpenAI's code for it is kept."""
 
-    code = "context_length_exceeded"
 
-
-class AuthenticationFailed(RequestRefused):
+class AuthenticationFailed(RequestRefused, code="invalid_api_key", status=401):
     """No API key was sent, or a wrong one."""
 
-    code = "invalid_api_key"
-    status = 401
 
-
-class NotFound(RequestRefused):
+class NotFound(RequestRefused, code="not_found", status=404):
     """No such trajectory, job or checkpoint."""
 
-    code = "not_found"
-    status = 404
 
-
-class UnknownModel(NotFound):
+class UnknownModel(NotFound, code="model_not_found"):
     """No policy, version or base model of that name. OpenAI's code for it is kept."""
 
-    code = "model_not_found"
 
-
-class Conflict(RequestRefused):
+class Conflict(RequestRefused, code="conflict", status=409):
     """The same id or idempotency key was used before with another body."""
 
-    code = "conflict"
-    status = 409
 
-
-class BodyTooLarge(RequestRefused):
+class BodyTooLarge(RequestRefused, code="body_too_large", status=413):
     """The request's body is over the server's limit."""
 
-    code = "body_too_large"
-    status = 413
 
-
-class Overloaded(RequestRefused):
+class Overloaded(RequestRefused, code="overloaded", status=429):
     """A bounded queue is full. Retry after ``retry_after`` seconds."""
 
-    code = "overloaded"
-    status = 429
 
-
-class EngineUnavailable(RequestRefused):
+class EngineUnavailable(RequestRefused, code="engine_unavailable", status=503):
     """The sampler or the learner is starting or restarting. Retry after ``retry_after`` seconds."""
-
-    code = "engine_unavailable"
-    status = 503
-
-
-def _refusals(root: type[RequestRefused]) -> dict[str, type[RequestRefused]]:
-    found = {root.code: root}
-    for child in root.__subclasses__():
-        found |= _refusals(child)
-    return found
-
-
-#: wire code -> class, for turning an answer of the server back into its error.
-REFUSALS: dict[str, type[RequestRefused]] = _refusals(RequestRefused)

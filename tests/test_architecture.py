@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
-from importlib import import_module
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -80,23 +79,6 @@ def test_every_public_name_is_there() -> None:
     assert callable(langchain_art.capture)
     kinds = [v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, Exception)]
     assert {kind.__name__ for kind in kinds} <= set(langchain_art.__all__)
-
-
-@pytest.mark.parametrize("package", ["langchain_art", "langchain_art.evaluators"])
-def test_type_checkers_see_the_public_names_where_they_are(package: str) -> None:
-    module = import_module(package)
-    tree = ast.parse(Path(str(module.__file__)).read_text())
-    blocks = [node for node in tree.body if isinstance(node, ast.If)]
-    [block] = [node for node in blocks if ast.unparse(node.test) == "TYPE_CHECKING"]
-    typed = {
-        name.asname: node.module
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for name in node.names
-    }
-    assert set(typed) | (vars(module).keys() & {"__version__"}) == set(module.__all__)
-    for name, home in typed.items():
-        assert getattr(import_module(str(home)), str(name)) is getattr(module, str(name))
 
 
 def test_the_server_app_loads_no_engine_and_no_framework() -> None:

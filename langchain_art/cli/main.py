@@ -7,9 +7,8 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -57,13 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
 
 
-@app.command(
-    context_settings={
-        "allow_extra_args": True,
-        "ignore_unknown_options": True,
-        "help_option_names": [],  # --help too is answered by the server's own parser
-    }
-)
+#: For commands that become another program, which parses all arguments, --help too.
+_PASSED_ON: dict[str, Any] = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": [],
+}
+
+
+@app.command(context_settings=_PASSED_ON)
 def serve(context: typer.Context) -> None:
     """Serve a base model and its policies over OpenAI's API; `serve --help` lists the options."""
     from langchain_art.client.local_server import require_server
@@ -72,36 +73,16 @@ def serve(context: typer.Context) -> None:
     _become("langchain_art_server", context.args)
 
 
-@app.command()
-def demo(
-    steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the mails and their order.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where results go.")] = None,
-    control: Annotated[
-        bool, typer.Option(help="Train on shuffled rewards: nothing should be learned.")
-    ] = False,
-    reward: Annotated[
-        str | None, typer.Option(help="Of training runs: answer, or ruler (a judge alone).")
-    ] = None,
-    judge: Annotated[
-        str | None, typer.Option(help="RULER's: scripted (costs nothing), or openai/o3 …")
-    ] = None,
-) -> None:
-    """Train a small e-mail agent on this machine, from server start to reward plot.
-
-    \b
-    Example (in a checkout of the repository):
-      langchain-art demo --seed 1 --out out/demo
-    """
+@app.command(context_settings=_PASSED_ON)
+def demo(context: typer.Context) -> None:
+    """Train a small e-mail agent on this machine; `demo --help` lists the options."""
     if not Path("examples/email_search/train.py").exists():
         raise ConfigError(
             "The demo is examples/email_search, which is part of the repository and not of the "
             "installed package. Clone the repository, install it with "
             '`pip install -e ".[local,examples]"`, and run `langchain-art demo` in its root.'
         )
-    options = {"steps": steps, "seed": seed, "out": out, "reward": reward, "judge": judge}
-    given = [(f"--{name}", str(value)) for name, value in options.items() if value is not None]
-    _become("examples.email_search.train", [*chain(*given), *["--control"] * control])
+    _become("examples.email_search.train", context.args)
 
 
 def _become(module: str, arguments: list[str]) -> None:

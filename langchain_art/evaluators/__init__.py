@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from langchain_art._lazy_names import lazy_names
 
-if TYPE_CHECKING:  # the table below, for type checkers; a test compares the two
+if TYPE_CHECKING:  # `lazy_names` reads these imports too
     from langchain_art.evaluators.base import (
         FunctionEvaluator as FunctionEvaluator,
         GroupEvaluator as GroupEvaluator,
@@ -49,18 +49,4 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares the two
         score_groups as score_groups,
     )
 else:  # a type checker takes the names imported above `as` themselves
-    __all__, __getattr__, __dir__ = lazy_names(
-        __name__,
-        {
-            "base": "FunctionEvaluator GroupEvaluator Score as_evaluator own_rewards",
-            "calibration": "Agreement agreement agreement_table calibrate",
-            "composites": "FallbackEvaluator GateEvaluator SumEvaluator VoteEvaluator",
-            "criteria": (
-                "WeightedCriteriaEvaluator completeness dict_similarity efficiency exact "
-                "satisfaction string_similarity"
-            ),
-            "integrations.convert": "as_group",
-            "ruler.evaluator": "RulerEvaluator ruler_score_group",
-            "scoring": "Evaluator score_groups",
-        },
-    )
+    __all__, __getattr__, __dir__ = lazy_names(__name__)
