@@ -117,9 +117,7 @@ class RawReply:
 class _Completions(ABC, Generic[Client]):
     """Takes the place of ``client.chat.completions``: replies, or streams of chunks, as JSON.
 
-    Args:
-        client: the SDK's client.
-        direct: whether whole replies are requested without the SDK.
+    `direct` says whether whole replies are requested without the SDK.
     """
 
     def __init__(self, client: Client, *, direct: bool) -> None:

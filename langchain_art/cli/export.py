@@ -25,11 +25,9 @@ def export_adapter(
 ) -> Path:
     """Download ``policy@version`` into the new directory and write its card, ``README.md``.
 
-    The directory appears whole or not at all. `base` is the base model's name for the card; None:
-    what the adapter says, else the server. `merged`: the card is for weights with it merged in.
-
-    Raises:
-        ConfigError: `directory` exists and is not empty, or the server does not keep that version.
+    The directory appears whole or not at all; a ConfigError if it exists and is not empty, or if
+    the server does not keep that version. `base` is the base model's name for the card; None: what
+    the adapter says, else the server. `merged`: the card is for weights with it merged in.
     """
     known = {one.version: one for one in client.checkpoints(policy)}
     if version not in known:
@@ -49,11 +47,8 @@ def export_merged(
     """Write the base model with ``policy@version`` merged into its weights, and its tokenizer.
 
     Another process merges, so that torch is not imported here. It checks that the merged model's
-    logits differ from the adapter's by at most 1e-3.
-
-    Raises:
-        ConfigError: `directory` exists and is not empty.
-        ArtError: the merging failed; the message is the process's own.
+    logits differ from the adapter's by at most 1e-3; its error becomes an ArtError. A ConfigError
+    if `directory` exists and is not empty.
     """
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory} exists and is not empty; choose another directory")

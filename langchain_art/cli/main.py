@@ -56,15 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
 
 
-#: For commands that become another program, which parses all arguments, --help too.
-_PASSED_ON: dict[str, Any] = {
-    "allow_extra_args": True,
-    "ignore_unknown_options": True,
-    "help_option_names": [],
-}
+#: For commands that become another program, which parses their arguments.
+_PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-@app.command(context_settings=_PASSED_ON)
+@app.command(context_settings=_PASSED_ON | {"help_option_names": []})  # --help is passed on too
 def serve(context: typer.Context) -> None:
     """Serve a base model and its policies over OpenAI's API; `serve --help` lists the options."""
     from langchain_art.client.local_server import require_server
@@ -75,7 +71,14 @@ def serve(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASSED_ON)
 def demo(context: typer.Context) -> None:
-    """Train a small e-mail agent on this machine; `demo --help` lists the options."""
+    """Train a small e-mail agent on this machine, from server start to reward plot.
+
+    Options: see `python -m examples.email_search.train --help`.
+
+    \b
+    Example (in a checkout of the repository):
+      langchain-art demo --seed 1 --out out/demo
+    """
     if not Path("examples/email_search/train.py").exists():
         raise ConfigError(
             "The demo is examples/email_search, which is part of the repository and not of the "

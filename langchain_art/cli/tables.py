@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from langchain_art.diagnostics.canary_checks import CanaryReport
-from langchain_art.evaluators.transcript import label
+from langchain_art.evaluators.transcript import label, tool_calls
 from langchain_art.training.results import tokens
 from langchain_art.wire import (
     Checkpoint,
@@ -126,7 +126,7 @@ def audit_table(audit: TrajectoryAudit) -> Table:
     for index, turn in enumerate(audit.turns):
         table.add_row(
             str(index),
-            escape("/".join(turn.path) or turn.node or "-"),
+            escape(label(turn)),
             escape(turn.model or "-"),
             str(turn.prompt_tokens),
             str(turn.sampled_tokens),
@@ -185,9 +185,7 @@ def _said(turn: Turn) -> str:
     parts: list[str] = []
     if content := reply.get("content"):
         parts.append(content if isinstance(content, str) else json.dumps(content))
-    for call in reply.get("tool_calls") or []:
-        function = call.get("function") or {}
-        parts.append(f"{function.get('name')}({function.get('arguments')})")
+    parts += [f"{name}({arguments})" for name, arguments in tool_calls(turn.reply)]
     if turn.error:
         parts.append(turn.error)
     text = " ".join(" ".join(parts).split())

@@ -29,10 +29,9 @@ def downloading(path: str, dest: Path) -> Flow[Path]:
 
 
 def unpack(archive: Path, directory: Path) -> None:
-    """Extract the plain files at the top of a tar archive; everything else in it is refused.
+    """Extract the plain files at the top of a tar archive.
 
-    Raises:
-        ArtError: the archive is broken, or has links, devices, folders or paths.
+    Raises ArtError if it is broken, or has anything else: links, devices, folders or paths.
     """
     try:
         with tarfile.open(archive) as tar:

@@ -114,12 +114,7 @@ def _seconds(response: httpx.Response) -> float | None:
 
 
 class Backoff:
-    """Pause before a retry: Retry-After, or 0.2 s doubling to 5 s, with jitter.
-
-    Args:
-        base_url: of the server.
-        patience: seconds after which the last failure is raised.
-    """
+    """Pauses before retries, for `patience` seconds: Retry-After, or 0.2 s doubling to 5 s."""
 
     def __init__(self, base_url: str, patience: float) -> None:
         self._base_url = base_url
@@ -127,7 +122,7 @@ class Backoff:
         self._pause = 0.2
 
     def after(self, failure: Exception) -> float:
-        """Seconds to sleep after a retryable `failure`. Raises it when patience has run out."""
+        """Seconds to sleep after a retryable `failure`, with jitter. Raises it out of patience."""
         asked = failure.retry_after if isinstance(failure, RequestRefused) else None
         pause = asked if asked is not None else self._pause * random.uniform(0.5, 1.0)
         self._pause = min(self._pause * 2, 5.0)

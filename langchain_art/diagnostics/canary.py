@@ -62,7 +62,8 @@ def run_canary(
     """Train a toy policy on a server, and check the conditions of a fit.
 
     Two things that the API cannot delete stay on the server: version 0 of the policy `POLICY`,
-    which equals the base model, and the records of the canary's calls and runs.
+    which equals the base model, and the records of the canary's calls and runs. A part that ends in
+    an error is a failed check with the server's message, and the report ends with it.
 
     Args:
         server: a client, or a URL as `ArtClient` takes it. None: ``ART_BASE_URL``.
@@ -70,10 +71,6 @@ def run_canary(
         group_size: runs of each of the four prompts in a step, at least 2.
         learning_rate: None: `toy_learning_rate` of the model's size.
         on_progress: called before each part.
-
-    Returns:
-        All checks. If a part ends in an error, it is a failed check with the server's message, and
-        the report ends with it.
 
     Raises:
         ConfigError: `steps` or `group_size` is too small.
@@ -270,12 +267,7 @@ class _Canary:
         self.done += 1
 
     def _check(
-        self,
-        name: str,
-        passed: bool,
-        measured: str,
-        bar: str,
-        value: float = math.nan,
+        self, name: str, passed: bool, measured: str, bar: str, value: float = math.nan
     ) -> None:
         finite = value if math.isfinite(value) else None
         advice = "" if passed else ADVICE.get(name.partition(",")[0], ADVICE["error"])

@@ -127,11 +127,8 @@ def surprise(tokens: Iterable[Token]) -> tuple[float, float]:
     is approximately standard normal (central limit theorem for martingales). A lower temperature,
     top_p or top_k give tokens that are too likely.
 
-    Only the top logprobs of a distribution are known; all other tokens count as one token, a nat
-    less likely than the last of these.
-
-    Args:
-        tokens: of replies at temperature 1, with as many top logprobs as the server gives.
+    `tokens` are of replies at temperature 1, with as many top logprobs as the server gives. All
+    other tokens of a distribution count as one token, a nat less likely than the last of these.
 
     Returns:
         The test statistic in standard errors (positive: too likely), and the summed variance.

@@ -118,19 +118,11 @@ def examine(
     calls: int = 16,
     rank: int = 16,
 ) -> DoctorReport:
-    """Check this machine.
+    """Check this machine for a server at `host`, `port` and `data_dir`.
 
-    Args:
-        model: a local path, or a hub name that is in the local cache; None: some known sizes.
-        host: that the server would bind to.
-        port: that the server would bind to.
-        data_dir: of the server.
-        context: tokens of a call, and of the longest row.
-        calls: sampled at once.
-        rank: of the adapter.
-
-    Raises:
-        ConfigError: the model's ``config.json`` is not here, or lacks one of its sizes.
+    `model` is a local path, or a hub name that is in the local cache (None: some known sizes), for
+    `calls` calls at once and rows, both of up to `context` tokens, and adapters of rank `rank`.
+    Raises ConfigError if its ``config.json`` is not here, or lacks one of its sizes.
     """
     shapes = KNOWN if model is None else {model: read_shape(model)}
     cards = gpus()

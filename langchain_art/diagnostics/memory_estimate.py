@@ -49,11 +49,7 @@ class Shape:
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Shape:
-        """Read a model's ``config.json``.
-
-        Raises:
-            KeyError: it lacks one of the sizes.
-        """
+        """Read a model's ``config.json``. Raises KeyError if it lacks one of the sizes."""
         inner: Mapping[str, Any] = config.get("text_config") or config
         heads = inner["num_attention_heads"]
         width = inner.get("head_dim") or inner["hidden_size"] // heads

@@ -100,11 +100,7 @@ async def calibrate(
 
 
 def agreement(
-    groups: Sequence[Pairs],
-    *,
-    resamples: int = 1000,
-    confidence: float = 0.95,
-    seed: int = 0,
+    groups: Sequence[Pairs], *, resamples: int = 1000, confidence: float = 0.95, seed: int = 0
 ) -> Agreement:
     """Rank correlations of two scores, within groups, with bootstrap intervals.
 

@@ -127,22 +127,20 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
         if callable(self._expected):
             right = self._expected(scenario)
         else:
-            right = _required(scenario, self._expected, "accuracy", "expected=")
+            right = _required(scenario, "accuracy", self._expected, "expected")
         value = float(self._measure(self._answer(run), right))
         if not math.isfinite(value):
             raise ConfigError(f"accuracy= gave {value!r} for run {run.id!r}, expected 0 to 1")
         return _clamped(value)
 
     def _efficiency(self, run: Trajectory, scenario: Scenario) -> float:
-        optimal = self._optimal or _required(
-            scenario, "optimal_steps", "efficiency", "optimal_steps="
-        )
+        optimal = self._optimal or _required(scenario, "efficiency", "optimal_steps")
         return efficiency(run_facts.steps(run), int(optimal))
 
     def _completeness(self, run: Trajectory, scenario: Scenario) -> float:
         required = self._required
         if required is None:
-            required = _required(scenario, "required_actions", "completeness", "required_actions=")
+            required = _required(scenario, "completeness", "required_actions")
         return completeness(run_facts.actions(run), cast("Sequence[str]", required))
 
     def _satisfaction(self, run: Trajectory, scenario: Scenario) -> float:
@@ -248,11 +246,12 @@ def _checked(weights: Mapping[str, float]) -> dict[str, float]:
     return {name: weights[name] for name in WEIGHTS if weights.get(name)}
 
 
-def _required(scenario: Scenario, key: str, criterion: str, option: str) -> Any:
+def _required(scenario: Scenario, criterion: str, key: str, option: str = "") -> Any:
     if scenario.get(key) is None:
         raise ConfigError(
             f"{criterion} needs {key!r} of the scenario, which has {sorted(scenario)}. Give the "
-            f"scenario that key, or pass {option}, or leave {criterion!r} out of the weights."
+            f"scenario that key, or pass {option or key}=, or leave {criterion!r} out of the "
+            "weights."
         )
     return scenario[key]
 

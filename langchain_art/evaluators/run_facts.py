@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from typing import Any, cast
 
-from langchain_art.evaluators.transcript import text_of
+from langchain_art.evaluators.transcript import text_of, tool_calls
 from langchain_art.wire import Message, Trajectory, Turn
 
 #: How LangGraph's ``ToolNode`` begins the result of a tool that raised, or that does not exist.
@@ -25,7 +25,7 @@ def steps(run: Trajectory) -> int:
 
 def actions(run: Trajectory) -> list[str]:
     """Names of the tools that the run called, in order, each as often as it was called."""
-    return [name for turn in _kept(run) for name, _ in _calls(turn.reply)]
+    return [name for turn in _kept(run) for name, _ in tool_calls(turn.reply)]
 
 
 def errors(run: Trajectory) -> int:
@@ -37,7 +37,7 @@ def errors(run: Trajectory) -> int:
     """
     turns = _kept(run)
     failed = sum(turn.error is not None for turn in turns)
-    malformed = sum(not _is_object(text) for turn in turns for _, text in _calls(turn.reply))
+    malformed = sum(not _is_object(text) for turn in turns for _, text in tool_calls(turn.reply))
     refused = sum(
         message.get("role") == "tool" and text_of(message.get("content")).startswith(_TOOL_ERRORS)
         for message in _messages(run, turns)
@@ -84,13 +84,6 @@ def _messages(run: Trajectory, turns: list[Turn]) -> Iterator[Message]:
     if isinstance(output, Mapping) and "messages" in output:
         last = reversed(cast("list[Message]", output["messages"]))
         yield from takewhile(lambda message: message.get("role") == "tool", last)
-
-
-def _calls(reply: Message | None) -> list[tuple[str, Any]]:
-    """Name and arguments of each tool call."""
-    calls: list[dict[str, Any]] = (reply or {}).get("tool_calls") or []
-    functions = [cast("dict[str, Any]", call.get("function") or {}) for call in calls]
-    return [(str(function.get("name")), function.get("arguments")) for function in functions]
 
 
 def _is_object(arguments: Any) -> bool:

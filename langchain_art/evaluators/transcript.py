@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from langchain_art.wire import Message, Trajectory, TrajectoryGroup, Turn
+from langchain_art.wire import Message, Trajectory, TrajectoryGroup, Turn, TurnAudit
 
 _ROLES = ("system", "developer", "user", "assistant")
 _ERROR_LENGTH = 300
@@ -52,7 +52,7 @@ def transcript(run: Trajectory, *, labelled: bool) -> tuple[Block, ...]:
     return (*blocks, *_ending(run, {block.text for block in blocks}))
 
 
-def label(turn: Turn) -> str:
+def label(turn: Turn | TurnAudit) -> str:
     """The node of a call with the graphs around it: ``team/writer``; ``-`` outside of a graph."""
     return "/".join(turn.path) or turn.node or "-"
 
@@ -135,16 +135,19 @@ def _blocks(message: Message, ordinals: Mapping[str, int]) -> tuple[Block, ...]:
     if role in ("tool", "function"):
         number = ordinals.get(str(message.get("tool_call_id")))
         return (Block(f"result {number}" if number else "result", text, is_output=True),)
-    calls = tuple(_call(call) for call in message.get("tool_calls") or ())
+    calls = tuple(
+        Block("call", f"{name} {given if isinstance(given, str) else compact(given)}")
+        for name, given in tool_calls(message)
+    )
     spoken = Block(role if role in _ROLES else "message", text)
     return (spoken, *calls) if text or not calls else calls
 
 
-def _call(call: Mapping[str, Any]) -> Block:
-    function = cast("Mapping[str, Any]", call.get("function") or {})
-    arguments = function.get("arguments")
-    written = arguments if isinstance(arguments, str) else compact(arguments)
-    return Block("call", f"{function.get('name')} {written}")
+def tool_calls(message: Message | None) -> list[tuple[str, Any]]:
+    """Name and arguments of each tool call of a reply."""
+    calls: list[dict[str, Any]] = (message or {}).get("tool_calls") or []
+    functions = [cast("dict[str, Any]", call.get("function") or {}) for call in calls]
+    return [(str(function.get("name")), function.get("arguments")) for function in functions]
 
 
 def text_of(content: Any) -> str:

@@ -72,12 +72,7 @@ class GroupStream:
         self._fill()
 
     async def take(self, groups: int) -> list[TrajectoryGroup]:
-        """The next groups that end.
-
-        Raises:
-            RolloutFailed: more than `max_failed` of an allowance raised.
-            RuntimeError: `groups` is larger than the number of allowed groups.
-        """
+        """The next groups that end. Raises RolloutFailed (see `RolloutWorker.expect`)."""
         if groups > len(self._ended) + len(self._runs):
             raise RuntimeError(f"asked for {groups} groups, {len(self._runs)} are under way")
         while len(self._ended) < groups and self._error is None:

@@ -17,11 +17,7 @@ _AT_ONCE = 16
 
 
 async def fetch(client: AsyncArtClient, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
-    """The groups with the turns that the server has.
-
-    Raises:
-        ConfigError: the server has no turn of any run that did not fail.
-    """
+    """The groups with the turns that the server has; a ConfigError if it has none at all."""
     known = await _put(client, groups)
     runs = [run for group in groups for run in group.trajectories if run.status != "failed"]
     if runs and not any(run.id in known for run in runs):

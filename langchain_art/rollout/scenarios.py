@@ -25,11 +25,7 @@ MAX_SCENARIO = 64_000
 
 
 def scenario_id(scenario: Any) -> str:
-    """A scenario's name: its ``id``, or a hash of its content that is the same in every run.
-
-    Raises:
-        ConfigError: it has no ``id``, and its text holds a memory address.
-    """
+    """A scenario's name: its ``id``, or a hash of its content that is the same in every run."""
     given: Any = getattr(scenario, "id", None)
     if given is None and isinstance(scenario, Mapping):
         given = cast(Mapping[str, Any], scenario).get("id")

@@ -14,12 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from langchain_core.messages import (
-    AIMessage,
-    BaseMessage,
-    ToolMessage,
-    convert_to_openai_messages,
-)
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_openai_messages
 from pydantic import BaseModel
 
 from langchain_art.wire import Message
@@ -95,17 +90,13 @@ def jsonable(value: Any, depth: int = _DEPTH) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LoggedPrompt:
-    """A prompt in a `MessageLog`.
-
-    Attributes:
-        position: in the tree of conversations.
-        new: numbers of the messages after the call that it continues.
-        extends: the call that it continues: of equal conversations, `turn_links.nearest_call`.
-    """
+    """A prompt in a `MessageLog`."""
 
     position: PromptPosition
     new: tuple[int, ...]
+    """Numbers of the messages after the call that it continues."""
     extends: int | None
+    """The call that it continues: of equal conversations, `turn_links.nearest_call`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +145,8 @@ class MessageLog:
     ) -> Message:
         """Add a call's reply, so that later prompts may continue it.
 
-        `extra_choice` is True for a second or later choice of a request: if another call gave the
-        same reply, prompts continue that one.
+        An `extra_choice` (the second or a later one of a request) is continued only if no other
+        call gave the same reply.
         """
         number = self._number(reply)
         self._namespaces[call] = namespace

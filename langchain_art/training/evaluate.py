@@ -29,11 +29,8 @@ async def evaluate(
 ) -> EvalResult:
     """Run every scenario `samples` times on the policies of `plan` and average the rewards.
 
-    The plan's evaluator scores groups in which a run that did not fail has no reward.
-
-    Raises:
-        ArtError: calls were sampled from other versions than those that served at the start.
-        RolloutFailed: more than `max_failed` of the runs raised.
+    The plan's evaluator scores groups in which a run that did not fail has no reward. Raises as
+    `Trainer.evaluate`.
     """
     started = time.monotonic()
     expected = await _serving(client, plan.policies)

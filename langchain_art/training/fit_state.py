@@ -94,8 +94,7 @@ _line: TypeAdapter[EvalResult | StepRecord] = TypeAdapter(
 class History:
     """The files of one fit under `directory`. Without `resume`, old ones become ``….<fit id>``.
 
-    Raises:
-        ConfigError: the directory has a fit of other policies or seed, or a broken file.
+    Raises ConfigError if the directory has a fit of other policies or seed, or a broken file.
     """
 
     def __init__(

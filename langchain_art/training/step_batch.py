@@ -73,13 +73,7 @@ class StepBatchBuilder:
             self._advance(note(run))
 
     async def collect(self, step: int) -> PendingStep:
-        """The batch of step `step`, stored before any of it is sent.
-
-        Raises:
-            RolloutFailed: more than `max_failed` of the rollouts raised.
-            ConfigError: no run has a reward, or `trainable` has a name that no call has.
-            ArtError: the evaluator raised for every group.
-        """
+        """The batch of step `step`, stored before any of it is sent. Raises as `Trainer.fit`."""
         plan = self.plan
         groups, seconds, unjudged = await self._judged(step, plan.groups_per_step)
         _require_rewards(groups, plan.config)

@@ -213,8 +213,8 @@ class Trainer:
             resume: continue the warm start in `out_dir`. False: rename its file and start anew.
 
         Raises:
-            ConfigError: a conversation is malformed, `config` is no SFTConfig, `out_dir` holds
-                another warm start, or the trainer has several policies.
+            ConfigError: a number is below 1, a conversation is malformed, `config` is no SFTConfig,
+                `out_dir` holds another warm start, or the trainer has several policies.
             JobFailed: the server could not train: a conversation cannot be shown to its model, say.
             ServerUnreachable: the server did not answer for five minutes.
         """

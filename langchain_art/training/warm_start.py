@@ -63,12 +63,8 @@ class WarmStart(Record):
 class WarmStartRun:
     """The steps of a warm start, and the file ``warm_start.json`` that it resumes from.
 
-    Arguments as of `Trainer.warm_start`. The last batch of an epoch may have fewer conversations;
-    `seed` is of the order, which differs in each epoch.
-
-    Raises:
-        ConfigError: a number is below 1, a conversation is malformed, or the directory holds
-            another warm start or a broken file.
+    Arguments and errors as of `Trainer.warm_start`. The last batch of an epoch may have fewer
+    conversations; `seed` is of the order, which differs in each epoch.
     """
 
     def __init__(

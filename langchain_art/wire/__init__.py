@@ -1,10 +1,6 @@
 """All values that cross between client and server: small, frozen, pydantic only."""
 
-from langchain_art.wire.calls import (
-    CallTags as CallTags,
-    Turn as Turn,
-    Usage as Usage,
-)
+from langchain_art.wire.calls import CallTags as CallTags, Turn as Turn, Usage as Usage
 from langchain_art.wire.identifiers import (
     ID as ID,
     NAME as NAME,

@@ -14,10 +14,8 @@ def common_prefix_length(one: S, other: S) -> int:
     Slices are compared by bisection, so that equal stretches are compared in C. For numbers packed
     into bytes, divide the result by their width (rounding down).
 
-    Example: ``common_prefix_length([1, 2, 3], [1, 2, 9, 3])`` is 2.
-
-    Raises:
-        TypeError: the types differ; their slices would never be equal.
+    Example: ``common_prefix_length([1, 2, 3], [1, 2, 9, 3])`` is 2. Raises TypeError if the types
+    differ: their slices would never be equal.
     """
     if type(one) is not type(other):
         raise TypeError(f"got {type(one).__name__} and {type(other).__name__}, expected one type")

@@ -15,17 +15,14 @@ _ROOT = 0
 
 @dataclass(frozen=True, slots=True)
 class PromptPosition:
-    """Where a prompt ends in a `ConversationTree`, and what it continues.
-
-    Attributes:
-        node: equal for equal prompts.
-        known: how many of its first messages are the prompt and reply of an earlier call; 0: none.
-        continues: the calls with exactly these messages, in the order in which they were answered.
-    """
+    """Where a prompt ends in a `ConversationTree`, and what it continues."""
 
     node: int
+    """Equal for equal prompts."""
     known: int
+    """How many of its first messages are the prompt and reply of an earlier call; 0: none."""
     continues: tuple[int, ...]
+    """The calls with exactly these messages, in the order in which they were answered."""
 
 
 class ConversationTree:

@@ -20,13 +20,8 @@ def has_zero_variance(values: Sequence[float], tolerance: float = 1e-6) -> bool:
 def overlong_penalty(tokens: int, limit: int, buffer: int) -> float:
     """What is added to the reward of a long run: DAPO's soft punishment (arXiv 2503.14476, eq. 13).
 
-    0 up to ``limit - buffer`` tokens, from there linearly down to -1 at `limit` and beyond.
-    Example: with a limit of 16384 and a buffer of 4096, 12288 tokens give 0, 14336 give -0.5 and
-    16384 give -1.
-
-    Args:
-        tokens: that the policy sampled in the run.
-        limit: above 0.
-        buffer: 1 … limit.
+    0 up to ``limit - buffer`` sampled tokens, from there linearly down to -1 at `limit` and beyond
+    (``0 < buffer <= limit``). Example: with a limit of 16384 and a buffer of 4096, 12288 tokens
+    give 0, 14336 give -0.5 and 16384 give -1.
     """
     return min(0.0, max(-1.0, (limit - buffer - tokens) / buffer))

@@ -1,4 +1,7 @@
-"""Evaluators for Langfuse's ``run_experiment`` (its SDK, version 5)."""
+"""Evaluators for Langfuse's ``run_experiment`` (its SDK, version 5).
+
+Each is made of a `GroupEvaluator`, or of a function that a `Trainer` takes.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,6 @@ def item_evaluator(evaluator: Evaluator) -> Callable[..., Awaitable[list[Evaluat
 
         client.run_experiment(name="mails", data=data, task=task,
                               evaluators=[item_evaluator(WeightedCriteriaEvaluator())])
-
-    Args:
-        evaluator: a `GroupEvaluator`, or a function that a `Trainer` takes.
 
     Returns:
         A function that returns the score and its parts (``key/part``), or an empty list if the
@@ -60,7 +60,7 @@ def run_evaluator(
                               run_evaluators=[run_evaluator(RulerEvaluator(judge), client)])
 
     Args:
-        evaluator: a `GroupEvaluator`, or a function that a `Trainer` takes.
+        evaluator: of the groups.
         client: writes the scores to the items' traces. None: they stay in the result.
 
     Returns:

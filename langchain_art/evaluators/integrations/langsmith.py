@@ -1,7 +1,8 @@
 """Evaluators for LangSmith's ``evaluate`` and ``evaluate_comparative``.
 
-Formats: `docs.langchain.com/langsmith/code-evaluator` and ``…/evaluate-pairwise``. LangSmith takes
-plain functions as evaluators, so this module does not import it.
+Each is made of a `GroupEvaluator`, or of a function that a `Trainer` takes. LangSmith takes plain
+functions as evaluators, so this module does not import it. Formats:
+`docs.langchain.com/langsmith/code-evaluator` and ``…/evaluate-pairwise``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def row_evaluator(
         langsmith.evaluate(target, data, evaluators=[row_evaluator(WeightedCriteriaEvaluator())])
 
     Args:
-        evaluator: a `GroupEvaluator`, or a function that a `Trainer` takes.
+        evaluator: of the group.
         candidates: the key of the target's outputs with the list of answers. None: one answer.
 
     Returns:
@@ -60,9 +61,6 @@ def comparative_evaluator(evaluator: Evaluator) -> Callable[..., dict[str, Any]]
     Example::
 
         evaluate_comparative(["base", "agent@17"], [comparative_evaluator(RulerEvaluator(judge))])
-
-    Args:
-        evaluator: a `GroupEvaluator`, or a function that a `Trainer` takes.
 
     Returns:
         A function that returns ``{"key", "scores": {run id: score}, "comment": {run id: why}}``,

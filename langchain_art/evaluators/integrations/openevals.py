@@ -8,6 +8,7 @@ are scored as one group, and the results are a list in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import wraps
 from typing import Any, TypeAlias
 
 from langchain_core.language_models import BaseChatModel
@@ -69,15 +70,12 @@ def create_async_ruler(
 
 
 def openevals_evaluator(evaluator: Evaluator) -> Callable[..., Results]:
-    """Any evaluator as an openevals evaluator.
+    """Any evaluator (a `GroupEvaluator`, or a function that a `Trainer` takes) for openevals.
 
     Example::
 
         judge = openevals_evaluator(WeightedCriteriaEvaluator(weights={"accuracy": 1.0}))
         judge(inputs=question, outputs=messages, reference_outputs={"answer": "14 March"})
-
-    Args:
-        evaluator: a `GroupEvaluator`, or a function that a `Trainer` takes.
     """
     return _synchronous(async_openevals_evaluator(evaluator))
 
@@ -97,10 +95,8 @@ def async_openevals_evaluator(evaluator: Evaluator) -> Callable[..., Coroutine[A
 
 
 def _synchronous(evaluate: Callable[..., Coroutine[Any, Any, Results]]) -> Callable[..., Results]:
-    def evaluate_synchronously(
-        *, inputs: Any = None, outputs: Any, reference_outputs: Any = None, **_: Any
-    ) -> Results:
-        given = {"inputs": inputs, "outputs": outputs, "reference_outputs": reference_outputs}
+    @wraps(evaluate)
+    def evaluate_synchronously(**given: Any) -> Results:
         return run_sync(evaluate(**given))
 
     return evaluate_synchronously

@@ -21,11 +21,7 @@ CREATE TABLE IF NOT EXISTS verdicts (
 
 
 class VerdictCache:
-    """An SQLite file of verdicts, created if missing; for any threads and processes at once.
-
-    Raises:
-        ConfigError: the file is no SQLite database, or cannot be written.
-    """
+    """An SQLite file of verdicts, created if missing; for any threads and processes at once."""
 
     def __init__(self, path: Path | str) -> None:
         self._path = Path(path).expanduser()

@@ -99,13 +99,10 @@ def _is_plain(char: str) -> bool:
 def messages(
     case: Case, names: Names, order: Sequence[int], *, rubric: str, outputs: int, budget: int
 ) -> list[BaseMessage]:
-    """The prompt as chat messages, with the runs (indices) in this order.
+    """The prompt as chat messages, with the runs (indices) in this order; `rubric` is trusted text.
 
-    `rubric` is trusted text. `outputs` is the most tokens of a tool's output, `budget` of all
-    quoted text.
-
-    Raises:
-        JudgeError: the runs do not fit the budget.
+    `outputs` is the most tokens of a tool's output, `budget` of all quoted text. Raises JudgeError
+    if the runs do not fit.
     """
     return [
         SystemMessage(_SYSTEM.format(rubric=rubric.strip())),

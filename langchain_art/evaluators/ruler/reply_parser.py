@@ -42,10 +42,8 @@ def read(reply: AIMessage, ids: Sequence[str]) -> dict[str, Score]:
 
     Read are a tool call's arguments, if there are any, else the JSON in the text after a reasoning
     model's thoughts. If several JSON values name runs of the question (a draft, for example), each
-    must be complete and all must agree. Values that name no run are ignored.
-
-    Raises:
-        UnusableReply: it is not exactly one valid score for each of `ids`.
+    must be complete and all must agree. Values that name no run are ignored. Raises UnusableReply
+    if the text ends within a value, or it is not exactly one valid score for each of `ids`.
     """
     text = str(reply.text).rpartition(_THOUGHT)[2]
     called = [cast("Any", call["args"]) for call in reply.tool_calls]
@@ -65,11 +63,7 @@ def read(reply: AIMessage, ids: Sequence[str]) -> dict[str, Score]:
 
 
 def _json_in(text: str) -> Iterator[Any]:
-    """The outermost JSON values in a text; nothing inside of an incomplete one is read.
-
-    Raises:
-        UnusableReply: the text ends within a value, or an object has a key twice.
-    """
+    """The outermost JSON values in a text; nothing inside of an incomplete one is read."""
     text = text[:_LONGEST].rstrip()
     decoder = json.JSONDecoder(object_pairs_hook=_object)
     position, starts = 0, 0

@@ -54,10 +54,7 @@ def words(text: str) -> set[str]:
 def fitting(blocks: Sequence[Block], outputs: int, budget: int) -> Caps:
     """The largest caps under which `blocks` have at most `budget` tokens together.
 
-    `outputs` is the initial cap of tool outputs, in tokens.
-
-    Raises:
-        JudgeError: they do not fit under the lowest caps.
+    `outputs` is the initial cap of tool outputs. Raises JudgeError if the lowest caps do not do.
     """
     sizes = [(tokens(block.text), block) for block in blocks]
     size = 0
