@@ -179,9 +179,8 @@ class Completions(_Completions[openai.OpenAI]):
 
     def _post(self, target: Target, body: bytes) -> httpx.Response | None:
         for retries_taken in count():
-            outcome: Outcome
             try:
-                outcome = _connections.post(target.retry(retries_taken), body)
+                outcome: Outcome = _connections.post(target.retry(retries_taken), body)
             except POST_ERRORS as error:
                 outcome = error
             if isinstance(outcome, httpx.Response) and outcome.status_code < 400:
@@ -217,9 +216,8 @@ class AsyncCompletions(_Completions[openai.AsyncOpenAI]):
 
     async def _post(self, target: Target, body: bytes) -> httpx.Response | None:
         for retries_taken in count():
-            outcome: Outcome
             try:
-                outcome = await post_async(target.retry(retries_taken), body)
+                outcome: Outcome = await post_async(target.retry(retries_taken), body)
             except POST_ERRORS as error:
                 outcome = error
             if isinstance(outcome, httpx.Response) and outcome.status_code < 400:

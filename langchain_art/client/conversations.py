@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from langchain_art.errors import ConfigError
-from langchain_art.wire import Message, SFTConfig, Trajectory, Turn
+from langchain_art.wire import Message, SFTConfig, Trajectory, TrajectoryGroup, Turn
 
 Conversation: TypeAlias = "Trajectory | str | Mapping[str, Any] | Sequence[Any]"
 """One of
@@ -25,6 +25,8 @@ Conversation: TypeAlias = "Trajectory | str | Mapping[str, Any] | Sequence[Any]"
 
 Conversations: TypeAlias = "Path | Iterable[Conversation]"
 """Several conversations, or the path of a JSONL file with one per line."""
+#: Conversations in one request, far below the limit of a request's size.
+_POSTED_AT_ONCE = 64
 
 
 def sft_config(config: SFTConfig | None) -> SFTConfig:
@@ -43,11 +45,8 @@ def read_conversations(given: Conversations) -> list[Trajectory | str]:
 
     Every message of the assistant becomes a turn whose prompt is all messages before it. The id is
     a hash of the content, so a conversation that is sent again is stored once; equal ones in
-    `given` get a number. Messages after the assistant's last are dropped.
-
-    Raises:
-        ConfigError: there are none, or one is malformed or has no message of the assistant; says
-            which.
+    `given` get a number. Messages after the assistant's last are dropped. Raises ConfigError if
+    there are none, or one is malformed or has no message of the assistant.
     """
     if isinstance(given, str | Mapping | Trajectory):
         raise ConfigError(
@@ -75,6 +74,14 @@ def read_conversations(given: Conversations) -> list[Trajectory | str]:
     if not read:
         raise ConfigError(f"got no conversations in {given!r:.100}, expected at least one")
     return read
+
+
+def to_post(read: Sequence[Trajectory | str]) -> list[TrajectoryGroup]:
+    """The conversations that the server may not have yet, in groups to post."""
+    new = [one for one in read if isinstance(one, Trajectory)]
+    starts = range(0, len(new), _POSTED_AT_ONCE)
+    parts = [tuple(new[start : start + _POSTED_AT_ONCE]) for start in starts]
+    return [TrajectoryGroup(id="conversations", trajectories=part) for part in parts]
 
 
 def read_jsonl(path: Path) -> Iterable[Any]:

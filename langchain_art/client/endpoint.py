@@ -22,11 +22,7 @@ DEFAULT_BASE_URL = "http://localhost:8000/v1"
 
 
 def split_base_url(base_url: str) -> tuple[str, str]:
-    """Return ``(base_url ending with /v1, the server's root)``.
-
-    Raises:
-        ConfigError: it is not an http(s) URL.
-    """
+    """``(base_url ending with /v1, the server's root)``; a ConfigError if it is no http(s) URL."""
     trimmed = base_url.rstrip("/")
     if not trimmed.startswith(("http://", "https://")):
         raise ConfigError(

@@ -16,7 +16,12 @@ from urllib.parse import quote
 from pydantic import BaseModel, ValidationError
 
 from langchain_art.client.adapter_archive import downloading
-from langchain_art.client.conversations import Conversations, read_conversations, sft_config
+from langchain_art.client.conversations import (
+    Conversations,
+    read_conversations,
+    sft_config,
+    to_post,
+)
 from langchain_art.client.endpoint import Address, endpoint
 from langchain_art.client.http_request import Flow, Request
 from langchain_art.errors import ConfigError, JobFailed
@@ -42,8 +47,6 @@ from langchain_art.wire import (
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Groups: TypeAlias = Sequence[TrajectoryGroup] | Sequence[Sequence[str]]
 """Trajectory groups, or the ids of trajectories that the server has."""
-#: Imported conversations in one request, far below the limit of a request's size.
-POSTED_AT_ONCE = 64
 
 
 class Endpoints(Address):
@@ -260,10 +263,8 @@ class Endpoints(Address):
         """
         config = sft_config(config)
         read = read_conversations(conversations)
-        new = [one for one in read if isinstance(one, Trajectory)]
-        for start in range(0, len(new), POSTED_AT_ONCE):
-            part = tuple(new[start : start + POSTED_AT_ONCE])
-            yield _post_group(TrajectoryGroup(id="conversations", trajectories=part))
+        for group in to_post(read):
+            yield _post_group(group)
         ids = tuple(one if isinstance(one, str) else one.id for one in read)
         return (yield _order([ids], policy, config, key, trainable))
 

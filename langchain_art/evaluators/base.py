@@ -226,11 +226,7 @@ _lock = Lock()
 
 
 def run_sync(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run a coroutine in the caller's context, from synchronous code.
-
-    Raises:
-        ConfigError: called on the event loop that would run it.
-    """
+    """Run a coroutine in the caller's context, from synchronous code."""
     with _lock:
         loop, thread = _loop_of(os.getpid())
     if thread is current_thread():

@@ -98,19 +98,14 @@ class GateEvaluator(GroupEvaluator):
     async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
         """The gate first; then, of the runs that it lets through, the other's scores."""
         at_gate = await self.gate.scores_of(group)
-        passed = {
-            run.id: run
-            for run, score in zip(group.trajectories, at_gate, strict=True)
-            if score is not None and score.value >= self.at_least
-        }
-        behind = dict[str, Score | None]()
+        passed = [n for n, s in enumerate(at_gate) if s is not None and s.value >= self.at_least]
+        scores = [self._stopped(score) for score in at_gate]
         if passed:
-            shown = group.model_copy(update={"trajectories": tuple(passed.values())})
-            behind = dict(zip(passed, await self.then.scores_of(shown), strict=True))
-        return [
-            self._behind(score, behind[run.id]) if run.id in passed else self._stopped(score)
-            for run, score in zip(group.trajectories, at_gate, strict=True)
-        ]
+            runs = tuple(group.trajectories[n] for n in passed)
+            shown = group.model_copy(update={"trajectories": runs})
+            for n, score in zip(passed, await self.then.scores_of(shown), strict=True):
+                scores[n] = self._behind(at_gate[n], score)
+        return scores
 
     def _stopped(self, score: Score | None) -> Score | None:
         if score is None:

@@ -271,8 +271,8 @@ class capture:
     limit was reached) and is raised on.
 
     Args:
-        scenario: which task this is a run of; default none.
-        id: of the trajectory; default a new one.
+        scenario: which task this is a run of (runs of one are judged as a group); default none.
+        id: of the trajectory, unique; default a new one.
         metadata: kept with the run for review; default nothing.
 
     Raises:

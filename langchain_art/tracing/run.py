@@ -21,14 +21,7 @@ class Run:
 
     Set `reward`, `scores` and `metadata`, and rewards of single calls with `reward_turn` and
     `reward_node`; `input`, `output`, `status` and `error` are recorded, and may be overwritten.
-
-    Args:
-        scenario: which task this is a run of; runs of one scenario are judged as a group.
-        id: of the trajectory, unique; default a new one.
-        metadata: kept with the run for review.
-
-    Raises:
-        ConfigError: `id` or `scenario` cannot go over the wire.
+    Arguments and errors are those of `capture`.
 
     Example::
 

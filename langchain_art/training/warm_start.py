@@ -6,23 +6,19 @@ import hashlib
 import json
 import random
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import Field
 
 from langchain_art.client.async_client import AsyncArtClient
-from langchain_art.client.conversations import Conversations, read_conversations
-from langchain_art.client.endpoints import POSTED_AT_ONCE
+from langchain_art.client.conversations import Conversations, read_conversations, to_post
 from langchain_art.errors import ConfigError, JobFailed
 from langchain_art.training.fit_state import read_state, write_state
 from langchain_art.training.progress import Display
 from langchain_art.training.report import counts
 from langchain_art.training.results import Record
-from langchain_art.wire import SFTConfig, TrainResult, Trajectory, TrajectoryGroup
-
-T = TypeVar("T")
+from langchain_art.wire import SFTConfig, TrainResult
 
 
 class WarmStart(Record):
@@ -83,13 +79,14 @@ class WarmStartRun:
             raise ConfigError(f"got {epochs=} and {batch_size=}, expected both to be at least 1")
         read = read_conversations(conversations)
         ids = [one if isinstance(one, str) else one.id for one in read]
-        self._new = [one for one in read if isinstance(one, Trajectory)]
+        self._new = to_post(read)
         self._config = config
         self._batches: list[list[str]] = []
         for epoch in range(epochs):
             order = list(ids)
             random.Random(f"{seed}:{epoch}").shuffle(order)
-            self._batches += _parts(order, batch_size)
+            starts = range(0, len(order), batch_size)
+            self._batches += [order[start : start + batch_size] for start in starts]
         asked = [policy, ids, epochs, batch_size, seed, config.model_dump(mode="json")]
         digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
@@ -112,12 +109,7 @@ class WarmStartRun:
     async def run(self, client: AsyncArtClient, display: Display) -> WarmStart:
         """Run the steps that are not done yet, in order; JobFailed leaves one for the next call."""
         self._save()
-        await client.post_groups(
-            [
-                TrajectoryGroup(id="conversations", trajectories=tuple(part))
-                for part in _parts(self._new, POSTED_AT_ONCE)
-            ]
-        )
+        await client.post_groups(self._new)
         done, total = len(self._state.results), len(self._batches)
         with display.bar("warm start", total, done) as advance:
             for step in range(done, total):
@@ -140,10 +132,6 @@ class WarmStartRun:
         """Change the state; when this returns, it is on disk."""
         self._state = self._state.model_copy(update=changes)
         write_state(self._path, self._state)
-
-
-def _parts(items: Sequence[T], size: int) -> list[list[T]]:
-    return [list(items[start : start + size]) for start in range(0, len(items), size)]
 
 
 def _print_step(display: Display, result: TrainResult, step: int, total: int) -> None:
