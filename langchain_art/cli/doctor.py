@@ -3,14 +3,17 @@
 # ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from langchain_art.cli.options import AsJson, console, print_json
+from langchain_art.cli.options import AsJson, show
 from langchain_art.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,24 +57,18 @@ def doctor(
     report = examine(
         model, host=host, port=port, data_dir=data_dir, context=context, calls=calls, rank=rank
     )
-    if as_json:
-        print_json(report.model_dump(mode="json") | {"healthy": report.healthy})
-    else:
-        _show(report, model)
+    show(report, as_json, partial(_view, model=model), healthy=report.healthy)
     if not report.healthy:
         raise typer.Exit(1)
     if then_canary:
         canary(model=model)
 
 
-def _show(report: DoctorReport, model: str | None) -> None:
+def _view(report: DoctorReport, model: str | None) -> Group:
     table = Table("what", "found", "")
     for one in report.findings:
         table.add_row(one.name, escape(one.found), _VERDICTS[one.ok])
-    console.print(table)
-    for one in report.findings:
-        if one.advice:
-            console.print(f"{one.name}: {one.advice}", markup=False, highlight=False)
+    advice = [Text(f"{one.name}: {one.advice}") for one in report.findings if one.advice]
     title = (
         f"What fits into {report.memory_bytes / 1e9:.1f} GB of {report.device}: "
         f"{report.calls} calls of {report.context} tokens, and a row as long to learn from"
@@ -79,15 +76,13 @@ def _show(report: DoctorReport, model: str | None) -> None:
     sizes = Table("model", "weights", "sampler", "learner", "fits", "longest row", title=title)
     for one in report.fits:
         gpus = f", {one.devices} GPUs" if one.devices > 1 else ""
-        placement = f"{one.placement or 'no'}{gpus}"
         sizes.add_row(
             escape(one.model),
             f"{one.parameters / 1e9:.2f}B {one.dtype}",
             f"{one.sampler_bytes / 1e9:.1f} GB",
             f"{one.learner_bytes / 1e9:.1f} GB",
-            placement,
+            f"{one.placement or 'no'}{gpus}",
             f"{one.longest_row:,}",
         )
-    console.print(sizes)
-    words = f"Next: langchain-art canary --model {model or 'MODEL'}"
-    console.print(words, markup=False, highlight=False)
+    command = f"Next: langchain-art canary --model {model or 'MODEL'}"
+    return Group(table, *advice, sizes, Text(command))

@@ -12,19 +12,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from langchain_art.cli import checkpoints
 from langchain_art.cli.canary import canary
 from langchain_art.cli.doctor import doctor
-from langchain_art.cli.options import (
-    AsJson,
-    BaseUrl,
-    client_of,
-    console,
-    print_json,
-    show,
-    split_version,
-)
+from langchain_art.cli.options import AsJson, BaseUrl, client_of, console, show, split_version
 from langchain_art.errors import ArtError, ConfigError
 
 app = typer.Typer(
@@ -200,10 +193,7 @@ def evaluate(
             policy, client=client, concurrency=concurrency, console=Console(stderr=True)
         )
         result = asyncio.run(trainer.evaluate(run, chosen, samples=samples))
-    if as_json:
-        print_json(result.model_dump(mode="json"))
-    else:
-        console.print(f"{result.version}: {result}", markup=False, highlight=False)
+    show(result, as_json, lambda found: Text(f"{found.version}: {found}"))
 
 
 @app.command()

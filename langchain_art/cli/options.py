@@ -13,7 +13,7 @@ from rich.console import Console
 from langchain_art.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
     from langchain_art.client.sync_client import ArtClient
 
@@ -42,16 +42,13 @@ def split_version(name: str) -> tuple[str, int]:
     return policy, int(version)
 
 
-def show(found: Found, as_json: bool, table: Callable[[Found], Table], **more: Any) -> None:
-    """Print what was found as a table, or as JSON with the fields `more`."""
+def show(found: Found, as_json: bool, view: Callable[[Found], RenderableType], **more: Any) -> None:
+    """Print what was found as people read it, or as JSON with the fields `more`."""
     if not as_json:
-        console.print(table(found))
-    elif isinstance(found, BaseModel):
-        print_json(found.model_dump(mode="json") | more)
-    else:
-        print_json([one.model_dump(mode="json") for one in found])
-
-
-def print_json(value: Any) -> None:
-    """Print JSON on standard output."""
+        console.print(view(found))
+        return
+    one = isinstance(found, BaseModel)
+    value = (
+        found.model_dump(mode="json") | more if one else [f.model_dump(mode="json") for f in found]
+    )
     typer.echo(json.dumps(value, indent=2, allow_nan=False))

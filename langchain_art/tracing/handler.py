@@ -328,7 +328,5 @@ class capture:
     async def __aenter__(self) -> Run:
         return self.__enter__()
 
-    async def __aexit__(
-        self, kind: object, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.__exit__(kind, error, traceback)
+    async def __aexit__(self, *raised: Any) -> None:
+        self.__exit__(*raised)
