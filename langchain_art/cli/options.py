@@ -47,8 +47,8 @@ def show(found: Found, as_json: bool, view: Callable[[Found], RenderableType], *
     if not as_json:
         console.print(view(found))
         return
-    one = isinstance(found, BaseModel)
-    value = (
-        found.model_dump(mode="json") | more if one else [f.model_dump(mode="json") for f in found]
-    )
+    if isinstance(found, BaseModel):
+        value: Any = found.model_dump(mode="json") | more
+    else:
+        value = [one.model_dump(mode="json") for one in found]
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
