@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.environments import UV, uv_environment
 from tests.support.live_server import BASE_MODEL, REPO, free_port
 
 FILES = ["server/Dockerfile", "server/Dockerfile.cpu"]
@@ -73,7 +74,8 @@ def test_what_is_copied_is_there_and_makes_the_package(file: str, tmp_path: Path
             copy = shutil.copytree if (REPO / source).is_dir() else shutil.copyfile
             copy(REPO / source, there)
     done = subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path / "dist"), tmp_path],
+        [UV, "build", "--wheel", "--python", sys.executable, tmp_path],
+        env=uv_environment(),
         capture_output=True,
         text=True,
     )

@@ -10,26 +10,31 @@ from pathlib import Path
 
 import pytest
 
-REPO = Path(__file__).parents[3]
+from tests.support.environments import UV, uv_environment
+from tests.support.live_server import REPO
 
 
 @pytest.mark.slow
 def test_the_client_alone(tmp_path: Path) -> None:
     def run(*argv: str | Path) -> str:
-        done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)
+        done = subprocess.run(
+            argv, capture_output=True, text=True, cwd=tmp_path, env=uv_environment()
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 
-    run(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, REPO)
+    run(UV, "build", "--wheel", "--python", sys.executable, "--out-dir", tmp_path, REPO)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "langchain_art/py.typed" in names
     assert "langchain_art_server/__main__.py" in names
     assert not [name for name in names if name.startswith(("tests/", "examples/", "benchmarks/"))]
-    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    run(UV, "venv", "--python", sys.executable, tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "install", "--quiet", wheel)
-    installed = {p["name"] for p in json.loads(run(python, "-m", "pip", "list", "--format=json"))}
+    run(UV, "pip", "install", "--python", python, wheel)
+    listed = json.loads(run(UV, "pip", "list", "--python", python, "--format=json"))
+    installed = {package["name"] for package in listed}
+    assert {"langchain-art", "langgraph"} <= installed
     assert installed.isdisjoint({"torch", "transformers", "peft", "litellm", "langfuse", "fastapi"})
     run(python, "-c", "from langchain_art import ChatART, Trainer, capture; ChatART(model='m')")
     assert "serve" in run(tmp_path / "venv" / "bin" / "langchain-art", "--help")
