@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import shutil
 import signal
 import threading
 import time
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -24,7 +22,8 @@ from tests.support.live_server import LiveServer
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 
-KILLS = count(6, 100)
+#: Server and engine in turn, so that each is killed after the other was started again.
+KILLS = count(4, 100)
 
 
 class Witness(threading.Thread):
@@ -136,88 +135,3 @@ def trained_by(version: Path) -> list[str]:
     from pydantic_core import from_json
 
     return from_json((version / "manifest.json").read_bytes()).get("trained", [])
-
-
-def prepare(server: LiveServer) -> dict[str, object]:
-    """A batch of tagged, rewarded calls, ready to be trained on."""
-    ids: list[str] = []
-    with server.http() as http:
-        for seed in range(48):
-            run = f"t-{seed}"
-            body = {
-                "model": "tiny",
-                "messages": [{"role": "user", "content": f"When is the Falcon audit? {seed % 6}"}],
-                "max_tokens": 40,
-                "seed": seed,
-                "art": {"trajectory_id": run},
-            }
-            assert http.post("/v1/chat/completions", json=body).status_code == 200
-            reward = {"reward": float(seed % 5)}
-            assert http.put(f"/v1/trajectories/{run}/reward", json=reward).status_code == 200
-            ids.append(run)
-    groups = [ids[i : i + 8] for i in range(0, 48, 8)]
-    config = {"learning_rate": 1e-2, "optimizer_steps": 8, "tokens_per_microbatch": 256}
-    return {"policy": "tiny", "groups": groups, "config": config}
-
-
-def train_to_the_end(server: LiveServer, body: dict[str, object]) -> dict[str, object]:
-    with server.http() as http:
-        http.post("/v1/train", json=body, headers={"Idempotency-Key": "k-1"})
-        for _ in range(600):  # five minutes, on a machine that is busy
-            job = http.get("/v1/jobs", params={"policy": "tiny"}).json()["data"][0]
-            if job["state"] in ("succeeded", "failed"):
-                return job
-            time.sleep(0.5)
-    raise AssertionError("the job did not end")
-
-
-@dataclass(frozen=True)
-class Undisturbed:
-    """A step that nothing disturbed: the data before it, its request, the job, what it wrote."""
-
-    before: Path
-    body: dict[str, object]
-    job: dict[str, object]
-    after: Path
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    calm = LiveServer(folder / "calm").start()
-    body = prepare(calm)
-    calm.stop()
-    shutil.copytree(folder / "calm", folder / "before")
-    calm.start()
-    job = train_to_the_end(calm, body)
-    calm.stop()
-    return Undisturbed(folder / "before", body, job, folder / "calm")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", ["server", "learner"])
-def test_a_step_that_was_killed_ends_bit_for_bit_the_same(
-    undisturbed: Undisturbed, tmp_path: Path, victim: str
-) -> None:
-    body, first = undisturbed.body, undisturbed.job
-    shutil.copytree(undisturbed.before, tmp_path / "stormy")
-    stormy = LiveServer(tmp_path / "stormy").start()
-    with stormy.http() as http:
-        http.post("/v1/train", json=body, headers={"Idempotency-Key": "k-1"})
-        job = http.get("/v1/jobs").json()["data"][0]["id"]
-        while True:  # until the step itself has begun
-            said = http.get(f"/v1/jobs/{job}/events", params={"wait": 5}).json()["data"]
-            if any("training" in event["message"] for event in said):
-                break
-    if victim == "server":
-        stormy.kill()
-        stormy.start()
-    else:
-        os.kill(engines(stormy)[-1], signal.SIGKILL)
-    second = train_to_the_end(stormy, body)
-    stormy.stop()
-    assert first["state"] == second["state"] == "succeeded", (first, second)
-    for name in ("adapter_model.safetensors", "optimizer.safetensors"):
-        folders = (undisturbed.after, stormy.data_dir)
-        one, other = (folder / "adapters" / "tiny" / "1" / name for folder in folders)
-        assert one.read_bytes() == other.read_bytes()
