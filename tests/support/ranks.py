@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +50,24 @@ def distance(one: Path, other: Path, file: str) -> float:
     return (apart / sum(a[name].double().square().sum().item() for name in a)) ** 0.5
 
 
+async def started(learner: PeftLearner) -> AsyncIterator[PeftLearner]:
+    """For a fixture: the learner while it runs. No rank outlives it, whatever befell it."""
+    await learner.start()
+    yield learner
+    left = others(learner.pid)
+    await learner.close()
+    for _ in range(100):
+        if not any(Path(f"/proc/{pid}").exists() for pid in left):
+            break
+        await asyncio.sleep(0.05)
+    assert left and not any(Path(f"/proc/{pid}").exists() for pid in left)
+
+
 async def check_twenty_steps(
     learner: PeftLearner, tiny: str, tmp_path: Path, **changes: Any
 ) -> None:
     """The adapter of several ranks is one rank's, and so are their metrics."""
-    core = LearnerCore(tiny)
+    core, restarts = LearnerCore(tiny), learner.restarts
     alone = together = fresh(core, tmp_path)
     config = TrainConfig(
         learning_rate=1e-3,
@@ -61,22 +76,18 @@ async def check_twenty_steps(
         **LENIENT,
         **changes,
     )
-    await learner.start()
-    try:
-        for step in range(1, STEPS + 1):
-            make = branching_rows if step % 2 else make_rows  # with and without weights, shared
-            rows = make(12, seed=step)
-            out = folder(tmp_path, f"alone{step}")
-            expected = core.step(LearnerStep(alone, out, step, rows, config), quiet)
-            alone, out = out, folder(tmp_path, f"together{step}")
-            metrics = await learner.step(LearnerStep(together, out, step, rows, config), ignore)
-            together = out
-            for name in set(expected) - {"seconds", "cpu_seconds", "tokens_processed"}:
-                assert metrics[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
-            assert metrics["forest"] == 1.0
-        assert learner.restarts == 0
-    finally:
-        await learner.close()
+    for step in range(1, STEPS + 1):
+        make = branching_rows if step % 2 else make_rows  # with and without weights, shared
+        rows = make(12, seed=step)
+        out = folder(tmp_path, f"alone{step}")
+        expected = core.step(LearnerStep(alone, out, step, rows, config), quiet)
+        alone, out = out, folder(tmp_path, f"together{step}")
+        metrics = await learner.step(LearnerStep(together, out, step, rows, config), ignore)
+        together = out
+        for name in set(expected) - {"seconds", "cpu_seconds", "tokens_processed"}:
+            assert metrics[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
+        assert metrics["forest"] == 1.0
+    assert learner.restarts == restarts
     assert distance(alone, fresh(core, tmp_path), FILES[1]) > 0.05  # they have learned
     apart = distance(together, alone, FILES[1])
     assert apart <= 1e-6

@@ -1,18 +1,24 @@
-"""Learners on several gloo ranks, as a server starts them, against one core in this process."""
+"""Learners on several gloo ranks, as a server starts them, against one core in this process.
+
+One learner of two ranks is for all tests that leave it running. It lives in one event loop, so the
+tests run in that loop too.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import TrainConfig
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.distributed.data_parallel import rank_devices
+from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.learner_cases import (
     FILES,
@@ -24,12 +30,24 @@ from tests.support.learner_cases import (
     make_rows,
     quiet,
 )
-from tests.support.ranks import check_twenty_steps, distance, ignore, others, ranked
+from tests.support.ranks import check_twenty_steps, distance, ignore, others, ranked, started
+
+in_its_loop = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def two(tiny: str) -> AsyncIterator[PeftLearner]:
+    """A learner of two ranks."""
+    async for learner in started(ranked(tiny)):
+        yield learner
 
 
 @pytest.mark.slow
-async def test_two_ranks_equal_one_after_twenty_steps(tiny: str, tmp_path: Path) -> None:
-    await check_twenty_steps(ranked(tiny), tiny, tmp_path)
+@in_its_loop
+async def test_two_ranks_equal_one_after_twenty_steps(
+    two: PeftLearner, tiny: str, tmp_path: Path
+) -> None:
+    await check_twenty_steps(two, tiny, tmp_path)
 
 
 @pytest.mark.slow
@@ -50,58 +68,48 @@ async def test_a_rank_without_rows_waits_and_the_others_learn(tiny: str, tmp_pat
 
 
 @pytest.mark.slow
-async def test_a_rank_that_is_killed_takes_the_step_with_it_and_it_is_begun_again(
-    tiny: str, tmp_path: Path
+@in_its_loop
+async def test_what_one_rank_refuses_all_refuse_and_go_on(
+    two: PeftLearner, tiny: str, tmp_path: Path
 ) -> None:
-    learner = ranked(tiny)
-    await learner.start()
-    try:
-        start, rows = folder(tmp_path, "start"), make_rows(40)
-        await learner.init_adapter(start, LORA)
-        config = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64, **LENIENT)
-        whole, out = folder(tmp_path, "whole"), folder(tmp_path, "out")
-        await learner.step(LearnerStep(start, whole, 1, rows, config), ignore)
-        victims = others(learner.pid)
-        assert len(victims) == 1
-        killed: list[int] = []
-
-        async def kill_once(_fraction: float, _message: str) -> None:
-            if not killed:
-                killed.extend(victims)
-                os.kill(victims[0], signal.SIGKILL)
-
-        await learner.step(LearnerStep(start, out, 1, rows, config), kill_once)
-        assert learner.restarts == 1 and killed
-        assert contents(out) == contents(whole)
-        left = others(learner.pid)
-    finally:
-        await learner.close()
-    for _ in range(100):
-        if not any(Path(f"/proc/{pid}").exists() for pid in left):
-            break
-        await asyncio.sleep(0.05)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in left)
-
-
-@pytest.mark.slow
-async def test_what_one_rank_refuses_all_refuse_and_go_on(tiny: str, tmp_path: Path) -> None:
-    core, learner = LearnerCore(tiny), ranked(tiny)
+    core, restarts = LearnerCore(tiny), two.restarts
     start, rows = fresh(core, tmp_path), make_rows(12)
     out, expected = folder(tmp_path, "out"), folder(tmp_path, "expected")
     config = TrainConfig(learning_rate=1e-2, **LENIENT)
-    await learner.start()
-    try:
-        with pytest.raises(ArtError, match="nats apart"):  # from numbers that are all ranks'
-            await learner.step(LearnerStep(start, out, 1, rows, TrainConfig()), ignore)
-        with pytest.raises(ConfigError, match="nowhere"):
-            await learner.step(LearnerStep(tmp_path / "nowhere", out, 1, rows, config), ignore)
-        assert contents(out) == {}
-        core.step(LearnerStep(start, expected, 1, rows, config), quiet)
-        await learner.step(LearnerStep(start, out, 1, rows, config), ignore)
-        assert learner.restarts == 0
-    finally:
-        await learner.close()
+    with pytest.raises(ArtError, match="nats apart"):  # from numbers that are all ranks'
+        await two.step(LearnerStep(start, out, 1, rows, TrainConfig()), ignore)
+    with pytest.raises(ConfigError, match="nowhere"):
+        await two.step(LearnerStep(tmp_path / "nowhere", out, 1, rows, config), ignore)
+    assert contents(out) == {}
+    core.step(LearnerStep(start, expected, 1, rows, config), quiet)
+    await two.step(LearnerStep(start, out, 1, rows, config), ignore)
+    assert two.restarts == restarts
     assert distance(out, expected, FILES[1]) <= 1e-6
+
+
+@pytest.mark.slow
+@in_its_loop
+async def test_a_rank_that_is_killed_takes_the_step_with_it_and_it_is_begun_again(
+    two: PeftLearner, tmp_path: Path
+) -> None:
+    start, rows, restarts = folder(tmp_path, "start"), make_rows(40), two.restarts
+    await two.init_adapter(start, LORA)
+    config = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64, **LENIENT)
+    whole, out = folder(tmp_path, "whole"), folder(tmp_path, "out")
+    await two.step(LearnerStep(start, whole, 1, rows, config), ignore)
+    victims = others(two.pid)
+    assert len(victims) == 1
+    killed: list[int] = []
+
+    async def kill_once(_fraction: float, _message: str) -> None:
+        if not killed:
+            killed.extend(victims)
+            os.kill(victims[0], signal.SIGKILL)
+
+    await two.step(LearnerStep(start, out, 1, rows, config), kill_once)
+    assert two.restarts == restarts + 1 and killed
+    assert contents(out) == contents(whole)
+    assert len(others(two.pid)) == 1  # and the fixture sees that it ends with the learner
 
 
 async def test_a_model_that_cannot_be_loaded_stops_the_start(tmp_path: Path) -> None:

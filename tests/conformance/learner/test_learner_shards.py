@@ -1,4 +1,7 @@
-"""Learners on gloo ranks that hold a part of the base each, against one core with all of it."""
+"""Learners on gloo ranks that hold a part of the base each, against one core with all of it.
+
+One learner of two ranks is for all tests. It lives in one event loop, so they run in that loop too.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import KLPenalty, LoraConfig, TrainConfig
@@ -21,6 +26,7 @@ from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.distributed.fsdp import decoder_layers
 from langchain_art_server.backends.peft.distributed.process_group import LOST
+from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.config import load_settings
 from tests.support.learner_cases import (
@@ -34,7 +40,7 @@ from tests.support.learner_cases import (
     shake,
     take,
 )
-from tests.support.ranks import check_twenty_steps, distance, ignore, others, ranked
+from tests.support.ranks import check_twenty_steps, distance, ignore, others, ranked, started
 
 #: Nothing below the second layer learns: gradients end there.
 UPPER = ("layers.1.self_attn.v_proj", "layers.1.mlp.down_proj")
@@ -56,16 +62,31 @@ def prompted(count: int) -> list[Row]:
     ]
 
 
+in_its_loop = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shards(tiny: str) -> AsyncIterator[PeftLearner]:
+    """A learner of two ranks with half of the base each."""
+    async for learner in started(ranked(tiny, shard=True)):
+        yield learner
+
+
 @pytest.mark.slow
-async def test_two_shards_equal_one_whole_after_twenty_steps(tiny: str, tmp_path: Path) -> None:
+@in_its_loop
+async def test_two_shards_equal_one_whole_after_twenty_steps(
+    shards: PeftLearner, tiny: str, tmp_path: Path
+) -> None:
     # Small micro-batches of long and short rows, so that the ranks have different numbers of them.
-    learner = ranked(tiny, shard=True)
-    await check_twenty_steps(learner, tiny, tmp_path, tokens_per_microbatch=64)
+    await check_twenty_steps(shards, tiny, tmp_path, tokens_per_microbatch=64)
 
 
 @pytest.mark.slow
-async def test_shards_take_other_shapes_and_ranks_without_rows(tiny: str, tmp_path: Path) -> None:
-    core, learner = LearnerCore(tiny), ranked(tiny, shard=True)
+@in_its_loop
+async def test_shards_take_other_shapes_and_ranks_without_rows(
+    shards: PeftLearner, tiny: str, tmp_path: Path
+) -> None:
+    core, learner, restarts = LearnerCore(tiny), shards, shards.restarts
     config = TrainConfig(
         learning_rate=1e-2,
         kl=KLPenalty(estimator="k3", coefficient=0.01),
@@ -73,31 +94,28 @@ async def test_shards_take_other_shapes_and_ranks_without_rows(tiny: str, tmp_pa
         **LENIENT,
     )
     shapes = [LoraConfig(rank=4), LoraConfig(rank=2, targets=UPPER)]
-    await learner.start()
-    try:
-        for number, lora in enumerate((*shapes, shapes[0])):
-            rows = make_rows(1, seed=number) if number < 2 else prompted(8)  # one is for one rank
-            start = folder(tmp_path, f"start{number}")
-            await learner.init_adapter(start, lora)
-            out, expected = (folder(tmp_path, f"{name}{number}") for name in ("out", "expected"))
-            core.step(LearnerStep(shake(start), expected, 1, rows, config), quiet)
-            metrics = await learner.step(LearnerStep(start, out, 1, rows, config), ignore)
-            assert metrics["rows"] == len(rows)
-            assert distance(out, expected, FILES[1]) <= 1e-6
-            for adapter in (out, None):
-                found = await learner.logprobs(adapter, make_rows(5))
-                whole = core.logprobs(adapter, make_rows(5))
-                np.testing.assert_allclose(np.concatenate(found), np.concatenate(whole), atol=1e-5)
-        assert learner.restarts == 0
-    finally:
-        await learner.close()
+    for number, lora in enumerate((*shapes, shapes[0])):
+        rows = make_rows(1, seed=number) if number < 2 else prompted(8)  # one is for one rank
+        start = folder(tmp_path, f"start{number}")
+        await learner.init_adapter(start, lora)
+        out, expected = (folder(tmp_path, f"{name}{number}") for name in ("out", "expected"))
+        core.step(LearnerStep(shake(start), expected, 1, rows, config), quiet)
+        metrics = await learner.step(LearnerStep(start, out, 1, rows, config), ignore)
+        assert metrics["rows"] == len(rows)
+        assert distance(out, expected, FILES[1]) <= 1e-6
+        for adapter in (out, None):
+            found = await learner.logprobs(adapter, make_rows(5))
+            whole = core.logprobs(adapter, make_rows(5))
+            np.testing.assert_allclose(np.concatenate(found), np.concatenate(whole), atol=1e-5)
+    assert learner.restarts == restarts
 
 
 @pytest.mark.slow
+@in_its_loop
 async def test_shards_refuse_together_and_begin_again_when_one_is_killed(
-    tiny: str, tmp_path: Path
+    shards: PeftLearner, tiny: str, tmp_path: Path
 ) -> None:
-    core, learner = LearnerCore(tiny), ranked(tiny, shard=True)
+    core, learner, restarts = LearnerCore(tiny), shards, shards.restarts
     start, rows = shake(fresh(core, tmp_path)), make_rows(24)
     out, expected = folder(tmp_path, "out"), folder(tmp_path, "expected")
     config = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64, **LENIENT)
@@ -113,22 +131,18 @@ async def test_shards_refuse_together_and_begin_again_when_one_is_killed(
             killed.extend(others(learner.pid))
             os.kill(killed[0], signal.SIGKILL)
 
-    await learner.start()
-    try:
-        with pytest.raises(ArtError, match="nats apart"):  # rank 0 looks into it, rank 1 assists
-            await learner.step(LearnerStep(start, out, 1, rows, TrainConfig()), ignore)
-        with pytest.raises(ConfigError, match="nowhere"):
-            await learner.logprobs(tmp_path / "nowhere", rows)
-        with pytest.raises(asyncio.CancelledError):
-            await learner.step(request, leave)
-        await learner.step(request, ignore)
-        assert distance(out, expected, FILES[1]) <= 1e-6
-        assert learner.restarts == 0
-        await learner.step(request, kill_once)
-        assert killed and learner.restarts == 1
-        assert distance(out, expected, FILES[1]) <= 1e-6
-    finally:
-        await learner.close()
+    with pytest.raises(ArtError, match="nats apart"):  # rank 0 looks into it, rank 1 assists
+        await learner.step(LearnerStep(start, out, 1, rows, TrainConfig()), ignore)
+    with pytest.raises(ConfigError, match="nowhere"):
+        await learner.logprobs(tmp_path / "nowhere", rows)
+    with pytest.raises(asyncio.CancelledError):
+        await learner.step(request, leave)
+    await learner.step(request, ignore)
+    assert distance(out, expected, FILES[1]) <= 1e-6
+    assert learner.restarts == restarts
+    await learner.step(request, kill_once)
+    assert killed and learner.restarts == restarts + 1
+    assert distance(out, expected, FILES[1]) <= 1e-6
 
 
 @pytest.mark.slow
