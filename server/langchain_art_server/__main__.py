@@ -43,17 +43,6 @@ def build(settings: Settings) -> Service:
     return Service(settings, sampler(settings), learner(settings))
 
 
-def _collect_seldom() -> None:
-    """Let the collector of cycles pass over what was there before the first call, and run seldom.
-
-    A call makes hundreds of objects and no cycles; by default a fifth of the server's time went
-    into looking for them.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
-
-
 async def run(settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM."""
     service = build(settings)
@@ -70,7 +59,11 @@ async def run(settings: Settings) -> None:
             timeout_graceful_shutdown=10,
         )
         server = uvicorn.Server(config)
-        _collect_seldom()
+        # The collector of cycles passes over what is there by now, and runs seldom: a call makes
+        # hundreds of objects and no cycles, and a fifth of the time went into looking for them.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
         serving = asyncio.create_task(server.serve())
         while not server.started and not serving.done():
             await asyncio.sleep(0.02)

@@ -77,7 +77,14 @@ def _turn(index: int, judged: CallEligibility, tree: PrefixTree) -> TurnAudit:
     known: dict[str, Any] = {"prefix": None, "prefix_turn": None, "prefix_tokens": 0}
     if record is not None:
         prompt, sampled = len(record.prompt_token_ids), len(record.token_ids)
-        known = _prefix(tree, record)
+        found = tree.meet(record.prompt_token_ids)
+        known["prefix_tokens"] = found.shared
+        if not found.shared:
+            known["prefix"] = "starts"
+        elif found.ends:
+            known |= {"prefix": "extends", "prefix_turn": found.ends[-1]}
+        else:
+            known |= {"prefix": "forks", "prefix_turn": found.passes}
         tree.add(index, [*record.prompt_token_ids, *record.token_ids])
     else:
         usage = turn.usage
@@ -93,11 +100,3 @@ def _turn(index: int, judged: CallEligibility, tree: PrefixTree) -> TurnAudit:
         excluded_because=judged.excluded_because,
         **known,
     )
-
-
-def _prefix(tree: PrefixTree, record: CallRecord) -> dict[str, Any]:
-    meeting = tree.meet(record.prompt_token_ids)
-    if not meeting.shared:
-        return {"prefix": "starts", "prefix_turn": None, "prefix_tokens": 0}
-    prefix, turn = ("extends", meeting.ends[-1]) if meeting.ends else ("forks", meeting.passes)
-    return {"prefix": prefix, "prefix_turn": turn, "prefix_tokens": meeting.shared}

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from langchain_art.errors import InvalidRequest
-from langchain_art.wire import CallTags, Trajectory, Turn
-from langchain_art_server.backends.base import Demonstration, Learner, TokenTurn
+from langchain_art.wire import CallTags, Trajectory
+from langchain_art_server.backends.base import Demonstration, Learner
 from langchain_art_server.storage.tables import CallRecord
 
 
@@ -47,37 +47,31 @@ async def demonstrations(
                 turns[index] = turn.model_copy(update={"call_id": f"{run.id}#{index}"})
                 missing.append((run, index))
         changed.append(run.model_copy(update={"turns": tuple(turns)}))
-    shown = [
+    given = [
         Demonstration(run.prompt(index), list(run.turns[index].tools), run.turns[index].reply or {})
         for run, index in missing
     ]
-    found = await learner.tokenize(shown) if shown else []
-    for (run, index), turn, tokens in zip(missing, shown, found, strict=True):
+    found = await learner.tokenize(given) if given else []
+    for (run, index), shown, tokens in zip(missing, given, found, strict=True):
         if isinstance(tokens, str):
             raise InvalidRequest(f"run {run.id!r}, turn {index}: {tokens}", param="groups")
-        record = _record(f"{run.id}#{index}", run.turns[index], turn, tokens, max_len)
-        known[record.id] = record
+        name, turn = f"{run.id}#{index}", run.turns[index]
+        length = len(tokens.prompt_token_ids) + len(tokens.token_ids)
+        known[name] = CallRecord(
+            id=name,
+            created_at=turn.started_at or 0.0,
+            policy=None,
+            version=None,
+            model=turn.model or "",
+            tags=CallTags(),
+            request={"messages": shown.messages, "tools": shown.tools},
+            reply=shown.reply,
+            prompt_token_ids=tokens.prompt_token_ids,
+            token_ids=tokens.token_ids,
+            logprobs=[0.0] * len(tokens.token_ids),
+            temperature=1.0,
+            finish_reason="stop",
+            excluded_because=f"too_long: {length} tokens > {max_len}" if length > max_len else None,
+            latency=turn.latency or 0.0,
+        )
     return changed, known
-
-
-def _record(
-    name: str, turn: Turn, shown: Demonstration, tokens: TokenTurn, max_len: int
-) -> CallRecord:
-    length = len(tokens.prompt_token_ids) + len(tokens.token_ids)
-    return CallRecord(
-        id=name,
-        created_at=turn.started_at or 0.0,
-        policy=None,
-        version=None,
-        model=turn.model or "",
-        tags=CallTags(),
-        request={"messages": shown.messages, "tools": shown.tools},
-        reply=shown.reply,
-        prompt_token_ids=tokens.prompt_token_ids,
-        token_ids=tokens.token_ids,
-        logprobs=[0.0] * len(tokens.token_ids),
-        temperature=1.0,
-        finish_reason="stop",
-        excluded_because=f"too_long: {length} tokens > {max_len}" if length > max_len else None,
-        latency=turn.latency or 0.0,
-    )

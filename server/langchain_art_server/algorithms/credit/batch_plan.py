@@ -112,10 +112,7 @@ def unscored(run: CandidateRun, scores: Collection[str] = ()) -> str | None:
     """Why a run has no reward to learn from; None if it has.
 
     A failed run that was scored counts with that reward. A run without a score never counts as 0.
-
-    Args:
-        run: of a group.
-        scores: names of the scores that replace the reward; empty: the reward counts.
+    If there are names of `scores`, these replace the reward.
     """
     if all(name in run.scores for name in scores) if scores else run.rewarded:
         return None
@@ -126,12 +123,7 @@ def stale(runs: Sequence[CandidateRun], max_staleness: int | None) -> str | None
     """``groups.stale`` if the staleness of a group is above the limit, else None.
 
     The group is excluded whole: without its oldest runs, which are its longest, the baseline of
-    the others would be biased (verl and prime-rl do the same).
-
-    Args:
-        runs: of one group.
-        max_staleness: how many versions older than the trained one a call's sampler may be; None:
-            any number.
+    the others would be biased (verl and prime-rl do the same). A limit of None allows any number.
     """
     lags = [call.lag for run in runs for call in run.calls if call.learns]
     too_old = max_staleness is not None and max(lags, default=0) > max_staleness

@@ -9,6 +9,8 @@ from pathlib import Path
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
+#: Layers of latent attention that vLLM merges into their neighbours: LoRA on them has no effect.
+ABSORBED = frozenset({"kv_b_proj"})
 
 Identity = tuple[tuple[int, int, int, int] | None, ...]
 

@@ -24,6 +24,7 @@ from transformers.pytorch_utils import Conv1D
 from langchain_art.errors import ConfigError
 from langchain_art.wire import LoraConfig
 from langchain_art_server.backends.models.adapter_files import (
+    ABSORBED,
     CONFIG_FILE,
     OPTIMIZER_FILE,
     WEIGHTS_FILE,
@@ -34,8 +35,6 @@ OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "step")
 #: Names of linear layers whose LoRA PEFT moves to stacked experts, where there are any (its
 #: `utils/transformers_weight_conversion.py`). No sampler here supports LoRA on experts.
 STACKED = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
-#: A layer of latent attention that vLLM multiplies into its neighbours: LoRA on it has no effect.
-ABSORBED = frozenset({"kv_b_proj"})
 
 
 def linear_names(model: PreTrainedModel) -> list[str]:

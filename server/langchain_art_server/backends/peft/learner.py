@@ -31,7 +31,7 @@ ROWS_FILE = "rows.npz"
 LOGPROBS_FILE = "logprobs.npy"
 
 
-class PeftLearner:
+class PeftLearner(Worker):
     """A `base.Learner`: LoRA through PEFT and AdamW on any torch device, in one child process.
 
     Args:
@@ -45,10 +45,10 @@ class PeftLearner:
     """Environment variables of the child, in addition to the server's."""
 
     def __init__(self, settings: Settings) -> None:
-        self._worker = Worker(
+        super().__init__(
             "langchain_art_server.backends.peft.child:serve",
             {"core": self.core, "options": self.options(settings)},
-            self._on_ready,
+            self._note_vocabulary,
             env=self.env,
             python=str(settings.learner.python),
         )
@@ -60,28 +60,10 @@ class PeftLearner:
         where = {"model": settings.model, "device": settings.device, "dtype": settings.dtype}
         return where | settings.learner.model_dump(exclude={"kind", "python"})
 
-    @property
-    def restarts(self) -> int:
-        """Times that the child was started again after it died."""
-        return self._worker.restarts
-
-    @property
-    def pid(self) -> int | None:
-        """The child's process id; None while there is no child."""
-        return self._worker.pid
-
-    async def start(self) -> None:
-        """Load the base model. Raises ConfigError if it cannot be loaded."""
-        await self._worker.start()
-
-    async def close(self) -> None:
-        """End the child."""
-        await self._worker.close()
-
     async def init_adapter(self, out: Path, lora: LoraConfig) -> None:
         """See `Learner.init_adapter`."""
         params = {"out": str(out), "lora": lora.model_dump(mode="json")}
-        await self._worker.call("init_adapter", params)
+        await self.call("init_adapter", params)
 
     async def step(
         self, request: LearnerStep, on_progress: Callable[[float, str], Awaitable[None]]
@@ -116,24 +98,24 @@ class PeftLearner:
             rows_file, out = Path(folder, ROWS_FILE), Path(folder, LOGPROBS_FILE)
             await asyncio.to_thread(write_rows, rows_file, rows)
             params = {"rows": str(rows_file), "out": str(out), "adapter": adapter and str(adapter)}
-            await self._worker.call("logprobs", params)
+            await self.call("logprobs", params)
             flat: list[float] = np.load(out, allow_pickle=False).tolist()
         rest = iter(flat)
         return [[next(rest) for _ in row.token_ids] for row in rows]
 
     async def tokenize(self, turns: Sequence[Demonstration]) -> list[TokenTurn | str]:
         """See `Learner.tokenize`."""
-        found = await self._worker.call("tokenize", {"turns": [vars(turn) for turn in turns]})
+        found = await self.call("tokenize", {"turns": [vars(turn) for turn in turns]})
         return [one if isinstance(one, str) else TokenTurn(**one) for one in found]
 
-    async def _on_ready(self, info: dict[str, Any]) -> None:
+    async def _note_vocabulary(self, info: dict[str, Any]) -> None:
         self._vocab_size = info["vocab_size"]
 
     async def _step(
         self, params: dict[str, Any], on_progress: Callable[[float, str], Awaitable[None]]
     ) -> dict[str, float]:
         # The worker must not resend it: `step` counts the attempts.
-        stream = self._worker.stream("step", params, resend=False)
+        stream = self.stream("step", params, resend=False)
         async with contextlib.aclosing(stream):  # closing it early cancels the step in the child
             async for kind, payload in stream:
                 if kind == "result":

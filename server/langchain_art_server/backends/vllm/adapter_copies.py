@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends.models.adapter_files import (
+    ABSORBED,
     CONFIG_FILE,
     WEIGHTS_FILE,
     LoadedAdapter,
@@ -32,8 +33,6 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _SHARED_MEMORY = Path("/dev/shm")
 #: Copies go to shared memory if it has room for so many.
 _EXPECTED = 16
-#: Merged into its neighbours when vLLM loads latent attention, so LoRA on it has no effect.
-_ABSORBED = "kv_b_proj"
 
 
 @dataclass(eq=False, kw_only=True)
@@ -63,12 +62,15 @@ class AdapterCopies:
         self._linears = {
             name: module
             for name, module in self._all_linears.items()
-            if module is not head and name.rpartition(".")[2] != _ABSORBED
+            if module is not head and name.rpartition(".")[2] not in ABSORBED
         }
         self.targets = sorted({name.rpartition(".")[2] for name in self._linears})
         self.max_rank = next((rank for rank in RANKS if rank >= max_rank), RANKS[-1])
         sizes = sum(m.in_features + m.out_features for m in self._linears.values())
-        self.folder = _private_folder(_EXPECTED * self.max_rank * sizes * 4)
+        shared = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
+        if shared and shutil.disk_usage(shared).free <= _EXPECTED * self.max_rank * sizes * 4:
+            shared = None
+        self.folder = Path(tempfile.mkdtemp(prefix="langchain-art-", dir=shared))
         self._numbers = itertools.count(1)
 
     def add(self, name: str, path: Path) -> CopiedAdapter:
@@ -116,15 +118,3 @@ class AdapterCopies:
         }
         save_file(weights, folder / WEIGHTS_FILE)
         return folder
-
-    def remove(self, adapter: CopiedAdapter) -> None:
-        """Remove the copy of an adapter that vLLM will not read again."""
-        shutil.rmtree(adapter.folder)
-
-
-def _private_folder(size: int) -> Path:
-    """A new folder of this user's, in shared memory if `size` bytes fit there."""
-    root: Any = None
-    if _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > size:
-        root = _SHARED_MEMORY
-    return Path(tempfile.mkdtemp(prefix="langchain-art-", dir=root))

@@ -245,7 +245,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         try:
             await self._vllm.load(adapter.vllm_name, adapter.folder)
         except (ConfigError, VllmError):
-            self._copies.remove(adapter)
+            shutil.rmtree(adapter.folder)
             raise
         try:
             if probe:
@@ -283,4 +283,4 @@ class VllmHost(SamplerHost[CopiedAdapter]):
 
     async def _free(self, adapter: CopiedAdapter) -> None:
         await self._vllm.unload(adapter.vllm_name)
-        self._copies.remove(adapter)
+        shutil.rmtree(adapter.folder)

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,7 @@ class DataParallelCore(LearnerCore):
 
     def logprobs(self, adapter: Path | None, rows: Sequence[Row]) -> list[np.ndarray]:
         """See `LearnerCore.logprobs`. With a sharded base, all ranks must come here."""
-        if not self._shard:
-            return super().logprobs(adapter, rows)
-        with self._ranks.together():
+        with self._ranks.together() if self._shard else nullcontext():
             return super().logprobs(adapter, rows)
 
     def batch(self, rows: Sequence[Row], config: JobConfig) -> TrainingBatch:
