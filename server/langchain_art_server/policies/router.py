@@ -37,14 +37,12 @@ class Router:
 
     A version that stops serving stays loaded until the last call that was routed to it has ended:
     a hot swap neither fails a call nor changes its version.
-
-    Attributes:
-        serving: policy -> the version that its bare name is routed to.
     """
 
     def __init__(self, base_name: str, store: AdapterStore, sampler: Sampler) -> None:
         self.base_name = base_name
         self._store, self._sampler = store, sampler
+        #: The version that a policy's bare name is routed to.
         self.serving: dict[str, int] = {}
         self._users: Counter[str] = Counter()
         self._loaded: OrderedDict[str, None] = OrderedDict()

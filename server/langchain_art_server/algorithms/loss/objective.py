@@ -100,10 +100,6 @@ class StepLoss:
 
     Every update visits each token once, in any order and split, all tokens of a call together. The
     logprobs of the first update are also π_old: they need no forward pass of their own.
-
-    Args:
-        tokens: of the whole step (N).
-        config: see `objective`.
     """
 
     def __init__(self, tokens: TrainedTokens, config: JobConfig) -> None:

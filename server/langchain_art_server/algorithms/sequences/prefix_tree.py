@@ -61,8 +61,11 @@ class PrefixTree:
                 child = node.children[first] = TreeNode(key[at:])
             else:
                 common = _common(child.edge, key[at : at + len(child.edge)])
-                if common < len(child.edge):
-                    child = node.children[first] = _split(child, common)
+                if common < len(child.edge):  # put a node into the edge that leads to `child`
+                    upper = TreeNode(child.edge[:common], child.newest)
+                    child.edge = child.edge[common:]
+                    upper.children[child.edge[:WIDTH]] = child
+                    child = node.children[first] = upper
             at += len(child.edge)
             child.newest = index
             node = child
@@ -84,14 +87,6 @@ class PrefixTree:
             if common < len(child.edge):
                 return Meeting(at // WIDTH, (), child.newest, within)
             node = child
-
-
-def _split(child: TreeNode, at: int) -> TreeNode:
-    """Put a node into the edge that leads to `child`, after `at` bytes."""
-    upper = TreeNode(child.edge[:at], child.newest)
-    child.edge = child.edge[at:]
-    upper.children[child.edge[:WIDTH]] = child
-    return upper
 
 
 def _common(one: bytes, other: bytes) -> int:

@@ -38,7 +38,6 @@ from langchain_art_server.backends.peft.padded_rows import load_base
 from langchain_art_server.backends.peft.training_batch import (
     TrainingBatch,
     probe,
-    row_logprobs,
     step_tokens,
     sweep_logprobs,
 )
@@ -170,7 +169,9 @@ class LearnerCore:
         counted = CountedTokens.of(rows, every_token=True)
         if not len(counted.row_T):
             return [np.zeros(len(row.token_ids)) for row in rows]
-        return row_logprobs(rows, counted, self._logprobs(rows, counted, base=adapter is None))
+        found_N = self._logprobs(rows, counted, base=adapter is None).cpu().numpy()
+        ends = np.cumsum([len(row.token_ids) - 1 for row in rows])
+        return [np.concatenate([[0.0], row_T]) for row_T in np.split(found_N, ends[:-1])]
 
     def batch(self, rows: Sequence[Row], config: JobConfig) -> TrainingBatch:
         """Rows, each with a trained token, as micro-batches with their loss."""

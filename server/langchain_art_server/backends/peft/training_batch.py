@@ -66,19 +66,6 @@ def sweep_logprobs(packing: Packing, scorer: Scorer, terms: int) -> Tensor:
     return found_N
 
 
-def row_logprobs(
-    rows: Sequence[Row], counted: CountedTokens, logprobs_N: Tensor
-) -> list[np.ndarray]:
-    """Logprobs of terms, one array per row; 0.0 at tokens that are no terms."""
-    found = [np.zeros(len(row.token_ids)) for row in rows]
-    values_N = logprobs_N.cpu().numpy()
-    starts = np.searchsorted(counted.row_T, np.arange(len(rows) + 1))
-    for index, row in enumerate(found):
-        stretch = slice(starts[index], starts[index + 1])
-        row[counted.at_T[stretch]] = values_N[stretch]
-    return found
-
-
 def probe(
     batch: TrainingBatch, base: PreTrainedModel, score: Callable[[Sequence[Row], bool], Tensor]
 ) -> list[Suspect]:

@@ -237,23 +237,21 @@ class VllmHost(SamplerHost[CopiedAdapter]):
     async def _load_adapter(self, call: EngineCall) -> None:
         name, path = call.params["name"], Path(call.params["path"])
         async with self._loading:
-            if not self._is_loaded(name, path):
-                self._adapters[name] = await self._load(name, path, call.params["probe"])
-
-    async def _load(self, name: str, path: Path, probe: bool) -> CopiedAdapter:
-        adapter = await asyncio.to_thread(self._copies.add, name, path)
-        try:
-            await self._vllm.load(adapter.vllm_name, adapter.folder)
-        except (ConfigError, VllmError):
-            shutil.rmtree(adapter.folder)
-            raise
-        try:
-            if probe:
-                await self._check_effect(adapter)
-        except (ConfigError, VllmError):
-            await self._free(adapter)
-            raise
-        return adapter
+            if self._is_loaded(name, path):
+                return
+            adapter = await asyncio.to_thread(self._copies.add, name, path)
+            try:
+                await self._vllm.load(adapter.vllm_name, adapter.folder)
+            except (ConfigError, VllmError):
+                shutil.rmtree(adapter.folder)
+                raise
+            try:
+                if call.params["probe"]:
+                    await self._check_effect(adapter)
+            except (ConfigError, VllmError):
+                await self._free(adapter)
+                raise
+            self._adapters[name] = adapter
 
     async def _check_effect(self, adapter: CopiedAdapter) -> None:
         """Sample one token of a new adapter, and compare its logprobs with the base model's.
