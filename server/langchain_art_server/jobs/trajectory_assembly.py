@@ -174,7 +174,7 @@ def _exclusions(calls: Sequence[CallRecord], links: Sequence[Sequence[int]]) -> 
         for earlier in link:
             continued_by[earlier].add(later)
     excluded: dict[int, str] = {}
-    completions: list[_Completion] = []
+    completions: list[_AnsweredRequest] = []
     for _, same in groupby(range(len(calls)), key=lambda i: _completion(calls[i])[0]):
         choices = tuple(same)
         kept: dict[tuple[int, ...], int] = {}  # of equal choices that are continued, the first
@@ -184,7 +184,7 @@ def _exclusions(calls: Sequence[CallRecord], links: Sequence[Sequence[int]]) -> 
         excluded |= dict.fromkeys(unused_choices(choices, set(kept.values())), "unchosen")
         end = max(calls[i].created_at for i in choices)
         later = set[int]().union(*(continued_by.get(i, ()) for i in choices))
-        completions.append(_Completion(choices, calls[choices[0]], end, later))
+        completions.append(_AnsweredRequest(choices, calls[choices[0]], end, later))
     superseded = superseded_attempts((_task(call.tags), call.tags.attempt) for call in calls)
     for index in [*superseded, *_undelivered(completions)]:
         excluded[index] = "retried"
@@ -202,7 +202,7 @@ def _task(tags: CallTags) -> Hashable:
 
 
 @dataclass(eq=False)
-class _Completion:
+class _AnsweredRequest:
     """One completion with its choices."""
 
     choices: tuple[int, ...]
@@ -212,7 +212,7 @@ class _Completion:
     """The calls that continue one of its choices."""
 
 
-def _undelivered(completions: Sequence[_Completion]) -> list[int]:
+def _undelivered(completions: Sequence[_AnsweredRequest]) -> list[int]:
     """The choices of completions whose reply did not arrive, so that their client asked again.
 
     Each retry excludes one earlier try of the same request that no call continues; of several such
@@ -221,11 +221,11 @@ def _undelivered(completions: Sequence[_Completion]) -> list[int]:
     """
     if not any(completion.first.retry for completion in completions):
         return []
-    equal: defaultdict[bytes, list[_Completion]] = defaultdict(list)
+    equal: defaultdict[bytes, list[_AnsweredRequest]] = defaultdict(list)
     for completion in completions:
         first = completion.first
         equal[to_json([first.policy, first.tags, first.request])].append(completion)
-    lost: list[_Completion] = []
+    lost: list[_AnsweredRequest] = []
     for tries in equal.values():
         for retry in tries:
             candidates = [
