@@ -17,7 +17,7 @@ from filelock import FileLock
 from tests.support.live_server import REPO
 
 HOMES = REPO / ".venvs"
-#: Installs for a seventh of pip's CPU time: each wheel is unpacked once and linked from then on.
+#: Installs for a quarter of pip's CPU time: each wheel is unpacked once and linked from then on.
 UV = Path(sys.executable).parent / "uv"
 #: What pip's configuration calls a thing; uv's variable for it, and what stands between its values.
 _NAMES = {
