@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -246,32 +245,31 @@ def test_what_is_too_long_is_excluded_and_counted(client: ArtClient, policy: str
 
 @pytest.mark.slow
 def test_a_supervised_step_that_was_killed_ends_bit_for_bit_the_same(tmp_path: Path) -> None:
-    calm = LiveServer(tmp_path / "calm").start()
+    """Two policies learn from the same runs, one after the other, and one is disturbed."""
+    server = LiveServer(tmp_path / "data").start()
     shown = [[user(f"Which is {n}?"), said(f"It is {n * n}.")] for n in range(64)]
     config = SFTConfig(learning_rate=1e-2, optimizer_steps=16, tokens_per_microbatch=64)
-    with ArtClient(calm.base_url) as client:
-        groups = [TrajectoryGroup(id="g", trajectories=tuple(read_conversations(shown)))]  # type: ignore[arg-type]
-        client.post_groups(groups)
+    groups = [TrajectoryGroup(id="g", trajectories=tuple(read_conversations(shown)))]  # type: ignore[arg-type]
     ids = [run.id for run in groups[0].trajectories]
-    calm.stop()
-    shutil.copytree(tmp_path / "calm", tmp_path / "stormy")
     seen: list[dict[str, bytes]] = []
-    for name in ("calm", "stormy"):
-        server = LiveServer(tmp_path / name).start()
-        try:
-            with ArtClient(server.base_url) as client:
-                job = client.sft(ids, "tiny", config, key="k")
+    try:
+        with ArtClient(server.base_url) as client:
+            client.post_groups(groups)
+            for name in ("calm", "stormy"):
+                client.create_policy(name)
+                job = client.sft(ids, name, config)
                 if name == "stormy":
                     while not any("training" in e.message for e in events(server, job.id)):
                         pass
                     server.kill()
+                    assert not (server.data_dir / "adapters" / name / "1").exists()
                     server.start()
                 assert client.wait(job).version == 1
-        finally:
-            server.stop()
-        folder = server.data_dir / "adapters" / "tiny" / "1"
-        files = ("adapter_model.safetensors", "optimizer.safetensors")
-        seen.append({file: (folder / file).read_bytes() for file in files})
+                folder = server.data_dir / "adapters" / name / "1"
+                files = ("adapter_model.safetensors", "optimizer.safetensors")
+                seen.append({file: (folder / file).read_bytes() for file in files})
+    finally:
+        server.stop()
     assert seen[0] == seen[1]
 
 
