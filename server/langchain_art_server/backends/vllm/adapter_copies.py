@@ -118,3 +118,7 @@ class AdapterCopies:
         }
         save_file(weights, folder / WEIGHTS_FILE)
         return folder
+
+    def remove(self, adapter: CopiedAdapter) -> None:
+        """Remove the copy of an adapter that vLLM will not read again."""
+        shutil.rmtree(adapter.folder)

@@ -243,7 +243,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
             try:
                 await self._vllm.load(adapter.vllm_name, adapter.folder)
             except (ConfigError, VllmError):
-                shutil.rmtree(adapter.folder)
+                self._copies.remove(adapter)
                 raise
             try:
                 if call.params["probe"]:
@@ -281,4 +281,4 @@ class VllmHost(SamplerHost[CopiedAdapter]):
 
     async def _free(self, adapter: CopiedAdapter) -> None:
         await self._vllm.unload(adapter.vllm_name)
-        shutil.rmtree(adapter.folder)
+        self._copies.remove(adapter)
