@@ -35,8 +35,9 @@ demo: install  ## train the e-mail agent on this machine: SEED=0 CONTROL= REWARD
 test: install  ## all tests but those that need vLLM
 	$(PYTEST) -m 'not vllm'
 
+# Tests of one server are a group: another process would start the server once more.
 test-vllm: install  ## the tests that need vLLM, whose CPU build they install for themselves
-	$(PYTEST) -m vllm
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder -m vllm
 
 soak: install  ## the whole of what the tests of endurance show a part of: swaps, kills; hours
 	ART_SOAK=1 $(BIN)/python -m pytest -m soak

@@ -28,7 +28,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Begun last, one long test would keep a process busy while the others have nothing left to do.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.path not in slow, "conformance" in item.path.parts))
+
+    def place(item: pytest.Item) -> tuple[bool, ...]:
+        grouped = item.get_closest_marker("xdist_group")  # one process runs the whole group
+        return not grouped, item.path not in slow, "conformance" in item.path.parts
+
+    items.sort(key=place)
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT))

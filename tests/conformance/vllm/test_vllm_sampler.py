@@ -35,11 +35,20 @@ from tests.support.tiny_models import (
     save_adapter,
     with_adapter,
 )
-from tests.support.vllm_engine import alive, children, command, gone, guard_of, vllm_of
+from tests.support.vllm_engine import (
+    alive,
+    children,
+    command,
+    gone,
+    guard_of,
+    shared_memory,
+    vllm_of,
+)
 from tests.support.vllm_sampling import chat, pid_of
 
 pytestmark = [
     pytest.mark.vllm,
+    pytest.mark.xdist_group("vllm-sampler"),
     pytest.mark.timeout(900),
     pytest.mark.asyncio(loop_scope="session"),
 ]
@@ -94,6 +103,14 @@ async def test_mixed_batches_of_every_kind_have_the_plain_models_logprobs(
             ]
             assert mine and not any(reply.excluded_because for reply in mine)
             check_logprobs(plain, mine, heat)
+
+
+async def test_its_engine_and_worker_import_nothing_again(sampler: VllmSampler) -> None:
+    """They are forked: `forked_start` still has its way in this version of vLLM."""
+    ours, *others = [command(pid) for pid in vllm_of(pid_of(sampler))]
+    assert "forked_start" in ours[1]
+    assert sum(other == ours for other in others) == 2
+    assert not any("multiprocessing.spawn" in part for other in others for part in other)
 
 
 async def test_the_base_stays_the_base_when_adapters_have_filled_all_slots(
@@ -331,6 +348,7 @@ async def test_kill_9_of_vllm_loses_no_call(
     long = tried[lengths.index(max(lengths))]  # still speaks when the engine is killed
     for number, victim in enumerate(("engine", "host"), 1):
         held = [guard_of(pid_of(sampler)), *vllm_of(pid_of(sampler))]
+        shared = shared_memory(held)
         calls = [
             asyncio.create_task(chat(sampler, ask(f"{i}", adapter="a@1", seed=i, max_tokens=900)))
             for i in range(8)
@@ -343,6 +361,7 @@ async def test_kill_9_of_vllm_loses_no_call(
             async for _ in stream:
                 pass
         assert gone(held)
+        assert shared and not any(path.exists() for path in shared)
         check_logprobs(with_adapter(model, adapters["a@1"]), list(await asyncio.gather(*calls)))
         assert sampler.restarts == restarts + number
         assert not any(map(alive, held))

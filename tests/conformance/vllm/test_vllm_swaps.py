@@ -28,6 +28,7 @@ from tests.support.vllm_sampling import chat, pid_of
 log = logging.getLogger(__name__)
 pytestmark = [
     pytest.mark.vllm,
+    pytest.mark.xdist_group("vllm-sampler"),
     pytest.mark.soak,
     pytest.mark.timeout(3600),
     pytest.mark.asyncio(loop_scope="session"),

@@ -94,8 +94,10 @@ class Pair(LiveServer):
 def pairs() -> Iterator[Any]:
     for sampler, learner in BROKEN:
         marks = [pytest.mark.slow, pytest.mark.timeout(900)]
-        marks += [pytest.mark.vllm] if sampler == "vllm" else []
-        yield pytest.param((sampler, learner), id=f"{sampler}-{learner}", marks=marks)
+        name = f"{sampler}-{learner}"
+        if sampler == "vllm":
+            marks += [pytest.mark.vllm, pytest.mark.xdist_group(name)]
+        yield pytest.param((sampler, learner), id=name, marks=marks)
 
 
 @pytest.fixture(scope="module")

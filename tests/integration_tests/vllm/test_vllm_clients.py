@@ -21,7 +21,11 @@ from tests.support.standard_suite import (
 from tests.support.vllm_engine import vllm_toml, wide_model
 
 __all__ = ["vcr_cassette_dir", "vcr_config"]  # fixtures of the suite
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(900),
+    pytest.mark.xdist_group("vllm-clients"),
+]
 
 
 class VllmRuleServer(RuleServer):

@@ -41,7 +41,11 @@ from tests.support.vllm_engine import (
 )
 
 log = logging.getLogger(__name__)
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(3600),
+    pytest.mark.xdist_group("vllm-server"),
+]
 KILLS = count(3, 20)
 STREAMS, VERSIONS = 32, 7
 

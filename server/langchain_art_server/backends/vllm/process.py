@@ -17,12 +17,13 @@ from pathlib import Path
 
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends.base import ModelInfo
-from langchain_art_server.backends.vllm import process_guard
+from langchain_art_server.backends.vllm import forked_start, process_guard
 from langchain_art_server.backends.vllm.client import BASE, VllmClient
 from langchain_art_server.config import Settings
 
 log = logging.getLogger(__name__)
 _GUARD = Path(process_guard.__file__)
+_FORKED_START = Path(forked_start.__file__)
 _CPU_KV_CACHE_BYTES = 1 << 30
 _POLL = 0.1
 #: Bytes of vLLM's output that are searched for exceptions, how many of those are reported, and
@@ -93,7 +94,8 @@ class VllmProcess:
                 f"[sampler] args: got {taken}, which this server sets itself, so that what is "
                 "recorded is what was sampled; leave them out, or use the settings of [sampler]."
             )
-        argv = [str(chosen.python), "-m", "vllm.entrypoints.openai.api_server"]
+        program = [str(_FORKED_START)] if self._on_cpu else ["-m", forked_start.SERVER]
+        argv = [str(chosen.python), *program]
         argv += [part for pair in options.items() for part in pair] + flags
         return [*argv, "--lora-target-modules", *self._targets, *chosen.args]
 
@@ -190,6 +192,9 @@ class VllmProcess:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
             env["OMP_NUM_THREADS"] = str(self._options.threads or max(1, cores // 2))
             env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # the learner may use the same cores
+            # Its sampler compiles a function of one line in spite of --enforce-eager: that takes
+            # a C++ compiler and, for the first time on a machine, ten seconds.
+            env["TORCH_COMPILE_DISABLE"] = "1"
         return env
 
 
