@@ -7,11 +7,13 @@ import json
 import math
 import os
 import signal
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import peft
 import pytest
+import pytest_asyncio
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -138,114 +140,124 @@ def learner_for(model: str) -> PeftLearner:
 async def ignore(_fraction: float, _message: str) -> None: ...
 
 
+in_its_loop = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def learner(tiny: str) -> AsyncIterator[PeftLearner]:
+    """One child for the tests that leave it running. It lives in one event loop, as they do."""
+    made = learner_for(tiny)
+    await made.start()
+    yield made
+    await made.close()
+
+
 @pytest.mark.slow
+@in_its_loop
 async def test_a_child_that_is_killed_in_the_middle_loses_nothing(
-    tiny: str, tmp_path: Path
+    learner: PeftLearner, tiny: str, tmp_path: Path
 ) -> None:
     core, rows = LearnerCore(tiny), make_rows(40)
     config = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64, **LENIENT)
     start, expected = fresh(core, tmp_path), folder(tmp_path, "expected")
     core.step(LearnerStep(start, expected, 1, rows, config), quiet)
-    learner = learner_for(tiny)
-    await learner.start()
-    try:
-        here = folder(tmp_path, "here")
-        await learner.init_adapter(here, LORA)
-        assert contents(here) == contents(start)
-        out, seen = folder(tmp_path, "out"), []
+    restarts = learner.restarts
+    here = folder(tmp_path, "here")
+    await learner.init_adapter(here, LORA)
+    assert contents(here) == contents(start)
+    out, seen = folder(tmp_path, "out"), []
 
-        async def kill_once(fraction: float, message: str) -> None:
-            if not seen:
-                assert (out / "rows.npz").exists()
-                (out / FILES[1]).write_bytes(b"half a file")
-                os.kill(learner.pid or 0, signal.SIGKILL)
-            seen.append(fraction)
+    async def kill_once(fraction: float, message: str) -> None:
+        if not seen:
+            assert (out / "rows.npz").exists()
+            (out / FILES[1]).write_bytes(b"half a file")
+            os.kill(learner.pid or 0, signal.SIGKILL)
+        seen.append(fraction)
 
-        metrics = await learner.step(LearnerStep(here, out, 1, rows, config), kill_once)
-        assert learner.restarts == 1
-        assert contents(out) == contents(expected)  # and nothing else: the rows are gone
-        assert metrics["rows"] == 40 and seen[-1] == 1.0
-        assert seen.count(seen[0]) == 2
-        got = await learner.logprobs(out, rows)
-        assert got == [p.tolist() for p in core.logprobs(expected, rows)]
-        base = await learner.logprobs(None, rows[:1])
-        assert base == [p.tolist() for p in core.logprobs(None, rows[:1])]
-    finally:
-        await learner.close()
+    metrics = await learner.step(LearnerStep(here, out, 1, rows, config), kill_once)
+    assert learner.restarts == restarts + 1
+    assert contents(out) == contents(expected)  # and nothing else: the rows are gone
+    assert metrics["rows"] == 40 and seen[-1] == 1.0
+    assert seen.count(seen[0]) == 2
+    got = await learner.logprobs(out, rows)
+    assert got == [p.tolist() for p in core.logprobs(expected, rows)]
+    base = await learner.logprobs(None, rows[:1])
+    assert base == [p.tolist() for p in core.logprobs(None, rows[:1])]
 
 
 @pytest.mark.slow
+@in_its_loop
 async def test_refusals_and_cancelled_steps_leave_the_child_in_order(
-    tiny: str, tmp_path: Path
+    learner: PeftLearner, tiny: str, tmp_path: Path
 ) -> None:
-    learner, rows = learner_for(tiny), make_rows(40)
+    rows, restarts = make_rows(40), learner.restarts
     config = TrainConfig(
         learning_rate=1e-2, tokens_per_microbatch=64, optimizer_steps=16, **LENIENT
     )
-    await learner.start()
-    try:
-        start, out = folder(tmp_path, "start"), folder(tmp_path, "out")
-        with pytest.raises(ConfigError, match="q_proj"):
-            await learner.init_adapter(start, LoraConfig(targets=("nonsense",)))
-        await learner.init_adapter(start, LORA)
-        foreign = replace(rows[0], token_ids=[VOCAB] * len(rows[0].mask))
-        empty = Row([], [], [], [])
-        for bad in ([*rows, foreign], [empty], []):
-            with pytest.raises(InvalidRequest):
-                await learner.step(LearnerStep(start, out, 1, bad, config), ignore)
-            with pytest.raises(InvalidRequest):
-                await learner.logprobs(start, bad)
-        wild = replace(
-            rows[0],
-            logprobs=[-1000.0 * m for m in rows[0].mask],
-            advantages=[-1.0 * m for m in rows[0].mask],
-        )
-        with pytest.raises(ArtError, match="nats apart"):
-            await learner.step(LearnerStep(start, out, 1, [wild], TrainConfig()), ignore)
-        assert contents(out) == {}
+    start, out = folder(tmp_path, "start"), folder(tmp_path, "out")
+    with pytest.raises(ConfigError, match="q_proj"):
+        await learner.init_adapter(start, LoraConfig(targets=("nonsense",)))
+    await learner.init_adapter(start, LORA)
+    foreign = replace(rows[0], token_ids=[VOCAB] * len(rows[0].mask))
+    empty = Row([], [], [], [])
+    for bad in ([*rows, foreign], [empty], []):
+        with pytest.raises(InvalidRequest):
+            await learner.step(LearnerStep(start, out, 1, bad, config), ignore)
+        with pytest.raises(InvalidRequest):
+            await learner.logprobs(start, bad)
+    wild = replace(
+        rows[0],
+        logprobs=[-1000.0 * m for m in rows[0].mask],
+        advantages=[-1.0 * m for m in rows[0].mask],
+    )
+    with pytest.raises(ArtError, match="nats apart"):
+        await learner.step(LearnerStep(start, out, 1, [wild], TrainConfig()), ignore)
+    assert contents(out) == {}
 
-        begun = asyncio.Event()
+    begun = asyncio.Event()
 
-        async def notice(_fraction: float, _message: str) -> None:
-            begun.set()
+    async def notice(_fraction: float, _message: str) -> None:
+        begun.set()
 
-        left = folder(tmp_path, "left")
-        task = asyncio.create_task(learner.step(LearnerStep(start, left, 1, rows, config), notice))
-        await begun.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        whole = TrainConfig(learning_rate=1e-2, **LENIENT)
-        await learner.step(LearnerStep(start, out, 1, rows, whole), ignore)
-        assert contents(left) == {}  # it stopped in the middle, long before this step began
-        core, expected = LearnerCore(tiny), folder(tmp_path, "expected")
-        core.step(LearnerStep(start, expected, 1, rows, whole), quiet)
-        assert contents(out) == contents(expected)
-        assert learner.restarts == 0
-    finally:
-        await learner.close()
+    left = folder(tmp_path, "left")
+    task = asyncio.create_task(learner.step(LearnerStep(start, left, 1, rows, config), notice))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    whole = TrainConfig(learning_rate=1e-2, **LENIENT)
+    await learner.step(LearnerStep(start, out, 1, rows, whole), ignore)
+    assert contents(left) == {}  # it stopped in the middle, long before this step began
+    core, expected = LearnerCore(tiny), folder(tmp_path, "expected")
+    core.step(LearnerStep(start, expected, 1, rows, whole), quiet)
+    assert contents(out) == contents(expected)
+    assert learner.restarts == restarts
 
 
 @pytest.mark.slow
-async def test_a_process_for_each_step_gives_the_same_bytes(tiny: str, tmp_path: Path) -> None:
+@in_its_loop
+async def test_a_process_for_each_step_gives_the_same_bytes(
+    learner: PeftLearner, tiny: str, tmp_path: Path
+) -> None:
     core = LearnerCore(tiny)
     one = apart = fresh(core, tmp_path)
-    for step in range(1, 4):
-        rows = make_rows(8, seed=step)
-        request = LearnerStep(
-            one, folder(tmp_path, f"one{step}"), step, rows, TrainConfig(**LENIENT)
-        )
-        core.step(request, quiet)
-        one = request.out
-        learner = learner_for(tiny)
-        await learner.start()
-        try:
+    other = learner_for(tiny)
+    await other.start()
+    try:
+        for step, process in enumerate((learner, other, learner), start=1):
+            # Whatever a process has in memory, the step starts from the parent's files.
+            rows = make_rows(8, seed=step)
+            request = LearnerStep(
+                one, folder(tmp_path, f"one{step}"), step, rows, TrainConfig(**LENIENT)
+            )
+            core.step(request, quiet)
+            one = request.out
             request = replace(request, parent=apart, out=folder(tmp_path, f"apart{step}"))
-            await learner.step(request, ignore)
-        finally:
-            await learner.close()
-        apart = request.out
-        assert contents(one) == contents(apart)
+            await process.step(request, ignore)
+            apart = request.out
+            assert contents(one) == contents(apart)
+    finally:
+        await other.close()
 
 
 async def test_a_model_that_cannot_be_loaded_stops_the_start(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from safetensors.torch import load_file
 
 from langchain_art.errors import ConfigError, InvalidRequest
@@ -52,63 +54,68 @@ def learner_for(model: Path, python: Path, **settings: object) -> UnslothLearner
     )
 
 
-async def test_its_adapter_is_the_peft_learners(model: Path, python: Path, tmp_path: Path) -> None:
-    core, learner = LearnerCore(str(model)), learner_for(model, python)
-    await learner.start()
-    try:
-        ours, theirs = fresh(core, tmp_path), folder(tmp_path, "theirs0")
-        await learner.init_adapter(theirs, LORA)
-        assert contents(theirs)[FILES[1]] == contents(ours)[FILES[1]]
-        for step in range(1, 6):
-            rows = branching_rows(10, seed=step, temperature=0.8)
-            config = TrainConfig(
-                learning_rate=1e-2,
-                optimizer_steps=2,
-                kl=KLPenalty(estimator="k3", coefficient=0.02),
-                **LENIENT,
-            )
-            out = folder(tmp_path, f"ours{step}")
-            expected = core.step(LearnerStep(ours, out, step, rows, config), quiet)
-            ours, out = out, folder(tmp_path, f"theirs{step}")
-            metrics = await learner.step(LearnerStep(theirs, out, step, rows, config), ignore)
-            theirs = out
-            assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-3, abs=1e-5)
-            assert metrics["forest"] == expected["forest"]
-        got, wanted = load_file(theirs / FILES[1]), load_file(ours / FILES[1])
-        first = load_file(tmp_path / "theirs0" / FILES[1])
-        assert got.keys() == wanted.keys()
-        assert max((wanted[name] - first[name]).abs().max().item() for name in got) > 0.01
-        apart = max((got[name] - wanted[name]).abs().max().item() for name in got)
-        assert apart <= TOLERANCE
-        rows = make_rows(4)
-        for adapter in (theirs, None):
-            found = await learner.logprobs(adapter, rows)
-            for own, plain in zip(found, core.logprobs(adapter, rows), strict=True):
-                assert own == pytest.approx(plain.tolist(), abs=1e-4)
-        assert learner.restarts == 0
-    finally:
-        await learner.close()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def learner(model: Path, python: Path) -> AsyncIterator[UnslothLearner]:
+    """One child for each model. It lives in one event loop, as the tests that use it do."""
+    made = learner_for(model, python)
+    await made.start()
+    yield made
+    await made.close()
 
 
-async def test_shapes_change_and_what_is_wrong_is_refused(python: Path, tmp_path: Path) -> None:
-    model = save_model(tmp_path / "qwen3")
-    learner = learner_for(model, python)
-    await learner.start()
-    try:
-        with pytest.raises(ConfigError, match="q_proj"):
-            await learner.init_adapter(folder(tmp_path, "no"), LoraConfig(targets=("nonsense",)))
-        one, two, out = (folder(tmp_path, name) for name in ("one", "two", "out"))
-        await learner.init_adapter(one, LORA)
-        await learner.init_adapter(two, LoraConfig(rank=2, targets=("q_proj", "v_proj")))
-        config = TrainConfig(learning_rate=1e-2, **LENIENT)
-        await learner.step(LearnerStep(one, out, 1, make_rows(4), config), ignore)
-        assert load_file(out / FILES[1]).keys() == load_file(one / FILES[1]).keys()
-        with pytest.raises(InvalidRequest):
-            await learner.step(LearnerStep(one, out, 1, [], config), ignore)
-        turns = await learner.logprobs(two, make_rows(2))
-        assert len(turns) == 2
-    finally:
-        await learner.close()
+@pytest.mark.asyncio(loop_scope="module")
+async def test_its_adapter_is_the_peft_learners(
+    learner: UnslothLearner, model: Path, tmp_path: Path
+) -> None:
+    core = LearnerCore(str(model))
+    ours, theirs = fresh(core, tmp_path), folder(tmp_path, "theirs0")
+    await learner.init_adapter(theirs, LORA)
+    assert contents(theirs)[FILES[1]] == contents(ours)[FILES[1]]
+    for step in range(1, 6):
+        rows = branching_rows(10, seed=step, temperature=0.8)
+        config = TrainConfig(
+            learning_rate=1e-2,
+            optimizer_steps=2,
+            kl=KLPenalty(estimator="k3", coefficient=0.02),
+            **LENIENT,
+        )
+        out = folder(tmp_path, f"ours{step}")
+        expected = core.step(LearnerStep(ours, out, step, rows, config), quiet)
+        ours, out = out, folder(tmp_path, f"theirs{step}")
+        metrics = await learner.step(LearnerStep(theirs, out, step, rows, config), ignore)
+        theirs = out
+        assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-3, abs=1e-5)
+        assert metrics["forest"] == expected["forest"]
+    got, wanted = load_file(theirs / FILES[1]), load_file(ours / FILES[1])
+    first = load_file(tmp_path / "theirs0" / FILES[1])
+    assert got.keys() == wanted.keys()
+    assert max((wanted[name] - first[name]).abs().max().item() for name in got) > 0.01
+    apart = max((got[name] - wanted[name]).abs().max().item() for name in got)
+    assert apart <= TOLERANCE
+    rows = make_rows(4)
+    for adapter in (theirs, None):
+        found = await learner.logprobs(adapter, rows)
+        for own, plain in zip(found, core.logprobs(adapter, rows), strict=True):
+            assert own == pytest.approx(plain.tolist(), abs=1e-4)
+    assert learner.restarts == 0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_shapes_change_and_what_is_wrong_is_refused(
+    learner: UnslothLearner, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="q_proj"):
+        await learner.init_adapter(folder(tmp_path, "no"), LoraConfig(targets=("nonsense",)))
+    one, two, out = (folder(tmp_path, name) for name in ("one", "two", "out"))
+    await learner.init_adapter(one, LORA)
+    await learner.init_adapter(two, LoraConfig(rank=2, targets=("q_proj", "v_proj")))
+    config = TrainConfig(learning_rate=1e-2, **LENIENT)
+    await learner.step(LearnerStep(one, out, 1, make_rows(4), config), ignore)
+    assert load_file(out / FILES[1]).keys() == load_file(one / FILES[1]).keys()
+    with pytest.raises(InvalidRequest):
+        await learner.step(LearnerStep(one, out, 1, [], config), ignore)
+    turns = await learner.logprobs(two, make_rows(2))
+    assert len(turns) == 2
 
 
 async def test_what_cannot_be_loaded_stops_the_start(python: Path, tmp_path: Path) -> None:
