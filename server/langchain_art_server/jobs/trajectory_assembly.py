@@ -149,7 +149,7 @@ def _canonical(message: Message) -> bytes:
     if isinstance(content, list) and all(
         isinstance(part, dict) and part.get("type") == "text" for part in content
     ):
-        plain["content"] = "".join(part.get("text") or "" for part in content)
+        plain["content"] = "".join(str(part.get("text") or "") for part in content)
     if isinstance(plain.get("tool_calls"), list):
         plain["tool_calls"] = [_canonical_call(call) for call in plain["tool_calls"]]
     return json.dumps(plain, sort_keys=True).encode()
@@ -159,7 +159,7 @@ def _canonical_call(call: Any) -> Any:
     function: dict[str, Any] = call["function"]
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
     return [call.get("id"), function.get("name"), arguments]
 

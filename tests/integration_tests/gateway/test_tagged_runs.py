@@ -129,6 +129,25 @@ def test_a_header_that_counts_nothing_is_a_first_try(http: httpx.Client) -> None
     assert all(why is None for _, why, _ in turns(put(http, run)))
 
 
+@pytest.mark.parametrize("text", [5, None, ["a"], {"a": 1}])
+def test_a_part_whose_text_is_none_is_refused_and_the_run_can_be_rewarded(
+    http: httpx.Client, art_server: LiveServer, text: Any
+) -> None:
+    run = new_run()
+    ask(sdk(art_server), run)
+    content = [{"type": "text", "text": "When"}, {"type": "text", "text": text}]
+    body: dict[str, Any] = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 4,
+    }
+    answer = http.post("/v1/chat/completions", json=body | {"art": {"trajectory_id": run}})
+    assert answer.status_code == 400, answer.text
+    said = answer.json()["error"]["message"]
+    assert f"messages[0].content[1].text: got {text!r}, expected a string" in said
+    assert len(turns(put(http, run))) == 1
+
+
 def test_of_a_task_the_last_attempt_counts_and_tags_are_kept(
     http: httpx.Client, art_server: LiveServer
 ) -> None:

@@ -320,5 +320,10 @@ def _plain(index: int, content: Any) -> str:
                 "this model reads text only.",
                 param=f"messages[{index}].content",
             )
-        texts.append(str(part["text"]))
+        if not isinstance(part["text"], str):
+            raise InvalidRequest(
+                f"messages[{index}].content[{i}].text: got {part['text']!r}, expected a string.",
+                param=f"messages[{index}].content",
+            )
+        texts.append(part["text"])
     return "".join(texts)

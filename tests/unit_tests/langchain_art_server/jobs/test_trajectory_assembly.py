@@ -75,6 +75,13 @@ def test_turns_stand_in_the_order_in_which_they_were_asked_for() -> None:
     assert run.prompt(2) == [USER, said("a"), USER]
 
 
+def test_what_a_part_of_a_message_holds_never_stops_an_assembly() -> None:
+    odd = [{"role": "user", "content": [{"type": "text", "text": text}]} for text in (5, None, [1])]
+    run = assemble("t-1", [at(0, "a", [USER], "x"), at(1, "b", odd, "y", prompt=[1], said=[2])])
+    assert [turn.call_id for turn in run.turns] == ["a", "b"]
+    assert run.turns[1].messages == tuple(odd)
+
+
 def test_a_prompt_goes_on_with_the_longest_that_it_begins_with() -> None:
     calls = [
         at(0, "a", [USER], "1"),
