@@ -55,7 +55,7 @@ def test_the_samplers_script_runs_and_writes_its_figures(tmp_path: Path) -> None
 @pytest.mark.timeout(900)
 def test_the_learners_script_runs_and_writes_its_figures(tmp_path: Path) -> None:
     command = ["--device", "cpu", "--rounds", "1", "--workloads", "shared_prompt"]
-    found = figures(tmp_path, "learner", *command, "--most", "600")
+    found = figures(tmp_path, "learner", *command, "--most", "128")
     assert "--workloads shared_prompt" in found["command"]
     assert found["date"] and found["hardware"]["packages"]["torch"] == torch.__version__
     assert found["padded_because"] is None
@@ -69,7 +69,7 @@ def test_the_learners_script_runs_and_writes_its_figures(tmp_path: Path) -> None
         assert 0 < method["mfu"] < 1
         assert method["peak_bytes"] > 0
     for method in found["longest_context_group_8"].values():
-        assert method["longest"] == 600
+        assert method["longest"] == 128
         assert method["limited_by"] == "--most"
 
 
