@@ -97,6 +97,14 @@ class NotFound(RequestRefused, code="not_found", status=404):
     """No such trajectory, job or checkpoint."""
 
 
+class MethodNotAllowed(RequestRefused, code="method_not_allowed", status=405):
+    """The path is known, and does not take this method."""
+
+
+class RequestTimeout(RequestRefused, code="request_timeout", status=408):
+    """The request's body came too slowly. Retry."""
+
+
 class UnknownModel(NotFound, code="model_not_found"):
     """No policy, version or base model of that name. OpenAI's code for it is kept."""
 

@@ -21,6 +21,7 @@ from langchain_art.errors import (
     InvalidRequest,
     Overloaded,
     RequestRefused,
+    RequestTimeout,
     ServerUnreachable,
 )
 
@@ -28,7 +29,13 @@ T = TypeVar("T")
 Param: TypeAlias = "str | float | Sequence[str] | None"
 
 #: Failures after which the same request may be sent again.
-RETRYABLE = (httpx.TransportError, ServerUnreachable, Overloaded, EngineUnavailable)
+RETRYABLE = (
+    httpx.TransportError,
+    ServerUnreachable,
+    Overloaded,
+    EngineUnavailable,
+    RequestTimeout,
+)
 _BY_STATUS: dict[int, type[RequestRefused]] = {
     403: AuthenticationFailed,
     422: InvalidRequest,

@@ -8,6 +8,9 @@ from langchain_art.wire.identifiers import (
     Id as Id,
     Message as Message,
     Name as Name,
+    RewardValue as RewardValue,
+    ScenarioName as ScenarioName,
+    Several as Several,
     Tag as Tag,
     Wire as Wire,
 )

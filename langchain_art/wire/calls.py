@@ -11,7 +11,16 @@ from typing import Any
 
 from pydantic import Field
 
-from langchain_art.wire.identifiers import Finite, Id, Message, Tag, Wire
+from langchain_art.wire.identifiers import (
+    Finite,
+    Id,
+    Message,
+    RewardValue,
+    ScenarioName,
+    Several,
+    Tag,
+    Wire,
+)
 
 
 class CallTags(Wire):
@@ -23,15 +32,15 @@ class CallTags(Wire):
     """
 
     trajectory_id: Id | None = None
-    scenario: str | None = Field(default=None, max_length=256)
+    scenario: ScenarioName | None = None
     node: str | None = Field(default=None, max_length=256)
-    path: tuple[str, ...] = Field(default=(), max_length=64)
+    path: Several[str] = Field(default=(), max_length=64)
     namespace: str | None = Field(default=None, max_length=2048)
     """LangGraph's checkpoint namespace: tells parallel branches of one node apart."""
     step: int | None = None
     attempt: int = Field(default=1, ge=1)
     thread: str | None = Field(default=None, max_length=256)
-    tags: tuple[Tag, ...] = Field(default=(), max_length=32)
+    tags: Several[Tag] = Field(default=(), max_length=32)
     """The caller's own (LangChain's ``tags``); `TrainRequest.trainable` may name them."""
 
 
@@ -59,17 +68,17 @@ class Turn(Wire):
     """The completion's id, under which the server keeps the tokens; None for a foreign model that
     reported none."""
     node: str | None = None
-    path: tuple[str, ...] = ()
+    path: Several[str] = ()
     namespace: str | None = None
     step: int | None = None
     attempt: int = Field(default=1, ge=1)
     thread: str | None = None
-    tags: tuple[str, ...] = ()
+    tags: Several[str] = ()
     model: str | None = None
     """The model named in the reply: ``email-agent@17``, or a foreign model's name."""
     extends: int | None = Field(default=None, ge=0)
-    messages: tuple[Message, ...] = ()
-    tools: tuple[dict[str, Any], ...] = ()
+    messages: Several[Message] = ()
+    tools: Several[dict[str, Any]] = ()
     reply: Message | None = None
     usage: Usage | None = None
     started_at: Finite | None = None
@@ -82,7 +91,7 @@ class Turn(Wire):
     """Why the graph discarded this call (``retried``, ``interrupted``, ``error``, ``unchosen``); it
     is kept for review and never trained."""
     error: str | None = None
-    reward: Finite | None = None
+    reward: RewardValue | None = None
     """Of this call alone, in addition to the trajectory's (`TrainConfig.credit`); None: none."""
 
     @property

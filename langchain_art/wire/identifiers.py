@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
 
 #: A policy's name: lower case, at most 64 characters, without slashes.
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -32,6 +32,13 @@ def _id(value: str) -> str:
     return value
 
 
+def _number(value: Any) -> Any:
+    """NumPy's and torch's numbers as floats; True, "1" and "1_0" are no numbers."""
+    if isinstance(value, bool | str | bytes):
+        raise ValueError(f"got {value!r}, expected a number")
+    return float(value) if hasattr(value, "__float__") else value
+
+
 def _finite(value: float) -> float:
     if not math.isfinite(value):
         raise ValueError(
@@ -42,13 +49,25 @@ def _finite(value: float) -> float:
 
 Name = Annotated[str, AfterValidator(_name)]
 Id = Annotated[str, AfterValidator(_id)]
-Finite = Annotated[float, AfterValidator(_finite)]
+Finite = Annotated[float, BeforeValidator(_number), AfterValidator(_finite)]
+#: Largest reward, score or weight of one, either way: what is squared and summed over them is far
+#: from overflowing in the 32 bits that a learner computes with.
+MAX_REWARD = 1e9
+RewardValue = Annotated[Finite, Field(ge=-MAX_REWARD, le=MAX_REWARD)]
 Tag = Annotated[str, Field(min_length=1, max_length=256)]
+#: Without NUL, which PostgreSQL cannot store.
+ScenarioName = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]
+T = TypeVar("T")
+#: A tuple, which JSON writes as a list.
+Several = Annotated[tuple[T, ...], Strict(False)]
 Message = dict[str, Any]
 """A chat message as OpenAI's dialect writes it (``role``, ``content``, ``tool_calls`` …)."""
 
 
 class Wire(BaseModel):
-    """Base of every value on the wire: frozen, unknown fields refused."""
+    """Base of every value on the wire: frozen, unknown fields refused, no type made to fit.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    ``true`` and ``"1"`` are no numbers, ``1`` is no boolean.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

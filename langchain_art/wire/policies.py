@@ -6,17 +6,17 @@ from typing import Literal
 
 from pydantic import Field
 
-from langchain_art.wire.identifiers import Name, Wire
+from langchain_art.wire.identifiers import Name, Several, Wire
 
 
 class LoraConfig(Wire):
     """The LoRA adapter's shape, fixed when the policy is created."""
 
     rank: int = Field(default=16, ge=1, le=512)
-    alpha: float = Field(default=32.0, gt=0)
-    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    alpha: float = Field(default=32.0, gt=0, le=65536)
+    targets: Literal["all-linear"] | Several[str] = "all-linear"
     """Module names as PEFT matches them, or all linear layers but the output head."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
 
 
 class PolicySpec(Wire):
@@ -63,7 +63,7 @@ class ServerStatus(Wire):
     parameters: int
     sampler: str
     learner: str
-    policies: tuple[PolicyStatus, ...]
+    policies: Several[PolicyStatus]
     calls: int
     trajectories: int
     jobs: dict[str, int]

@@ -13,6 +13,13 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, mod
 
 from langchain_art.wire.identifiers import Wire
 
+#: AdamW moves a weight by about the learning rate in an optimizer step, and an adapter's weights
+#: are some hundredths: one step with more than this leaves nothing of what was learned.
+MAX_LEARNING_RATE = 0.1
+#: Of a factor and of a bound: products of some of them are far from overflowing in 32 bits.
+MAX_FACTOR = 1e6
+MAX_COUNT = 2**31 - 1
+
 
 class _Group(Wire):
     """Numbers that are not finite are refused too."""
@@ -38,8 +45,8 @@ class LRSchedule(_Group):
     The server computes it in `algorithms.loss.lr_schedule`.
     """
 
-    warmup_steps: int = Field(default=0, ge=0)
-    decay_steps: int | None = Field(default=None, ge=1)
+    warmup_steps: int = Field(default=0, ge=0, le=MAX_COUNT)
+    decay_steps: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     """Version at which the decay ends; None: no decay."""
     final_fraction: float = Field(default=0.1, ge=0, le=1)
     """Fraction of the learning rate left at `decay_steps`."""
@@ -58,7 +65,7 @@ class ConstantAggregation(_Group):
     """Each token weighs ``1/value``, however many there are: Dr. GRPO (arXiv 2503.20783)."""
 
     kind: Literal["constant"] = "constant"
-    value: float = Field(gt=0)
+    value: float = Field(ge=1e-6, le=MAX_FACTOR)
 
 
 Aggregation = Literal["token", "sequence", "run"] | ConstantAggregation
@@ -69,7 +76,7 @@ class TruncatedIS(_Group):
     """Each token's loss times ``min(learner / sampler, high)``."""
 
     kind: Literal["truncated"] = "truncated"
-    high: float = Field(default=2.0, gt=1)
+    high: float = Field(default=2.0, gt=1, le=MAX_FACTOR)
 
 
 class IcePop(_Group):
@@ -80,7 +87,7 @@ class IcePop(_Group):
 
     kind: Literal["icepop"] = "icepop"
     low: float = Field(default=0.5, gt=0, lt=1)
-    high: float = Field(default=5.0, gt=1)
+    high: float = Field(default=5.0, gt=1, le=MAX_FACTOR)
 
 
 class SequenceMask(_Group):
@@ -88,7 +95,7 @@ class SequenceMask(_Group):
 
     kind: Literal["sequence_mask"] = "sequence_mask"
     low: float | None = Field(default=None, gt=0, lt=1)
-    high: float = Field(default=3.0, gt=1)
+    high: float = Field(default=3.0, gt=1, le=MAX_FACTOR)
 
 
 ImportanceSampling = Annotated[TruncatedIS | IcePop | SequenceMask, *_Choice]
@@ -101,9 +108,9 @@ class ClippedRatio(_Group):
     kind: Literal["clip"] = "clip"
     clip_low: float = Field(default=0.2, gt=0, le=1)
     """The ratio's lower bound is ``1 - clip_low``."""
-    clip_high: float = Field(default=0.28, gt=0)
+    clip_high: float = Field(default=0.28, gt=0, le=MAX_FACTOR)
     """The ratio's upper bound is ``1 + clip_high``."""
-    dual_clip: float | None = Field(default=3.0, gt=1)
+    dual_clip: float | None = Field(default=3.0, gt=1, le=MAX_FACTOR)
     """Largest ratio at which a negative advantage has a gradient; None: no such bound."""
     importance_sampling: ImportanceSampling | None = TruncatedIS()
     aggregation: Aggregation = "token"
@@ -114,7 +121,7 @@ class GSPO(_Group):
 
     kind: Literal["gspo"] = "gspo"
     clip_low: float = Field(default=3e-4, gt=0, le=1)
-    clip_high: float = Field(default=4e-4, gt=0)
+    clip_high: float = Field(default=4e-4, gt=0, le=MAX_FACTOR)
     importance_sampling: ImportanceSampling | None = TruncatedIS()
     aggregation: Aggregation = "sequence"
 
@@ -124,7 +131,7 @@ class CISPO(_Group):
 
     kind: Literal["cispo"] = "cispo"
     clip_low: float = Field(default=1.0, gt=0, le=1)
-    clip_high: float = Field(default=4.0, gt=0)
+    clip_high: float = Field(default=4.0, gt=0, le=MAX_FACTOR)
     importance_sampling: ImportanceSampling | None = TruncatedIS()
     aggregation: Aggregation = "token"
 
@@ -155,11 +162,14 @@ class SimpleAdvantage(_Group):
     kind: Literal["mean", "leave_one_out", "maxrl"] = "mean"
 
 
+_Weight = Annotated[float, Field(ge=-MAX_FACTOR, le=MAX_FACTOR)]
+
+
 class Standardized(_Group):
     """Reward minus the group's mean, over the sample standard deviation (GRPO)."""
 
     kind: Literal["standardized"] = "standardized"
-    scores: dict[str, float] = Field(default_factory=dict, max_length=64)
+    scores: dict[str, _Weight] = Field(default_factory=dict, max_length=64)
     """Name -> weight of the run's scores that replace its reward (GDPO); empty: the reward."""
 
 
@@ -189,7 +199,7 @@ class AnchorCredit(_Group):
     kind: Literal["anchor"] = "anchor"
     discount: float = Field(default=0.95, ge=0, le=1)
     """Of later rewards, per call."""
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0, le=MAX_FACTOR)
     """Of the comparison by state; the comparison of runs weighs 1."""
 
 
@@ -200,15 +210,15 @@ class KLPenalty(_Group):
     """Divergence from the base model, added to the loss."""
 
     estimator: Literal["k1", "k2", "k3"]
-    coefficient: float = Field(gt=0)
+    coefficient: float = Field(gt=0, le=MAX_FACTOR)
 
 
 class OverlongPenalty(_Group):
     """Lower rewards for long runs (DAPO, arXiv 2503.14476, eq. 13)."""
 
-    tokens: int = Field(ge=1)
+    tokens: int = Field(ge=1, le=MAX_COUNT)
     """Sampled tokens of a run from which its reward is lowered by 1."""
-    buffer: int = Field(ge=1)
+    buffer: int = Field(ge=1, le=MAX_COUNT)
     """Tokens before that over which the reward falls linearly; at most `tokens`."""
 
     @model_validator(mode="after")
@@ -225,10 +235,10 @@ class _Optimizer(_Group):
     """The optimizer step. AdamW without weight decay, as is usual for LoRA."""
 
     schedule: LRSchedule = LRSchedule()
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0, le=MAX_FACTOR)
     optimizer_steps: int = Field(default=1, ge=1, le=16)
     """Optimizer steps on the same batch."""
-    tokens_per_microbatch: int = Field(default=16384, ge=64)
+    tokens_per_microbatch: int = Field(default=16384, ge=64, le=MAX_COUNT)
     """Padded tokens that go through the model at once; bounds memory, changes no result."""
     mask_truncated: bool = False
     """Exclude replies that `max_tokens` cut off, and runs that a limit cut off; their rewards stay
@@ -248,23 +258,23 @@ class TrainConfig(_Optimizer):
     """
 
     kind: Literal["rl"] = "rl"
-    learning_rate: float = Field(default=2e-5, gt=0, le=1.0)
+    learning_rate: float = Field(default=2e-5, gt=0, le=MAX_LEARNING_RATE)
     advantage: Advantage = SimpleAdvantage()
     """How rewards of a group become advantages."""
     credit: Credit = SimpleCredit()
     """Credit assignment: whether runs, nodes, turns or states are compared."""
-    zero_variance_tolerance: float = Field(default=1e-6, ge=0)
+    zero_variance_tolerance: float = Field(default=1e-6, ge=0, le=MAX_FACTOR)
     """Rewards that differ by no more than this are equal: there is nothing to learn from them."""
     overlong: OverlongPenalty | None = None
-    max_staleness: int | None = Field(default=8, ge=0)
+    max_staleness: int | None = Field(default=8, ge=0, le=MAX_COUNT)
     """Groups with a call sampled by an older version than this many versions ago are excluded;
     None: none are."""
     loss: Loss = ClippedRatio()
     kl: KLPenalty | None = None
-    guard: float | None = Field(default=1.25, gt=1)
+    guard: float | None = Field(default=1.25, gt=1, le=MAX_FACTOR)
     """Calls whose geometric mean of learner / sampler is further than this factor from 1 are not
     trained; None: all are."""
-    max_logprob_gap: float | None = Field(default=0.1, gt=0)
+    max_logprob_gap: float | None = Field(default=0.1, gt=0, le=MAX_FACTOR)
     """Mean gap between learner and sampler, in nats per token, above which a step is refused;
     multiplied by 1 + mean staleness. None: never refuse."""
 
@@ -308,7 +318,7 @@ class SFTConfig(_Optimizer):
     """
 
     kind: Literal["sft"] = "sft"
-    learning_rate: float = Field(default=1e-4, gt=0, le=1.0)
+    learning_rate: float = Field(default=1e-4, gt=0, le=MAX_LEARNING_RATE)
     aggregation: Aggregation = "token"
 
 

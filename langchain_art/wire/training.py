@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from langchain_art.wire.identifiers import Finite, Id, Name, Wire
+from langchain_art.wire.identifiers import Finite, Id, Name, Several, Wire
 from langchain_art.wire.train_config import JobConfig, TrainConfig
 from langchain_art.wire.trajectories import Status
 
@@ -17,7 +17,7 @@ class TrainRequest(Wire):
     """What ``POST /v1/train`` takes, beside the header ``Idempotency-Key``."""
 
     policy: Name
-    groups: tuple[tuple[Id, ...], ...] = Field(min_length=1, max_length=4096)
+    groups: Several[Several[Id]] = Field(min_length=1, max_length=4096)
     """Ids of trajectories that the server has, group by group."""
     config: JobConfig = TrainConfig()
     trainable: dict[str, bool] = Field(default_factory=dict, max_length=256)
@@ -57,7 +57,7 @@ class TurnAudit(Wire):
 
     call_id: str | None
     node: str | None
-    path: tuple[str, ...]
+    path: Several[str]
     model: str | None
     """``email-agent@17``: the version that sampled it."""
     prompt_tokens: int
@@ -81,7 +81,7 @@ class TrajectoryAudit(Wire):
     trajectory: Id
     status: Status
     reward: Finite | None
-    turns: tuple[TurnAudit, ...]
+    turns: Several[TurnAudit]
     rows: int
     """Sequences of the learner into which the run is packed."""
     trained_by: dict[str, str]

@@ -5,12 +5,13 @@ A reward is finite or refused, and ``None`` (not scored) is not ``0.0``.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from langchain_art.wire.calls import Turn
-from langchain_art.wire.identifiers import Finite, Id, Message, Wire
+from langchain_art.wire.identifiers import Id, Message, RewardValue, ScenarioName, Several, Wire
 
 Status = Literal["completed", "failed", "interrupted", "truncated"]
 
@@ -24,12 +25,12 @@ class Trajectory(Wire):
     """
 
     id: Id
-    scenario: str | None = Field(default=None, max_length=256)
-    turns: tuple[Turn, ...] = Field(default=(), max_length=4096)
+    scenario: ScenarioName | None = None
+    turns: Several[Turn] = Field(default=(), max_length=4096)
     input: Any = None
     output: Any = None
-    reward: Finite | None = None
-    scores: dict[str, Finite] = Field(default_factory=dict)
+    reward: RewardValue | None = None
+    scores: dict[str, RewardValue] = Field(default_factory=dict)
     metadata: dict[str, Any] = Field(default_factory=dict)
     status: Status = "completed"
     error: str | None = None
@@ -58,7 +59,7 @@ class TrajectoryGroup(Wire):
     """Runs of one scenario, whose rewards are compared with each other."""
 
     id: Id
-    trajectories: tuple[Trajectory, ...] = Field(max_length=1024)
+    trajectories: Several[Trajectory] = Field(max_length=1024)
     metadata: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("trajectories")
@@ -66,18 +67,19 @@ class TrajectoryGroup(Wire):
     def _distinct(cls, value: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
         ids = [t.id for t in value]
         if len(set(ids)) != len(ids):
-            raise ValueError(f"got the same trajectory twice in one group: {sorted(ids)}")
+            twice = [one for one, times in Counter(ids).items() if times > 1][:5]
+            raise ValueError(f"got the same trajectory twice in one group: {twice}")
         return value
 
 
 class Reward(Wire):
     """A reward for a trajectory that the server already has, or can assemble from tagged calls."""
 
-    reward: Finite | None = None
+    reward: RewardValue | None = None
     """Left out: the run's reward stays as it is."""
-    turns: dict[str, Finite | None] = Field(default_factory=dict, max_length=4096)
+    turns: dict[str, RewardValue | None] = Field(default_factory=dict, max_length=4096)
     """Call id -> reward of that call alone (`Turn.reward`); None takes it back."""
-    scores: dict[str, Finite] = Field(default_factory=dict)
-    scenario: str | None = Field(default=None, max_length=256)
+    scores: dict[str, RewardValue] = Field(default_factory=dict)
+    scenario: ScenarioName | None = None
     status: Status = "completed"
     metadata: dict[str, Any] = Field(default_factory=dict)

@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import time
+from math import isinf
 from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import FastAPI, Header, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field, ValidationError
+from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from langchain_art import wire
 from langchain_art._version import __version__
 from langchain_art.errors import ArtError, InvalidRequest, UnknownModel
-from langchain_art_server.gateway.auth import AccessControl, answer
+from langchain_art_server.gateway.auth import AccessControl
 from langchain_art_server.gateway.chat_completions import ChatCompletions
-from langchain_art_server.gateway.chat_request import ChatBody, read_json, refuse
+from langchain_art_server.gateway.chat_request import parse_json
+from langchain_art_server.gateway.openapi import CHAT, body_docs, document
+from langchain_art_server.gateway.refusals import answer, no_such_route, refuse
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.jobs.audit import chosen_calls
 
-CHAT = "/v1/chat/completions"
-_CHAT_DOCS: dict[str, Any] = {
-    "summary": "Create Chat Completion",
-    "description": "Sample a completion from a policy, one of its versions, or the base model.",
-    "operationId": "create_chat_completion",
-    "responses": {"200": {"description": "The completion, whole or as server-sent events."}},
-}
 MAX_WAIT = 30.0
 MAX_NUMBER = 2**31 - 1  # what every database can hold
 Number = Annotated[int, Path(ge=0, le=MAX_NUMBER)]
-_REF = "#/components/schemas/{model}"
-_DEFINITIONS: dict[str, Any] = {}
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
@@ -58,17 +52,21 @@ def create_app(service: Service) -> ASGIApp:
     async def refused(_request: Request, error: Exception) -> Response:
         if isinstance(error, RequestValidationError):  # of a path, a query or a header
             error = refuse([e | {"loc": e["loc"][1:] or e["loc"]} for e in error.errors()])
-        assert isinstance(error, ArtError)
         return answer(error)
 
-    app.add_exception_handler(ArtError, refused)
-    app.add_exception_handler(RequestValidationError, refused)
+    async def nowhere(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return no_such_route(request.method, request.url.path, error)
+
+    for kind in (ArtError, RequestValidationError, Exception):
+        app.add_exception_handler(kind, refused)
+    app.add_exception_handler(HTTPException, nowhere)
     _openai_routes(app, service)
     _policy_routes(app, service)
     _trajectory_routes(app, service)
     _job_routes(app, service)
     _status_routes(app, service)
-    app.openapi = lambda: _document(app)
+    app.openapi = lambda: document(app)
     chat = ChatCompletions(service)
 
     async def front(scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,27 +79,31 @@ def create_app(service: Service) -> ASGIApp:
 
 async def _model(request: Request, kind: type[M]) -> M:
     """The body as a wire model. FastAPI's own parser would accept NaN."""
+    raw = parse_json(await request.body())
+    if isinstance(raw, dict) and (field := _overflowing(raw)):
+        raise InvalidRequest(
+            f"{field}: got a number that overflows to infinity, expected at most 1.8e308",
+            param=field,
+        )
     try:
-        return kind.model_validate(await read_json(request))
+        return kind.model_validate(raw)
     except ValidationError as error:
         raise refuse(error.errors()) from error
 
 
-def _docs(kind: type[BaseModel]) -> dict[str, Any]:
-    """The part of the OpenAPI document for a body that `_model` reads."""
-    schema = kind.model_json_schema(ref_template=_REF)
-    _DEFINITIONS.update(schema.pop("$defs", {}))
-    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
-
-
-def _document(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document, with definitions for the references in `_docs`."""
-    if not app.openapi_schema:
-        schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        schema["paths"][CHAT] = {"post": _CHAT_DOCS | _docs(ChatBody)}
-        schema.setdefault("components", {}).setdefault("schemas", {}).update(_DEFINITIONS)
-        app.openapi_schema = schema
-    return app.openapi_schema
+def _overflowing(raw: dict[str, Any]) -> str | None:
+    """The field of a parsed body that holds a number like ``1e400``, which is infinity by now."""
+    for field, value in raw.items():
+        left = [value]
+        while left:
+            one = left.pop()
+            if isinstance(one, dict):
+                left += one.values()
+            elif isinstance(one, list):
+                left += one
+            elif isinstance(one, float) and isinf(one):
+                return field
+    return None
 
 
 def _openai_routes(app: FastAPI, service: Service) -> None:
@@ -140,7 +142,7 @@ def _openai_routes(app: FastAPI, service: Service) -> None:
 
 
 def _policy_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/policies", openapi_extra=_docs(wire.PolicySpec))
+    @app.post("/v1/policies", openapi_extra=body_docs(wire.PolicySpec))
     async def create_policy(request: Request) -> wire.PolicyStatus:
         """Create a policy. Its version 0 answers as the base model does. Idempotent."""
         return await service.create_policy(await _model(request, wire.PolicySpec))
@@ -177,7 +179,7 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
         await service.delete_checkpoint(name, version)
         return {"deleted": f"{name}@{version}"}
 
-    @app.post("/v1/policies/{name}/rollback", openapi_extra=_docs(RollbackTo))
+    @app.post("/v1/policies/{name}/rollback", openapi_extra=body_docs(RollbackTo))
     async def roll_back(name: str, request: Request) -> wire.PolicyStatus:
         """Serve a kept version again. The next training step starts from it."""
         return await service.rollback(name, (await _model(request, RollbackTo)).version)
@@ -190,14 +192,14 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
 
 
 def _trajectory_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/trajectories", openapi_extra=_docs(wire.Trajectory))
+    @app.post("/v1/trajectories", openapi_extra=body_docs(wire.Trajectory))
     async def add_trajectory(request: Request) -> dict[str, Any]:
         """Store a trajectory. Idempotent by id; the answer is sent when it is on disk."""
         trajectory = await _model(request, wire.Trajectory)
         stored = await service.store.add_trajectories([trajectory])
         return {"id": trajectory.id, "stored": bool(stored)}
 
-    @app.post("/v1/groups", openapi_extra=_docs(wire.TrajectoryGroup))
+    @app.post("/v1/groups", openapi_extra=body_docs(wire.TrajectoryGroup))
     async def add_group(request: Request) -> dict[str, Any]:
         """Store the trajectories of a group, all or none. Idempotent by their ids."""
         group = await _model(request, wire.TrajectoryGroup)
@@ -231,7 +233,7 @@ def _trajectory_routes(app: FastAPI, service: Service) -> None:
         """
         return await service.audit(trajectory_id, policy, chosen_calls(trainable or []), sft=sft)
 
-    @app.put("/v1/trajectories/{trajectory_id}/reward", openapi_extra=_docs(wire.Reward))
+    @app.put("/v1/trajectories/{trajectory_id}/reward", openapi_extra=body_docs(wire.Reward))
     async def set_reward(trajectory_id: str, request: Request) -> wire.Trajectory:
         """Set the reward of a trajectory.
 
@@ -241,7 +243,7 @@ def _trajectory_routes(app: FastAPI, service: Service) -> None:
 
 
 def _job_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/train", status_code=202, openapi_extra=_docs(wire.TrainRequest))
+    @app.post("/v1/train", status_code=202, openapi_extra=body_docs(wire.TrainRequest))
     async def train(
         request: Request, idempotency_key: Annotated[str | None, Header()] = None
     ) -> wire.TrainJob:

@@ -8,7 +8,7 @@ which can also be sent in headers (``x-art-trajectory-id``, ``x-art-node`` …).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -19,6 +19,7 @@ from langchain_art.errors import InvalidRequest
 from langchain_art.wire import CallTags
 from langchain_art_server.backends.base import ChatRequest, Sampling
 from langchain_art_server.gateway.chat_tools import check_calls, shown_tools
+from langchain_art_server.gateway.refusals import refuse, shown
 
 ROLES = {"system", "developer", "user", "assistant", "tool"}
 #: Options that are not supported, and their values that have no effect, which are accepted.
@@ -47,11 +48,12 @@ NOTES = (
     "prompt_cache_options",
     "prompt_cache_retention",
 )
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,9}")
 _NOT_RECORDED = {"art", "model", "stream", "stream_options"}
 
 
 class _StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
@@ -59,7 +61,7 @@ class _StreamOptions(BaseModel):
 class ChatBody(BaseModel):
     """The body of a request, without the options of `NEUTRAL` and `NOTES`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
     model: str
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=4096)
     tools: list[dict[str, Any]] | None = Field(default=None, max_length=256)
@@ -143,7 +145,11 @@ async def read_json(request: Request) -> Any:
         InvalidRequest: it is not JSON (NaN and infinity are not).
         ClientDisconnect: the client disconnected.
     """
-    body = await request.body()
+    return parse_json(await request.body())
+
+
+def parse_json(body: bytes) -> Any:
+    """See `read_json`."""
     try:
         return from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -165,7 +171,7 @@ def _body(raw: Any, header_tags: dict[str, Any]) -> ChatBody:
     for name, neutral in NEUTRAL.items():
         if name in raw and (value := raw.pop(name)) not in neutral:
             raise InvalidRequest(
-                f"got {name}={value!r}, which this server does not support; leave it out "
+                f"got {name}={shown(value)}, which this server does not support; leave it out "
                 f"(or send one of {list(neutral)})",
                 param=name,
             )
@@ -207,23 +213,6 @@ def _check_pairs(body: ChatBody) -> None:
         )
 
 
-def refuse(errors: Sequence[Any]) -> InvalidRequest:
-    """Pydantic's errors (`ErrorDetails`) as one: field, problem, what was got."""
-    lines: list[str] = []
-    for found in errors[:8]:
-        where = ".".join(map(str, found["loc"])) or "body"
-        if found["type"] == "extra_forbidden":
-            lines.append(f"{where}: this option is not known here; leave it out")
-        else:
-            got = repr(found["input"])
-            lines.append(
-                f"{where}: {found['msg'].removeprefix('Value error, ')} "
-                f"(got {got if len(got) < 200 else got[:200] + '…'})"
-            )
-    first = errors[0]["loc"]
-    return InvalidRequest("; ".join(lines), param=str(first[0]) if first else None)
-
-
 def _header_tags(headers: dict[bytes, bytes]) -> dict[str, Any]:
     tags: dict[str, Any] = {
         name.removeprefix(b"x-art-").decode("latin-1").replace("-", "_"): _text(value)
@@ -233,6 +222,9 @@ def _header_tags(headers: dict[bytes, bytes]) -> dict[str, Any]:
         if name in tags:
             parts = (part.strip() for part in tags[name].split(separator))
             tags[name] = tuple(part for part in parts if part)
+    for name in ("step", "attempt"):
+        if _WHOLE_NUMBER.fullmatch(tags.get(name, "")):
+            tags[name] = int(tags[name])
     return tags
 
 
@@ -245,15 +237,16 @@ def _text(value: bytes) -> str:
 
 
 def _check_message(index: int, message: dict[str, Any]) -> None:
-    if message.get("role") not in ROLES:
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
         raise InvalidRequest(
-            f"messages.{index}.role: got {message.get('role')!r}, expected one of {sorted(ROLES)}",
+            f"messages.{index}.role: got {shown(role)}, expected one of {sorted(ROLES)}",
             param="messages",
         )
     for name in ("audio", "function_call"):
         if message.get(name):
             raise InvalidRequest(
-                f"messages.{index}.{name}: got {message[name]!r}, which this server does not "
+                f"messages.{index}.{name}: got {shown(message[name])}, which this server does not "
                 "support; the model would not be shown it. Write tool calls as tool_calls.",
                 param="messages",
             )

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from langchain_art.errors import InvalidRequest
+from langchain_art_server.gateway.refusals import shown
 
 
 def shown_tools(
@@ -22,7 +23,7 @@ def shown_tools(
     names = {_tool_name(index, tool) for index, tool in enumerate(tools)}
     if isinstance(choice, str):
         if choice not in ("auto", "none", "required"):
-            raise _choice(f"got {choice!r}, expected auto, none, required or an object")
+            raise _choice(f"got {shown(choice)}, expected auto, none, required or an object")
         if choice == "required" and not names:
             raise _choice("got 'required' without tools")
         return tools, choice
@@ -31,13 +32,14 @@ def shown_tools(
         _allowed(choice, names)
         return tools, choice
     if kind != "allowed_tools":
-        raise _choice(f"got type {kind!r}, expected 'function' or 'allowed_tools'")
+        raise _choice(f"got type {shown(kind)}, expected 'function' or 'allowed_tools'")
     allowed = choice.get("allowed_tools")
     wanted = allowed.get("tools") if isinstance(allowed, dict) else None
     if not isinstance(allowed, dict) or not isinstance(wanted, list) or not wanted:
-        raise _choice(f'got {choice!r}, expected {{"allowed_tools": {{"mode", "tools": […]}}}}')
+        expected = '{"allowed_tools": {"mode", "tools": […]}}'
+        raise _choice(f"got {shown(choice)}, expected {expected}")
     if allowed.get("mode") not in ("auto", "required"):
-        raise _choice(f"got mode {allowed.get('mode')!r}, expected 'auto' or 'required'")
+        raise _choice(f"got mode {shown(allowed.get('mode'))}, expected 'auto' or 'required'")
     kept = {_allowed(one, names) for one in wanted}
     return [tool for tool in tools if tool["function"]["name"] in kept], allowed["mode"]
 
@@ -45,7 +47,7 @@ def shown_tools(
 def _tool_name(index: int, tool: dict[str, Any]) -> str:
     if tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
         raise InvalidRequest(
-            f'tools.{index}: got type {tool.get("type")!r}, expected "function" with a '
+            f'tools.{index}: got type {shown(tool.get("type"))}, expected "function" with a '
             "function object",
             param="tools",
         )
@@ -64,7 +66,7 @@ def _allowed(choice: Any, names: set[str]) -> str:
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or name not in names:
-        raise _choice(f"got {name!r}, expected one of the request's tools: {sorted(names)}")
+        raise _choice(f"got {shown(name)}, expected one of the request's tools: {sorted(names)}")
     return name
 
 
@@ -84,7 +86,7 @@ def check_calls(index: int, calls: Any) -> None:
 
 def _malformed_call(index: int, got: Any) -> InvalidRequest:
     return InvalidRequest(
-        f"messages.{index}.tool_calls: got {got!r}, expected "
+        f"messages.{index}.tool_calls: got {shown(got)}, expected "
         '{"id", "type": "function", "function": {"name", "arguments"}}',
         param="messages",
     )
@@ -95,9 +97,9 @@ def _check_arguments(index: int, arguments: Any) -> None:
     try:
         parsed = from_json(arguments) if isinstance(arguments, str) else arguments
         if not isinstance(parsed, dict):
-            problem = f"got {arguments!r}"
+            problem = f"got {shown(arguments)}"
     except ValueError as error:
-        problem = f"got malformed JSON {arguments!r} ({error})"
+        problem = f"got malformed JSON {shown(arguments)} ({error})"
     if problem:
         raise InvalidRequest(
             f"messages.{index}.tool_calls: {problem}, expected a JSON object as arguments. A model "

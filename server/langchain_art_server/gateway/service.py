@@ -9,6 +9,7 @@ import logging
 import tarfile
 import time
 import uuid
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -241,8 +242,7 @@ class Service:
         """
         await self.policy(request.policy)
         ids = [one for group in request.groups for one in group]
-        if len(set(ids)) != len(ids):
-            twice = sorted({one for one in ids if ids.count(one) > 1})[:5]
+        if twice := sorted(one for one, times in Counter(ids).items() if times > 1)[:5]:
             raise InvalidRequest(
                 f"got {twice} more than once, expected distinct ids", param="groups"
             )

@@ -115,8 +115,8 @@ class Router:
                 return RoutedModel(name, policy, version, name)
         known = sorted([self.base_name, *self.serving])
         raise UnknownModel(
-            f"got model {model!r}, expected one of {known}, or POLICY@VERSION for a version that "
-            'is kept. Make a policy with POST /v1/policies {"name": …}, `Trainer.fit`, or '
+            f"got model {model[:200]!r}, expected one of {known}, or POLICY@VERSION for a version "
+            'that is kept. Make a policy with POST /v1/policies {"name": …}, `Trainer.fit`, or '
             "`langchain-art serve --policy NAME`.",
             param="model",
         )

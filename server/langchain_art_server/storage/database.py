@@ -97,6 +97,7 @@ class Database:
 
         Raises:
             EngineUnavailable: the database cannot be read.
+            InvalidRequest: it does not take a value.
         """
 
         def run() -> T:
@@ -109,6 +110,8 @@ class Database:
                     "request again.",
                     retry_after=5,
                 ) from failure
+            except DataError as failure:
+                raise _refused(failure) from failure
 
         return await asyncio.to_thread(run)
 
@@ -128,8 +131,13 @@ class Database:
             ) from failure
         except ConfigError as failure:  # another server took the lock meanwhile
             raise EngineUnavailable(str(failure), retry_after=5) from failure
-        except DataError as failure:  # PostgreSQL's text holds no NUL
-            raise InvalidRequest(f"The database does not take a value: {failure.orig}") from failure
+        except DataError as failure:
+            raise _refused(failure) from failure
+
+
+def _refused(failure: DataError) -> InvalidRequest:
+    """PostgreSQL's text holds no NUL."""
+    return InvalidRequest(f"The database does not take a value: {failure.orig}")
 
 
 def _rows(batch: Iterable[tuple[Sequence[CallRecord], object]]) -> list[dict[str, Any]]:

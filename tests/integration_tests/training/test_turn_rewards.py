@@ -142,7 +142,8 @@ def test_rewards_of_calls_over_http(http: httpx.Client) -> None:
     assert answer.status_code == 400
     assert "chatcmpl-none" in answer.text and "its 2 calls" in answer.text
     for text in ('{"turns": {"%s": NaN}}', '{"turns": {"%s": 1e999}}', '{"turns": {"%s": "x"}}'):
-        assert http.put(path, content=text % first).status_code == 400
+        kind = {"Content-Type": "application/json"}
+        assert http.put(path, content=text % first, headers=kind).status_code == 400
     kept = http.get(f"/v1/trajectories/{run}").json()
     assert [turn["reward"] for turn in kept["turns"]] == [1.0, None]
 

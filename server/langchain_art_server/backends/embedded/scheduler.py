@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from langchain_art.errors import ArtError
+from langchain_art.errors import ArtError, InvalidRequest
 from langchain_art.wire.prefixes import common_prefix_length
 from langchain_art_server.backends.base import FinishReason
 from langchain_art_server.backends.embedded.model_runner import SerialRunner, SlotRunner
@@ -329,7 +329,11 @@ def _root(sequence: SequenceState) -> int:
 def _failure(sequence: SequenceState) -> ArtError:
     processor = sequence.sampling.logits_processor
     if processor and processor.error:
-        return ArtError(f"The grammar of this reply allows no next token: {processor.error[:200]}")
+        return InvalidRequest(
+            "The schema allows no reply: its grammar has no next token "
+            f"({processor.error.splitlines()[0][:200]})",
+            param="response_format",
+        )
     return ArtError(
         "The model gave logits that are not finite. Its weights, or the adapter's, have diverged; "
         "go back to an earlier version."

@@ -180,7 +180,7 @@ def test_a_config_without_a_kind_is_one_of_reinforcement_learning() -> None:
         ({"loss": {"kind": "clip", "aggregation": "mean"}}, "'token', 'sequence' or 'run'"),
         ({"loss": {"kind": "clip", "aggregation": "constant"}}, "aggregation"),
         ({"loss": {"kind": "clip", "aggregation": {"kind": "constant"}}}, "Field required"),
-        ({"loss": {"kind": "clip", "aggregation": {"value": 0.0}}}, "greater than 0"),
+        ({"loss": {"kind": "clip", "aggregation": {"value": 0.0}}}, "equal to 0.000001"),
         (
             {"loss": {"kind": "clip", "importance_sampling": {"kind": "truncated", "low": 0.5}}},
             "truncated.low\n  Extra inputs",

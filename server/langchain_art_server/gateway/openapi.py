@@ -1,0 +1,92 @@
+"""The OpenAPI document: FastAPI's, with the bodies that routes read and the errors they answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from langchain_art_server.gateway.chat_request import ChatBody
+
+CHAT = "/v1/chat/completions"
+_CHAT_DOCS: dict[str, Any] = {
+    "summary": "Create Chat Completion",
+    "description": "Sample a completion from a policy, one of its versions, or the base model.",
+    "operationId": "create_chat_completion",
+    "responses": {"200": {"description": "The completion, whole or as server-sent events."}},
+}
+_REF = "#/components/schemas/{model}"
+_DEFINITIONS: dict[str, Any] = {}
+_NO_KEY = {"/healthz", "/readyz"}
+_REFUSALS = {
+    "400": "A field is missing, malformed, out of range, or not supported.",
+    "401": "No API key, or a wrong one; or, without a key, another origin than the server's own.",
+    "404": "What the request names is not there.",
+    "405": "The path does not take this method.",
+    "408": "The body came too slowly.",
+    "409": "The id or key was used before with another body, or a job uses what would change.",
+    "413": "The body is too large.",
+    "429": "A bounded queue is full; Retry-After says when to send it again.",
+    "500": "The server failed at this request; its log says why.",
+    "503": "An engine, the store or memory is not available; Retry-After says when to retry.",
+}
+
+
+class ErrorDetail(BaseModel):
+    """What is wrong, what was got, what was expected and what to do."""
+
+    message: str
+    type: str
+    code: str
+    param: str | None
+
+
+class ErrorBody(BaseModel):
+    """An error, in the form of OpenAI's API."""
+
+    error: ErrorDetail
+
+
+def body_docs(kind: type[BaseModel]) -> dict[str, Any]:
+    """The part of the document for a JSON body that a route reads itself."""
+    schema = kind.model_json_schema(ref_template=_REF)
+    _DEFINITIONS.update(schema.pop("$defs", {}))
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The document of an app whose routes are complete."""
+    if not app.openapi_schema:
+        schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        schema["paths"][CHAT] = {"post": _CHAT_DOCS | body_docs(ChatBody)}
+        for path, methods in schema["paths"].items():
+            for method, operation in methods.items():
+                _add_refusals(path, method, operation)
+        error = ErrorBody.model_json_schema(ref_template=_REF)
+        definitions = _DEFINITIONS | error.pop("$defs") | {ErrorBody.__name__: error}
+        schemas = schema.setdefault("components", {}).setdefault("schemas", {})
+        schemas.update(definitions)
+        for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, never answered
+            schemas.pop(unused, None)
+        app.openapi_schema = schema
+    return app.openapi_schema
+
+
+def _add_refusals(path: str, method: str, operation: dict[str, Any]) -> None:
+    responses = operation["responses"]
+    responses.pop("422", None)
+    answered = {"405", "500", "503"} if path in _NO_KEY else set(_REFUSALS) - {"404", "409", "413"}
+    if path not in _NO_KEY and ("{" in path or path in (CHAT, "/v1/train")):
+        answered.add("404")
+    if method != "get" and path != CHAT:
+        answered.add("409")
+    if "requestBody" in operation:
+        answered.add("413")
+    else:
+        answered.discard("408")
+    ref = {"$ref": _REF.format(model=ErrorBody.__name__)}
+    for status in sorted(answered):
+        content = {"application/json": {"schema": ref}}
+        responses[status] = {"description": _REFUSALS[status], "content": content}

@@ -1,0 +1,88 @@
+"""Errors as responses in the form of OpenAI's API, and what a message shows of a value."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from langchain_art.errors import (
+    ArtError,
+    ConfigError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    RequestRefused,
+)
+
+#: Characters of a message, and of one value in it: a request of 30 MB gets no answer of 30 MB.
+_MESSAGE, _VALUE = 4000, 200
+
+
+def answer(error: Exception) -> JSONResponse:
+    """The response to an error. One that nobody expected is 500, without its words."""
+    if isinstance(error, ConfigError):  # of what the request asks for
+        error = InvalidRequest(str(error))
+    if not isinstance(error, RequestRefused):
+        said = str(error) if isinstance(error, ArtError) else _UNEXPECTED
+        body = RequestRefused(said).body()
+        body["error"] |= {"type": "server_error", "code": "internal_error"}
+        return JSONResponse(body, status_code=500)
+    headers = {}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(max(1, round(error.retry_after)))
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    body = error.body()
+    body["error"]["message"] = body["error"]["message"][:_MESSAGE]
+    return JSONResponse(body, status_code=error.status, headers=headers)
+
+
+_UNEXPECTED = "The server failed at this request; its log has the traceback. Please report it."
+
+
+def no_such_route(method: str, path: str, error: HTTPException) -> JSONResponse:
+    """The response where no route is: 404, or 405 where the path has one of another method."""
+    listed = "GET /openapi.json lists the routes."
+    if error.status_code != 405:
+        return answer(NotFound(f"got {method} {shown(path)}, which is no route. {listed}"))
+    allowed = (error.headers or {}).get("Allow", "")
+    problem = f"got {method} {shown(path)}, expected one of {allowed}. {listed}"
+    response = answer(MethodNotAllowed(problem))
+    response.headers["Allow"] = allowed
+    return response
+
+
+class _Short(reprlib.Repr):
+    """`repr` that costs the same whatever it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = _VALUE
+
+    def repr_str(self, x: str, level: int) -> str:
+        return repr(x) if len(x) <= _VALUE else repr(x[:_VALUE]) + "…"
+
+    def repr_int(self, x: int, level: int) -> str:
+        # Python writes no integer of more than 4,300 digits.
+        return repr(x) if x.bit_length() <= 256 else f"an integer of {x.bit_length()} bits"
+
+
+shown = _Short().repr
+
+
+def refuse(errors: Sequence[Any]) -> InvalidRequest:
+    """Pydantic's errors (`ErrorDetails`) as one: field, problem, what was got."""
+    lines: list[str] = []
+    for found in errors[:8]:
+        where = ".".join(str(part)[:_VALUE] for part in found["loc"]) or "body"
+        if found["type"] == "extra_forbidden":
+            lines.append(f"{where}: this option is not known here; leave it out")
+        else:
+            problem = found["msg"].removeprefix("Value error, ")
+            lines.append(f"{where}: {problem} (got {shown(found['input'])})")
+    first = errors[0]["loc"]
+    return InvalidRequest("; ".join(lines), param=str(first[0])[:_VALUE] if first else None)

@@ -1,0 +1,107 @@
+"""Limits of requests' bodies: of each, and of the memory of all that have not come whole."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Self
+
+from starlette.types import Message, Receive
+
+from langchain_art.errors import BodyTooLarge, EngineUnavailable
+
+#: The largest bodies that may be in memory, unfinished, at once.
+_LARGEST_AT_ONCE = 4
+
+
+class RequestBodies:
+    """The bodies that are being received. `limit`: bytes of one."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._budget = limit, limit * _LARGEST_AT_ONCE
+        self._held = 0
+        self._unfinished: set[RequestBody] = set()
+
+    def admit(self, headers: dict[bytes, bytes], receive: Receive) -> RequestBody:
+        """The body of a new request, as a context. Raises BodyTooLarge by its Content-Length."""
+        length = headers.get(b"content-length", b"0")
+        self.check(int(length) if length.isdigit() and len(length) < 20 else 0)
+        return RequestBody(self, receive)
+
+    def check(self, length: int) -> None:
+        """Raises BodyTooLarge."""
+        if length > self._limit:
+            raise BodyTooLarge(
+                f"got a body of {length} bytes or more, expected at most {self._limit}. Send fewer "
+                "trajectories at a time, or raise max_body_bytes on the server."
+            )
+
+    def hold(self, body: RequestBody, more: int) -> None:
+        """Count bytes of an unfinished body. Beyond the budget, the largest loses its request."""
+        self._unfinished.add(body)
+        self._held += more
+        if self._held > self._budget:
+            max(self._unfinished, key=lambda one: one.held).drop()
+
+    def let_go(self, body: RequestBody) -> None:
+        """A body has come whole, or its request has ended."""
+        self._held -= body.held
+        self._unfinished.discard(body)
+
+
+class RequestBody:
+    """One request's body; `receive` is ASGI's, and `held` the bytes of an unfinished body."""
+
+    __slots__ = ("_all", "_dropped", "_receive", "_seen", "_task", "held")
+
+    def __init__(self, bodies: RequestBodies, receive: Receive) -> None:
+        self._all, self._receive = bodies, receive
+        self._seen = self.held = 0
+        self._dropped = False
+        self._task: asyncio.Task[Any] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self._release()
+
+    async def receive(self) -> Message:
+        """ASGI's `receive`. Raises BodyTooLarge, or EngineUnavailable if bodies take too much."""
+        try:
+            message = await self._receive()
+        except asyncio.CancelledError:
+            if self._dropped:
+                raise self._refusal() from None
+            raise
+        self._seen += (more := len(message.get("body", b"")))
+        self._all.check(self._seen)
+        if not message.get("more_body"):
+            self._release()
+        elif more:
+            self._task = asyncio.current_task()
+            self.held += more
+            self._all.hold(self, more)
+            if self._dropped:
+                raise self._refusal()
+        return message
+
+    def drop(self) -> None:
+        """Refuse the request, which waits for the rest of its body."""
+        self._dropped = True
+        self._release()
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+
+    def _refusal(self) -> Exception:
+        if self._task is not None:
+            self._task.uncancel()
+        return EngineUnavailable(
+            "The bodies of unfinished requests take too much of the server's memory, and this is "
+            "the largest. Send it again, in smaller parts if that is possible.",
+            retry_after=5,
+        )
+
+    def _release(self) -> None:
+        if self.held:
+            self._all.let_go(self)
+            self.held = 0

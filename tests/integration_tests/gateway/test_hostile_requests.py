@@ -1,0 +1,249 @@
+"""Requests that no client of good will sends: each is refused by name, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.live_server import LiveServer
+
+SAY = [{"role": "user", "content": "When is the falcon review?"}]
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def http(art_server: LiveServer) -> Iterator[httpx.Client]:
+    with art_server.http() as client:
+        yield client
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+def refused(answer: httpx.Response, status: int = 400) -> str:
+    """The message of an error in OpenAI's shape."""
+    assert answer.status_code == status, (answer.status_code, answer.text)
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "code", "param"}
+    return error["message"]
+
+
+def chat(http: httpx.Client, **body: Any) -> httpx.Response:
+    base = {"model": "tiny", "messages": SAY, "max_tokens": 4}
+    return http.post("/v1/chat/completions", json=base | body)
+
+
+def train(http: httpx.Client, **body: Any) -> httpx.Response:
+    headers = {"Idempotency-Key": new_id("k")}
+    return http.post("/v1/train", json={"policy": "tiny"} | body, headers=headers)
+
+
+# --- time ---------------------------------------------------------------------------------------
+
+
+def test_ids_that_are_given_twice_are_found_at_once(http: httpx.Client) -> None:
+    groups = [[f"run-{group}-{one}" for one in range(1000)] for group in range(32)]
+    groups[-1][-1] = groups[0][0]
+    begun = time.monotonic()
+    assert "'run-0-0'" in refused(train(http, groups=groups))
+    assert time.monotonic() - begun < 10  # counted one by one: 44 s, in which nobody is answered
+
+
+# --- shapes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/nowhere", 404, "not_found"),
+        ("GET", "/", 404, "not_found"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("DELETE", "/v1/models", 405, "method_not_allowed"),
+        ("OPTIONS", "/v1/policies", 405, "method_not_allowed"),
+    ],
+)
+def test_what_is_not_there_is_refused_in_the_same_shape(
+    http: httpx.Client, method: str, path: str, status: int, code: str
+) -> None:
+    answer = http.request(method, path)
+    assert path in refused(answer, status)
+    assert answer.json()["error"]["code"] == code
+    assert (status == 405) == ("allow" in answer.headers)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"messages": [{"role": [], "content": "x"}]}, "role"),
+        ({"messages": [{"role": {}, "content": "x"}]}, "role"),
+        ({"response_format": {"type": []}}, "response_format"),
+        ({"tool_choice": {"type": "function", "function": []}}, "tool_choice"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}},
+            "schema",
+        ),
+    ],
+)
+def test_an_odd_chat_request_is_refused(
+    http: httpx.Client, body: dict[str, Any], words: str
+) -> None:
+    assert words in refused(chat(http, **body))
+
+
+@pytest.mark.parametrize("headers", [{"Host": "["}, {"Origin": "http://["}, {"Origin": "["}])
+def test_an_address_that_is_none_is_refused(http: httpx.Client, headers: dict[str, str]) -> None:
+    refused(http.get("/v1/models", headers=headers), 401)
+
+
+@pytest.mark.parametrize(
+    "lora", [{"seed": 2**64}, {"alpha": 1e308}, {"rank": 10**30}, {"rank": True}, {"alpha": "8"}]
+)
+def test_an_adapter_that_no_engine_can_make_is_refused(
+    http: httpx.Client, lora: dict[str, Any]
+) -> None:
+    answer = http.post("/v1/policies", json={"name": "odd", "lora": lora})
+    assert next(iter(lora)) in refused(answer)
+
+
+def test_the_document_has_the_statuses_that_are_answered(http: httpx.Client) -> None:
+    document = http.get("/openapi.json").json()
+    operations = {
+        (method, path): operation["responses"]
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    }
+    for (method, path), responses in operations.items():
+        assert "422" not in responses
+        expected = (
+            {"405", "500"} if path in ("/healthz", "/readyz") else {"400", "401", "405", "429"}
+        )
+        assert expected <= set(responses), (method, path, set(responses))
+    chat = operations["post", "/v1/chat/completions"]
+    assert {"400", "401", "404", "408", "413", "429", "503"} <= set(chat)
+    assert {"404", "409"} <= set(operations["post", "/v1/train"])
+    body = chat["400"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    error = document["components"]["schemas"][body]["properties"]["error"]
+    inner = document["components"]["schemas"][error["$ref"].rpartition("/")[2]]
+    assert set(inner["properties"]) == {"message", "type", "code", "param"}
+    assert "HTTPValidationError" not in document["components"]["schemas"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/calls/a%00b",
+        "/v1/trajectories/a%00b",
+        "/v1/jobs/%00",
+        "/v1/policies/a%00/checkpoints",
+        "/v1/trajectories?scenario=%00",
+        "/v1/jobs?policy=a%00b",
+    ],
+)
+def test_an_id_with_a_nul_is_refused(http: httpx.Client, path: str) -> None:
+    assert "NUL" in refused(http.get(path))
+
+
+def test_a_scenario_with_a_nul_is_refused(http: httpx.Client) -> None:
+    run = {"id": new_id("t"), "scenario": "a\0b"}
+    assert "scenario" in refused(http.post("/v1/trajectories", json=run))
+    assert "art" in refused(chat(http, art={"scenario": "a\0b"}))
+
+
+# --- types and bounds ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("reward", "true"),
+        ("reward", '"1_0"'),
+        ("reward", "1e308"),
+        ("reward", "-1e10"),
+        ("scores", '{"a": true}'),
+        ("scores", '{"a": 1e300}'),
+        ("metadata", '{"a": [{"b": 1e400}]}'),
+        ("output", "-1e999"),
+        ("turns", '[{"reward": true}]'),
+        ("turns", '[{"latency": "1"}]'),
+        ("turns", '[{"step": "1"}]'),
+        ("turns", '[{"ours": "yes"}]'),
+    ],
+)
+def test_a_value_of_another_type_is_not_made_to_fit(
+    http: httpx.Client, field: str, value: str
+) -> None:
+    run = new_id("t")
+    answer = http.post(
+        "/v1/trajectories", content=f'{{"id": "{run}", "{field}": {value}}}', headers=JSON
+    )
+    assert field in refused(answer)
+    assert http.get(f"/v1/trajectories/{run}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("n", True),
+        ("max_tokens", "5"),
+        ("temperature", True),
+        ("temperature", "1"),
+        ("stream", "no"),
+        ("logprobs", 1),
+        ("seed", "7"),
+        ("seed", 1.0),
+        ("art", {"step": "2"}),
+        ("art", {"attempt": True}),
+    ],
+)
+def test_a_chat_option_of_another_type_is_not_made_to_fit(
+    http: httpx.Client, option: str, value: Any
+) -> None:
+    assert option in refused(chat(http, **{option: value}))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"learning_rate": 1.0}, "learning_rate"),
+        ({"learning_rate": True}, "learning_rate"),
+        ({"max_grad_norm": 1e300}, "max_grad_norm"),
+        ({"kl": {"estimator": "k3", "coefficient": 1e300}}, "coefficient"),
+        ({"credit": {"kind": "anchor", "weight": 1e300}}, "weight"),
+        ({"advantage": {"kind": "standardized", "scores": {"a": 1e300}}}, "scores"),
+        ({"loss": {"kind": "clip", "aggregation": {"kind": "constant", "value": 1e-300}}}, "value"),
+        ({"loss": {"kind": "cispo", "clip_high": 1e300}}, "clip_high"),
+        ({"optimizer_steps": "2"}, "optimizer_steps"),
+        ({"tokens_per_microbatch": 10**30}, "tokens_per_microbatch"),
+    ],
+)
+def test_a_training_option_that_would_overflow_is_refused(
+    http: httpx.Client, config: dict[str, Any], words: str
+) -> None:
+    message = refused(train(http, groups=[["a"]], config=config))
+    assert words in message
+
+
+# --- pages in a browser on this machine ---------------------------------------------------------
+
+
+def test_without_a_key_another_page_cannot_post(http: httpx.Client, art_server: LiveServer) -> None:
+    body = json.dumps({"name": "from-a-page"})
+    for headers in ({"Content-Type": "text/plain"}, {}, {"Content-Type": "application/jsonp"}):
+        message = refused(http.post("/v1/policies", content=body, headers=headers))
+        assert "application/json" in message
+    for origin in ("http://localhost:3000", f"https://127.0.0.1:{art_server.port}", "null"):
+        for path in ("/v1/policies", "/v1/chat/completions"):
+            answer = http.post(path, content=body, headers=JSON | {"Origin": origin})
+            assert "Origin" in refused(answer, 401)
+    assert "from-a-page" not in [p["name"] for p in http.get("/v1/policies").json()["data"]]
+    typed = {"Content-Type": "application/json; charset=utf-8", "Origin": art_server.root}
+    run = {"id": new_id("t")}
+    answer = http.post("/v1/trajectories", content=json.dumps(run), headers=typed)
+    assert answer.status_code == 200
