@@ -1,6 +1,6 @@
 """`ArtClient`, the blocking client of the server's HTTP API; its async twin is in `async_client`.
 
-Every call is idempotent, so it is retried after connection errors and 429 or 503 answers.
+Every call is idempotent, so it is retried after connection errors and 408, 429 or 503 answers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ArtClient(Endpoints):
             variable ART_BASE_URL, else ``http://localhost:8000/v1``.
         api_key: sent as a bearer token. None: the environment variable ART_API_KEY, else no key.
         timeout: seconds for one attempt, in addition to the time of a long poll.
-        patience: seconds to keep retrying after connection errors and 429 or 503 answers.
+        patience: seconds to keep retrying after connection errors and 408, 429 or 503 answers.
 
     Raises:
         ConfigError: `base_url` is not an http(s) URL.

@@ -113,7 +113,10 @@ def test_the_key_never_shows_in_repr() -> None:
     assert "secret" not in repr(ArtClient("http://a", "secret-secret-secret"))
 
 
-@pytest.mark.parametrize("code", sorted(set(REFUSALS) - {"overloaded", "engine_unavailable"}))
+RETRIED = {"overloaded", "engine_unavailable", "request_timeout"}
+
+
+@pytest.mark.parametrize("code", sorted(set(REFUSALS) - RETRIED))
 def test_each_code_of_the_wire_is_its_error(server: Scripted, code: str) -> None:
     server.answers = [refuse(code, REFUSALS[code].status)]
     with ArtClient(server.base_url) as client, pytest.raises(REFUSALS[code]) as caught:
