@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -21,14 +22,24 @@ from rich.logging import RichHandler
 from uvicorn.loops.auto import auto_loop_factory
 
 from langchain_art.errors import ArtError, ConfigError
+from langchain_art.wire.redaction import redact
 from langchain_art_server.config import Settings, load_settings
 from langchain_art_server.gateway.app import create_app
+from langchain_art_server.gateway.http_protocol import DeadlineHttp, max_connections
 from langchain_art_server.gateway.service import Service
 
 console = Console(stderr=True)
 cli = typer.Typer(add_completion=False, rich_markup_mode="rich")
 #: Options that are no setting of the same name. All others are; an unknown one is refused.
 _NOT_SETTINGS = {"config", "policy", "lora_rank", "log_level"}
+
+
+class _Redacting(logging.Formatter):
+    """Shows no secret that a message or a traceback holds."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, with its traceback."""
+        return redact(super().format(record))
 
 
 def build(settings: Settings) -> Service:
@@ -55,9 +66,12 @@ async def run(settings: Settings) -> None:
             port=settings.port,
             log_level="warning",
             access_log=False,
-            proxy_headers=False,  # nothing here asks who called
+            proxy_headers=False,  # slots are shared by who connects, and anyone can write a header
+            http=DeadlineHttp,
+            ws="none",
             timeout_graceful_shutdown=10,
         )
+        DeadlineHttp.limit = max_connections()
         server = uvicorn.Server(config)
         # The collector of cycles passes over what is there by now, and runs seldom: a call makes
         # hundreds of objects and no cycles, and a fifth of the time went into looking for them.
@@ -114,11 +128,10 @@ def main(
     Example:
       ART_API_KEY=… langchain-art serve Qwen/Qwen2.5-0.5B-Instruct --policy email-agent
     """
-    logging.basicConfig(
-        level=log_level.upper(),
-        format="%(message)s",
-        handlers=[RichHandler(console=console, show_path=False)],
-    )
+    os.umask(0o077)  # what is written is this user's alone, by the engines too
+    handler = RichHandler(console=console, show_path=False)
+    handler.setFormatter(_Redacting("%(message)s"))
+    logging.basicConfig(level=log_level.upper(), handlers=[handler])
     try:
         if model is None and config is None:
             raise ConfigError(
@@ -128,6 +141,7 @@ def main(
         options["policies"] = tuple(policy) if policy else None
         options["lora"] = {"rank": lora_rank} if lora_rank else None
         settings = load_settings(config, **options)
+        os.environ.pop("ART_API_KEY", None)  # the engines need none
         with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:  # uvloop, where it is
             runner.run(run(settings))
     except ArtError as error:

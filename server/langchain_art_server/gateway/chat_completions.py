@@ -18,9 +18,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from langchain_art.errors import ArtError, EngineUnavailable, Overloaded, RequestRefused
+from langchain_art.errors import ArtError, EngineUnavailable, RequestRefused
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest
 from langchain_art_server.gateway import chat_response
+from langchain_art_server.gateway.auth import peer_of
+from langchain_art_server.gateway.call_slots import Lease
 from langchain_art_server.gateway.chat_request import CheckedChatRequest, read_json
 from langchain_art_server.gateway.chat_response import Chunks
 from langchain_art_server.gateway.service import Service
@@ -42,26 +44,16 @@ class ChatCompletions:
         """Answer one request. Raises RequestRefused before anything is sent."""
         service = self._service
         call = CheckedChatRequest(await read_json(Request(scope, receive)), scope["headers"])
-        limit = service.settings.max_running_calls
-        if service.running_calls + call.count > limit:
-            raise Overloaded(
-                f"{service.running_calls} calls are running, and {limit} may. Retry, or lower the "
-                "client's concurrency.",
-                retry_after=1,
-            )
-        service.running_calls += call.count
-        try:
+        with service.slots.take(peer_of(scope), call.count) as slots:
             async with (
                 _WhileConnected(receive) as client,
                 service.jobs.gate.through(call.count),
                 service.router.use(call.body.model) as target,
             ):
-                completion = _Completion(service, call, target)
+                completion = _Completion(service, call, target, slots)
                 if call.body.stream:
                     return await completion.stream(scope, receive, send, client.stop)
                 answer = await completion.whole()
-        finally:
-            service.running_calls -= call.count
         response = Response(to_json(answer), media_type="application/json")
         await response(scope, receive, send)
 
@@ -108,8 +100,10 @@ class _WhileConnected:
 class _Completion:
     """One request: sample, record, answer."""
 
-    def __init__(self, service: Service, call: CheckedChatRequest, target: RoutedModel) -> None:
-        self._service, self._call, self._target = service, call, target
+    def __init__(
+        self, service: Service, call: CheckedChatRequest, target: RoutedModel, slots: Lease
+    ) -> None:
+        self._service, self._call, self._target, self._slots = service, call, target, slots
         self._begun = time.time()
         # Ids that grow with time are adjacent in the table's index: a batch writes few pages.
         self._id = f"chatcmpl-{int(self._begun * 1e6):014x}{random.getrandbits(72):018x}"
@@ -190,6 +184,7 @@ class _Completion:
                 async with aclosing(self._service.sampler.chat(self._request(index))) as pieces:
                     async for piece in pieces:
                         received.put_nowait((index, piece))
+                self._slots.give_back()  # now: a reader who does not read keeps none from others
             except Exception as error:  # noqa: BLE001 - raised below, where the request is answered
                 received.put_nowait((index, error))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import reprlib
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from starlette.responses import JSONResponse
 from langchain_art.errors import (
     ArtError,
     ConfigError,
+    EngineUnavailable,
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
@@ -26,6 +28,11 @@ def answer(error: Exception) -> JSONResponse:
     """The response to an error. One that nobody expected is 500, without its words."""
     if isinstance(error, ConfigError):  # of what the request asks for
         error = InvalidRequest(str(error))
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        error = EngineUnavailable(
+            "The server's disk is full. Free disk space, then send the request again.",
+            retry_after=30,
+        )
     if not isinstance(error, RequestRefused):
         said = str(error) if isinstance(error, ArtError) else _UNEXPECTED
         body = RequestRefused(said).body()

@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import io
 import logging
+import shutil
 import tarfile
 import time
 import uuid
@@ -15,9 +16,18 @@ from pathlib import Path
 
 from langchain_art import wire
 from langchain_art._version import __version__
-from langchain_art.errors import ArtError, ConfigError, Conflict, InvalidRequest, NotFound
+from langchain_art.errors import (
+    ArtError,
+    ConfigError,
+    Conflict,
+    EngineUnavailable,
+    InvalidRequest,
+    NotFound,
+    RequestRefused,
+)
 from langchain_art_server.backends.base import Learner, Sampler
 from langchain_art_server.config import Settings
+from langchain_art_server.gateway.call_slots import CallSlots
 from langchain_art_server.jobs.audit import audit
 from langchain_art_server.jobs.job_runner import JobRunner
 from langchain_art_server.jobs.sft_records import demonstrations
@@ -27,6 +37,8 @@ from langchain_art_server.policies.router import Router
 from langchain_art_server.storage.store import Store
 
 log = logging.getLogger(__name__)
+#: Bytes of free disk below which a failed write is laid to its being full.
+_LITTLE_DISK = 1 << 26
 
 
 class Service:
@@ -35,12 +47,13 @@ class Service:
     def __init__(self, settings: Settings, sampler: Sampler, learner: Learner) -> None:
         self.settings, self.sampler, self.learner = settings, sampler, learner
         settings.data_dir.mkdir(parents=True, exist_ok=True)
+        _make_private(settings.data_dir)
         self._lock = _own(settings.data_dir)
         self.store = Store(settings.url)
         self.adapters = AdapterStore(settings.data_dir / "adapters")
         self.router = Router(settings.base_name, self.adapters, sampler)
         self.jobs = JobRunner(settings, self.store, self.adapters, self.router, sampler, learner)
-        self.running_calls = 0
+        self.slots = CallSlots(settings.max_running_calls)
         self.ready = False
         self._started = time.monotonic()
         self._policy_lock = asyncio.Lock()
@@ -105,15 +118,22 @@ class Service:
     async def _first_version(self, spec: wire.PolicySpec) -> None:
         # An existing version 0 is from an attempt that failed, maybe with another LoRA shape.
         await self.jobs.drop_version(spec.name, 0)
+        about = {"policy": spec.name, "version": 0, "parent": None, "job": None}
+        about |= {"base_model": self.settings.model, "metrics": {}, "created_at": time.time()}
         staged = self.adapters.stage()
         try:
             await self.learner.init_adapter(staged, spec.lora)
-        except ArtError:
+            await asyncio.to_thread(self.adapters.publish, staged, spec.name, 0, about)
+        except (ArtError, OSError) as error:
+            full = shutil.disk_usage(staged.parent).free < _LITTLE_DISK
             self.adapters.discard(staged)
+            if full and not isinstance(error, ConfigError | RequestRefused):
+                raise EngineUnavailable(
+                    f"The policy could not be made, and {self.settings.data_dir} has no space left "
+                    f"({error}). Free disk space, then send the request again.",
+                    retry_after=30,
+                ) from error
             raise
-        about = {"policy": spec.name, "version": 0, "parent": None, "job": None}
-        about |= {"base_model": self.settings.model, "metrics": {}, "created_at": time.time()}
-        await asyncio.to_thread(self.adapters.publish, staged, spec.name, 0, about)
         await self.store.add_checkpoint(self.adapters.checkpoint(about))
         await self.router.serve(spec.name, 0)
         await self.store.add_policy(spec.name, spec.lora)
@@ -277,10 +297,22 @@ class Service:
             calls=calls,
             trajectories=trajectories,
             jobs=jobs,
-            running_calls=self.running_calls,
+            running_calls=self.slots.running,
             engine_restarts=self.sampler.restarts + self.learner.restarts,
             uptime=time.monotonic() - self._started,
         )
+
+
+def _make_private(data_dir: Path) -> None:
+    """Take others' rights to what an earlier release, or an umask, left open."""
+    opened = [data_dir, *data_dir.glob("adapters")]
+    files = [path for name in ("art.sqlite3*", "lock", "vllm.log*") for path in data_dir.glob(name)]
+    for path, mode in [*((one, 0o700) for one in opened), *((one, 0o600) for one in files)]:
+        if path.stat().st_mode & 0o077:
+            try:
+                path.chmod(mode)
+            except PermissionError:
+                log.warning("%s is another user's: its rights stay as they are.", path)
 
 
 def _own(data_dir: Path) -> io.TextIOWrapper:

@@ -1,0 +1,197 @@
+"""HTTP with deadlines: uvicorn's protocol, which has one for idle connections and no other.
+
+A peer loses its connection if it sends no whole header, a body too slowly, or does not read its
+answer. This holds before its key is read, and after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from langchain_art.errors import EngineUnavailable, InvalidRequest, RequestRefused, RequestTimeout
+from langchain_art_server.gateway.refusals import answer
+
+log = logging.getLogger(__name__)
+#: Seconds for a whole header, for a whole body, and in which a peer reads `_LEAST_READ` bytes.
+HEADER_SECONDS, BODY_SECONDS, READ_SECONDS = 10.0, 60.0, 30.0
+_LEAST_READ = 16 << 10
+#: Of a header, with its first line; its number of fields, trailers included; and requests that a
+#: connection may send ahead of their answers.
+MAX_HEADER_BYTES, MAX_FIELDS, MAX_AHEAD = 64 << 10, 128, 16
+MAX_CONNECTIONS = 4096
+#: Open files that are left to the store, the engines and the adapters.
+_OTHER_FILES = 256
+
+
+def max_connections() -> int:
+    """As many as there may be open files for; the limit of those is raised as far as it can be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return (
+        MAX_CONNECTIONS
+        if soft == resource.RLIM_INFINITY
+        else min(MAX_CONNECTIONS, soft - _OTHER_FILES)
+    )
+
+
+class _Refused(Exception):
+    """The header is not taken."""
+
+
+class DeadlineHttp(HttpToolsProtocol):
+    """One connection. Timers run only while a header or a body is unfinished."""
+
+    limit = MAX_CONNECTIONS
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._part = ""  # of a request that is unfinished: header, body or none
+        self._header_bytes = 0
+        self._deadline: asyncio.TimerHandle | None = None
+        self._reading: asyncio.TimerHandle | None = None
+
+    # --- connection -----------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A peer has connected."""
+        super().connection_made(transport)
+        if len(self.connections) > self.limit:
+            problem = f"{self.limit} connections are open, and no more may be."
+            self._refuse(EngineUnavailable(problem, retry_after=5))
+        else:
+            self._within(HEADER_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is closed, by whom ever."""
+        self._in_time()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No new request came. What is left of an answer is given up if it is not read."""
+        super().timeout_keep_alive_handler()
+        self.loop.call_later(READ_SECONDS, self.transport.abort)
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        super().data_received(data)
+        if self._part:
+            self._unfinished(len(data))
+        elif self._answers_nothing():
+            self._within(HEADER_SECONDS)  # empty lines before a header, which end uvicorn's timer
+
+    def on_message_begin(self) -> None:
+        """A header begins."""
+        super().on_message_begin()
+        self._part, self._header_bytes = "header", 0
+
+    def on_headers_complete(self) -> None:
+        """A header is whole."""
+        if len(self.headers) > MAX_FIELDS or len(self.pipeline) >= MAX_AHEAD:
+            raise _Refused
+        self._in_time()
+        self._part = "body"
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """A request is whole."""
+        self._in_time()
+        self._part = ""
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what cannot be parsed."""
+        self._refuse(
+            InvalidRequest(
+                f"{msg} Expected HTTP/1.1, with at most {MAX_FIELDS} fields and "
+                f"{MAX_HEADER_BYTES} bytes of header, and at most {MAX_AHEAD} requests that wait "
+                "for their answers."
+            )
+        )
+
+    def _unfinished(self, more: int) -> None:
+        self._header_bytes += more
+        too_long = self._part == "header" and self._header_bytes > MAX_HEADER_BYTES
+        if too_long or len(self.headers) > MAX_FIELDS:
+            self.send_400_response("The header is too large.")
+        else:
+            self._within(HEADER_SECONDS if self._part == "header" else BODY_SECONDS)
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        """The peer does not read."""
+        super().pause_writing()
+        self._expect_reading()
+
+    def resume_writing(self) -> None:
+        """The peer has read."""
+        super().resume_writing()
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def _expect_reading(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._reading = self.loop.call_later(READ_SECONDS, self._has_it_read, unread)
+
+    def _has_it_read(self, unread: int) -> None:
+        if self.transport.get_write_buffer_size() <= unread - _LEAST_READ:
+            self._expect_reading()  # of a large answer that was written at once
+            return
+        log.warning("%s has not read its answer for %g s and loses it.", self.client, READ_SECONDS)
+        self.transport.abort()
+
+    # --- deadlines ------------------------------------------------------------------------------
+
+    def _within(self, seconds: float) -> None:
+        if self._deadline is None and not self.transport.is_closing():
+            self._deadline = self.loop.call_later(seconds, self._too_slow)
+
+    def _in_time(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_slow(self) -> None:
+        if not self._part:
+            self.transport.close()  # it has not asked for anything
+            return
+        limit = HEADER_SECONDS if self._part == "header" else BODY_SECONDS
+        problem = f"got no whole {self._part} within {limit:g} s."
+        self._refuse(RequestTimeout(f"{problem} Send it again, in smaller parts if it is large."))
+
+    def _answers_nothing(self) -> bool:
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
+        return cycle is None or cycle.response_complete
+
+    def _refuse(self, error: RequestRefused) -> None:
+        """Answer without the application, unless it answers already, and close."""
+        self._in_time()
+        if self.transport.is_closing():
+            return
+        if self._part == "body":  # of a request that may have been answered, or wait for others
+            unanswered = not (self.cycle.response_started or self.pipeline)
+        else:
+            unanswered = self._answers_nothing()
+        if unanswered:
+            response = answer(error)
+            lines = [STATUS_LINE[response.status_code], b"connection: close\r\n"]
+            lines += [b"%b: %b\r\n" % pair for pair in response.raw_headers]
+            self.transport.write(b"".join([*lines, b"\r\n", bytes(response.body)]))
+        self.transport.close()  # the application learns of it when it is closed
+        self.loop.call_later(READ_SECONDS, self.transport.abort)

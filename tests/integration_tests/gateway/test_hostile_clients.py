@@ -1,0 +1,281 @@
+"""Clients that do not go on: what they hold is taken from them, and others are served meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from langchain_art_server.config import Settings
+from langchain_art_server.gateway import http_protocol
+from langchain_art_server.gateway.auth import AccessControl
+from langchain_art_server.gateway.http_protocol import DeadlineHttp
+from tests.support.live_server import LiveServer
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+POST = (
+    b"POST /size HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n"
+)
+
+
+class Small:
+    """The gateway's front, with short deadlines, before an application that counts."""
+
+    def __init__(self) -> None:
+        self.left = threading.Event()
+        front = AccessControl(self._answer, Settings(model="m", max_body_bytes=1 << 20))
+        config = uvicorn.Config(
+            front, port=0, http=DeadlineHttp, ws="none", lifespan="off", log_level="error"
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+        self.port = self._server.servers[0].sockets[0].getsockname()[1]
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/endless":
+            await StreamingResponse(self._endless())(scope, receive, send)
+            return
+        if scope["path"] == "/large":
+            await Response(bytes(32 << 20))(scope, receive, send)
+            return
+        body = await Request(scope, receive).body()
+        await PlainTextResponse(str(len(body)))(scope, receive, send)
+
+    async def _endless(self) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b"x" * 65536
+                await asyncio.sleep(0)
+        finally:
+            self.left.set()
+
+    def connect(self, timeout: float = 10) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[Small]:
+    monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 0.4)
+    monkeypatch.setattr(http_protocol, "BODY_SECONDS", 0.8)
+    monkeypatch.setattr(http_protocol, "READ_SECONDS", 0.5)
+    server = Small()
+    yield server
+    server.stop()
+
+
+def said(connection: socket.socket) -> bytes:
+    """All until the server closes."""
+    parts = list[bytes]()
+    try:
+        while part := connection.recv(65536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def refusal(connection: socket.socket) -> tuple[int, str]:
+    """Status and message of an answer in OpenAI's shape, before the connection is closed."""
+    head, _, body = said(connection).partition(b"\r\n\r\n")
+    assert b"application/json" in head and b"connection: close" in head.lower(), head
+    return int(head.split()[1]), json.loads(body)["error"]["message"]
+
+
+def drip(connection: socket.socket, piece: bytes, seconds: float) -> None:
+    """Send a piece again and again, until the server closes or the time is over."""
+    end = time.monotonic() + seconds
+    try:
+        while time.monotonic() < end:
+            connection.sendall(piece)
+            time.sleep(0.1)
+    except OSError:
+        pass
+
+
+def test_who_sends_no_whole_header_is_closed(small: Small) -> None:
+    begun = time.monotonic()
+    assert said(small.connect()) == b""
+    slow, empty = small.connect(), small.connect()
+    slow.sendall(GET)
+    status, message = refusal(slow)
+    assert status == 408 and "header" in message
+    drip(empty, b"\r\n", 3)
+    assert said(empty) == b""
+    assert time.monotonic() - begun < 5
+    slow = small.connect()
+    slow.sendall(GET)
+    drip(slow, b"X-A: b\r\n", 3)
+    assert refusal(slow)[0] == 408
+
+
+def test_between_two_requests_there_is_time(small: Small) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{small.port}") as http:
+        for _ in range(3):
+            assert http.get("/healthz").status_code == 200
+            time.sleep(0.6)
+    one = small.connect()
+    one.sendall(GET + b"\r\n")
+    assert b"200 OK" in one.recv(4096)
+    one.sendall(GET)
+    assert refusal(one)[0] == 408
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        GET + b"".join(b"A%d: b\r\n" % n for n in range(500)) + b"\r\n",
+        GET + b"A: " + b"b" * 400_000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 400_000 + b" HTTP/1.1\r\n\r\n",
+        (GET + b"\r\n") * 2000,
+        b"NOT HTTP\r\n\r\n",
+    ],
+    ids=["fields", "long", "url", "ahead", "no HTTP"],
+)
+def test_a_header_has_a_size(small: Small, header: bytes) -> None:
+    connection = small.connect()
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(header)
+    answer = said(connection)
+    # Unread bytes reset a connection, which may take the answer along.
+    assert answer == b"" or b"HTTP/1.1 400" in answer or answer.count(b"200 OK") <= 20
+
+
+def test_trailers_are_no_way_around_it(small: Small) -> None:
+    connection = small.connect()
+    head = b"POST /size HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n1\r\n1\r\n0\r\n")
+    sent = 0
+    try:
+        for _ in range(2000):
+            connection.sendall(b"A: b\r\n" * 100)
+            sent += 100
+            time.sleep(0.001)
+    except ConnectionError:
+        pass
+    assert sent < 20_000
+
+
+def test_a_slow_body_is_answered_408(small: Small) -> None:
+    connection = small.connect()
+    connection.sendall(POST % 100)
+    drip(connection, b" ", 3)
+    status, message = refusal(connection)
+    assert status == 408 and "body" in message
+    quick = small.connect()
+    quick.sendall(POST % 100 + b" " * 50)
+    time.sleep(0.3)
+    quick.sendall(b" " * 50)
+    assert quick.recv(4096).endswith(b"100")
+
+
+def test_unfinished_bodies_share_their_memory(small: Small) -> None:
+    size = 1 << 20
+    slow = [small.connect() for _ in range(8)]
+    for connection in slow:
+        connection.sendall(POST % size + b" " * (size - 1))
+    answers = [said(connection) for connection in slow]
+    assert sum(b"HTTP/1.1 503" in answer for answer in answers) >= 4
+    assert sum(b"HTTP/1.1 408" in answer for answer in answers) >= 3
+    assert all(b"retry-after" in answer for answer in answers if b" 503 " in answer)
+
+
+def test_who_does_not_read_loses_its_answer(small: Small) -> None:
+    connection = small.connect()
+    connection.sendall(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert connection.recv(10)
+    assert small.left.wait(10)
+    with httpx.stream("GET", f"http://127.0.0.1:{small.port}/endless") as reader:
+        small.left.clear()
+        begun = time.monotonic()
+        for _ in reader.iter_bytes():  # slowly, and longer than the deadline
+            time.sleep(0.001)
+            if time.monotonic() - begun > 1.5:
+                break
+        assert not small.left.is_set()
+
+
+def test_who_reads_slowly_keeps_a_large_answer(small: Small) -> None:
+    connection = small.connect()
+    connection.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    begun, read = time.monotonic(), 0
+    while part := connection.recv(1 << 20):
+        read += len(part)
+        time.sleep(0.05)
+    assert read > 32 << 20 and time.monotonic() - begun > 1
+
+
+# --- the server itself --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_server_closes_what_asks_for_nothing(art_server: LiveServer) -> None:
+    def connect() -> socket.socket:
+        return socket.create_connection(("127.0.0.1", art_server.port), 25)
+
+    begun = time.monotonic()
+    idle, slow = connect(), connect()
+    slow.sendall(GET)
+    assert said(idle) == b""
+    assert refusal(slow)[0] == 408
+    assert time.monotonic() - begun < 20
+
+
+@pytest.mark.slow
+def test_streams_that_are_not_read_keep_nobody_waiting(tmp_path: Path) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text("max_running_calls = 32\n")
+    server = LiveServer(tmp_path / "data", "--config", str(config)).start()
+    try:
+        body = {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "Tell me a story."}],
+            **{"n": 16, "stream": True, "logprobs": True, "top_logprobs": 20, "max_tokens": 300},
+        }
+        readers = [unread(server.port, body) for _ in range(2)]
+        with (
+            httpx.HTTPTransport(local_address="127.0.0.2") as transport,
+            httpx.Client(transport=transport, base_url=server.root, timeout=60) as other,
+        ):
+            begun, refused = time.monotonic(), 0
+            ask: dict[str, Any] = {"model": "tiny", "messages": body["messages"], "max_tokens": 4}
+            while other.post("/v1/chat/completions", json=ask).status_code != 200:
+                refused += 1
+                assert time.monotonic() - begun < 60, "unread streams hold all slots"
+                time.sleep(0.5)
+        for reader in readers:
+            reader.close()
+    finally:
+        server.stop()
+
+
+def unread(port: int, body: dict[str, Any]) -> socket.socket:
+    """A stream that is asked for and not read."""
+    content = json.dumps(body).encode()
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", port))
+    head = POST.replace(b"/size", b"/v1/chat/completions") % len(content)
+    connection.sendall(head + content)
+    assert connection.recv(12) == b"HTTP/1.1 200"
+    return connection

@@ -1,0 +1,57 @@
+"""Secrets are not shown; what is no secret is."""
+
+from __future__ import annotations
+
+import pytest
+
+from langchain_art.wire.redaction import REDACTED, redact, redact_values
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "sk-proj-" + "a1B2c3D4" * 4,
+        "sk-ant-api03-" + "a1B2c3D4" * 4,
+        "ghp_" + "a1B2c3D4" * 4,
+        "github_pat_" + "a1B2c3D4" * 4,
+        "AKIA" + "ABCD1234" * 2,
+        "hf_" + "aBcD1234" * 4,
+        "xoxb-1234567890-abcdef",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIB\nabc\n-----END RSA PRIVATE KEY-----",
+    ],
+)
+def test_a_secret_is_found_wherever_it_stands(secret: str) -> None:
+    assert redact(f"My key is {secret}, keep it.") == f"My key is {REDACTED}, keep it."
+    shown = redact_values({"metadata": [{"note": secret}], "n": 1, "none": None})
+    assert shown == {"metadata": [{"note": REDACTED}], "n": 1, "none": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Authorization: Bearer abcdefghijklmnop0123", f"Authorization: Bearer {REDACTED}"),
+        ("postgresql://art:hunter2@db/art", f"postgresql://{REDACTED}@db/art"),
+        ('{"password": "hunter22", "user": "ann"}', f'{{"{REDACTED}", "user": "ann"}}'),
+        ("api_key=abcdef123456; next", f"{REDACTED}; next"),
+    ],
+)
+def test_what_names_a_secret_tells_it(text: str, shown: str) -> None:
+    assert redact(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "When is the falcon review? At https://example.com/a:b it says token 5 of 300.",
+        "tiny@3 serves; max_tokens: 1024, total tokens: 123456",
+        "chatcmpl-000641a2b3c4d5e6f7a8b9c0d1e2f3 was sampled",
+        "The secret of a good risotto is patience.",
+    ],
+)
+def test_other_text_stays(text: str) -> None:
+    assert redact(text) == text
+
+
+def test_it_takes_a_time_that_grows_with_the_text_alone() -> None:
+    redact("sk-" * 100_000 + "eyJ" * 100_000 + "password:" * 50_000 + "-----BEGIN " * 20_000)

@@ -1,0 +1,68 @@
+"""Slots are shared: who is alone has all of them, and nobody waits for one client alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from langchain_art.errors import Overloaded
+from langchain_art_server.gateway import call_slots
+from langchain_art_server.gateway.call_slots import CallSlots, Lease
+
+
+def refused(slots: CallSlots, client: str, count: int = 1) -> bool:
+    try:
+        slots.take(client, count).give_back(count)
+    except Overloaded as error:
+        assert error.retry_after == 1
+        return True
+    return False
+
+
+def test_one_client_alone_has_all_of_them() -> None:
+    slots = CallSlots(8)
+    leases = [slots.take("a", 1) for _ in range(8)]
+    assert slots.running == 8 and refused(slots, "a")
+    with leases[0] as lease:
+        lease.give_back()
+    assert slots.running == 7
+    assert not refused(slots, "a")
+
+
+def test_while_another_waits_a_client_gets_no_more_than_its_share() -> None:
+    slots = CallSlots(8)
+    greedy = [slots.take("a", 1) for _ in range(8)]
+    assert refused(slots, "b")
+    for lease in greedy[:3]:
+        lease.give_back()
+    assert refused(slots, "a")  # it has 5 of 8, and b waits
+    with pytest.raises(Overloaded, match="5 of them yours, and other clients wait"):
+        slots.take("a", 1)
+    with slots.take("b", 2):
+        assert not refused(slots, "a")  # nobody else waits any more
+
+
+def test_who_has_nothing_is_never_refused_for_its_share() -> None:
+    slots = CallSlots(16)
+    held = slots.take("a", 15)
+    assert refused(slots, "b", 4)
+    held.give_back(14)
+    with slots.take("c", 15 - slots.running):
+        pass
+
+
+def test_who_does_not_come_back_does_not_hold_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_slots, "_WAITS", -1.0)
+    slots = CallSlots(4)
+    held = slots.take("a", 4)
+    assert refused(slots, "b")
+    held.give_back(1)
+    assert not refused(slots, "a")
+
+
+def test_a_lease_gives_back_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = CallSlots(4)
+    with pytest.raises(ZeroDivisionError), slots.take("a", 4) as lease:
+        lease.give_back(3)
+        assert isinstance(lease, Lease) and slots.running == 1
+        raise ZeroDivisionError
+    assert slots.running == 0 and not slots._of

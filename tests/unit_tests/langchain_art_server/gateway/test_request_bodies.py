@@ -1,0 +1,74 @@
+"""Unfinished bodies share a budget of memory, and the largest gives way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from starlette.types import Message
+
+from langchain_art.errors import BodyTooLarge, EngineUnavailable
+from langchain_art_server.gateway.request_bodies import RequestBodies
+
+
+class Sender:
+    """A body whose parts come when they are told to."""
+
+    def __init__(self, bodies: RequestBodies) -> None:
+        self._parts: asyncio.Queue[Message] = asyncio.Queue()
+        self.task = asyncio.create_task(self._receive(bodies))
+
+    async def _receive(self, bodies: RequestBodies) -> int:
+        received, more = 0, True
+        with bodies.admit({}, self._parts.get) as body:
+            while more:
+                message = await body.receive()
+                received, more = received + len(message["body"]), message["more_body"]
+        return received
+
+    async def send(self, size: int, more: bool = True) -> None:
+        self._parts.put_nowait({"type": "http.request", "body": b"x" * size, "more_body": more})
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+
+async def test_beyond_the_budget_the_largest_body_is_refused() -> None:
+    bodies = RequestBodies(1000)
+    senders = [Sender(bodies) for _ in range(5)]
+    for sender in senders[:4]:
+        await sender.send(950)
+    await senders[4].send(100)
+    assert [sender.task.done() for sender in senders] == [False] * 5
+    await senders[3].send(40)
+    await senders[4].send(90)  # 4,030 of 4,000 bytes
+    with pytest.raises(EngineUnavailable) as refused:
+        await senders[3].task
+    assert refused.value.retry_after
+    for sender in senders[:3]:
+        await sender.send(50, more=False)
+        assert await sender.task == 1000
+    await senders[4].send(10, more=False)
+    assert await senders[4].task == 200
+    assert bodies._held == 0 and not bodies._unfinished
+
+
+async def test_a_client_that_leaves_takes_its_part_along() -> None:
+    bodies = RequestBodies(1000)
+    sender = Sender(bodies)
+    await sender.send(600)
+    sender.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sender.task
+    assert bodies._held == 0
+
+
+async def test_each_body_has_a_limit() -> None:
+    bodies = RequestBodies(1000)
+    with pytest.raises(BodyTooLarge):
+        bodies.admit({b"content-length": b"1001"}, asyncio.Queue().get)
+    sender = Sender(bodies)
+    await sender.send(600)
+    await sender.send(600)
+    with pytest.raises(BodyTooLarge, match="max_body_bytes"):
+        await sender.task
+    assert bodies._held == 0
