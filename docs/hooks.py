@@ -87,10 +87,11 @@ def openapi() -> dict[str, Any]:
 API_INTRODUCTION = """# HTTP API
 
 Generated from the server's OpenAPI document, which a running server gives at `/openapi.json`.
-Bodies and answers are JSON. With a key, send it as `Authorization: Bearer …`. A refused request
-has OpenAI's error shape, `{"error": {"message", "type", "code", "param"}}`; the codes are those of
-the [errors](reference/errors.md). Requests may be sent again: stores are idempotent by id, training
-by its `Idempotency-Key`.
+Bodies and answers are JSON, and a body says so (`Content-Type: application/json`). With a key, send
+it as `Authorization: Bearer …`. A refused request has OpenAI's error shape,
+`{"error": {"message", "type", "code", "param"}}`; the codes are those of the
+[errors](reference/errors.md), and the document lists each route's statuses. Requests may be sent
+again: stores are idempotent by id, training by its `Idempotency-Key`.
 """
 
 

@@ -14,10 +14,18 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from langchain_art.cli import checkpoints
+from langchain_art.cli import checkpoints, key
 from langchain_art.cli.canary import canary
 from langchain_art.cli.doctor import doctor
-from langchain_art.cli.options import AsJson, BaseUrl, client_of, console, show, split_version
+from langchain_art.cli.options import (
+    AsJson,
+    BaseUrl,
+    client_of,
+    console,
+    redacted,
+    show,
+    split_version,
+)
 from langchain_art.errors import ArtError, ConfigError
 
 app = typer.Typer(
@@ -35,6 +43,7 @@ app = typer.Typer(
     "  ART_API_KEY   its key, for servers and clients alike; never a flag",
 )
 app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(key.app, name="key")
 app.command()(canary)
 app.command()(doctor)
 
@@ -122,9 +131,9 @@ def runs(
 
     with client_of(base_url) as client:
         if trajectory_id is not None:
-            show(client.trajectory(trajectory_id), as_json, run_table)
+            show(redacted(client.trajectory(trajectory_id)), as_json, run_table)
         else:
-            show(client.trajectories(limit, scenario), as_json, runs_table)
+            show(redacted(client.trajectories(limit, scenario)), as_json, runs_table)
 
 
 @app.command()

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from langchain_art.errors import ConfigError
+from langchain_art.wire.redaction import redact_values
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -40,6 +41,13 @@ def split_version(name: str) -> tuple[str, int]:
     if not policy or not version.isdigit():
         raise ConfigError(f"got {name!r}, expected POLICY@N, such as email-agent@17")
     return policy, int(version)
+
+
+def redacted(found: Found) -> Found:
+    """Runs for a terminal or a bug report: secrets in their messages and metadata are not shown."""
+    if isinstance(found, BaseModel):
+        return type(found).model_validate(redact_values(found.model_dump(mode="json")))
+    return [redacted(one) for one in found]  # type: ignore[return-value]
 
 
 def show(found: Found, as_json: bool, view: Callable[[Found], RenderableType], **more: Any) -> None:

@@ -27,6 +27,7 @@ from langchain_art.diagnostics.memory_estimate import (
 )
 from langchain_art.errors import ConfigError
 from langchain_art.wire import Wire
+from langchain_art.wire.api_keys import key_problem
 
 #: Sizes of published models (their config.json), shown if no model is given.
 KNOWN = {
@@ -45,7 +46,6 @@ PROCESS_BYTES = 3 * 10**9 // 2
 MOST_SHARDS = 8
 #: Bytes of free disk for adapter versions, records and a model's download.
 LEAST_DISK = 10 * 10**9
-MIN_KEY_LENGTH = 16
 _TORCH = (
     "import json, torch; seen = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
     "print(json.dumps({'cuda': torch.version.cuda, 'devices': seen}))"
@@ -294,14 +294,13 @@ def _port(host: str, port: int) -> Finding:
 def _key(host: str) -> Finding:
     key = os.environ.get("ART_API_KEY", "")
     local = host in ("localhost", "::1") or host.startswith("127.")
-    missing = 0 < len(key) < MIN_KEY_LENGTH or not (local or key)
-    problem = (
-        f"Set ART_API_KEY to at least {MIN_KEY_LENGTH} characters: "
-        "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
-    )
+    if key:
+        problem = (key_problem(key) or "").capitalize()
+    else:
+        problem = "" if local else "Set ART_API_KEY; make one with: langchain-art key new"
     reach = "loopback only" if local else "reachable from other machines"
     found = f"{'ART_API_KEY is set' if key else 'none'}; {host} is {reach}"
-    return _checked("key", found, problem if missing else "")
+    return _checked("key", found, problem)
 
 
 def _memory(one: MemoryFit, memory: int, devices: int) -> Finding:

@@ -21,8 +21,7 @@ from pydantic import (
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import LoraConfig, Name
-
-MIN_KEY_LENGTH = 16
+from langchain_art.wire.api_keys import key_problem
 
 
 class _Table(BaseModel):
@@ -150,8 +149,8 @@ class Settings(_Table):
     database_url: str | None = None
     """Of SQLite or PostgreSQL, as SQLAlchemy has it; None: SQLite in `data_dir`."""
     api_key: SecretStr | None = None
-    """Required (at least 16 characters) unless `host` is a loopback address. Also read from the
-    environment variable ART_API_KEY."""
+    """Required unless `host` is a loopback address: at least 32 random bytes, as the command
+    ``langchain-art key new`` prints them. Also read from the environment variable ART_API_KEY."""
     device: str | None = None
     """Torch device; None: cuda, mps or cpu, whichever torch finds."""
     dtype: str | None = None
@@ -175,16 +174,13 @@ class Settings(_Table):
 
     @model_validator(mode="after")
     def _key_off_loopback(self) -> Settings:
-        key = self.api_key.get_secret_value() if self.api_key else ""
-        if self.api_key and len(key) < MIN_KEY_LENGTH:
-            raise ValueError(
-                f"got an api_key of {len(key)} characters, expected at least {MIN_KEY_LENGTH}; "
-                "make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
-            )
+        if self.api_key and (problem := key_problem(self.api_key.get_secret_value())):
+            raise ValueError(f"api_key (or ART_API_KEY): {problem}")
         if not self.api_key and not is_loopback(self.host):
             raise ValueError(
                 f"host {self.host!r} is reachable from other machines, and no api_key is set; set "
-                "ART_API_KEY (or api_key in the TOML file), or bind to 127.0.0.1"
+                "ART_API_KEY (or api_key in the TOML file) to what `langchain-art key new` prints, "
+                "or bind to 127.0.0.1"
             )
         return self
 

@@ -14,9 +14,10 @@ from langchain_art.cli.main import app
 from langchain_art.diagnostics import doctor
 from langchain_art.diagnostics.memory_estimate import Shape
 from langchain_art.errors import ConfigError
+from langchain_art.wire.api_keys import new_api_key
 from tests.support.live_server import BASE_MODEL, free_port
 
-KEY = "a-key-of-at-least-sixteen-characters"
+KEY = new_api_key()
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,21 @@ from langchain_art.cli.tables import run_table, runs_table
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
 from langchain_art.wire import Checkpoint, Trajectory, Turn, Usage
+from langchain_art.wire.api_keys import key_problem
 from tests.support.live_server import BASE_MODEL, LiveServer
 
-COMMANDS = ["demo", "serve", "status", "runs", "audit", "checkpoints", "eval", "canary", "export"]
+COMMANDS = [
+    "demo",
+    "serve",
+    "status",
+    "runs",
+    "audit",
+    "checkpoints",
+    "eval",
+    "canary",
+    "export",
+    "key",
+]
 
 
 def text(command: list[str]) -> str:
@@ -251,3 +263,9 @@ def test_eval_measures_the_policy_it_is_told(
     found = json.loads(text([*command, "--samples", "2", "--json"]))
     assert (found["n"], found["versions"]) == (4, [f"{here.policy}@0"])
     assert f"{here.policy}@0:" in text(command)
+
+
+def test_a_new_key_is_one_that_a_server_takes() -> None:
+    keys = [text(["key", "new"]) for _ in range(2)]
+    assert keys[0] != keys[1]
+    assert [key_problem(key.strip()) for key in keys] == [None, None]

@@ -19,6 +19,7 @@ import httpx
 import openai
 import pytest
 
+from langchain_art.wire.api_keys import new_api_key
 from tests.support.live_server import LiveServer
 
 SAY = [{"role": "user", "content": "When is the falcon review?"}]
@@ -467,7 +468,9 @@ def test_numbers_that_no_database_holds_are_refused(http: httpx.Client) -> None:
 
 @pytest.fixture(scope="module")
 def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    server = LiveServer(tmp_path_factory.mktemp("keyed") / "data", env={"ART_API_KEY": "k" * 32})
+    server = LiveServer(
+        tmp_path_factory.mktemp("keyed") / "data", env={"ART_API_KEY": new_api_key()}
+    )
     yield server.start()
     server.stop()
 
@@ -482,6 +485,43 @@ def test_a_key_is_asked_for_and_compared(keyed_server: LiveServer) -> None:
     assert httpx.get(f"{root}/healthz").status_code == 200
     with keyed_server.http() as client:
         assert client.get("/v1/models").status_code == 200
+    log = keyed_server.log.read_text()
+    assert "A wrong API key from 127.0.0.1" in log and key not in log
+
+
+@pytest.mark.slow
+def test_the_key_and_the_data_are_the_servers_alone(keyed_server: LiveServer) -> None:
+    assert keyed_server.process is not None
+    children = descendants(keyed_server.process.pid)
+    assert len(children) >= 2  # sampler and learner
+    for child in children:
+        assert keyed_server.api_key not in Path(f"/proc/{child}/environ").read_text()
+        assert keyed_server.api_key not in Path(f"/proc/{child}/cmdline").read_text()
+    kept = [keyed_server.data_dir, *keyed_server.data_dir.rglob("*")]
+    assert len([path for path in kept if path.is_file()]) > 3
+    for path in kept:
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+@pytest.mark.slow
+def test_a_full_disk_makes_no_policy_until_there_is_space(keyed_server: LiveServer) -> None:
+    staging = keyed_server.data_dir / "adapters" / ".staging"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", str(staging)])
+    if mounted.returncode:
+        pytest.skip("may not mount a small disk here")
+    with keyed_server.http() as client:
+        try:
+            full = client.post("/v1/policies", json={"name": "on-a-full-disk"})
+        finally:
+            subprocess.run(["umount", str(staging)], check=True)
+        assert (full.status_code, full.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert "Free disk space" in full.text and "retry-after" in full.headers
+        assert client.post("/v1/policies", json={"name": "on-a-full-disk"}).status_code == 200
+
+
+def descendants(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [one for child in map(int, children) for one in (child, *descendants(child))]
 
 
 @pytest.mark.slow

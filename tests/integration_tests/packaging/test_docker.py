@@ -15,11 +15,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from langchain_art.wire.api_keys import new_api_key
 from tests.support.environments import UV, uv_environment
 from tests.support.live_server import BASE_MODEL, REPO, free_port
 
 FILES = ["server/Dockerfile", "server/Dockerfile.cpu"]
-KEY = "a-key-of-at-least-sixteen-characters"
+KEY = new_api_key()
 
 
 def instructions(file: str) -> list[tuple[str, str]]:

@@ -24,6 +24,7 @@ from langchain_art.diagnostics.canary_checks import (
     surprise,
 )
 from langchain_art.errors import ConfigError, ServerUnreachable
+from langchain_art.wire.api_keys import new_api_key
 from langchain_art.wire.tolerances import FULL_PRECISION, HALF_PRECISION
 from tests.support.live_server import BASE_MODEL, REPO, FaultyServer
 
@@ -120,7 +121,7 @@ def test_the_command_prints_and_ends_with_its_verdict(server: FaultyServer) -> N
 
 @pytest.mark.slow
 def test_the_command_starts_a_server_of_its_own_with_the_key_that_is_set() -> None:
-    env = {"ART_API_KEY": "a-key-of-this-test-alone"}
+    env = {"ART_API_KEY": new_api_key()}
     done = CliRunner().invoke(main.app, ["canary", "--model", str(BASE_MODEL), "--json"], env=env)
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["passed"] is True

@@ -1,0 +1,67 @@
+"""Wrong keys are slowed by peer and logged without the key; right ones never are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import httpx
+import pytest
+from starlette.responses import PlainTextResponse
+
+from langchain_art_server.config import Settings
+from langchain_art_server.gateway import auth
+from langchain_art_server.gateway.auth import AccessControl, peer_of
+
+KEY = "PqT7cX0vM5hYw2Jd9sKf3LbR8nGz1Ua6EoWiC4tVyQx"
+
+
+def client(app: AccessControl, key: str, peer: str = "10.0.0.1") -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app, client=(peer, 1))
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.AsyncClient(transport=transport, base_url="http://art", headers=headers)
+
+
+@pytest.fixture
+def app() -> AccessControl:
+    return AccessControl(PlainTextResponse("in"), Settings(model="m", api_key=KEY))  # type: ignore[arg-type]
+
+
+async def test_wrong_keys_are_slowed_and_a_right_one_is_not(
+    app: AccessControl, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(auth, "_SLOW", 0.2)
+    with caplog.at_level(logging.WARNING):
+        async with client(app, "wrong-and-secret") as wrong, client(app, KEY) as right:
+            begun = time.monotonic()
+            answers = await asyncio.gather(*(wrong.get("/v1/models") for _ in range(100)))
+            statuses = [answer.status_code for answer in answers]
+            assert statuses.count(401) == auth._AT_ONCE + auth._MAY_WAIT
+            assert statuses.count(429) == 100 - statuses.count(401)
+            assert time.monotonic() - begun >= 0.2
+            waits = asyncio.create_task(wrong.get("/v1/models"))
+            assert (await right.get("/v1/models")).text == "in"
+            assert not waits.done()
+            async with client(app, "other", "10.0.0.2") as other:
+                assert (await other.get("/v1/models")).status_code == 401
+            assert not waits.done()
+            await waits
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2 and "10.0.0.1" in lines[0]  # one a peer in ten seconds
+    assert "wrong-and-secret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("10.0.0.1", "10.0.0.2", False),
+        ("2001:db8::1", "2001:db8::ffff:2", True),
+        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+    ],
+)
+def test_a_host_is_one_peer_whatever_its_addresses(one: str, other: str, same: bool) -> None:
+    scopes: list[dict[str, Any]] = [{"client": (address, 1)} for address in (one, other)]
+    assert (peer_of(scopes[0]) == peer_of(scopes[1])) == same
