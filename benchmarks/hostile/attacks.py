@@ -1,0 +1,258 @@
+"""What a hostile client sends: each attack is a coroutine that goes on until it is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+CHAT = "/v1/chat/completions"
+ASK = [{"role": "user", "content": "When is the falcon review?"}]
+LOWEST = -(2**63)
+MB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Target:
+    """The server, and the key that most attackers have."""
+
+    port: int
+    key: str
+
+    def head(self, method: str, path: str, length: int, key: str | None = None) -> bytes:
+        return (
+            f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n"
+            f"Authorization: Bearer {self.key if key is None else key}\r\n"
+            f"Idempotency-Key: attack-{next(_numbers)}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+        ).encode()
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port, limit=64 * MB)
+
+    async def send(
+        self, method: str, path: str, body: bytes = b"", key: str | None = None
+    ) -> int | None:
+        """One request; its answer's status, or None if the server closed the connection."""
+        reader, writer = await self.connect()
+        try:
+            writer.write(self.head(method, path, len(body), key))
+            writer.write(body)
+            head = await reader.readuntil(b"\r\n\r\n")
+            while await reader.read(MB):
+                if b"content-length" in head.lower():
+                    break
+            return int(head.split(b" ", 2)[1])
+        except (OSError, asyncio.IncompleteReadError):
+            return None
+        finally:
+            writer.close()
+
+
+Attack = Callable[[Target], Awaitable[None]]
+_numbers = itertools.count()
+_statuses: dict[int | None, int] = {}
+
+
+def statuses() -> dict[str, int]:
+    """How often each status was the answer, in this process."""
+    return {str(status): count for status, count in _statuses.items()}
+
+
+def _note(status: int | None) -> None:
+    _statuses[status] = _statuses.get(status, 0) + 1
+
+
+def again(method: str, path: str, body: Any, *, key: str | None = None, at_once: int = 1) -> Attack:
+    """The same request, `at_once` of them, each sent again as soon as it is answered."""
+
+    async def attack(target: Target) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+
+        async def one() -> None:
+            while True:
+                _note(await target.send(method, path, data, key))
+                await asyncio.sleep(0.005)
+
+        await asyncio.gather(*(one() for _ in range(at_once)))
+
+    return attack
+
+
+def chat(at_once: int = 1, **body: Any) -> Attack:
+    asked = {"model": "base_model", "messages": ASK, "max_tokens": 16} | body
+    return again("POST", CHAT, asked, at_once=at_once)
+
+
+def schema(found: Any) -> Attack:
+    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": found}}
+    return chat(response_format=asked)
+
+
+def said(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def tool(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+def nested(depth: int) -> Any:
+    found: Any = {"type": "string"}
+    for _ in range(depth):
+        found = {"type": "object", "properties": {"a": found}}
+    return found
+
+
+async def short_headers(target: Target) -> None:
+    """Many short headers on one connection, without a key."""
+    while True:
+        _, writer = await target.connect()
+        try:
+            writer.write(b"GET /healthz HTTP/1.1\r\n")
+            for number in range(200_000):
+                writer.write(b"a: %d\r\n" % number)
+                if number % 500 == 0:
+                    await writer.drain()
+        except OSError:
+            _note(None)
+        finally:
+            writer.close()
+
+
+def sockets(count: int, *, drip: bytes) -> Attack:
+    """Connections that send nothing whole: idle, or a byte of `drip` each second."""
+
+    async def attack(target: Target) -> None:
+        async def one() -> None:
+            while True:
+                reader, writer = await target.connect()
+                try:
+                    writer.write(drip)
+                    while not reader.at_eof():
+                        writer.write(drip[:1])
+                        await asyncio.wait_for(reader.read(1), 1)
+                        await asyncio.sleep(0.2)
+                except TimeoutError:
+                    continue
+                except OSError:
+                    _note(None)
+                    await asyncio.sleep(0.2)
+                finally:
+                    writer.close()
+
+        await asyncio.gather(*(one() for _ in range(count)))
+
+    return attack
+
+
+async def unfinished_bodies(target: Target) -> None:
+    """30 bodies of 30 MB whose last byte never comes."""
+    data = b"x" * (30 * MB - 1)
+
+    async def one() -> None:
+        while True:
+            reader, writer = await target.connect()
+            try:
+                writer.write(target.head("POST", CHAT, len(data) + 1) + data)
+                await writer.drain()
+                await reader.read(1)
+                _note(None)
+            except OSError:
+                _note(None)
+            finally:
+                writer.close()
+            await asyncio.sleep(0.1)
+
+    await asyncio.gather(*(one() for _ in range(30)))
+
+
+async def unread_streams(target: Target) -> None:
+    """64 clients that ask for long streams and never read them."""
+    body = {"model": "base_model", "messages": ASK, "n": 16, "stream": True, "logprobs": True}
+    data = json.dumps(body | {"top_logprobs": 20, "max_tokens": 1500}).encode()
+
+    async def one() -> None:
+        while True:
+            reader, writer = await target.connect()
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            try:
+                writer.write(target.head("POST", CHAT, len(data)) + data)
+                await writer.wait_closed()
+                _note(None)
+            except OSError:
+                _note(None)
+            finally:
+                writer.close()
+            await asyncio.sleep(0.1)
+            del reader
+
+    await asyncio.gather(*(one() for _ in range(64)))
+
+
+async def policies(target: Target) -> None:
+    """Policies of the highest rank, one after the other."""
+    while True:
+        spec = {"name": f"hostile-{next(_numbers)}", "lora": {"rank": 512}}
+        _note(await target.send("POST", "/v1/policies", json.dumps(spec).encode()))
+        await asyncio.sleep(0.005)
+
+
+def attacks() -> dict[str, Attack]:
+    """All of them, by name."""
+    ids = [f"run-{number}" for number in range(32_000)]
+    call = {"id": "c", "type": "function", "function": {"name": "x", "arguments": "{}"}}
+    long_call = call | {"function": {"name": "x", "arguments": json.dumps({"a": "x" * 4 * MB})}}
+    properties = {f"p{number}": {"type": "string"} for number in range(20_000)}
+    group = {"id": "g", "trajectories": [{"id": "t", "turns": [], "metadata": {"x": "y" * 8 * MB}}]}
+    return {
+        "top_k of 63 bits": chat(top_k=2**63 - 1),
+        "seed of 80 bits": chat(seed=2**80),
+        "max_tokens of 63 bits": chat(max_tokens=2**63 - 1),
+        "lowest integer as const": schema({"const": LOWEST}),
+        "lowest integer in an enum": schema({"enum": [LOWEST]}),
+        "lowest integer as both bounds": schema(
+            {"type": "integer", "minimum": LOWEST, "maximum": LOWEST}
+        ),
+        "lowest integer in a property": schema(
+            {"type": "object", "properties": {"a": {"const": LOWEST + 1}}, "required": ["a"]}
+        ),
+        "schema that refers to itself": schema({"$ref": "#"}),
+        "schema of 300 levels": schema(nested(300)),
+        "20 patterns at once": schema(
+            {"type": "string", "allOf": [{"pattern": f"^(a|b|c)*{n}(a|b)*$"} for n in range(20)]}
+        ),
+        "enum of 300,000": schema({"enum": [f"value {number}" for number in range(300_000)]}),
+        "object of 20,000 properties": schema({"type": "object", "properties": properties}),
+        "array of a million items": schema(
+            {"type": "array", "items": {"type": "string"}, "minItems": 10**6}
+        ),
+        "100,000 stop strings": chat(stop=[f"stop {number}" for number in range(100_000)]),
+        "prompt of 8 MB": chat(messages=said("x y " * 2 * MB)),
+        "prompt of 30 MB": chat(messages=said("x y " * (15 * MB // 2))),
+        "4,096 messages": chat(messages=said("x y " * 500) * 4096),
+        "tool of 20 MB": chat(tools=[tool("x", description="a b " * 5 * MB)]),
+        "256 tools": chat(
+            tools=[tool(f"x{n}", description="a b " * 2000, parameters={}) for n in range(256)]
+        ),
+        "tool call of 4 MB": chat(
+            messages=[*ASK, {"role": "assistant", "content": None, "tool_calls": [long_call]}]
+        ),
+        "body of 100,000 levels": again("POST", CHAT, b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
+        "16 choices with top_logprobs": chat(n=16, logprobs=True, top_logprobs=20, max_tokens=200),
+        "64 clients that do not read": unread_streams,
+        "32,000 ids with one twice": again(
+            "POST", "/v1/train", {"policy": "tiny", "groups": [[*ids, ids[0]]]}
+        ),
+        "group of 8 MB": again("POST", "/v1/groups", group),
+        "policies of rank 512": policies,
+        "1,000 trajectories": again("GET", "/v1/trajectories?limit=1000", b"", at_once=4),
+        "100 MB of short headers": short_headers,
+        "500 idle connections": sockets(500, drip=b""),
+        "500 slow headers": sockets(500, drip=b"GET / HTTP/1.1\r\nHost: x\r\na: "),
+        "30 unfinished bodies of 30 MB": unfinished_bodies,
+        "wrong keys": again("GET", "/status", b"", key="wrong", at_once=32),
+    }
