@@ -1,0 +1,143 @@
+"""Whatever is sent, the answer is one that the OpenAPI document names; 503 says when to retry."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.live_server import LiveServer
+from tests.support.mutations import Sent, Valid, mutants
+from tests.support.seeds import drawn_seed
+from tests.support.soak import count
+
+SAY = [
+    {"role": "system", "content": "Answer."},
+    {"role": "user", "content": [{"type": "text", "text": "When?"}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "Monday."},
+]
+TOOL = {
+    "type": "function",
+    "function": {"name": "search", "parameters": {"type": "object", "properties": {}}},
+}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string"}}}
+
+
+def chat(**more: Any) -> Valid:
+    body = {"model": "tiny", "messages": SAY, "max_tokens": 2, "temperature": 1.0, "seed": 1}
+    art = {"trajectory_id": "t", "node": "n", "path": ["a"], "tags": ["b"]}
+    return Valid("POST", "/v1/chat/completions", body=body | {"art": art} | more)
+
+
+def valid_requests(call: str, run: str, job: str) -> list[Valid]:
+    turn = {"call_id": call, "messages": SAY[:2], "reply": {"role": "assistant", "content": "x"}}
+    run_body = {"id": "new", "scenario": "s", "turns": [turn], "reward": 0.5, "scores": {"a": 1.0}}
+    version = {"name": "tiny", "version": 0}
+    policy = "/v1/policies/{name}"
+    one = policy + "/checkpoints/{version}"
+    train = {"policy": "tiny", "groups": [[run]], "config": {"learning_rate": 1e-4}}
+    chats = [
+        chat(),
+        chat(tools=[TOOL], tool_choice="required", parallel_tool_calls=False),
+        chat(response_format=SCHEMA),
+        chat(n=2, logprobs=True, top_logprobs=2, stop=["."], top_p=0.9, top_k=5),
+        chat(stream=True, stream_options={"include_usage": True}),
+    ]
+    return [
+        *chats * 3,
+        Valid("GET", "/v1/models"),
+        Valid("GET", "/v1/models/{name}", {"name": "tiny"}),
+        Valid("GET", "/v1/calls/{call_id}", {"call_id": call}),
+        Valid("GET", "/v1/policies"),
+        Valid("POST", "/v1/policies", body={"name": "tiny", "lora": {"rank": 8, "alpha": 16.0}}),
+        Valid("GET", policy, {"name": "tiny"}),
+        Valid("GET", policy + "/checkpoints", {"name": "tiny"}),
+        Valid("PUT", one + "/pin", version),
+        Valid("DELETE", one + "/pin", version),
+        Valid("DELETE", one, version),
+        Valid("GET", one + "/adapter", version),
+        Valid("POST", policy + "/rollback", {"name": "tiny"}, body={"version": 0}),
+        Valid("POST", "/v1/trajectories", body=run_body),
+        Valid("POST", "/v1/groups", body={"id": "g", "trajectories": [run_body]}),
+        Valid("GET", "/v1/trajectories", query={"limit": 2, "scenario": "s"}),
+        Valid("GET", "/v1/trajectories/{trajectory_id}", {"trajectory_id": run}),
+        Valid(
+            "GET",
+            "/v1/trajectories/{trajectory_id}/audit",
+            {"trajectory_id": run},
+            {"policy": "tiny", "trainable": "n:true", "sft": "false"},
+        ),
+        Valid(
+            "PUT",
+            "/v1/trajectories/{trajectory_id}/reward",
+            {"trajectory_id": run},
+            body={"reward": 1.0, "scores": {"a": 0.5}, "metadata": {"x": 1}},
+        ),
+        Valid("POST", "/v1/train", body=train, headers={"Idempotency-Key": "once"}),
+        Valid("GET", "/v1/jobs", query={"policy": "tiny"}),
+        Valid("GET", "/v1/jobs/{job_id}", {"job_id": job}, {"wait": 0}),
+        Valid("GET", "/v1/jobs/{job_id}/events", {"job_id": job}, {"after": 0, "wait": 0}),
+        Valid("GET", "/status"),
+        Valid("GET", "/healthz"),
+        Valid("GET", "/readyz"),
+    ]
+
+
+def wrong(answer: httpx.Response, sent: Sent, documented: dict[str, set[str]]) -> str:
+    """What is wrong with an answer; empty if nothing is."""
+    status = answer.status_code
+    if status >= 500 and (status != 503 or "Retry-After" not in answer.headers):
+        return f"{status} without Retry-After"
+    known = documented[f"{sent.method} {sent.path}"]
+    # A name that is empty, or has a slash, is another path.
+    if str(status) not in known and not (status in (404, 405) and "{" in sent.path):
+        return f"{status} is not among {sorted(known)}"
+    if status >= 400 and sent.path not in ("/readyz", "/healthz"):
+        error = answer.json().get("error")
+        if not isinstance(error, dict) or not error.get("message"):
+            return f"{status} without OpenAI's error"
+    return ""
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_no_mutated_request_breaks_the_server(tmp_path: Path) -> None:
+    server = LiveServer(tmp_path / "data").start()
+    found: dict[str, str] = {}
+    try:
+        with server.http() as http:
+            call = http.post("/v1/chat/completions", json=chat().body).json()["id"]
+            run = f"run-{uuid.uuid4().hex}"
+            body = chat().body | {"art": {"trajectory_id": run}}
+            http.post("/v1/chat/completions", json=body).raise_for_status()
+            http.put(f"/v1/trajectories/{run}/reward", json={"reward": 1.0}).raise_for_status()
+            train = {"policy": "tiny", "groups": [[run]]}
+            job = http.post("/v1/train", json=train, headers={"Idempotency-Key": "first"}).json()
+            routes = http.get("/openapi.json").json()["paths"]
+            documented = {
+                f"{method.upper()} {path}": set(about["responses"])
+                for path, methods in routes.items()
+                for method, about in methods.items()
+            }
+            requests = valid_requests(call, run, job["id"])
+            assert {f"{one.method} {one.path}" for one in requests} == documented.keys()
+            for sent in mutants(requests, drawn_seed(), count(800, 20_000)):
+                headers = [(name, value.encode("latin-1")) for name, value in sent.headers]
+                answer = http.request(sent.method, sent.url, content=sent.content, headers=headers)
+                if problem := wrong(answer, sent, documented):
+                    found[f"{sent.method} {sent.path}: {problem}"] = f"{sent} {answer.text[:300]}"
+            assert http.get("/status").json()["engine_restarts"] == 0
+            assert http.post("/v1/chat/completions", json=chat().body).status_code == 200
+    finally:
+        server.stop()
+    assert not found, "\n".join(f"{problem}\n    {last}" for problem, last in found.items())
