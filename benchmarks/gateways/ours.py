@@ -51,6 +51,7 @@ class StubLearner:
     """Makes an empty adapter and learns nothing."""
 
     restarts = 0
+    problem = None
 
     async def start(self) -> None: ...
 

@@ -31,7 +31,8 @@ def status_table(status: ServerStatus) -> Table:
     """The server's status."""
     title = f"langchain-art server {status.version}"
     table = Table(Column(style="bold"), Column(overflow="fold"), title=title, show_header=False)
-    table.add_row("ready", "yes" if status.ready else "no")
+    why = "".join(f"; {part}: {reason}" for part, reason in status.reasons.items())
+    table.add_row("ready", "yes" if status.ready else escape(f"no{why}"))
     table.add_row("base model", escape(f"{status.base_model} ({status.model_path})"))
     table.add_row("parameters", f"{status.parameters:,} in {status.dtype} on {status.device}")
     table.add_row("context", f"{status.max_model_len} tokens")

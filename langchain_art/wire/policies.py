@@ -55,6 +55,8 @@ class ServerStatus(Wire):
 
     version: str
     ready: bool
+    reasons: dict[str, str]
+    """Why it is not, by part: ``sampler``, ``learner``, ``store``, ``disk`` or ``server``."""
     base_model: str
     model_path: str
     device: str

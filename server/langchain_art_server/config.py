@@ -34,6 +34,9 @@ class _SamplerSettings(_Table):
     more threads than free cores, decoding gets slower by an order of magnitude)."""
     max_batch: int = Field(default=128, ge=1, le=4096)
     """Completions that are decoded at once; more wait."""
+    hang_seconds: float = Field(default=300, gt=0)
+    """The sampler is ended and started again if calls run and it makes no token for so long. One
+    that was stopped, and so answers nothing at all, is noticed within 30 s."""
 
 
 class TransformersSettings(_SamplerSettings):
@@ -64,8 +67,6 @@ class VllmSettings(_SamplerSettings):
     """How the model writes tool calls; None: read off its chat template."""
     start_seconds: float = Field(default=1800, gt=0)
     """A start that takes longer has failed."""
-    hang_seconds: float = Field(default=300, gt=0)
-    """vLLM is ended and started again if calls run and it counts no token for so long."""
     args: tuple[str, ...] = ()
     """More options of ``vllm serve``, such as ``--tensor-parallel-size=2``."""
 
@@ -77,6 +78,9 @@ class _LearnerSettings(_Table):
     """Python of the environment that learns; may be one of its own, so that its pins never meet
     the server's. It needs torch, transformers, PEFT and what `kind` names; not this package, which
     the server puts on the process's path."""
+    hang_seconds: float = Field(default=900, gt=0)
+    """The learner is ended and started again if it has work and ends no micro-batch for so long;
+    the job has then failed, and may be sent again."""
 
 
 class PeftSettings(_LearnerSettings):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ def _answer(
         case "wait":
             waiting.append(call)
             channel.event(call, "waiting")
+        case "hang":
+            time.sleep(3600)
         case "cancelled":
             channel.result(call, state.get("cancelled", 0))
         case _:

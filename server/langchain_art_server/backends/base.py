@@ -116,6 +116,11 @@ class Engine(Protocol):
         """How often the engine's process was started again after it died."""
         ...
 
+    @property
+    def problem(self) -> str | None:
+        """Why it does not answer calls now, in words for anyone to read; None: it does."""
+        ...
+
     async def start(self) -> None:
         """Load the model. Raises ConfigError if it cannot be loaded."""
         ...

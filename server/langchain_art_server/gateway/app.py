@@ -307,5 +307,8 @@ def _status_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/readyz")
     async def is_ready() -> Response:
-        """200 while calls are answered, 503 before and after."""
-        return JSONResponse({"ready": service.ready}, status_code=200 if service.ready else 503)
+        """200 while calls are answered and jobs run; 503 otherwise, with the reasons by part."""
+        if not (reasons := service.health.reasons):
+            return JSONResponse({"ready": True})
+        found = {"ready": False, "reasons": reasons}
+        return JSONResponse(found, status_code=503, headers={"Retry-After": "2"})

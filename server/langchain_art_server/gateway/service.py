@@ -28,6 +28,7 @@ from langchain_art.errors import (
 from langchain_art_server.backends.base import Learner, Sampler
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.call_slots import CallSlots
+from langchain_art_server.gateway.health import Health
 from langchain_art_server.jobs.audit import audit
 from langchain_art_server.jobs.job_runner import JobRunner
 from langchain_art_server.jobs.sft_records import demonstrations
@@ -54,7 +55,8 @@ class Service:
         self.router = Router(settings.base_name, self.adapters, sampler)
         self.jobs = JobRunner(settings, self.store, self.adapters, self.router, sampler, learner)
         self.slots = CallSlots(settings.max_running_calls)
-        self.ready = False
+        engines = {"sampler": sampler, "learner": learner}
+        self.health = Health(engines, self.store, settings.data_dir)
         self._started = time.monotonic()
         self._policy_lock = asyncio.Lock()
 
@@ -70,11 +72,11 @@ class Service:
         for name in self.settings.policies:
             await self.create_policy(wire.PolicySpec(name=name, lora=self.settings.lora))
         await self.jobs.start()
-        self.ready = True
+        self.health.start()
 
     async def close(self) -> None:
         """Stop jobs and engines, and write what the store has queued."""
-        self.ready = False
+        await self.health.close()
         await self.jobs.close()
         await asyncio.gather(self.sampler.close(), self.learner.close())
         await asyncio.to_thread(self.store.close)
@@ -284,7 +286,8 @@ class Service:
         calls, trajectories, jobs = await self.store.counts()
         return wire.ServerStatus(
             version=__version__,
-            ready=self.ready,
+            ready=not self.health.reasons,
+            reasons=self.health.reasons,
             base_model=info.name,
             model_path=info.path,
             device=info.device,

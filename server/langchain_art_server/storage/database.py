@@ -17,7 +17,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DataError, OperationalError
 
 from langchain_art.errors import ConfigError, EngineUnavailable, InvalidRequest
-from langchain_art_server.storage.tables import CALLS, META, CallRecord
+from langchain_art_server.storage.tables import CALLS, META, POLICIES, CallRecord
 
 T = TypeVar("T")
 _INSERT_CALLS = sa.insert(CALLS)
@@ -114,6 +114,12 @@ class Database:
                 raise _refused(failure) from failure
 
         return await asyncio.to_thread(run)
+
+    async def probe(self) -> None:
+        """Write the policies as they are, and read. Raises, as `write` and `read`, if it fails."""
+        same = sa.update(POLICIES).values(created_at=POLICIES.c.created_at)
+        await self.write(lambda c: c.execute(same))
+        await self.read(lambda c: c.execute(sa.select(POLICIES.c.name).limit(1)).all())
 
     def _transact(self, work: Callable[[sa.Connection], T]) -> T:
         try:

@@ -16,22 +16,47 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from langchain_art.errors import ArtError
+from langchain_art.errors import REFUSALS, ArtError, ConfigError
 
 log = logging.getLogger(__name__)
 LENGTH = struct.Struct(">I")
+#: The id of pings and their answers; calls count from 1.
+PING = 0
 
 
 def pack(call_id: int, kind: str, payload: Any) -> bytes:
     """Encode a frame: its length and JSON ``[id, kind, payload]``."""
     body = to_json([call_id, kind, payload], inf_nan_mode="constants")
     return LENGTH.pack(len(body)) + body
+
+
+def frames(received: bytearray) -> Iterator[Any]:
+    """Take the whole frames from what was received. Many calls' replies arrive at once."""
+    start = 0
+    while len(received) >= (body := start + LENGTH.size):
+        end = body + LENGTH.unpack_from(received, start)[0]
+        if len(received) < end:
+            break
+        yield from_json(received[body:end])
+        start = end
+    del received[:start]
+
+
+def revive(payload: dict[str, Any]) -> ArtError:
+    """The error that `Channel.error` wrote."""
+    code, message = payload.get("code"), payload["message"]
+    if code == ConfigError.code:
+        return ConfigError(message)
+    kind = REFUSALS.get(code or "")
+    if kind is None:
+        return ArtError(message)
+    return kind(message, param=payload.get("param"), retry_after=2 if kind.status == 503 else None)
 
 
 @dataclass
@@ -52,6 +77,7 @@ class Channel:
         self._open: dict[int, EngineCall] = {}
         self._out: list[bytes] = []
         self._lock = threading.Lock()
+        self._turns = 0
         self.inbox: queue.SimpleQueue[EngineCall] = queue.SimpleQueue()
 
     def listen(self, put: Callable[[EngineCall], object] | None = None) -> None:
@@ -84,7 +110,14 @@ class Channel:
             self._out.append(pack(call.id, kind, payload))
 
     def flush(self) -> None:
-        """Write everything queued in one system call. Ends the process if the parent is gone."""
+        """Write everything queued in one system call. Ends the process if the parent is gone.
+
+        The engine's loop does this in every turn; pings are answered with the number of turns.
+        """
+        self._turns += 1
+        self._write()
+
+    def _write(self) -> None:
         with self._lock:
             data, self._out = b"".join(self._out), []
             if data:
@@ -112,6 +145,11 @@ class Channel:
             if len(body) < size:
                 os._exit(0)
             call_id, kind, payload = from_json(body)
+            if kind == "ping":  # answered by this thread, while the loop may be in a long step
+                with self._lock:
+                    self._out.append(pack(PING, "pong", self._turns))
+                self._write()
+                continue
             if kind == "cancel":
                 if call := self._open.pop(call_id, None):
                     call.cancelled = True

@@ -35,7 +35,13 @@ class ProcessSampler:
         env = {"TOKENIZERS_PARALLELISM": "false"}
         if settings.sampler.kind == "transformers" and settings.sampler.threads is not None:
             env["OMP_NUM_THREADS"] = str(settings.sampler.threads)
-        self.worker = Worker(self.target, config, self._restore, env=env)
+        self.worker = Worker(
+            self.target,
+            config,
+            self._restore,
+            hang_seconds=settings.sampler.hang_seconds,
+            env=env,
+        )
         self._info: ModelInfo | None = None
         self._adapters: dict[str, tuple[Path, Identity]] = {}
 
@@ -50,6 +56,11 @@ class ProcessSampler:
     def restarts(self) -> int:
         """How often the engine's process was started again after it died."""
         return self.worker.restarts
+
+    @property
+    def problem(self) -> str | None:
+        """See `Engine.problem`."""
+        return self.worker.problem
 
     async def start(self) -> None:
         """Load the model. Raises ConfigError if it can not be loaded."""

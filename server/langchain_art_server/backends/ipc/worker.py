@@ -7,6 +7,9 @@ sent again. There is no port and no pickle: a frame is a 4-byte big-endian lengt
 
     parent -> child   [id, "call", {"method": …, "params": …}]    [id, "cancel", null]
     child  -> parent  [id, "event", …]*   then   [id, "result", …]   or   [id, "error", {…}]
+
+A child that was stopped, or that hangs, is ended and started again: `pulse` has the rules. Between
+them go ``[0, "ping", null]`` and ``[0, "pong", turns of the child's loop]``.
 """
 
 from __future__ import annotations
@@ -14,33 +17,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import logging
 import os
-import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import from_json
-
-import langchain_art
-import langchain_art_server
-from langchain_art.errors import REFUSALS, ArtError, ConfigError, EngineUnavailable
-from langchain_art_server.backends.ipc.channel import LENGTH, pack
+from langchain_art.errors import ArtError, ConfigError, EngineUnavailable
+from langchain_art_server.backends.ipc.channel import PING, frames, pack, revive
+from langchain_art_server.backends.ipc.child_process import launch, package_links
+from langchain_art_server.backends.ipc.pulse import TICK_SECONDS, Pulse
 
 log = logging.getLogger(__name__)
-#: Starts in a row that may fail before calls are refused instead of waiting.
+#: Starts in a row that may fail before calls are refused instead of waiting; it is tried on.
 MAX_FAILED_STARTS = 5
+#: Longest pause between them, in seconds.
+MAX_PAUSE = 30.0
 _CHUNK = 1 << 18  # bytes
 
 
 class WorkerDied(EngineUnavailable):
     """The engine's process ended while it had this call. Retryable."""
+
+
+class WorkerHung(EngineUnavailable):
+    """The engine did nothing for this call for too long, and its process was ended. Retryable."""
 
 
 @dataclass(eq=False)
@@ -73,6 +77,7 @@ class Worker:
         on_ready: awaited with the result of ``start``, after every (re)start and before waiting
             calls are sent; restores the engine's state (loaded adapters).
         env: added to the child's environment.
+        hang_seconds: the child is ended if it has calls and its loop makes no turn for so long.
         python: that the child runs. In another environment than the server's, the child imports
             the server's own copy of the two packages: both ends are of one version.
     """
@@ -83,13 +88,14 @@ class Worker:
         config: dict[str, Any],
         on_ready: Callable[[dict[str, Any]], Awaitable[None]] | None = None,
         *,
+        hang_seconds: float = 300.0,
         env: dict[str, str] | None = None,
         python: str = sys.executable,
     ) -> None:
         self._argv = [python, "-m", "langchain_art_server.backends.ipc.channel", target]
         self._config, self._on_ready, self._env = config, on_ready, dict(env or {})
         if Path(python) != Path(sys.executable):
-            self._packages = _package_links()
+            self._packages = package_links()
             paths = (self._packages.name, os.environ.get("PYTHONPATH"))
             self._env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         self._pending: dict[int, _Pending] = {}
@@ -98,6 +104,8 @@ class Worker:
         self._unsent: list[bytes] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._hang_seconds, self._pulse = hang_seconds, Pulse(hang_seconds)
         self._closing = False
         self._broken: ArtError | None = None
         self.ready = asyncio.Event()
@@ -108,18 +116,30 @@ class Worker:
         """The child's process id, while there is one."""
         return self._process.pid if self._process else None
 
+    @property
+    def problem(self) -> str | None:
+        """Why calls are not answered now, for anyone to read; None: they are."""
+        if self._broken:
+            return "its process cannot be started, which is tried again; the log says why"
+        return self._pulse.problem if self.ready.is_set() else "its process is being started"
+
     async def start(self) -> None:
         """Start the child and wait until it is ready. Raises the error of its ``start``."""
-        await self._spawn()
+        self._watcher = asyncio.create_task(self._watch())
+        try:
+            await self._spawn()
+        except BaseException:
+            self._watcher.cancel()
+            raise
         self._keeper = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
         """End the child. Calls without an answer fail with EngineUnavailable."""
         self._closing = True
-        if self._keeper:
-            self._keeper.cancel()
+        for task in filter(None, (self._watcher, self._keeper)):
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
+                await task
         await self._reap()
         self._fail_all("The engine is shut down.")
 
@@ -131,6 +151,7 @@ class Worker:
         Raises:
             ArtError: what the engine raised.
             WorkerDied: the child died, and the call is not sent again.
+            WorkerHung: the child did nothing for its calls and was ended.
             EngineUnavailable: the engine is shut down, or cannot be started.
         """
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -176,7 +197,7 @@ class Worker:
         early: bool,
         receiver: Callable[[str, Any], None],
     ) -> int:
-        if self._broken:
+        if self._broken and not early:
             raise EngineUnavailable(
                 f"The engine cannot be started: {self._broken}", retry_after=30
             ) from self._broken
@@ -227,24 +248,9 @@ class Worker:
             self._send(pending)
 
     async def _launch(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # Not in a thread, where a cancelled start would lose the process; vfork is quick.
-            try:
-                self._process = subprocess.Popen(
-                    [*self._argv, str(theirs.fileno()), json.dumps(self._config)],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    env=os.environ | self._env,
-                    # Ctrl-C reaches the parent only, which ends the child.
-                    start_new_session=True,
-                )
-            except OSError as error:
-                ours.close()
-                raise ConfigError(
-                    f"The engine's Python cannot be run: {error}. See that the setting `python` is "
-                    "the path of one, such as /opt/learner/bin/python."
-                ) from error
+        # Not in a thread, where a cancelled start would lose the process; vfork is quick.
+        self._process, ours = launch(self._argv, self._config, self._env)
+        self._pulse = Pulse(self._hang_seconds)
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._gone = asyncio.create_task(self._read(reader))
 
@@ -255,9 +261,11 @@ class Worker:
             with contextlib.suppress(OSError):
                 while chunk := await reader.read(_CHUNK):
                     received += chunk
-                    for call_id, kind, payload in _frames(received):
+                    for call_id, kind, payload in frames(received):
                         if pending := self._pending.get(call_id):
-                            pending.receive(kind, _revive(payload) if kind == "error" else payload)
+                            pending.receive(kind, revive(payload) if kind == "error" else payload)
+                        elif call_id == PING:
+                            self._pulse.answered(payload)
         finally:
             self._lost()
 
@@ -271,8 +279,21 @@ class Worker:
                 message = f"The engine's process ended{status}."
                 pending.fail(WorkerDied(message, retry_after=2))
 
+    async def _watch(self) -> None:
+        """Ping the child, and end it if it is silent or hangs; then it is started again."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            if (process := self._process) is None:
+                continue
+            answers, busy = self._pulse.answers, any(p.sent for p in self._pending.values())
+            if why := self._pulse.tick(ready=self.ready.is_set(), busy=busy):
+                log.error("The engine %s %s; it is ended.", self._argv[-1], why)
+                process.kill()
+            elif answers:
+                self._write(pack(PING, "ping", None))
+
     async def _keep(self) -> None:
-        """Start the child again whenever it ends; give up after MAX_FAILED_STARTS in a row."""
+        """Start the child again whenever it ends. Calls are refused while that keeps failing."""
         while not self._closing:
             await asyncio.wait([self._gone])
             await self._reap()
@@ -282,14 +303,14 @@ class Worker:
             for failures in itertools.count(1):
                 try:
                     await self._spawn()
+                    self._broken = None
                     break
                 except Exception as error:  # noqa: BLE001  any failed start is tried again
                     log.error("The engine could not be started (%d in a row): %s", failures, error)
                     if failures >= MAX_FAILED_STARTS:
                         self._broken = ConfigError(str(error))
                         self._fail_all(f"The engine cannot be started: {error}")
-                        return
-                    await asyncio.sleep(min(30.0, 0.5 * 2**failures))
+                    await asyncio.sleep(min(MAX_PAUSE, 0.5 * 2 ** min(failures, 10)))
 
     def _drop_lost_calls(self) -> None:
         """Fail the calls that are not sent again."""
@@ -298,14 +319,14 @@ class Worker:
                 continue
             pending.deaths += 1
             pending.sent = False
-            if pending.resend and pending.deaths <= 2:
+            if pending.resend and pending.deaths <= 2 and not self._pulse.hangs:
                 continue
             del self._pending[call_id]
-            message = (
-                "The engine's process ended during this call and is being started again. "
-                "Nothing was recorded; send the call again."
-            )
-            pending.fail(WorkerDied(message, retry_after=2))
+            kind, what = WorkerDied, "The engine's process ended during this call"
+            if self._pulse.hangs:
+                kind, what = WorkerHung, f"The engine did nothing for {self._hang_seconds:g} s"
+            message = f"{what} and is being started again. Nothing was recorded; send it again."
+            pending.fail(kind(message, retry_after=2))
 
     def _fail_all(self, message: str) -> None:
         for pending in self._pending.values():
@@ -323,34 +344,3 @@ class Worker:
                 process.kill()
             await asyncio.to_thread(process.wait)
             self._process = None
-
-
-def _frames(received: bytearray) -> Iterator[Any]:
-    """Take the whole frames from what was received. Many calls' replies arrive at once."""
-    start = 0
-    while len(received) >= (body := start + LENGTH.size):
-        end = body + LENGTH.unpack_from(received, start)[0]
-        if len(received) < end:
-            break
-        yield from_json(received[body:end])
-        start = end
-    del received[:start]
-
-
-def _revive(payload: dict[str, Any]) -> ArtError:
-    code, message = payload.get("code"), payload["message"]
-    if code == ConfigError.code:
-        return ConfigError(message)
-    kind = REFUSALS.get(code or "")
-    if kind is None:
-        return ArtError(message)
-    return kind(message, param=payload.get("param"), retry_after=2 if kind.status == 503 else None)
-
-
-def _package_links() -> tempfile.TemporaryDirectory[str]:
-    """A folder with links to the two packages and nothing else of the server's environment."""
-    folder = tempfile.TemporaryDirectory(prefix="art-packages-")
-    for package in (langchain_art, langchain_art_server):
-        home = Path(package.__path__[0]).resolve()
-        Path(folder.name, home.name).symlink_to(home, target_is_directory=True)
-    return folder

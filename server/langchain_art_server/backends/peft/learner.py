@@ -49,6 +49,7 @@ class PeftLearner(Worker):
             "langchain_art_server.backends.peft.child:serve",
             {"core": self.core, "options": self.options(settings)},
             self._note_vocabulary,
+            hang_seconds=settings.learner.hang_seconds,
             env=self.env,
             python=str(settings.learner.python),
         )
@@ -58,7 +59,7 @@ class PeftLearner(Worker):
     def options(settings: Settings) -> dict[str, Any]:
         """Keyword arguments of `core`."""
         where = {"model": settings.model, "device": settings.device, "dtype": settings.dtype}
-        return where | settings.learner.model_dump(exclude={"kind", "python"})
+        return where | settings.learner.model_dump(exclude={"kind", "python", "hang_seconds"})
 
     async def init_adapter(self, out: Path, lora: LoraConfig) -> None:
         """See `Learner.init_adapter`."""
@@ -73,7 +74,8 @@ class PeftLearner(Worker):
         Raises:
             InvalidRequest: a row is malformed, or no token is trained.
             ArtError: the loss or the gradient is not finite; nothing was written.
-            EngineUnavailable: the child died `MAX_ATTEMPTS` times.
+            EngineUnavailable: the child died `MAX_ATTEMPTS` times, or made no progress for
+                `hang_seconds` and was ended.
         """
         await asyncio.to_thread(check_rows, request.rows, self._vocab_size)
         rows_file = request.out / ROWS_FILE

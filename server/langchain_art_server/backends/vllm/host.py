@@ -139,9 +139,10 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         os._exit(1)
 
     async def cancel_calls(self) -> None:
-        """Cancel the tasks of calls that the parent cancelled."""
+        """Cancel the tasks of calls that the parent cancelled, and show that the loop turns."""
         while True:
             await asyncio.sleep(_CANCEL_SECONDS)
+            self._channel.flush()
             for call, task in self._running.values():
                 if call.cancelled:
                     task.cancel()

@@ -60,7 +60,7 @@ def end(group: int) -> None:
     """Kill a process group, after its resource trackers have removed the shared memory."""
     deadline = time.monotonic() + _TRACKER_SECONDS
     while (members := _members(group)) and time.monotonic() < deadline:
-        for pid, command in members.items():
+        for pid, (_, command) in members.items():
             if _TRACKER not in command:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -69,16 +69,21 @@ def end(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _members(group: int) -> dict[int, bytes]:
-    """Running processes of a group, by id, with their command lines; empty without a /proc."""
-    found: dict[int, bytes] = {}
+def is_stopped(group: int) -> bool:
+    """Whether a process of a group was stopped by a signal; False without a /proc."""
+    return any(state == b"T" for state, _ in _members(group).values())
+
+
+def _members(group: int) -> dict[int, tuple[bytes, bytes]]:
+    """State and command line of a group's processes, by id; empty without a /proc."""
+    found: dict[int, tuple[bytes, bytes]] = {}
     for pid in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
         with contextlib.suppress(OSError):  # it has ended
             with open(f"/proc/{pid}/stat", "rb") as stat:
                 state, _, its_group = stat.read().rpartition(b")")[2].split()[:3]
             if int(its_group) == group and state != b"Z":
                 with open(f"/proc/{pid}/cmdline", "rb") as command:
-                    found[int(pid)] = command.read()
+                    found[int(pid)] = state, command.read()
     return found
 
 

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from langchain_art.errors import ArtError, ConfigError, EngineUnavailable, PromptTooLong
+from langchain_art_server.backends.ipc import pulse
 from langchain_art_server.backends.ipc import worker as worker_module
 from langchain_art_server.backends.ipc.channel import pack
-from langchain_art_server.backends.ipc.worker import Worker, WorkerDied
+from langchain_art_server.backends.ipc.worker import Worker, WorkerDied, WorkerHung
 
 REPO = Path(__file__).parents[5]
 TARGET = "tests.support.worker_child:serve"
@@ -161,7 +162,7 @@ async def test_kill_9_from_outside_loses_no_call(make: Any) -> None:
 async def test_a_call_that_gave_an_event_is_not_sent_again(make: Any) -> None:
     worker = await make()
     got: list[Any] = []
-    with pytest.raises(WorkerDied, match="send the call again") as caught:
+    with pytest.raises(WorkerDied, match="send it again") as caught:
         async for item in worker.stream("event_then_die", {}):
             got.append(item)
     assert got == [("event", "first")]
@@ -221,6 +222,58 @@ async def test_starts_that_keep_failing_end_in_a_refusal(
         await worker.call("die", {})
     with pytest.raises(EngineUnavailable, match="cannot be started"):
         await worker.call("echo", {})
+    assert "cannot be started" in (worker.problem or "")
+
+
+async def test_starts_that_work_again_end_the_refusal(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "MAX_FAILED_STARTS", 1)
+    monkeypatch.setattr(worker_module, "MAX_PAUSE", 0.05)
+    flag = tmp_path / "flag"
+    worker = await make({"dies_at_start": str(flag)})
+    flag.touch()
+    with pytest.raises(EngineUnavailable, match="cannot be started"):
+        await worker.call("die", {})
+    flag.unlink()
+    await asyncio.wait_for(worker.ready.wait(), 30)
+    assert worker.problem is None
+    assert await worker.call("echo", {"i": 1}) == {"i": 1}
+
+
+@pytest.fixture
+def short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silent child is noticed in a second."""
+    for module in (worker_module, pulse):
+        monkeypatch.setattr(module, "TICK_SECONDS", 0.1)
+
+
+@pytest.mark.usefixtures("short_ticks")
+async def test_a_child_that_is_stopped_is_replaced(make: Any) -> None:
+    worker = await make()
+    first = worker.pid
+    os.kill(first, signal.SIGSTOP)
+    assert await asyncio.wait_for(worker.call("echo", {"i": 1}), 30) == {"i": 1}
+    assert (worker.restarts, worker.problem) == (1, None)
+    assert worker.pid != first
+
+
+@pytest.mark.usefixtures("short_ticks")
+async def test_a_child_whose_loop_hangs_is_replaced_and_the_call_is_not_sent_again(
+    make: Any,
+) -> None:
+    worker = await make(hang_seconds=0.5)
+    with pytest.raises(WorkerHung, match=r"did nothing for 0\.5 s"):
+        await asyncio.wait_for(worker.call("hang", {}), 30)
+    assert await worker.call("echo", {"i": 1}) == {"i": 1}
+    assert worker.restarts == 1
+
+
+@pytest.mark.usefixtures("short_ticks")
+async def test_a_child_without_calls_may_rest(make: Any) -> None:
+    worker = await make(hang_seconds=0.2)
+    await asyncio.sleep(1.5)
+    assert (worker.restarts, worker.problem) == (0, None)
 
 
 async def test_close_fails_open_calls_and_ends_the_child(make: Any) -> None:
