@@ -55,9 +55,9 @@ class CallSlots:
     def _refuse(self, client: str, full: bool) -> None:
         if len(self._waiting) < _MAX_WAITING:
             self._waiting[client] = time.monotonic() + _WAITS
-        why = "" if full else f", {self._of[client]} of them yours, and other clients wait"
+        why = "" if full else f"; {self._of[client]} of them are yours, and other clients wait"
         raise Overloaded(
-            f"{self.running} calls are running{why}, and {self._limit} may. Retry, or lower the "
+            f"{self.running} calls are running, and {self._limit} may{why}. Retry, or lower the "
             "client's concurrency.",
             retry_after=1,
         )

@@ -35,7 +35,7 @@ def test_while_another_waits_a_client_gets_no_more_than_its_share() -> None:
     for lease in greedy[:3]:
         lease.give_back()
     assert refused(slots, "a")  # it has 5 of 8, and b waits
-    with pytest.raises(Overloaded, match="5 of them yours, and other clients wait"):
+    with pytest.raises(Overloaded, match="5 of them are yours, and other clients wait"):
         slots.take("a", 1)
     with slots.take("b", 2):
         assert not refused(slots, "a")  # nobody else waits any more
