@@ -13,6 +13,7 @@ started again. ``memory_mb``: the most that the gateway's process grew.
 from __future__ import annotations
 
 import json
+import secrets
 import statistics
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from benchmarks.hostile.attacks import ASK, CHAT, attacks
 from tests.support.live_server import LiveServer
 
 SECONDS, QUIET = 6.0, 4.0
-KEY = "innocent-" + "0123456789abcdef" * 4
+KEY = secrets.token_urlsafe(32)
 
 
 def ask(http: httpx.Client, seconds: float) -> list[float]:

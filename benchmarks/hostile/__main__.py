@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 from typing import Any
@@ -27,5 +28,6 @@ async def attack(asked: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     os.nice(19)
+    logging.disable()  # asyncio's warnings of connections that the server closed
     asyncio.run(attack(json.load(sys.stdin)))
     print(json.dumps(statuses()))
