@@ -31,7 +31,9 @@ class Target:
         ).encode()
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.port, limit=64 * MB)
+        # From another address than the innocent client's: the server shares by address.
+        here = ("127.0.0.2", 0)
+        return await asyncio.open_connection("127.0.0.1", self.port, limit=64 * MB, local_addr=here)
 
     async def send(
         self, method: str, path: str, body: bytes = b"", key: str | None = None
