@@ -78,7 +78,13 @@ class _Short(reprlib.Repr):
         return repr(x) if x.bit_length() <= 256 else f"an integer of {x.bit_length()} bits"
 
 
-shown = _Short().repr
+_short = _Short()
+
+
+def shown(value: Any) -> str:
+    """A value for a message."""
+    text = _short.repr(value)
+    return text if len(text) <= 2 * _VALUE else text[: 2 * _VALUE] + "…"
 
 
 def refuse(errors: Sequence[Any]) -> InvalidRequest:

@@ -1,0 +1,62 @@
+"""Errors are answered in one shape, in few words whatever was got, and without words of ours."""
+
+from __future__ import annotations
+
+import errno
+import json
+import time
+from typing import Any
+
+import pytest
+
+from langchain_art.errors import InvalidRequest
+from langchain_art_server.gateway.chat_request import CheckedChatRequest
+from langchain_art_server.gateway.refusals import answer, shown
+
+HUGE = 10**5000
+ASK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["x" * 10_000_000, HUGE, -HUGE, [["y" * 1_000_000] * 1000] * 1000, {"a" * 1_000_000: HUGE}],
+    ids=["text", "integer", "negative", "nested", "name"],
+)
+def test_a_message_shows_little_of_a_value_at_once(value: Any) -> None:
+    begun = time.perf_counter()
+    assert len(shown(value)) < 500
+    assert time.perf_counter() - begun < 0.5
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"seed": [HUGE]},
+        {"frequency_penalty": HUGE},
+        {"n": HUGE},
+        {"temperature": HUGE},
+        {"tool_choice": "z" * 1_000_000},
+        {"z" * 1_000_000: 1},
+        {"messages": [{"role": HUGE}]},
+        {"messages": [{"role": "user", "content": "x", "audio": HUGE}]},
+        {"tools": [{"type": HUGE}]},
+        {"tools": [{"type": "function", "function": {"name": HUGE}}]},
+    ],
+    ids=lambda odd: next(iter(odd))[:20],
+)
+def test_what_is_odd_is_refused_in_few_words(odd: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        CheckedChatRequest(ASK | odd)
+    assert len(answer(refused.value).body) < 5000
+
+
+def test_what_nobody_expected_tells_nothing() -> None:
+    response = answer(ValueError("the password is 1234"))
+    assert response.status_code == 500
+    error = json.loads(bytes(response.body))["error"]
+    assert set(error) == {"message", "type", "code", "param"} and "1234" not in error["message"]
+
+
+def test_a_full_disk_is_said() -> None:
+    response = answer(OSError(errno.ENOSPC, "No space left on device"))
+    assert response.status_code == 503 and response.headers["retry-after"]
