@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # `lazy_names` reads these imports too
         BodyTooLarge as BodyTooLarge,
         ConfigError as ConfigError,
         Conflict as Conflict,
+        Damaged as Damaged,
         EngineUnavailable as EngineUnavailable,
         InvalidRequest as InvalidRequest,
         JobFailed as JobFailed,

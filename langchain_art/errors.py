@@ -117,6 +117,10 @@ class BodyTooLarge(RequestRefused, code="body_too_large", status=413):
     """The request's body is over the server's limit."""
 
 
+class Damaged(RequestRefused, code="damaged", status=500):
+    """What the server stored is not what it wrote (the disk changed it), and is not used."""
+
+
 class Overloaded(RequestRefused, code="overloaded", status=429):
     """A bounded queue is full. Retry after ``retry_after`` seconds."""
 

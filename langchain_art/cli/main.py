@@ -1,4 +1,4 @@
-"""The command `langchain-art`. Commands other than `serve` and `demo` are clients of a server."""
+"""The command `langchain-art`. Commands but `serve`, `scrub` and `demo` are clients of a server."""
 
 # ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
 from __future__ import annotations
@@ -69,6 +69,15 @@ def serve(context: typer.Context) -> None:
 
     require_server()
     _become("langchain_art_server", context.args)
+
+
+@app.command(context_settings=_PASSED_ON | {"help_option_names": []})
+def scrub(context: typer.Context) -> None:
+    """Check all that a server has stored against its digests; `scrub --help` says more."""
+    from langchain_art.client.local_server import require_server
+
+    require_server()
+    _become("langchain_art_server.scrub", context.args)
 
 
 @app.command(context_settings=_PASSED_ON)

@@ -27,7 +27,6 @@ from langchain_art.client.http_request import Flow, Request
 from langchain_art.errors import ConfigError, JobFailed
 from langchain_art.wire import (
     Checkpoint,
-    JobConfig,
     JobEvent,
     LoraConfig,
     PolicySpec,
@@ -213,6 +212,7 @@ class Endpoints(Address):
         config: TrainConfig | None = None,
         key: str | None = None,
         trainable: Mapping[str, bool] | None = None,
+        retrain: bool = False,
     ) -> Flow[TrainJob]:
         """Order one training step, and return at once.
 
@@ -224,6 +224,7 @@ class Endpoints(Address):
                 another batch raises Conflict. None: a new job at each call.
             trainable: which calls learn, by node, tag or model (`Turn.learns`). None: all that the
                 policy sampled.
+            retrain: train also what earlier jobs trained (`TrainRequest.retrain`).
         """
         ids: list[tuple[str, ...]] = []
         for group in groups:
@@ -232,7 +233,8 @@ class Endpoints(Address):
                 ids.append(tuple(run.id for run in group.trajectories))
             else:
                 ids.append(tuple(group))
-        return (yield _order(ids, policy, config or TrainConfig(), key, trainable))
+        what = {"policy": policy, "groups": tuple(ids), "config": config or TrainConfig()}
+        return (yield _order(key, trainable, **what, retrain=retrain))
 
     @endpoint
     def sft(
@@ -266,7 +268,7 @@ class Endpoints(Address):
         for group in to_post(read):
             yield _post_group(group)
         ids = tuple(one if isinstance(one, str) else one.id for one in read)
-        return (yield _order([ids], policy, config, key, trainable))
+        return (yield _order(key, trainable, policy=policy, groups=(ids,), config=config))
 
     @endpoint
     def wait(
@@ -330,18 +332,10 @@ def _post_group(group: TrajectoryGroup) -> Request[int]:
     return Request("POST", "/v1/groups", _stored, body=group)
 
 
-def _order(
-    ids: Sequence[tuple[str, ...]],
-    policy: str,
-    config: JobConfig,
-    key: str | None,
-    trainable: Mapping[str, bool] | None,
-) -> Request[TrainJob]:
-    """The request for a job on groups of posted trajectories."""
+def _order(key: str | None, names: Mapping[str, bool] | None, **fields: Any) -> Request[TrainJob]:
+    """The request for a job on posted trajectories; `fields` are those of `TrainRequest`."""
     try:
-        body = TrainRequest(
-            policy=policy, groups=tuple(ids), config=config, trainable=dict(trainable or {})
-        )
+        body = TrainRequest(trainable=dict(names or {}), **fields)
     except ValidationError as error:
         raise ConfigError(f"This cannot be trained on: {error}") from error
     headers = {"Idempotency-Key": key or f"once:{uuid.uuid4()}"}

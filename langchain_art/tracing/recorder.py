@@ -30,7 +30,6 @@ class ModelCall:
     ours: bool
     """Whether the model is a `ChatART`."""
     model: str | None
-    started_at: float = field(default_factory=time.time)
     clock: float = field(default_factory=time.perf_counter)
     latency: float | None = None
     prompt: LoggedPrompt | None = None
@@ -66,6 +65,8 @@ class RunRecorder:
 
     def __init__(self) -> None:
         self.lock = Lock()
+        # The wall clock is read once: if it jumps later, the calls' distances stay as they were.
+        self._epoch = time.time() - time.perf_counter()
         self.spans = SpanTree()
         self._candidates = CandidateReplies()
         self._messages = MessageLog()
@@ -180,7 +181,7 @@ class RunRecorder:
             tools=tuple(tool for tool in tools if isinstance(tool, dict)),
             reply=call.logged_reply,
             usage=call.usage,
-            started_at=call.started_at,
+            started_at=self._epoch + call.clock,
             latency=call.latency,
             ours=call.ours,
             excluded_because=excluded_because,

@@ -25,6 +25,8 @@ _MEANING = {
     "runs.without_trainable_calls": "the policy sampled no call of it that may be trained",
     "runs.failed": "the rollout raised",
     "runs.already_trained": "trained on before",
+    "calls.already_trained": "trained before, in another run",
+    "calls.repeated": "one reply used twice; its first use is trained",
     "calls.frozen": "trainable= does not choose it",
     "calls.other_policy": "sampled by another model than the one that is trained",
     "calls.foreign": "sampled by a model that this server does not serve",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from langchain_art.wire.identifiers import Finite, Id, Name, Several, Wire
-from langchain_art.wire.train_config import JobConfig, TrainConfig
+from langchain_art.wire.train_config import JobConfig, SFTConfig, TrainConfig
 from langchain_art.wire.trajectories import Status
 
 JobState = Literal["queued", "running", "succeeded", "failed"]
@@ -22,6 +22,18 @@ class TrainRequest(Wire):
     config: JobConfig = TrainConfig()
     trainable: dict[str, bool] = Field(default_factory=dict, max_length=256)
     """Which calls are trained, by name (`Turn.learns`); empty: all that the policy sampled."""
+    retrain: bool = False
+    """Train also what earlier jobs of this policy trained: another pass over the same tokens. Else
+    each run and each call is trained once; what is left out is counted in `TrainResult.excluded`
+    as ``runs.already_trained`` and ``calls.already_trained``. Supervised steps do not count."""
+
+    @model_validator(mode="after")
+    def _retrains_by_rewards(self) -> TrainRequest:
+        if self.retrain and isinstance(self.config, SFTConfig):
+            raise ValueError(
+                "got retrain=true for a supervised step, which needs none; leave it out"
+            )
+        return self
 
 
 class NodeReport(Wire):

@@ -55,7 +55,7 @@ def build(settings: Settings) -> Service:
 
 
 async def run(settings: Settings) -> None:
-    """Serve until SIGINT or SIGTERM."""
+    """Serve until SIGINT, SIGTERM or SIGHUP."""
     service = build(settings)
     console.print(f"Loading {settings.model} …")
     try:
@@ -78,6 +78,7 @@ async def run(settings: Settings) -> None:
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
+        _drain_on_hangup(server)
         serving = asyncio.create_task(server.serve())
         while not server.started and not serving.done():
             await asyncio.sleep(0.02)
@@ -91,6 +92,12 @@ async def run(settings: Settings) -> None:
         await serving
     finally:
         await service.close()
+
+
+def _drain_on_hangup(server: uvicorn.Server) -> None:
+    """End as on SIGTERM when the terminal is closed, unless the caller ignores that (nohup)."""
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, server.handle_exit)
 
 
 @cli.command()

@@ -196,7 +196,12 @@ class Settings(_Table):
     @property
     def url(self) -> str:
         """SQLAlchemy URL of the store."""
-        return self.database_url or f"sqlite:///{self.data_dir / 'art.sqlite3'}"
+        return self.database_url or sqlite_url(self.data_dir)
+
+
+def sqlite_url(data_dir: Path) -> str:
+    """SQLAlchemy URL of the database in a data directory."""
+    return f"sqlite:///{data_dir / 'art.sqlite3'}"
 
 
 def is_loopback(host: str) -> bool:

@@ -104,10 +104,11 @@ class _Completion:
         self, service: Service, call: CheckedChatRequest, target: RoutedModel, slots: Lease
     ) -> None:
         self._service, self._call, self._target, self._slots = service, call, target, slots
-        self._begun = time.time()
+        self._began, self._start = service.store.next_began(), time.monotonic()
+        made = time.time()
         # Ids that grow with time are adjacent in the table's index: a batch writes few pages.
-        self._id = f"chatcmpl-{int(self._begun * 1e6):014x}{random.getrandbits(72):018x}"
-        self._frame = {"id": self._id, "created": int(self._begun), "model": target.model}
+        self._id = f"chatcmpl-{int(made * 1e6):014x}{random.getrandbits(72):018x}"
+        self._frame = {"id": self._id, "created": int(made), "model": target.model}
 
     def _call_id(self, index: int) -> str:
         return self._id if index == 0 else f"{self._id}:{index}"
@@ -122,10 +123,9 @@ class _Completion:
         )
 
     def _record(self, index: int, reply: ChatReply) -> CallRecord:
-        now = time.time()
         return CallRecord(
             id=self._call_id(index),
-            created_at=now,
+            created_at=time.time(),
             policy=self._target.policy,
             version=self._target.version,
             model=self._target.model,
@@ -138,7 +138,8 @@ class _Completion:
             temperature=self._call.first.sampling.temperature or 1.0,
             finish_reason=reply.finish_reason,
             excluded_because=reply.excluded_because,
-            latency=now - self._begun,
+            latency=time.monotonic() - self._start,
+            began=self._began,
             retry=self._call.retry,
         )
 

@@ -7,7 +7,6 @@ import fcntl
 import io
 import logging
 import shutil
-import tarfile
 import time
 import uuid
 from collections import Counter
@@ -20,6 +19,7 @@ from langchain_art.errors import (
     ArtError,
     ConfigError,
     Conflict,
+    Damaged,
     EngineUnavailable,
     InvalidRequest,
     NotFound,
@@ -33,7 +33,7 @@ from langchain_art_server.jobs.audit import audit
 from langchain_art_server.jobs.job_runner import JobRunner
 from langchain_art_server.jobs.sft_records import demonstrations
 from langchain_art_server.jobs.trajectory_assembly import assemble
-from langchain_art_server.policies.adapter_store import ADAPTER_FILES, AdapterStore
+from langchain_art_server.policies.adapter_store import AdapterStore, make_directory
 from langchain_art_server.policies.router import Router
 from langchain_art_server.storage.store import Store
 
@@ -47,11 +47,17 @@ class Service:
 
     def __init__(self, settings: Settings, sampler: Sampler, learner: Learner) -> None:
         self.settings, self.sampler, self.learner = settings, sampler, learner
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
-        _make_private(settings.data_dir)
-        self._lock = _own(settings.data_dir)
+        try:
+            make_directory(settings.data_dir.resolve())
+            _make_private(settings.data_dir)
+            self._lock = _own(settings.data_dir)
+            self.adapters = AdapterStore(settings.data_dir / "adapters")
+        except OSError as error:
+            raise ConfigError(
+                f"got data_dir={str(settings.data_dir)!r}, expected a directory that this server "
+                f"can write to: {error}"
+            ) from error
         self.store = Store(settings.url)
-        self.adapters = AdapterStore(settings.data_dir / "adapters")
         self.router = Router(settings.base_name, self.adapters, sampler)
         self.jobs = JobRunner(settings, self.store, self.adapters, self.router, sampler, learner)
         self.slots = CallSlots(settings.max_running_calls)
@@ -85,11 +91,15 @@ class Service:
     async def _usable(self, policy: str, serving: int) -> int:
         """`serving`, or the newest undamaged version if that is damaged, which is logged."""
         for version in [serving, *reversed(self.adapters.versions(policy))]:
-            if self.adapters.manifest(policy, version) is not None:
-                if version != serving:
-                    log.error("%s@%d cannot be used; serving @%d", policy, serving, version)
-                    await self.store.set_serving(policy, version)
-                return version
+            try:
+                self.adapters.check(policy, version)
+            except Damaged as error:
+                log.error("%s", error)
+                continue
+            if version != serving:
+                log.error("%s@%d cannot be used; serving @%d", policy, serving, version)
+                await self.store.set_serving(policy, version)
+            return version
         raise ConfigError(
             f"No version of policy {policy!r} under {self.settings.data_dir} is whole. Put back "
             "its directory from a backup, or start with another --data-dir."
@@ -175,9 +185,14 @@ class Service:
         return await self.checkpoint(policy, version)
 
     async def rollback(self, policy: str, version: int) -> wire.PolicyStatus:
-        """Route the policy's bare name to a kept version; the next step starts from it."""
+        """Route the policy's bare name to a kept version; the next step starts from it.
+
+        Raises:
+            Damaged: its files are not what was published.
+        """
         await self.checkpoint(policy, version)
         async with self.jobs.between_steps(policy):
+            await asyncio.to_thread(self.adapters.check, policy, version)
             await self.router.serve(policy, version)
             await self.router.trim()
             await self.store.set_serving(policy, version)
@@ -192,18 +207,9 @@ class Service:
         await self.jobs.drop_version(policy, version)
 
     async def adapter_tar(self, policy: str, version: int) -> bytes:
-        """A tar archive of the adapter's files (`ADAPTER_FILES`)."""
+        """See `AdapterStore.archive`."""
         await self.checkpoint(policy, version)
-        path = self.adapters.path(policy, version)
-
-        def pack() -> bytes:
-            buffer = io.BytesIO()
-            with tarfile.open(fileobj=buffer, mode="w") as tar:
-                for name in ADAPTER_FILES:
-                    tar.add(path / name, arcname=name)
-            return buffer.getvalue()
-
-        return await asyncio.to_thread(pack)
+        return await asyncio.to_thread(self.adapters.archive, policy, version)
 
     # --- trajectories and jobs ------------------------------------------------------------------
 
@@ -246,14 +252,20 @@ class Service:
         if policy is not None:
             await self.policy(policy)
         stored = await self.store.trajectory(trajectory_id)
-        records = await self.store.calls(t.call_id for t in stored.trajectory.turns if t.call_id)
+        ids = [t.call_id for t in stored.trajectory.turns if t.call_id]
+        records, elsewhere = await self.store.calls(ids), set[str]()
         if sft:
             longest = self.sampler.info.max_model_len
             [run], records = await demonstrations(
                 [stored.trajectory], records, self.learner, longest
             )
             stored = replace(stored, trajectory=run)
-        return await asyncio.to_thread(audit, stored, records, policy, trainable, imitates=sft)
+        else:
+            marks, mine = await self.store.trained_calls(ids), set(stored.trained_by.values())
+            elsewhere = {one for one, job in marks.items() if job not in mine}
+        return await asyncio.to_thread(
+            audit, stored, records, policy, trainable, imitates=sft, trained=elsewhere
+        )
 
     async def train(self, request: wire.TrainRequest, key: str) -> wire.TrainJob:
         """Queue a job, once per key.

@@ -7,7 +7,7 @@ what a job would do.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from langchain_art.errors import InvalidRequest
@@ -47,6 +47,7 @@ def audit(
     trainable: Mapping[str, bool],
     *,
     imitates: bool = False,
+    trained: Collection[str] = (),
 ) -> TrajectoryAudit:
     """Audit a run; the arguments are those of `check_eligibility`.
 
@@ -56,7 +57,7 @@ def audit(
         InvalidRequest: a record is invalid; training raises the same error.
     """
     run = stored.trajectory
-    judged = check_eligibility(run, records, policy, trainable, imitates=imitates)
+    judged = check_eligibility(run, records, policy, trainable, imitates=imitates, trained=trained)
     learners: defaultdict[str | None, list[CallEligibility]] = defaultdict(list)
     for one in judged:
         learners[policy if imitates else one.policy].append(one)

@@ -9,7 +9,7 @@ policies) are excluded before the statistics.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeAlias
@@ -72,18 +72,38 @@ class Batch:
     """All names by which `TrainRequest.trainable` could choose calls of the groups."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     """`BatchPlan.metrics`."""
+    _learning: set[str] = field(default_factory=set[str])
     _groups: list[list[_CheckedRun]] = field(default_factory=list[list[_CheckedRun]])
     _nodes: defaultdict[str, list[_CheckedCall]] = field(
         default_factory=lambda: defaultdict[str, list[_CheckedCall]](list)
     )
 
-    def add_group(self, runs: Sequence[Trajectory], records: Mapping[str, CallRecord]) -> None:
-        """Add the runs of one group, and the records of their calls."""
+    def add_group(
+        self,
+        runs: Sequence[Trajectory],
+        records: Mapping[str, CallRecord],
+        trained: Collection[str] = (),
+    ) -> None:
+        """Add the runs of one group, and the records of their calls.
+
+        `trained` are ids of calls that earlier jobs trained.
+        """
         policy, trainable = self.request.policy, self.request.trainable
         self.names.update(*(turn.names for run in runs for turn in run.turns))
         self._groups.append(
             [
-                (run, check_eligibility(run, records, policy, trainable, imitates=self._sft))
+                (
+                    run,
+                    check_eligibility(
+                        run,
+                        records,
+                        policy,
+                        trainable,
+                        imitates=self._sft,
+                        trained=trained,
+                        learning=self._learning,
+                    ),
+                )
                 for run in runs
             ]
         )

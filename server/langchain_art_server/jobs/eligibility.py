@@ -11,12 +11,14 @@ Training and the audit both ask `check_eligibility`. The reasons are the words b
 - ``greedy``, ``top_p``, ``grammar`` …: sampled from a distribution that the learner cannot repeat;
 - ``empty``: nothing was sampled;
 - ``too_long``: more tokens than the model takes (a turn that was not sampled here);
-- ``repeated``: a reply that was used twice (from a cache); its first use is trained.
+- ``already_trained``: an earlier job trained it, in this run or in another;
+- ``repeated``: a reply that was used twice, in this run (from a cache) or in another one of the
+  batch; its first use is trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from langchain_art.wire import Trajectory, Turn
@@ -51,19 +53,31 @@ def check_eligibility(
     trainable: Mapping[str, bool],
     *,
     imitates: bool = False,
+    trained: Collection[str] = (),
+    learning: set[str] | None = None,
 ) -> list[CallEligibility]:
     """For each turn of a run, whether it may be trained, and if not, why.
 
-    `records` are by call id. `policy` None: whichever sampled the turn. `imitates`: a supervised
-    step, for which it does not matter who sampled the call.
+    Args:
+        run: the run.
+        records: its calls, by id.
+        policy: the one that is trained; None: whichever sampled the turn.
+        trainable: `TrainRequest.trainable`.
+        imitates: a supervised step, for which it does not matter who sampled the call.
+        trained: ids of the calls that earlier jobs trained.
+        learning: ids of the calls of the batch's earlier runs that are trained; those of this run
+            are added.
     """
     checked: list[CallEligibility] = []
-    learning: set[str] = set()
+    learning = set() if learning is None else learning
     for turn in run.turns:
         record = records.get(turn.call_id or "")
         excluded_because = _why_excluded(turn, record, policy, trainable, imitates)
         if excluded_because is None and record is not None:
-            excluded_because = "repeated" if record.id in learning else None
+            if record.id in trained:
+                excluded_because = "already_trained"
+            elif record.id in learning:
+                excluded_because = "repeated"
             learning.add(record.id)
         checked.append(CallEligibility(turn, record, excluded_because))
     return checked

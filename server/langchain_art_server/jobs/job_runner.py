@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
-from langchain_art.errors import ArtError, InvalidRequest
+from langchain_art.errors import ArtError, Damaged, InvalidRequest
 from langchain_art.wire import SFTConfig, TrainJob, TrainRequest, TrainResult
 from langchain_art_server.backends.base import Learner, LearnerStep, Sampler
 from langchain_art_server.config import Settings
@@ -95,7 +95,12 @@ class JobRunner:
             await self._news.wait()
             self._news.clear()
             try:
-                for job in await self._store.jobs.all(states=("running", "queued")):
+                for job_id in await self._store.jobs.unfinished():
+                    try:
+                        job = await self._store.jobs.get(job_id)
+                    except Damaged as error:  # others go on
+                        log.error("Job %s is not run: %s", job_id, error)
+                        continue
                     async with self._locks[job.policy]:
                         await self._run_safely(job)
                     await self._notify()
@@ -138,10 +143,10 @@ class JobRunner:
         if base is None or target is None:
             base, target = self._router.serving[policy], self._adapters.unused(policy)
             await self._store.jobs.begin(job.id, base, target)
-        if manifest := self._adapters.manifest(policy, target):
+        if manifest := await asyncio.to_thread(self._adapters.manifest, policy, target):
             if manifest["job"] == job.id:
                 await self._report(job, f"{policy}@{target} was published before a restart", 1.0)
-                await self._finish(job, manifest, time.monotonic())
+                await self._finish(job, request, manifest, time.monotonic())
                 return
             raise InvalidRequest(f"{policy}@{target} was made by another job; send this one again.")
         batch = await self._batch(job, request, scored, base)
@@ -163,6 +168,7 @@ class JobRunner:
     async def _learn(self, job: TrainJob, batch: Batch, target: int) -> None:
         """Make the version, check it in the sampler, publish it, and finish the job."""
         policy, base, config = job.policy, batch.base_version, batch.request.config
+        await asyncio.to_thread(self._adapters.check, policy, base)
         staged = self._adapters.stage()
         step = LearnerStep(
             parent=self._adapters.path(policy, base),
@@ -207,17 +213,20 @@ class JobRunner:
                 "metrics": metrics | batch.metrics,
                 "excluded": dict(batch.excluded),
                 "nodes": {name: node.model_dump() for name, node in batch.nodes().items()},
-                # A trajectory of a supervised step may be trained again, in either way.
-                "imitated" if isinstance(config, SFTConfig) else "trained": batch.trained,
                 "created_at": time.time(),
             }
+            if isinstance(config, SFTConfig):  # these may be trained again, in either way
+                manifest["imitated"] = batch.trained
+            else:
+                manifest["trained"] = batch.trained
+                manifest["trained_calls"] = [record.id for record in batch.calls]
             publish = self._adapters.publish
             await asyncio.to_thread(publish, staged, policy, target, manifest, files)
         except Exception:
             await asyncio.to_thread(self._adapters.discard, staged)
             await self._sampler.unload_adapter(child.name)  # the next attempt has the same name
             raise
-        await self._finish(job, manifest, begun)
+        await self._finish(job, batch.request, manifest, begun)
 
     @asynccontextmanager
     async def _device(self) -> AsyncGenerator[None]:
@@ -228,7 +237,9 @@ class JobRunner:
         finally:
             await self._sampler.wake()
 
-    async def _finish(self, job: TrainJob, manifest: dict[str, Any], begun: float) -> None:
+    async def _finish(
+        self, job: TrainJob, request: TrainRequest, manifest: dict[str, Any], begun: float
+    ) -> None:
         """Route to a published version and end the job; `begun` is when the swap began.
 
         `resolve` registers the version with the router and its final directory with the sampler,
@@ -246,8 +257,16 @@ class JobRunner:
             excluded=manifest["excluded"],
             nodes=manifest["nodes"],
         )
-        trained, served = manifest.get("trained", ()), f"{checkpoint.name} serves"
-        await self._store.jobs.finish(job.id, result, None, checkpoint, trained, served)
+        await self._store.jobs.finish(
+            job.id,
+            result,
+            None,
+            checkpoint,
+            trained=manifest.get("trained", ()),
+            calls=manifest.get("trained_calls", ()),
+            message=f"{checkpoint.name} serves",
+            retrain=request.retrain,
+        )
         await self._router.serve(policy, version)
         await self._notify()
         await self._router.trim()
@@ -277,7 +296,10 @@ class JobRunner:
         batch, imitates = Batch(request, base), isinstance(request.config, SFTConfig)
         for ids in request.groups:
             known = await self._store.trajectories(ids)
-            if not imitates:
+            if lost := [one for one in ids if one not in known]:
+                raise Damaged(f"The trajectories {lost[:5]} are not in the database any more.")
+            once = not (imitates or request.retrain)
+            if once:
                 fresh = [i for i in ids if known[i].trained_by.get(job.policy, job.id) == job.id]
                 if trained_before := len(ids) - len(fresh):
                     batch.excluded["runs.already_trained"] += trained_before
@@ -285,10 +307,11 @@ class JobRunner:
             runs = [scored[one].on(known[one].trajectory) for one in ids]
             wanted = [t.call_id for run in runs for t in run.turns if t.call_id]
             records = await self._store.calls(wanted)
+            trained = await self._store.trained_calls(wanted) if once else ()
             if imitates:
                 longest = self._sampler.info.max_model_len
                 runs, records = await demonstrations(runs, records, self._learner, longest)
-            batch.add_group(runs, records)
+            batch.add_group(runs, records, trained)
         batch.settle()
         if unknown := sorted(set(request.trainable) - batch.names):
             await self._report(

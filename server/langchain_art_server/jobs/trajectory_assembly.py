@@ -79,14 +79,10 @@ def _turn(call: CallRecord, extends: int | None, known: int, excluded_because: s
         usage=Usage(
             prompt_tokens=len(call.prompt_token_ids), completion_tokens=len(call.token_ids)
         ),
-        started_at=_start(call),
+        started_at=call.created_at - call.latency,
         latency=call.latency,
         excluded_because=excluded_because,
     )
-
-
-def _start(call: CallRecord) -> float:
-    return call.created_at - call.latency
 
 
 def _completion(call: CallRecord) -> tuple[str, int]:
@@ -97,12 +93,7 @@ def _completion(call: CallRecord) -> tuple[str, int]:
 
 def _in_order(calls: Iterable[CallRecord]) -> list[CallRecord]:
     """By start; choices of one completion together, in their order."""
-    known = list(calls)
-    starts: dict[str, float] = {}
-    for call in known:
-        name, _ = _completion(call)
-        starts[name] = min(_start(call), starts.get(name, _start(call)))
-    return sorted(known, key=lambda c: (starts[_completion(c)[0]], *_completion(c)))
+    return sorted(calls, key=lambda call: (call.began, *_completion(call)))
 
 
 # --- which call continues which -------------------------------------------------------------------
@@ -182,7 +173,7 @@ def _exclusions(calls: Sequence[CallRecord], links: Sequence[Sequence[int]]) -> 
             if choice in continued_by:
                 kept.setdefault(tuple(calls[choice].token_ids), choice)
         excluded |= dict.fromkeys(unused_choices(choices, set(kept.values())), "unchosen")
-        end = max(calls[i].created_at for i in choices)
+        end = max(calls[i].number for i in choices)
         later = set[int]().union(*(continued_by.get(i, ()) for i in choices))
         completions.append(_AnsweredRequest(choices, calls[choices[0]], end, later))
     superseded = superseded_attempts((_task(call.tags), call.tags.attempt) for call in calls)
@@ -207,7 +198,7 @@ class _AnsweredRequest:
 
     choices: tuple[int, ...]
     first: CallRecord
-    end: float
+    end: int
     later: set[int]
     """The calls that continue one of its choices."""
 
@@ -231,7 +222,7 @@ def _undelivered(completions: Sequence[_AnsweredRequest]) -> list[int]:
             candidates = [
                 one
                 for one in tries
-                if _start(one.first) < _start(retry.first)
+                if one.first.began < retry.first.began
                 and one.first.retry < retry.first.retry
                 and one not in lost
                 and one.later <= retry.later

@@ -1,28 +1,33 @@
 """The checkpoints of policies on disk: one immutable directory ``adapters/<policy>/<N>`` a version.
 
 A version's name (``email-agent@17``) is used once. It is built in a staging directory;
-``manifest.json`` (SHA-256 of every file, parent, job, metrics) is written last, everything is
-fsynced, and one rename publishes it: a version is complete or absent.
+``manifest.json`` (SHA-256 of every file and of itself, parent, job, metrics) is written last,
+everything is fsynced, and one rename publishes it: a version is complete or absent. Whoever reads a
+version checks the digests first (`check`): what the disk changed is refused.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
+import io
 import os
 import shutil
+import tarfile
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import from_json, to_json
-
-from langchain_art.errors import ConfigError, InvalidRequest
+from langchain_art.errors import ConfigError, Damaged, InvalidRequest
 from langchain_art.wire import NAME, Checkpoint
-from langchain_art_server.backends.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from langchain_art_server.backends.models.adapter_files import (
+    CONFIG_FILE,
+    MANIFEST,
+    WEIGHTS_FILE,
+    check_files,
+    sha256,
+    write_manifest,
+)
 
-log = logging.getLogger(__name__)
-MANIFEST = "manifest.json"
 #: The files of ``GET …/adapter``: all but the optimizer's state.
 ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, MANIFEST)
 
@@ -36,6 +41,14 @@ def fsync(path: Path) -> None:
         os.close(fd)
 
 
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it, if they are missing, and flush their names to disk."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        fsync(path.parent)
+
+
 class AdapterStore:
     """The directories of versions. Which version serves is in the database and in `Router`."""
 
@@ -43,10 +56,10 @@ class AdapterStore:
         self._root = root
         self._staging = root / ".staging"
         shutil.rmtree(self._staging, ignore_errors=True)  # of a process that was killed
-        self._staging.mkdir(parents=True)
+        make_directory(self._staging)
         # One file a policy: the highest number of a deleted version.
         self._deleted = root / ".deleted"
-        self._deleted.mkdir(exist_ok=True)
+        make_directory(self._deleted)
 
     def path(self, policy: str, version: int) -> Path:
         """A version's directory, which need not exist."""
@@ -69,8 +82,7 @@ class AdapterStore:
         """Flush staged files to disk. Returns the SHA-256 of each."""
         files: dict[str, str] = {}
         for path in sorted(staged.iterdir()):
-            with path.open("rb") as file:
-                files[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+            files[path.name] = sha256(path)
             fsync(path)
         return files
 
@@ -91,30 +103,54 @@ class AdapterStore:
         """
         target = self.path(policy, version)
         files = files or self.seal(staged)
-        (staged / MANIFEST).write_bytes(to_json(manifest | {"files": files}, indent=2))
+        write_manifest(staged, manifest | {"files": files})
         fsync(staged / MANIFEST)
         fsync(staged)
-        target.parent.mkdir(exist_ok=True)
+        make_directory(target.parent)
         if target.exists():
             raise ConfigError(f"{policy}@{version} exists already; a version's name is used once.")
         staged.rename(target)
         fsync(target.parent)
         return target
 
-    def manifest(self, policy: str, version: int) -> dict[str, Any] | None:
-        """A version's manifest; None if the version is absent, or damaged (which is logged)."""
-        path = self.path(policy, version)
-        if not path.exists():
-            return None
+    def check(
+        self, policy: str, version: int, names: Collection[str] | None = None
+    ) -> dict[str, Any]:
+        """Check a version's files, or those of `names`. Returns its manifest.
+
+        Raises:
+            Damaged: it is damaged; says from what it can be restored.
+        """
         try:
-            manifest = from_json((path / MANIFEST).read_bytes())
-            for name, expected in manifest["files"].items():
-                if hashlib.sha256((path / name).read_bytes()).hexdigest() != expected:
-                    raise ValueError(f"{name} has another SHA-256 than when it was published")
-        except (OSError, ValueError, KeyError) as error:
-            log.error("%s@%d is damaged and will not be used: %s", policy, version, error)
-            return None
-        return manifest
+            return check_files(self.path(policy, version), names)
+        except Damaged as error:
+            raise Damaged(f"{error} {self._remedy(policy, version)}") from error
+
+    def _remedy(self, policy: str, version: int) -> str:
+        whole = [other for other in self.versions(policy) if self.is_whole(policy, other)]
+        back = f"Put the directory {self.path(policy, version)} back from a backup"
+        return f"{back}, or roll back to a version that is whole: {whole}." if whole else f"{back}."
+
+    def is_whole(self, policy: str, version: int) -> bool:
+        """Whether a version is there and undamaged."""
+        try:
+            check_files(self.path(policy, version))
+        except Damaged:
+            return False
+        return True
+
+    def manifest(self, policy: str, version: int) -> dict[str, Any] | None:
+        """The manifest of a version; None if it is absent. Raises Damaged."""
+        return self.check(policy, version) if self.path(policy, version).exists() else None
+
+    def archive(self, policy: str, version: int) -> bytes:
+        """A tar archive of `ADAPTER_FILES` of a version. Raises Damaged."""
+        self.check(policy, version, ADAPTER_FILES)
+        path, buffer = self.path(policy, version), io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            for name in ADAPTER_FILES:
+                tar.add(path / name, arcname=name)
+        return buffer.getvalue()
 
     def versions(self, policy: str) -> list[int]:
         """Numbers of the versions that have a directory, ascending."""

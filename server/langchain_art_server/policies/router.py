@@ -5,6 +5,7 @@ A call has a lease on its version, which is unloaded only after the last such ca
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from langchain_art.errors import InvalidRequest, UnknownModel
 from langchain_art_server.backends.base import Sampler
-from langchain_art_server.policies.adapter_store import AdapterStore
+from langchain_art_server.policies.adapter_store import ADAPTER_FILES, AdapterStore
 
 #: Versions that stay loaded though they do not serve: those last asked for as POLICY@VERSION.
 MAX_PINNED_LOADED = 8
@@ -48,13 +49,18 @@ class Router:
         self._loaded: OrderedDict[str, None] = OrderedDict()
 
     async def serve(self, policy: str, version: int) -> None:
-        """Load `version`, then route the bare name to it. Unloads nothing; see `trim`."""
+        """Load `version`, then route the bare name to it. Unloads nothing; see `trim`.
+
+        Raises:
+            Damaged: its files are not what was published.
+        """
         await self._load(policy, version)
         self.serving[policy] = version
 
     async def _load(self, policy: str, version: int) -> str:
         name = f"{policy}@{version}"
         if name not in self._loaded:
+            await asyncio.to_thread(self._store.check, policy, version, ADAPTER_FILES)
             await self._sampler.load_adapter(name, self._store.path(policy, version))
         self._loaded[name] = None
         self._loaded.move_to_end(name)
@@ -101,6 +107,7 @@ class Router:
 
         Raises:
             UnknownModel: there is no such name; its message lists those that there are.
+            Damaged: the version is to be loaded, and its files are not what was published.
         """
         if model == self.base_name:
             return RoutedModel(None, None, None, model)

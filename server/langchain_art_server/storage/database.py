@@ -8,21 +8,25 @@ that arrive during a transaction are written together in the next one, so that d
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy import event
-from sqlalchemy.exc import ArgumentError, DataError, OperationalError
+from sqlalchemy.exc import DatabaseError, DataError, IntegrityError, OperationalError
 
-from langchain_art.errors import ConfigError, EngineUnavailable, InvalidRequest
-from langchain_art_server.storage.tables import CALLS, META, POLICIES, CallRecord
+from langchain_art.errors import ConfigError, Damaged, EngineUnavailable, InvalidRequest
+from langchain_art_server.storage.opening import connect, own, place_of, prepare
+from langchain_art_server.storage.seals import sealed
+from langchain_art_server.storage.tables import CALLS, POLICIES, CallRecord
 
 T = TypeVar("T")
 _INSERT_CALLS = sa.insert(CALLS)
-#: PostgreSQL's advisory lock (they are per database) that a server holds.
-_ADVISORY_LOCK = int.from_bytes(b"lc-art", "big")
+#: Below are the requests of one start of the server; enough, with room for eight million starts.
+_STARTS_SHIFT = 40
+#: Ids in one statement: SQLite limits a statement's parameters.
+MAX_PARAMETERS = 500
 
 
 class Database:
@@ -33,20 +37,28 @@ class Database:
 
     Raises:
         ConfigError: the URL is not one of SQLite or PostgreSQL, the driver is not installed, the
-            database cannot be reached, or another server uses it.
+            database cannot be reached or is damaged, another server uses it, or another version
+            of the server made its tables.
     """
 
     def __init__(self, url: str) -> None:
-        self.engine = _engine(url)
+        self.engine = connect(url)
         try:
-            self._owner, self._owner_lost = _own(self.engine), False
-            META.create_all(self.engine)
-        except (ConfigError, OperationalError) as error:
+            self._owner, self._owner_lost = own(self.engine), False
+            try:
+                starts = prepare(self.engine)
+            except BaseException:
+                self._owner.close()
+                raise
+        except (ConfigError, OSError, DatabaseError) as error:
             self.engine.dispose()
             if isinstance(error, ConfigError):
                 raise
-            place = self.engine.url.render_as_string(hide_password=True)
-            raise ConfigError(f"got database_url={place!r}, which fails: {error.orig}") from error
+            why = error.orig if isinstance(error, DatabaseError) else error
+            raise ConfigError(
+                f"got database_url={place_of(self.engine)!r}, which fails: {why}{_advice(error)}"
+            ) from error
+        self._began = itertools.count(starts << _STARTS_SHIFT)
         self._connection = self.engine.connect()  # the writer's
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._waiting: list[tuple[Sequence[CallRecord], asyncio.Future[None]]] = []
@@ -56,9 +68,12 @@ class Database:
         """Write what is queued, then close."""
         self._writer.shutdown()
         self._connection.close()
-        if self._owner is not None:
-            self._owner.close()
+        self._owner.close()
         self.engine.dispose()
+
+    def next_began(self) -> int:
+        """A number above all that were given before, by this server or an earlier one."""
+        return next(self._began)
 
     async def write(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` in a transaction of its own. Returns when it is on disk.
@@ -98,6 +113,7 @@ class Database:
         Raises:
             EngineUnavailable: the database cannot be read.
             InvalidRequest: it does not take a value.
+            Damaged: what it read is not what was written.
         """
 
         def run() -> T:
@@ -112,6 +128,8 @@ class Database:
                 ) from failure
             except DataError as failure:
                 raise _refused(failure) from failure
+            except DatabaseError as failure:
+                raise _damaged(failure) from failure
 
         return await asyncio.to_thread(run)
 
@@ -123,9 +141,9 @@ class Database:
 
     def _transact(self, work: Callable[[sa.Connection], T]) -> T:
         try:
-            if self._owner_lost and self._owner is not None:
+            if self._owner_lost and isinstance(self._owner, sa.Connection):
                 self._owner.invalidate()  # closes the connection and so releases the lock
-                self._owner, self._owner_lost = _own(self.engine), False
+                self._owner, self._owner_lost = own(self.engine), False
             with self._connection.begin():
                 return work(self._connection)
         except OperationalError as failure:  # disk full, read-only, gone
@@ -139,6 +157,10 @@ class Database:
             raise EngineUnavailable(str(failure), retry_after=5) from failure
         except DataError as failure:
             raise _refused(failure) from failure
+        except IntegrityError:
+            raise
+        except DatabaseError as failure:
+            raise _damaged(failure) from failure
 
 
 def _refused(failure: DataError) -> InvalidRequest:
@@ -146,8 +168,22 @@ def _refused(failure: DataError) -> InvalidRequest:
     return InvalidRequest(f"The database does not take a value: {failure.orig}")
 
 
+def _damaged(failure: DatabaseError) -> Damaged:
+    return Damaged(f"The database is damaged: {failure.orig}{_advice(failure)}")
+
+
+def _advice(failure: Exception) -> str:
+    """What to do about a damaged database; nothing for other failures."""
+    if not isinstance(failure, DatabaseError) or isinstance(failure, OperationalError):
+        return ""
+    return (
+        ". Put it back from a backup, with its -wal file if there is one; `langchain-art scrub` "
+        "says what is damaged."
+    )
+
+
 def _rows(batch: Iterable[tuple[Sequence[CallRecord], object]]) -> list[dict[str, Any]]:
-    return [record.row() for records, _ in batch for record in records]
+    return [sealed(CALLS, record.row()) for records, _ in batch for record in records]
 
 
 def select_among(
@@ -156,52 +192,8 @@ def select_among(
     column: sa.Column[str],
     ids: Iterable[str],
 ) -> Iterator[sa.Row[Any]]:
-    """Rows of `query` whose `column` is among `ids`. SQLite limits a statement's parameters."""
+    """Rows of `query` whose `column` is among `ids`."""
     distinct = list(dict.fromkeys(ids))
-    for start in range(0, len(distinct), 500):
-        yield from connection.execute(query.where(column.in_(distinct[start : start + 500])))
-
-
-def _engine(url: str) -> sa.Engine:
-    try:
-        parsed = sa.make_url(url)
-        kind = parsed.get_backend_name()
-        if kind == "sqlite":
-            engine = sa.create_engine(parsed)
-            event.listen(engine, "connect", _sqlite_pragmas)
-            return engine
-        if kind == "postgresql":  # replaces connections that broke while they were idle
-            psycopg = parsed.set(drivername="postgresql+psycopg")
-            return sa.create_engine(psycopg, pool_pre_ping=True)
-    except ArgumentError as error:
-        raise ConfigError(f"got a database_url that is none of SQLAlchemy's: {error}") from error
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            'PostgreSQL\'s driver is not installed here; run: pip install "langchain-art[postgres]"'
-        ) from error
-    raise ConfigError(f"got a database_url of {kind!r}, expected one of sqlite or postgresql")
-
-
-def _own(engine: sa.Engine) -> sa.Connection | None:
-    """Lock a PostgreSQL database, so that no second server uses it.
-
-    Returns:
-        The connection that holds the lock; None for SQLite, whose directory is locked.
-    """
-    if engine.dialect.name == "sqlite":
-        return None
-    owner = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-    if not owner.scalar(sa.select(sa.func.pg_try_advisory_lock(_ADVISORY_LOCK))):
-        owner.close()
-        place = engine.url.render_as_string(hide_password=True)
-        raise ConfigError(
-            f"Another server uses the database {place}. Stop it, or give this one another."
-        )
-    return owner
-
-
-def _sqlite_pragmas(connection: Any, _record: Any) -> None:
-    cursor = connection.cursor()
-    for pragma in ("busy_timeout=10000", "journal_mode=WAL", "synchronous=FULL"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
+    for start in range(0, len(distinct), MAX_PARAMETERS):
+        some = column.in_(distinct[start : start + MAX_PARAMETERS])
+        yield from connection.execute(query.where(some))

@@ -11,13 +11,15 @@ from pydantic_core import to_json
 
 from langchain_art import wire
 from langchain_art.errors import Conflict, NotFound
-from langchain_art_server.storage.database import Database
+from langchain_art_server.storage.database import MAX_PARAMETERS, Database
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot
+from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import (
     EVENTS,
     JOBS,
     POLICIES,
     TRAINED,
+    TRAINED_CALLS,
     digest,
     insert_checkpoint,
     job_of,
@@ -58,7 +60,7 @@ class JobStore:
         def write(connection: sa.Connection) -> wire.TrainJob:
             old = connection.execute(sa.select(JOBS).where(JOBS.c.key == key)).first()
             if old is None:
-                connection.execute(sa.insert(JOBS), [row])
+                insert(connection, JOBS, [row])
                 old = connection.execute(sa.select(JOBS).where(JOBS.c.id == job_id)).one()
             elif old.digest != row["digest"]:
                 raise Conflict(
@@ -74,27 +76,29 @@ class JobStore:
         """Raises NotFound."""
         query = sa.select(JOBS).where(JOBS.c.id == job_id)
         row = await self._database.read(lambda c: c.execute(query).first())
-        if row is None:
+        if row is None or row.id != job_id:  # a damaged index may give another
             raise NotFound(f"No job {job_id!r} is known here.")
         return job_of(row)
 
-    async def all(
-        self, states: Sequence[wire.JobState] | None = None, policy: str | None = None
-    ) -> list[wire.TrainJob]:
+    async def all(self, policy: str | None = None) -> list[wire.TrainJob]:
         """Oldest first."""
         query = sa.select(JOBS).order_by(JOBS.c.number)
-        if states is not None:
-            query = query.where(JOBS.c.state.in_(states))
         if policy is not None:
             query = query.where(JOBS.c.policy == policy)
         return await self._database.read(lambda c: [job_of(row) for row in c.execute(query)])
+
+    async def unfinished(self) -> list[str]:
+        """Ids of the jobs that are queued or running, oldest first."""
+        query = sa.select(JOBS.c.id).where(JOBS.c.state.in_(("queued", "running")))
+        ordered = query.order_by(JOBS.c.number)
+        return await self._database.read(lambda c: list(c.scalars(ordered)))
 
     async def payload(
         self, job_id: str
     ) -> tuple[wire.TrainRequest, dict[str, RewardSnapshot], int | None]:
         """The request, the rewards by trajectory, and the version to make (None if not begun)."""
-        query = sa.select(JOBS.c.payload, JOBS.c.target_version).where(JOBS.c.id == job_id)
-        row = await self._database.read(lambda c: c.execute(query).one())
+        query = sa.select(JOBS).where(JOBS.c.id == job_id)
+        row = await self._database.read(lambda c: intact(JOBS, c.execute(query).one()))
         payload = unpack(row.payload)
         request = wire.TrainRequest.model_validate_json(to_json(payload["request"]))
         scored = {run: RewardSnapshot(**known) for run, known in payload["scored"].items()}
@@ -103,8 +107,7 @@ class JobStore:
     async def begin(self, job_id: str, base: int, target: int) -> None:
         """Store the versions that a job starts from and makes."""
         values = {"state": "running", "base_version": base, "target_version": target}
-        query = sa.update(JOBS).where(JOBS.c.id == job_id).values(values)
-        await self._database.write(lambda c: c.execute(query))
+        await self._database.write(lambda c: update(c, JOBS, JOBS.c.id == job_id, values))
 
     async def finish(
         self,
@@ -113,11 +116,15 @@ class JobStore:
         error: str | None,
         checkpoint: wire.Checkpoint | None = None,
         trained: Sequence[str] = (),
+        calls: Sequence[str] = (),
         message: str | None = None,
+        *,
+        retrain: bool = False,
     ) -> None:
-        """End a job, route the policy to its version, mark its trajectories: one transaction.
+        """End a job, route the policy to its version, mark what it trained: one transaction.
 
-        `message` is the job's last event.
+        `trained` are trajectories, `calls` are those of their calls that were trained. What is
+        marked already makes it fail, unless `retrain` is set. `message` is the job's last event.
         """
         values: dict[str, Any] = {
             "state": "succeeded" if error is None else "failed",
@@ -128,15 +135,22 @@ class JobStore:
 
         def write(connection: sa.Connection) -> None:
             mine = JOBS.c.id == job_id
-            connection.execute(sa.update(JOBS).where(mine).values(values))
+            update(connection, JOBS, mine, values)
             if checkpoint is not None:
                 insert_checkpoint(connection, checkpoint)
-                routed = sa.update(POLICIES).where(POLICIES.c.name == checkpoint.policy)
-                connection.execute(routed.values(version=checkpoint.version))
+                routed = POLICIES.c.name == checkpoint.policy
+                update(connection, POLICIES, routed, {"version": checkpoint.version})
             if trained:
                 policy = connection.scalars(sa.select(JOBS.c.policy).where(mine)).one()
                 rows = [{"trajectory_id": t, "policy": policy, "job_id": job_id} for t in trained]
-                connection.execute(sa.insert(TRAINED), rows)
+                if retrain:
+                    _unmark(
+                        connection, TRAINED.c.trajectory_id, trained, TRAINED.c.policy == policy
+                    )
+                    _unmark(connection, TRAINED_CALLS.c.call_id, calls, sa.true())
+                insert(connection, TRAINED, rows)
+                marks = [{"call_id": one, "job_id": job_id} for one in calls]
+                insert(connection, TRAINED_CALLS, marks)
             if message is not None:
                 _append(connection, job_id, message, 1.0)
 
@@ -152,13 +166,25 @@ class JobStore:
         query = sa.select(EVENTS).where(mine).order_by(EVENTS.c.seq)
 
         def read(connection: sa.Connection) -> list[wire.JobEvent]:
-            rows = connection.execute(query)
+            rows = [intact(EVENTS, row) for row in connection.execute(query)]
             return [wire.JobEvent.model_validate(row, from_attributes=True) for row in rows]
 
         return await self._database.read(read)
 
 
+def _unmark(
+    connection: sa.Connection,
+    column: sa.Column[str],
+    ids: Sequence[str],
+    also: sa.ColumnElement[bool],
+) -> None:
+    """Delete the marks of `ids`, which this job's replace."""
+    for start in range(0, len(ids), MAX_PARAMETERS):
+        some = column.in_(ids[start : start + MAX_PARAMETERS])
+        connection.execute(sa.delete(column.table).where(some, also))
+
+
 def _append(connection: sa.Connection, job_id: str, message: str, progress: float | None) -> None:
     last = connection.scalar(sa.select(sa.func.max(EVENTS.c.seq)).where(EVENTS.c.job_id == job_id))
     row = {"job_id": job_id, "seq": (last or 0) + 1, "at": time.time()}
-    connection.execute(sa.insert(EVENTS), [row | {"message": message, "progress": progress}])
+    insert(connection, EVENTS, [row | {"message": message, "progress": progress}])

@@ -12,12 +12,14 @@ from langchain_art.wire import Checkpoint, LoraConfig, Reward, Trajectory
 from langchain_art_server.storage.database import Database, select_among
 from langchain_art_server.storage.job_store import JobStore
 from langchain_art_server.storage.reward_snapshot import changed, rewards_in_words
+from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import (
     CALLS,
     CHECKPOINTS,
     JOBS,
     POLICIES,
     TRAINED,
+    TRAINED_CALLS,
     TRAJECTORIES,
     CallRecord,
     StoredRun,
@@ -42,7 +44,7 @@ class Store(Database):
     async def call(self, call_id: str) -> CallRecord:
         """Raises NotFound."""
         found = await self.calls([call_id])
-        if not found:
+        if call_id not in found:
             raise NotFound(f"No call {call_id!r} is recorded here.")
         return found[call_id]
 
@@ -56,10 +58,21 @@ class Store(Database):
 
         return await self.read(read)
 
+    async def trained_calls(self, call_ids: Iterable[str]) -> dict[str, str]:
+        """Those among `call_ids` that were trained, each with the last job that did."""
+        wanted = list(call_ids)
+
+        def read(connection: sa.Connection) -> dict[str, str]:
+            marks = sa.select(TRAINED_CALLS)
+            rows = select_among(connection, marks, TRAINED_CALLS.c.call_id, wanted)
+            return {row.call_id: intact(TRAINED_CALLS, row).job_id for row in rows}
+
+        return await self.read(read)
+
     async def tagged_calls(self, trajectory_id: str) -> list[CallRecord]:
-        """The calls that were tagged with a trajectory's id, in the order in which they ended."""
+        """The calls that were tagged with a trajectory's id, in the order they were recorded in."""
         tagged = sa.select(CALLS).where(CALLS.c.trajectory_id == trajectory_id)
-        query = tagged.order_by(CALLS.c.created_at)
+        query = tagged.order_by(CALLS.c.number)
         return await self.read(lambda c: [CallRecord.of(row) for row in c.execute(query)])
 
     # --- trajectories ---------------------------------------------------------------------------
@@ -91,8 +104,7 @@ class Store(Database):
                         param="id",
                     )
             new = [row for row in rows if row["id"] not in known]
-            if new:
-                connection.execute(sa.insert(TRAJECTORIES), new)
+            insert(connection, TRAJECTORIES, new)
             return len(new)
 
         return await self.write(write)
@@ -113,14 +125,14 @@ class Store(Database):
             found = {row.id: StoredRun(trajectory_of(row), row.assembled, {}) for row in rows}
             marks = sa.select(TRAINED).order_by(TRAINED.c.policy)
             for mark in select_among(connection, marks, TRAINED.c.trajectory_id, found):
-                found[mark.trajectory_id].trained_by[mark.policy] = mark.job_id
+                found[mark.trajectory_id].trained_by[mark.policy] = intact(TRAINED, mark).job_id
             return found
 
         return await self.read(read)
 
     async def recent_trajectories(self, limit: int, scenario: str | None) -> list[Trajectory]:
         """The newest first."""
-        query = sa.select(TRAJECTORIES).order_by(TRAJECTORIES.c.created_at.desc()).limit(limit)
+        query = sa.select(TRAJECTORIES).order_by(TRAJECTORIES.c.number.desc()).limit(limit)
         if scenario is not None:
             query = query.where(TRAJECTORIES.c.scenario == scenario)
         return await self.read(lambda c: [trajectory_of(row) for row in c.execute(query)])
@@ -147,7 +159,7 @@ class Store(Database):
                     raise NotFound(f"No trajectory {trajectory_id!r} is stored here.")
                 new = changed(assembled, reward)
                 stored = trajectory_row(new, None, assembled=True)
-                connection.execute(sa.insert(TRAJECTORIES), [stored])
+                insert(connection, TRAJECTORIES, [stored])
                 return new
             old = trajectory_of(row)
             turns = None
@@ -163,7 +175,7 @@ class Store(Database):
                 )
             kept = trajectory_row(new, row.group_id)
             values = {name: kept[name] for name in ("body", "reward", "scenario")}
-            connection.execute(sa.update(TRAJECTORIES).where(mine).values(values))
+            update(connection, TRAJECTORIES, mine, values)
             return new
 
         return await self.write(write)
@@ -176,7 +188,7 @@ class Store(Database):
         def write(connection: sa.Connection) -> None:
             if not connection.execute(sa.select(POLICIES).where(POLICIES.c.name == name)).first():
                 row = {"name": name, "lora": lora.model_dump_json(), "version": 0}
-                connection.execute(sa.insert(POLICIES), [row | {"created_at": time.time()}])
+                insert(connection, POLICIES, [row | {"created_at": time.time()}])
 
         await self.write(write)
 
@@ -184,15 +196,16 @@ class Store(Database):
         """Name -> (LoRA shape, version that serves)."""
 
         def read(connection: sa.Connection) -> dict[str, tuple[LoraConfig, int]]:
-            rows = connection.execute(sa.select(POLICIES).order_by(POLICIES.c.name))
+            found = connection.execute(sa.select(POLICIES).order_by(POLICIES.c.name))
+            rows = [intact(POLICIES, row) for row in found]
             return {r.name: (LoraConfig.model_validate_json(r.lora), r.version) for r in rows}
 
         return await self.read(read)
 
     async def set_serving(self, name: str, version: int) -> None:
         """Route the bare name to `version`."""
-        query = sa.update(POLICIES).where(POLICIES.c.name == name).values(version=version)
-        await self.write(lambda c: c.execute(query))
+        mine = POLICIES.c.name == name
+        await self.write(lambda c: update(c, POLICIES, mine, {"version": version}))
 
     async def checkpoints(self, policy: str) -> list[Checkpoint]:
         """The versions of a policy that are kept, oldest first."""
@@ -201,7 +214,7 @@ class Store(Database):
             served = sa.select(POLICIES.c.version).where(POLICIES.c.name == policy)
             serving = connection.scalar(served)
             query = sa.select(CHECKPOINTS).where(CHECKPOINTS.c.policy == policy)
-            rows = connection.execute(query.order_by(CHECKPOINTS.c.version)).mappings()
+            rows = connection.execute(query.order_by(CHECKPOINTS.c.version))
             return [checkpoint_of(row, serving) for row in rows]
 
         return await self.read(read)
@@ -212,8 +225,8 @@ class Store(Database):
 
     async def set_pinned(self, policy: str, version: int, pinned: bool) -> None:
         """Protect a version from retention, or stop protecting it."""
-        query = sa.update(CHECKPOINTS).where(version_is(policy, version)).values(pinned=pinned)
-        await self.write(lambda c: c.execute(query))
+        mine = version_is(policy, version)
+        await self.write(lambda c: update(c, CHECKPOINTS, mine, {"pinned": pinned}))
 
     async def forget_checkpoint(self, policy: str, version: int) -> None:
         """Delete a version's row."""
@@ -246,11 +259,10 @@ def _refuse_late_calls(connection: sa.Connection, known: Trajectory, calls: int)
     late = calls - len(known.turns)
     jobs = _trained_by(connection, known.id)
     if not jobs:
-        open_jobs = sa.select(JOBS.c.id, JOBS.c.payload).where(
-            JOBS.c.state.in_(("queued", "running"))
-        )
+        open_jobs = sa.select(JOBS).where(JOBS.c.state.in_(("queued", "running")))
         for row in connection.execute(open_jobs):
-            if any(known.id in group for group in unpack(row.payload)["request"]["groups"]):
+            request = unpack(intact(JOBS, row).payload)["request"]
+            if any(known.id in group for group in request["groups"]):
                 jobs = f"job {row.id}, which has not ended"
     if jobs:
         raise Conflict(

@@ -1,7 +1,8 @@
 """The tables of the database, and the conversion of their rows to values and back.
 
-Token arrays are little-endian blobs (int32 ids, float64 logprobs), so that values are read exactly
-as they were written. Bodies are compressed JSON.
+Every row has a seal (`storage.seals`), which is checked when the row is read. Token arrays are
+little-endian blobs (int32 ids, float64 logprobs), so that values are read exactly as they were
+written. Bodies are compressed JSON.
 """
 
 from __future__ import annotations
@@ -11,50 +12,68 @@ import time
 import zlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import sqlalchemy as sa
 from pydantic_core import from_json, to_json
 
 from langchain_art.wire import CallTags, Checkpoint, TrainJob, TrainResult, Trajectory
+from langchain_art_server.storage.seals import Blob, insert, intact, values_of
 
 META = sa.MetaData()
 #: Fields of `CallRecord` that are arrays, and the type of their items.
 _ARRAYS = {"prompt_token_ids": "i", "token_ids": "i", "logprobs": "d"}
 
+#: The order in which rows were inserted, whatever the clock says. In SQLite it is the rowid.
+_NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+#: Of the tables below. Another number, or another column, is refused at the start.
+SCHEMA_VERSION = 1
+SCHEMA = sa.Table(
+    "art_schema",
+    META,
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("starts", sa.Integer, nullable=False),  # how often a server opened the database
+)
 CALLS = sa.Table(
     "calls",
     META,
-    sa.Column("id", sa.String(160), primary_key=True),
+    sa.Column("number", _NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.String(160), unique=True, nullable=False),
+    sa.Column("began", sa.BigInteger, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("trajectory_id", sa.String(128), index=True),
     sa.Column("policy", sa.String(64)),
     sa.Column("version", sa.Integer),
     sa.Column("model", sa.Text, nullable=False),
     sa.Column("tags", sa.Text, nullable=False),
-    sa.Column("request", sa.LargeBinary, nullable=False),
-    sa.Column("reply", sa.LargeBinary, nullable=False),
-    sa.Column("prompt_token_ids", sa.LargeBinary, nullable=False),
-    sa.Column("token_ids", sa.LargeBinary, nullable=False),
-    sa.Column("logprobs", sa.LargeBinary, nullable=False),
+    sa.Column("request", Blob, nullable=False),
+    sa.Column("reply", Blob, nullable=False),
+    sa.Column("prompt_token_ids", Blob, nullable=False),
+    sa.Column("token_ids", Blob, nullable=False),
+    sa.Column("logprobs", Blob, nullable=False),
     sa.Column("temperature", sa.Float, nullable=False),
     sa.Column("finish_reason", sa.String(16), nullable=False),
     sa.Column("excluded_because", sa.Text),
     sa.Column("latency", sa.Float, nullable=False),
     sa.Column("retry", sa.Integer, nullable=False),
+    sa.Column("seal", Blob, nullable=False),
+    info={"kind": "call", "named_by": ("id",)},
 )
 TRAJECTORIES = sa.Table(
     "trajectories",
     META,
-    sa.Column("id", sa.String(128), primary_key=True),
+    sa.Column("number", _NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.String(128), unique=True, nullable=False),
     sa.Column("group_id", sa.String(128), index=True),
     sa.Column("scenario", sa.String(256), index=True),
     sa.Column("digest", sa.String(64), nullable=False),
-    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Column("body", Blob, nullable=False),
     sa.Column("reward", sa.Float),
-    sa.Column("created_at", sa.Float, nullable=False, index=True),
+    sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("assembled", sa.Boolean, nullable=False),
+    sa.Column("seal", Blob, nullable=False),
+    info={"kind": "trajectory", "named_by": ("id",)},
 )
 TRAINED = sa.Table(
     "trained",
@@ -62,6 +81,17 @@ TRAINED = sa.Table(
     sa.Column("trajectory_id", sa.String(128), primary_key=True),
     sa.Column("policy", sa.String(64), primary_key=True),
     sa.Column("job_id", sa.String(64), nullable=False),
+    sa.Column("seal", Blob, nullable=False),
+    info={"kind": "mark of training", "named_by": ("trajectory_id", "policy")},
+)
+#: Calls whose tokens a policy learned from; only the policy that sampled a call learns from it.
+TRAINED_CALLS = sa.Table(
+    "trained_calls",
+    META,
+    sa.Column("call_id", sa.String(160), primary_key=True),
+    sa.Column("job_id", sa.String(64), nullable=False),
+    sa.Column("seal", Blob, nullable=False),
+    info={"kind": "mark of training", "named_by": ("call_id",)},
 )
 POLICIES = sa.Table(
     "policies",
@@ -70,6 +100,8 @@ POLICIES = sa.Table(
     sa.Column("lora", sa.Text, nullable=False),
     sa.Column("version", sa.Integer, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("seal", Blob, nullable=False),
+    info={"kind": "policy", "named_by": ("name",)},
 )
 CHECKPOINTS = sa.Table(
     "checkpoints",
@@ -81,6 +113,8 @@ CHECKPOINTS = sa.Table(
     sa.Column("bytes", sa.BigInteger, nullable=False),
     sa.Column("pinned", sa.Boolean, nullable=False),
     sa.Column("metrics", sa.Text, nullable=False),
+    sa.Column("seal", Blob, nullable=False),
+    info={"kind": "version", "named_by": ("policy", "version")},
 )
 JOBS = sa.Table(
     "jobs",
@@ -90,7 +124,7 @@ JOBS = sa.Table(
     sa.Column("key", sa.String(128), unique=True, nullable=False),
     sa.Column("policy", sa.String(64), nullable=False),
     sa.Column("digest", sa.String(64), nullable=False),
-    sa.Column("payload", sa.LargeBinary, nullable=False),
+    sa.Column("payload", Blob, nullable=False),
     sa.Column("state", sa.String(16), nullable=False, index=True),
     sa.Column("base_version", sa.Integer),
     sa.Column("target_version", sa.Integer),
@@ -98,6 +132,8 @@ JOBS = sa.Table(
     sa.Column("error", sa.Text),
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("finished_at", sa.Float),
+    sa.Column("seal", Blob, nullable=False),
+    info={"kind": "job", "named_by": ("id",)},
 )
 EVENTS = sa.Table(
     "job_events",
@@ -107,6 +143,8 @@ EVENTS = sa.Table(
     sa.Column("at", sa.Float, nullable=False),
     sa.Column("message", sa.Text, nullable=False),
     sa.Column("progress", sa.Float),
+    sa.Column("seal", Blob, nullable=False),
+    info={"kind": "event", "named_by": ("job_id", "seq")},
 )
 
 
@@ -134,23 +172,30 @@ class CallRecord:
     finish_reason: str
     excluded_because: str | None
     latency: float
+    began: int = 0
+    """Grows with each request, over restarts: the order in which calls began."""
     retry: int = 0
     """How often the client had sent this request before (the header ``x-stainless-retry-count`` of
     the OpenAI SDKs)."""
+    number: int = field(default=0, compare=False)
+    """The database's: the order in which calls were recorded."""
 
     def row(self) -> dict[str, Any]:
         """This record as a row of the table."""
-        return vars(self) | {
+        values = vars(self) | {
             "trajectory_id": self.tags.trajectory_id,
             "tags": self.tags.model_dump_json(exclude_defaults=True),
             "request": pack(self.request),
             "reply": pack(self.reply),
             **{name: array(code, getattr(self, name)).tobytes() for name, code in _ARRAYS.items()},
         }
+        del values["number"]
+        return values
 
     @classmethod
     def of(cls, row: sa.Row[Any]) -> CallRecord:
-        """The record of a row."""
+        """The record of a row. Raises Damaged."""
+        intact(CALLS, row)
         values: dict[str, Any] = {one.name: getattr(row, one.name) for one in fields(cls)}
         values["tags"] = CallTags.model_validate_json(row.tags)
         values |= {name: unpack(values[name]) for name in ("request", "reply")}
@@ -200,14 +245,15 @@ def insert_checkpoint(connection: sa.Connection, checkpoint: Checkpoint) -> None
     if not connection.execute(sa.select(CHECKPOINTS.c.version).where(mine)).first():
         row = checkpoint.model_dump(exclude={"name", "serving", "metrics"})
         row["metrics"] = to_json(checkpoint.metrics).decode()
-        connection.execute(sa.insert(CHECKPOINTS), [row])
+        insert(connection, CHECKPOINTS, [row])
 
 
-def checkpoint_of(row: sa.RowMapping, serving: int | None) -> Checkpoint:
-    """The version of a row; `serving` is the one that serves."""
-    version: int = row["version"]
-    values: dict[str, Any] = {**row, "metrics": from_json(row["metrics"])}
-    return Checkpoint(name=f"{row['policy']}@{version}", serving=version == serving, **values)
+def checkpoint_of(row: sa.Row[Any], serving: int | None) -> Checkpoint:
+    """The version of a row; `serving` is the one that serves. Raises Damaged."""
+    values = values_of(CHECKPOINTS, intact(CHECKPOINTS, row))
+    del values["seal"]
+    values |= {"metrics": from_json(row.metrics), "serving": row.version == serving}
+    return Checkpoint(name=f"{row.policy}@{row.version}", **values)
 
 
 def trajectory_row(
@@ -228,12 +274,13 @@ def trajectory_row(
 
 
 def trajectory_of(row: sa.Row[Any]) -> Trajectory:
-    """The trajectory of a row."""
-    return Trajectory.model_validate_json(zlib.decompress(row.body))
+    """The trajectory of a row. Raises Damaged."""
+    return Trajectory.model_validate_json(zlib.decompress(intact(TRAJECTORIES, row).body))
 
 
 def job_of(row: sa.Row[Any]) -> TrainJob:
-    """The job of a row."""
+    """The job of a row. Raises Damaged."""
+    intact(JOBS, row)
     values = {name: getattr(row, name) for name in TrainJob.model_fields}
     values["result"] = TrainResult.model_validate_json(row.result) if row.result else None
     return TrainJob(**values)

@@ -9,10 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_art.errors import Conflict, EngineUnavailable, InvalidRequest, NotFound
+from langchain_art.errors import (
+    Conflict,
+    Damaged,
+    EngineUnavailable,
+    InvalidRequest,
+    NotFound,
+)
 from langchain_art.wire import (
     CallTags,
     Checkpoint,
@@ -23,8 +30,9 @@ from langchain_art.wire import (
     Trajectory,
     Turn,
 )
+from langchain_art_server.storage.seals import sealed
 from langchain_art_server.storage.store import Store
-from langchain_art_server.storage.tables import CallRecord
+from langchain_art_server.storage.tables import CALLS, META, SCHEMA, CallRecord
 from tests.support.postgres import Postgres
 
 
@@ -71,7 +79,7 @@ async def test_a_record_comes_back_bit_for_bit(store: Store) -> None:
     logprobs=st.lists(st.floats(max_value=0, allow_nan=False, allow_infinity=False)),
 )
 def test_token_arrays_survive_the_row(ids: list[int], logprobs: list[float]) -> None:
-    row = record("c", token_ids=ids, logprobs=logprobs).row()
+    row = sealed(CALLS, record("c", token_ids=ids, logprobs=logprobs).row()) | {"number": 1}
 
     class Row:
         def __getattr__(self, name: str) -> object:
@@ -83,6 +91,70 @@ def test_token_arrays_survive_the_row(ids: list[int], logprobs: list[float]) -> 
         a == b and math.copysign(1, a) == math.copysign(1, b)
         for a, b in zip(back.logprobs, logprobs, strict=True)
     )
+
+
+#: What each type of column holds instead of what was written.
+OTHER = {"STRING": "x", "TEXT": "x", "FLOAT": 7.5, "BIGINTEGER": 77, "INTEGER": 77, "BLOB": b"x"}
+
+
+async def filled(store: Store) -> dict[str, list[object]]:
+    """A row in every table; and by table what reads it."""
+    await store.add_calls([record("c-1")])
+    await store.add_trajectories([Trajectory(id="t-1", scenario="s", reward=1.0)], "g-1")
+    await store.add_policy("p", LoraConfig(rank=4))
+    await store.add_checkpoint(
+        Checkpoint(policy="p", version=0, name="p@0", parent=None, created_at=1.0, bytes=10)
+    )
+    await store.jobs.add("job-1", "k", TrainRequest(policy="p", groups=(("t-1",),)), [])
+    await store.jobs.begin("job-1", 0, 1)
+    await store.jobs.finish("job-1", None, None, trained=["t-1"], calls=["c-1"], message="done")
+    run = lambda: store.trajectories(["t-1"])  # noqa: E731
+    return {
+        "calls": [lambda: store.calls(["c-1"]), lambda: store.tagged_calls("t-1")],
+        "trajectories": [run, lambda: store.recent_trajectories(9, None)],
+        "trained": [run],
+        "trained_calls": [lambda: store.trained_calls(["c-1"])],
+        "policies": [store.policies, lambda: store.set_serving("p", 1)],
+        "checkpoints": [lambda: store.checkpoints("p"), lambda: store.set_pinned("p", 0, True)],
+        "jobs": [lambda: store.jobs.get("job-1"), lambda: store.jobs.payload("job-1")],
+        "job_events": [lambda: store.jobs.events("job-1", 0)],
+    }
+
+
+async def test_a_row_that_the_disk_changed_is_refused_by_name(store: Store) -> None:
+    readers = await filled(store)
+    for table in META.sorted_tables:
+        if table is SCHEMA:
+            continue
+        keys = {"id", "number", *(column.name for column in table.primary_key)}
+        named = "|".join(
+            f"{table.info['kind']} {kind}" for kind in ("'c-1'", "'t-1'", "'p'", "'job")
+        )
+        for column in table.columns:
+            # Another key, and a trajectory that a query asks for, is another row.
+            if column.name in keys or (table.name, column.name) == ("calls", "trajectory_id"):
+                continue
+            with store.engine.begin() as connection:
+                before = connection.execute(sa.select(column)).scalar_one()
+                kind = type(column.type).__name__.upper()
+                other = not before if kind == "BOOLEAN" else OTHER[kind]
+                connection.execute(sa.update(table).values({column: other}))
+            for read in readers[table.name]:
+                with pytest.raises(Damaged, match=named):
+                    await read()
+            with store.engine.begin() as connection:
+                connection.execute(sa.update(table).values({column: before}))
+        for read in readers[table.name]:
+            await read()
+
+
+async def test_calls_are_numbered_as_they_begin_over_restarts(database_url: str) -> None:
+    numbers: list[int] = []
+    for _ in range(3):
+        store = Store(database_url)
+        numbers += [store.next_began(), store.next_began()]
+        store.close()
+    assert numbers == sorted(set(numbers))
 
 
 async def test_many_calls_at_once_are_all_kept(store: Store) -> None:
@@ -146,6 +218,21 @@ async def test_each_policy_trains_a_run_once(store: Store) -> None:
     assert (await store.jobs.get("job-3")).state == "queued"
 
 
+async def test_each_call_is_trained_once_unless_a_job_asks_for_another_pass(store: Store) -> None:
+    await store.add_trajectories([Trajectory(id="t-1"), Trajectory(id="t-2")])
+    for job in ("job-1", "job-2", "job-3"):
+        await store.jobs.add(job, job, TrainRequest(policy="p", groups=(("t-1",),)), [])
+    await store.jobs.finish("job-1", None, None, trained=["t-1"], calls=["c-1", "c-2"])
+    with pytest.raises(Exception, match=r"(?i)unique"):
+        await store.jobs.finish("job-2", None, None, trained=["t-2"], calls=["c-2", "c-3"])
+    assert await store.trained_calls(["c-1", "c-2", "c-3"]) == {"c-1": "job-1", "c-2": "job-1"}
+    again = {"trained": ["t-1"], "calls": ["c-2", "c-3"]}
+    await store.jobs.finish("job-3", None, None, **again, retrain=True)
+    marks = {"c-1": "job-1", "c-2": "job-3", "c-3": "job-3"}
+    assert await store.trained_calls(marks) == marks
+    assert (await store.trajectory("t-1")).trained_by == {"p": "job-3"}
+
+
 def turns(count: int) -> tuple[Turn, ...]:
     return tuple(Turn(call_id=f"c-{index}") for index in range(count))
 
@@ -193,7 +280,8 @@ async def test_ending_a_job_is_one_transaction(store: Store) -> None:
     request = TrainRequest(policy="p", groups=(("t-1",),))
     job = await store.jobs.add("job-1", "k", request, [])
     await store.jobs.begin(job.id, 0, 1)
-    assert [j.state for j in await store.jobs.all(states=("running",))] == ["running"]
+    assert [j.state for j in await store.jobs.all()] == ["running"]
+    assert await store.jobs.unfinished() == ["job-1"]
     point = Checkpoint(policy="p", version=1, name="p@1", parent=0, created_at=1.0, bytes=10)
     result = TrainResult(policy="p", version=1, metrics={"loss": -0.5}, excluded={"runs.failed": 1})
     await store.jobs.finish(job.id, result, None, point, ["t-1"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,8 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from langchain_art.wire import TrainResult, TrajectoryAudit
+from langchain_art_server.storage.seals import update
+from langchain_art_server.storage.tables import CHECKPOINTS, JOBS, POLICIES, TRAINED, TRAINED_CALLS
 from tests.support.live_server import LiveServer
 
 QUESTION = "When is the falcon review?"
@@ -114,6 +116,39 @@ def test_two_policies_learn_from_the_same_runs(http: httpx.Client) -> None:
     assert set(after.trained_by) == {"tiny", critic} and after.turns == before[critic].turns
     told = http.put(f"/v1/trajectories/{runs[0]}/reward", json={"reward": 7.0})
     assert told.status_code == 409 and critic in told.text and "'tiny'" in told.text
+
+
+def test_a_call_is_trained_once_whatever_run_it_is_put_into(http: httpx.Client) -> None:
+    runs: list[str] = []
+    for seed in range(3):
+        runs.append(new_id("t"))
+        call(http, runs[-1], seed)
+        scored(http, runs[-1], float(seed))
+    first = [ok(http.get(f"/v1/trajectories/{run}")) for run in runs]
+
+    def copies(prefix: str) -> list[str]:
+        """The same calls in runs with other ids."""
+        made = [run | {"id": f"{prefix}-{run['id']}"} for run in first]
+        for run in made:
+            ok(http.post("/v1/trajectories", json=run))
+        return [run["id"] for run in made]
+
+    one, two, other = copies("one"), copies("two"), copies("other")
+    done = train(http, [*runs, *one])
+    assert done.metrics["calls_trained"] == 3
+    assert done.metrics["tokens_trained"] == sum(audit(http, r).trained_tokens for r in runs)
+    assert done.excluded == {"calls.repeated": 3, "runs.without_trainable_calls": 3}
+    assert [turn.excluded_because for turn in audit(http, one[0]).turns] == ["already_trained"]
+    assert [turn.excluded_because for turn in audit(http, runs[0]).turns] == [None]
+    before = ok(http.get("/v1/policies/tiny"))["version"]
+    again = train(http, two)
+    assert again.excluded["calls.already_trained"] == 3 and again.version == before
+    told = audit(http, two[0])
+    assert [turn.excluded_because for turn in told.turns] == ["already_trained"]
+    asked = train(http, [*other, runs[0]], retrain=True)
+    assert asked.metrics["calls_trained"] == 3 and asked.excluded["calls.repeated"] == 1
+    assert len(audit(http, other[0]).trained_by) == 1
+    assert train(http, copies("late")).excluded["calls.already_trained"] == 3
 
 
 def test_frozen_calls_never_enter_a_baseline(http: httpx.Client) -> None:
@@ -232,12 +267,15 @@ def test_a_job_that_ends_after_a_crash_reports_the_same(tmp_path: Path) -> None:
             job = ok(http.get("/v1/jobs"))["data"][0]["id"]
         server.kill()
         # As a crash leaves it between the version's publishing and the job's end.
-        with sqlite3.connect(server.data_dir / "art.sqlite3") as database:
-            database.execute("update jobs set state='running', result=null, finished_at=null")
-            database.execute("delete from trained")
-            database.execute("delete from checkpoints where version=1")
-            database.execute("update policies set version=0")
-        database.close()
+        engine = sa.create_engine(f"sqlite:///{server.data_dir / 'art.sqlite3'}")
+        with engine.begin() as database:
+            running = {"state": "running", "result": None, "finished_at": None}
+            update(database, JOBS, sa.true(), running)
+            database.execute(sa.delete(TRAINED))
+            database.execute(sa.delete(TRAINED_CALLS))
+            database.execute(sa.delete(CHECKPOINTS).where(CHECKPOINTS.c.version == 1))
+            update(database, POLICIES, sa.true(), {"version": 0})
+        engine.dispose()
         server.start()
         with server.http() as http:
             told = ok(http.get(f"/v1/jobs/{job}", params={"wait": 30}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -76,10 +77,22 @@ class FaultyLearner(PeftLearner):
         return metrics
 
 
+def shift_clock() -> None:
+    """The fault "clock -20": the wall clock is 20 s behind."""
+    right = time.time
+
+    def shifted() -> float:
+        kind, _, seconds = fault().partition(" ")
+        return right() + (float(seconds) if kind == "clock" else 0.0)
+
+    time.time = shifted
+
+
 def build(settings: Settings) -> Service:
     return Service(settings, FaultySampler(settings), FaultyLearner(settings))
 
 
 if __name__ == "__main__":
+    shift_clock()
     door.build = build
     door.cli()

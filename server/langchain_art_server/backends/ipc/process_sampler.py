@@ -13,14 +13,23 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from langchain_art.errors import ConfigError, EngineUnavailable
+from langchain_art.errors import ConfigError, Damaged, EngineUnavailable
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, ModelInfo
 from langchain_art_server.backends.ipc.chat_codec import unpack_reply
 from langchain_art_server.backends.ipc.worker import Worker
-from langchain_art_server.backends.models.adapter_files import Identity, identity
+from langchain_art_server.backends.models.adapter_files import (
+    CONFIG_FILE,
+    MANIFEST,
+    WEIGHTS_FILE,
+    Identity,
+    check_files,
+    identity,
+)
 from langchain_art_server.config import Settings
 
 log = logging.getLogger(__name__)
+#: Files of an adapter that a sampler reads.
+_READ = (CONFIG_FILE, WEIGHTS_FILE)
 
 
 class ProcessSampler:
@@ -44,6 +53,8 @@ class ProcessSampler:
         )
         self._info: ModelInfo | None = None
         self._adapters: dict[str, tuple[Path, Identity]] = {}
+        # Adapters that a restart did not load again, because the disk had changed them.
+        self._damaged: dict[str, Path] = {}
 
     @property
     def info(self) -> ModelInfo:
@@ -72,6 +83,8 @@ class ProcessSampler:
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta | ChatReply, None]:
         """See `Sampler.chat`."""
+        if self._damaged and request.adapter in self._damaged:
+            await self._load_restored(request.adapter)
         if not request.stream:
             yield unpack_reply(await self.worker.call("chat", vars(request)))
             return
@@ -87,10 +100,12 @@ class ProcessSampler:
             params = {"name": name, "path": str(path), "probe": probe}
             await self.worker.call("load_adapter", params)
         self._adapters[name] = path, files
+        self._damaged.pop(name, None)
 
     async def unload_adapter(self, name: str) -> None:
         """See `Sampler.unload_adapter`."""
         self._adapters.pop(name, None)
+        self._damaged.pop(name, None)
         await self.worker.call("unload_adapter", {"name": name})
 
     async def sleep(self) -> None:
@@ -104,14 +119,27 @@ class ProcessSampler:
         for name in list(self._adapters):
             await self._reload(name)
 
+    async def _load_restored(self, name: str) -> None:
+        """Load an adapter that was damaged, if it was put back. Raises Damaged."""
+        path = self._damaged[name]
+        try:
+            await asyncio.to_thread(check_files, path, _READ)
+        except Damaged as error:
+            raise Damaged(f"{error} Put it back from a backup, or roll back.") from error
+        await self.load_adapter(name, path)
+
     async def _reload(self, name: str) -> None:
         while (adapter := self._adapters.get(name)) is not None:
             params = {"name": name, "path": str(adapter[0]), "probe": True}
             try:
+                if (adapter[0] / MANIFEST).exists():  # a version that is being made has none yet
+                    await asyncio.to_thread(check_files, adapter[0], _READ)
                 await self.worker.call("load_adapter", params, early=True)
-            except ConfigError:
+            except (ConfigError, Damaged) as error:
                 if self._adapters.get(name) == adapter:  # otherwise its files were moved: try again
-                    # Its calls get UnknownModel; other adapters and the base model keep working.
+                    # Its calls get Damaged or UnknownModel; other adapters and the base go on.
+                    if isinstance(error, Damaged):
+                        self._damaged[name] = adapter[0]
                     log.exception("The adapter %s could not be loaded again.", name)
                     del self._adapters[name]
             else:

@@ -240,6 +240,11 @@ def test_a_supervised_step_has_no_settings_of_rewards(name: str) -> None:
         SFTConfig(**{name: None})
 
 
+def test_a_supervised_step_needs_no_retrain() -> None:
+    with pytest.raises(ValidationError, match="retrain=true for a supervised step"):
+        TrainRequest(policy="p", groups=(("a",),), config=SFTConfig(), retrain=True)
+
+
 def test_a_config_is_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         TrainConfig().optimizer_steps = 2

@@ -218,3 +218,20 @@ def test_states_are_prompts() -> None:
     found = batch_of(runs, records, credit={"kind": "anchor", "discount": 0.5})
     assert advantages(found) == [-0.25, 0.25]
     assert found.excluded == {"calls.zero_variance": 2, "runs.without_trainable_calls": 1}
+
+
+def test_a_call_is_trained_once_in_a_batch_and_never_after_an_earlier_job() -> None:
+    request = TrainRequest(policy="p", groups=(("a", "b"), ("c", "d")))
+    records = {name: record(name) for name in ("shared", "own", "old", "late")}
+    batch = Batch(request, 0)
+
+    def run(name: str, reward: float, *calls: str) -> Trajectory:
+        return Trajectory(id=name, reward=reward, turns=tuple(turn(call) for call in calls))
+
+    batch.add_group([run("a", 1.0, "shared"), run("b", 0.0, "own")], records)
+    batch.add_group([run("c", 1.0, "shared", "old"), run("d", 0.0, "late")], records, {"old"})
+    batch.settle()
+    assert [one.id for one in batch.calls] == ["shared", "own", "late"]
+    why = {"calls.repeated": 1, "calls.already_trained": 1, "runs.without_trainable_calls": 1}
+    assert batch.excluded == why
+    assert batch.trained == ["a", "b", "d"]

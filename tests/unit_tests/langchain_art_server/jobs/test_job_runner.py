@@ -28,12 +28,12 @@ async def test_a_store_that_fails_for_a_moment_does_not_end_all_jobs(
     runner = JobRunner(settings, store, adapters, router, engine, engine)
     finish, failures = store.jobs.finish, 0
 
-    async def failing(*args: Any) -> None:
+    async def failing(*args: Any, **options: Any) -> None:
         nonlocal failures
         failures += 1
         if failures == 1:
             raise OSError("no space left on device")
-        await finish(*args)
+        await finish(*args, **options)
 
     monkeypatch.setattr(store.jobs, "finish", failing)
     monkeypatch.setattr(job_runner, "RETRY_SECONDS", 0.01)

@@ -32,6 +32,8 @@ def at(
     request = {"messages": messages, **changes.pop("asked", {})}
     values: dict[str, Any] = {
         "created_at": second + 1.0,
+        "began": int(second * 1000),
+        "number": int(second * 1000) + 1000,
         "tags": tags,
         "request": request,
         "reply": said(text),
@@ -73,6 +75,16 @@ def test_turns_stand_in_the_order_in_which_they_were_asked_for() -> None:
     assert first.usage is not None
     assert first.usage.prompt_tokens == len(tokens_of([USER])) and late.messages == (USER,)
     assert run.prompt(2) == [USER, said("a"), USER]
+
+
+def test_the_order_is_not_the_clocks() -> None:
+    calls = [
+        at(0, "first", [USER], "a", created_at=100.0),
+        at(2, "second", [USER, said("a"), USER], "b", created_at=50.0),
+    ]
+    run = assemble("t-1", calls[::-1])
+    assert [turn.call_id for turn in run.turns] == ["first", "second"]
+    assert extends(run) == [None, 0]
 
 
 def test_what_a_part_of_a_message_holds_never_stops_an_assembly() -> None:
@@ -265,13 +277,13 @@ def test_equal_requests_without_the_header_are_votes() -> None:
 
 
 def test_among_votes_a_retry_stands_for_the_one_that_ended_last() -> None:
-    votes = [at(0, "a", [USER], "a"), at(0, "b", [USER], "b", created_at=9.0, latency=9.0)]
+    votes = [at(0, "a", [USER], "a"), at(0, "b", [USER], "b", number=9000)]
     again = at(8, "b-again", [USER], "c", retry=1)
     assert excluded(assemble("t-1", [*votes, again])) == {"b": "retried"}
 
 
 def test_two_lost_votes_are_two() -> None:
-    votes = [at(0, "a", [USER], "a"), at(0, "b", [USER], "b", created_at=3.0, latency=3.0)]
+    votes = [at(0, "a", [USER], "a"), at(0, "b", [USER], "b", number=3000)]
     again = [at(5 + i, f"again-{i}", [USER], str(i), retry=1) for i in range(2)]
     found = excluded(assemble("t-1", [*votes, *again]))
     assert found == {"a": "retried", "b": "retried"}

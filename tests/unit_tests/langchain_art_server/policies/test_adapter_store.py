@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_art.errors import ConfigError, InvalidRequest
+from langchain_art.errors import ConfigError, Damaged, InvalidRequest
+from langchain_art_server.policies import adapter_store
 from langchain_art_server.policies.adapter_store import AdapterStore
 
 
@@ -73,7 +74,54 @@ def test_damage_is_seen(tmp_path: Path, damage: str) -> None:
             (path / "manifest.json").unlink()
         case _:
             (path / "manifest.json").write_text('{"files": {"adap')
-    assert store.manifest("agent", 1) is None
+    with pytest.raises(Damaged, match=r"agent@1 is damaged and is not used: .* from a backup"):
+        store.manifest("agent", 1)
+
+
+def test_every_bit_of_a_version_is_checked(tmp_path: Path) -> None:
+    store = AdapterStore(tmp_path)
+    metrics = {"loss": -0.25, "tokens": 12.0}
+    path = store.publish(staged(store), "agent", 1, {"job": None, "metrics": metrics})
+    for file in path.iterdir():
+        whole = file.read_bytes()
+        for bit in range(8 * len(whole)):
+            flipped = bytearray(whole)
+            flipped[bit // 8] ^= 1 << bit % 8
+            file.write_bytes(flipped)
+            assert not store.is_whole("agent", 1), (file.name, bit)
+        file.write_bytes(whole)
+    assert store.check("agent", 1)["metrics"] == metrics
+
+
+def test_a_damaged_version_is_refused_with_what_it_can_be_restored_from(tmp_path: Path) -> None:
+    store = AdapterStore(tmp_path)
+    for version in (0, 1, 2):
+        store.publish(staged(store), "agent", version, {"job": None})
+    (store.path("agent", 1) / "adapter_config.json").write_text("{ }")
+    with pytest.raises(Damaged, match=r"roll back to a version that is whole: \[0, 2\]"):
+        store.check("agent", 1)
+    assert store.manifest("agent", 3) is None
+
+
+def test_the_name_of_every_directory_is_flushed_to_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[tuple[Path, list[str]]] = []
+
+    def noted(path: Path) -> None:
+        if path.is_dir():
+            flushed.append((path, [entry.name for entry in path.iterdir()]))
+
+    monkeypatch.setattr(adapter_store, "fsync", noted)
+    root = tmp_path / "data" / "adapters"
+    store = AdapterStore(root)
+    store.publish(staged(store), "agent", 0, {"job": None})
+    for path in (root / "agent" / "0", root / "agent", root, root / ".deleted", root / ".staging"):
+        while path != tmp_path:
+            assert any(path.parent == where and path.name in names for where, names in flushed), (
+                path
+            )
+            path = path.parent
 
 
 @given(st.text(max_size=80))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from langchain_art.errors import InvalidRequest, UnknownModel
+from langchain_art.errors import Damaged, InvalidRequest, UnknownModel
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, ModelInfo
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.policies.router import MAX_PINNED_LOADED, Router
@@ -67,3 +67,19 @@ async def test_an_unknown_name_says_what_there_is(tmp_path: Path, name: str) -> 
     await router.serve("agent", 0)
     with pytest.raises(UnknownModel, match="'agent', 'base'"):
         await router.resolve(name)
+
+
+async def test_a_damaged_version_is_never_loaded(tmp_path: Path) -> None:
+    store, sampler = AdapterStore(tmp_path), RecordingSampler()
+    router = Router("base", store, sampler)
+    for version in (0, 1):
+        staged = store.stage()
+        (staged / "adapter_model.safetensors").write_bytes(b"weights")
+        store.publish(staged, "agent", version, {"job": None})
+    await router.serve("agent", 0)
+    (store.path("agent", 1) / "adapter_model.safetensors").write_bytes(b"weightz")
+    for load in (router.resolve("agent@1"), router.serve("agent", 1)):
+        with pytest.raises(Damaged, match="agent@1 is damaged"):
+            await load
+    assert sampler.loaded == ["agent@0"]
+    assert (await router.resolve("agent")).version == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -84,7 +85,7 @@ async def test_a_caller_that_leaves_takes_nobody_along(database: Database) -> No
     [
         ("mysql://art@host/art", "got a database_url of 'mysql', expected one of sqlite or"),
         ("art.sqlite3", "none of SQLAlchemy's"),
-        ("sqlite:////nowhere/art.sqlite3", "unable to open database file"),
+        ("sqlite:////nowhere/art.sqlite3", "which fails: .*No such file or directory"),
         ("postgresql://art:secret@/art?host=/nowhere", r"art:\*\*\*@/art.*, which fails: .*"),
     ],
 )
@@ -92,3 +93,58 @@ def test_a_database_that_cannot_be_had_is_refused_in_words(url: str, words: str)
     with pytest.raises(ConfigError, match=words) as refused:
         Database(url)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("UPDATE art_schema SET version = 99", "got schema version 99, .* a newer server made it"),
+        ("UPDATE art_schema SET version = 0", "got schema version 0, .* an older server made it"),
+        ("DELETE FROM art_schema", "got schema version 0"),
+        ("DROP TABLE art_schema", "no schema version, so an older server made it"),
+        ("ALTER TABLE calls DROP COLUMN retry", "table 'calls' has no column 'retry'"),
+        ("ALTER TABLE calls ADD COLUMN more TEXT", "table 'calls' has an unknown column 'more'"),
+        ("DROP TABLE trained_calls", "table 'trained_calls' has no column 'call_id'"),
+    ],
+)
+def test_a_database_of_another_version_is_refused_in_words(
+    database_url: str, change: str, words: str
+) -> None:
+    Database(database_url).close()
+    Database(database_url).close()  # of this version: it goes on
+    engine = sa.create_engine(database_url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(change)
+    engine.dispose()
+    with pytest.raises(ConfigError, match=f"(?s){words}.*another --data-dir"):
+        Database(database_url)
+
+
+def test_two_servers_never_have_one_database(database_url: str, tmp_path: Path) -> None:
+    first = Database(database_url)
+    urls = [database_url]
+    if database_url.startswith("sqlite"):
+        (tmp_path / "link").symlink_to(tmp_path)
+        urls.append(f"sqlite:///{tmp_path / 'link' / 'art.sqlite3'}")
+    for url in urls:
+        with pytest.raises(ConfigError, match="Another server uses the database"):
+            Database(url)
+    first.close()
+    Database(database_url).close()
+
+
+@pytest.mark.parametrize("damage", ["no database", "header", "page"])
+def test_a_damaged_file_is_refused_in_words(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "art.sqlite3"
+    Database(f"sqlite:///{path}").close()
+    data = bytearray(path.read_bytes())
+    match damage:
+        case "no database":
+            data = bytearray(b"all of it is something else\n" * 500)
+        case "header":
+            data[3] ^= 1
+        case _:
+            data[100] ^= 0xFF  # the kind of the first page
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"which fails: .*Put it back from a backup"):
+        Database(f"sqlite:///{path}")

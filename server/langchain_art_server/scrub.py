@@ -1,0 +1,131 @@
+"""``python -m langchain_art_server.scrub``, which ``langchain-art scrub`` runs with its arguments.
+
+Checks all digests of a data directory: files, manifests, rows. It changes nothing, so it may run
+beside a server.
+"""
+
+# ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import sqlalchemy as sa
+import typer
+from rich.console import Console
+from sqlalchemy.exc import DatabaseError
+
+from langchain_art.errors import ArtError, ConfigError, Damaged
+from langchain_art_server.backends.models.adapter_files import check_files
+from langchain_art_server.config import sqlite_url
+from langchain_art_server.storage.opening import check_schema, connect, place_of
+from langchain_art_server.storage.seals import intact
+from langchain_art_server.storage.tables import CHECKPOINTS, META, SCHEMA
+
+_BACKUP = "restore it from a backup"
+console = Console(soft_wrap=True, highlight=False, markup=False)
+cli = typer.Typer(add_completion=False)
+
+
+class Scrub:
+    """What was checked so far, and how much of it is damaged."""
+
+    def __init__(self, data_dir: Path, url: str) -> None:
+        self._adapters, self._engine = data_dir / "adapters", connect(url)
+        self.rows = self.versions = 0
+
+    def run(self) -> Iterator[str]:
+        """Check everything. Yields a line for each thing that is damaged."""
+        try:
+            with self._engine.connect() as connection:
+                if connection.dialect.name == "sqlite":
+                    for problem in connection.exec_driver_sql("PRAGMA integrity_check").scalars():
+                        if problem != "ok":
+                            yield f"database: {problem}; {_BACKUP}"
+                check_schema(connection)
+                for table in META.sorted_tables:
+                    if table is not SCHEMA:
+                        yield from self._check_rows(connection, table)
+                kept = {(row.policy, row.version) for row in connection.execute(_KEPT)}
+        except DatabaseError as error:
+            yield f"database {place_of(self._engine)}: {error.orig}; {_BACKUP}"
+            kept = set[tuple[str, int]]()
+        finally:
+            self._engine.dispose()
+        for policy in sorted(
+            {path.name for path in _folders(self._adapters)} | {p for p, _ in kept}
+        ):
+            yield from self._check_policy(
+                policy, {version for name, version in kept if name == policy}
+            )
+
+    def _check_rows(self, connection: sa.Connection, table: sa.Table) -> Iterator[str]:
+        query = sa.select(table).execution_options(yield_per=100)
+        for row in connection.execute(query):
+            self.rows += 1
+            try:
+                intact(table, row)
+            except Damaged as error:
+                yield f"{str(error).partition(':')[0]}; {_BACKUP}"
+
+    def _check_policy(self, policy: str, kept: set[int]) -> Iterator[str]:
+        there = {int(p.name) for p in _folders(self._adapters / policy) if p.name.isdecimal()}
+        damaged: dict[int, str] = {}
+        for version in sorted(there | kept):
+            self.versions += 1
+            try:
+                check_files(self._adapters / policy / str(version))
+            except Damaged as error:
+                damaged[version] = str(error).rstrip(".")
+        whole = sorted(there & kept - set(damaged))
+        for words in damaged.values():
+            yield f"{words}; {_BACKUP}" + (f", or roll back to one of {whole}" if whole else "")
+
+
+_KEPT = sa.select(CHECKPOINTS.c.policy, CHECKPOINTS.c.version)
+
+
+def _folders(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return []
+    return [one for one in path.iterdir() if one.is_dir() and not one.name.startswith(".")]
+
+
+@cli.command()
+def main(
+    data_dir: Annotated[Path, typer.Argument(help="A server's --data-dir.")],
+    database_url: Annotated[
+        str | None, typer.Option(help="Its database. Default: SQLite in the directory.")
+    ] = None,
+) -> None:
+    """Check all that a server has stored against the digests that it wrote.
+
+    Says what is damaged and from what it can be restored; exit status 1 if anything is. It changes
+    nothing, and may run beside the server.
+
+    \b
+    Example:
+      langchain-art scrub art-data
+    """
+    try:
+        if database_url is None and not (data_dir / "art.sqlite3").is_file():
+            raise ConfigError(
+                f"got {str(data_dir)!r}, expected the --data-dir of a server: it has no "
+                "art.sqlite3. For another database give --database-url."
+            )
+        scrub = Scrub(data_dir, database_url or sqlite_url(data_dir))
+        damaged = 0
+        for line in scrub.run():
+            damaged += 1
+            console.print(line)
+    except ArtError as error:
+        Console(stderr=True).print(f"{type(error).__name__}: {error}", soft_wrap=True)
+        sys.exit(1)
+    console.print(f"{scrub.rows} rows and {scrub.versions} versions checked, {damaged} damaged")
+    sys.exit(1 if damaged else 0)
+
+
+if __name__ == "__main__":
+    cli(prog_name="langchain-art scrub")

@@ -1,0 +1,138 @@
+"""Opens a database: its engine, its lock, and the check that its tables are this server's."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+from typing import IO, Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.exc import ArgumentError
+
+from langchain_art.errors import ConfigError
+from langchain_art_server.storage.tables import META, SCHEMA, SCHEMA_VERSION
+
+#: PostgreSQL's advisory lock (they are per database) that a server holds.
+_ADVISORY_LOCK = int.from_bytes(b"lc-art", "big")
+
+
+def connect(url: str) -> sa.Engine:
+    """The engine of a database of SQLite or PostgreSQL. Raises ConfigError; connects to nothing."""
+    try:
+        parsed = sa.make_url(url)
+        kind = parsed.get_backend_name()
+        if kind == "sqlite":
+            engine = sa.create_engine(parsed)
+            event.listen(engine, "connect", _sqlite_pragmas)
+            return engine
+        if kind == "postgresql":  # replaces connections that broke while they were idle
+            psycopg = parsed.set(drivername="postgresql+psycopg")
+            return sa.create_engine(psycopg, pool_pre_ping=True)
+    except ArgumentError as error:
+        raise ConfigError(f"got a database_url that is none of SQLAlchemy's: {error}") from error
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            'PostgreSQL\'s driver is not installed here; run: pip install "langchain-art[postgres]"'
+        ) from error
+    raise ConfigError(f"got a database_url of {kind!r}, expected one of sqlite or postgresql")
+
+
+def own(engine: sa.Engine) -> sa.Connection | IO[str]:
+    """Lock a database, so that no second server uses it.
+
+    Returns:
+        What holds the lock until it is closed: a connection to PostgreSQL, or the file beside a
+        SQLite database. (Its own file it must not be: closing that ends SQLite's locks.)
+
+    Raises:
+        ConfigError: another server has it.
+    """
+    taken = ConfigError(
+        f"Another server uses the database {place_of(engine)}. Stop it, or give this one another."
+    )
+    if engine.dialect.name == "sqlite":
+        file = Path(engine.url.database or "").resolve()
+        handle = file.with_name(f"{file.name}.lock").open("w")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.close()
+            raise taken from None
+        return handle
+    owner = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+    if not owner.scalar(sa.select(sa.func.pg_try_advisory_lock(_ADVISORY_LOCK))):
+        owner.close()
+        raise taken
+    return owner
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+def _sqlite_pragmas(connection: Any, _record: Any) -> None:
+    # Text that the disk changed may be no UTF-8; its row's seal shows the change.
+    connection.text_factory = _text
+    cursor = connection.cursor()
+    for pragma in ("busy_timeout=10000", "journal_mode=WAL", "synchronous=FULL"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def place_of(engine: sa.Engine) -> str:
+    """The database's URL for messages."""
+    return engine.url.render_as_string(hide_password=True)
+
+
+def prepare(engine: sa.Engine) -> int:
+    """Create the tables of a new database, or check those that are there.
+
+    Returns:
+        How often a server has opened this database, with this time.
+
+    Raises:
+        ConfigError: they were made by another version of the server.
+    """
+    with engine.begin() as connection:
+        if connection.dialect.name == "sqlite":
+            connection.exec_driver_sql("BEGIN IMMEDIATE")  # else each table is a transaction
+        there = set(sa.inspect(connection).get_table_names()) & set(META.tables)
+        if not there:
+            META.create_all(connection)
+            connection.execute(sa.insert(SCHEMA).values(version=SCHEMA_VERSION, starts=0))
+        check_schema(connection)
+        starts = SCHEMA.c.starts
+        connection.execute(sa.update(SCHEMA).values(starts=starts + 1))
+        return connection.scalars(sa.select(starts)).one()
+
+
+def check_schema(connection: sa.Connection) -> None:
+    """Raise ConfigError, in words, if the tables are not those of this server."""
+    inspector = sa.inspect(connection)
+    there = set(inspector.get_table_names())
+    if SCHEMA.name not in there:
+        raise _refused(connection, "it has no schema version, so an older server made it")
+    versions = list(connection.scalars(sa.select(SCHEMA.c.version)))
+    if versions != [SCHEMA_VERSION]:
+        found = versions[0] if versions else 0
+        raise _refused(
+            connection,
+            f"got schema version {found}, expected {SCHEMA_VERSION}, so "
+            f"{'a newer' if found > SCHEMA_VERSION else 'an older'} server made it",
+        )
+    for name, table in META.tables.items():
+        expected = {column.name for column in table.columns}
+        got = {column["name"] for column in inspector.get_columns(name)} if name in there else set()
+        if missing := sorted(expected - got):
+            raise _refused(connection, f"its table {name!r} has no column {missing[0]!r}")
+        if unknown := sorted(got - expected):
+            raise _refused(connection, f"its table {name!r} has an unknown column {unknown[0]!r}")
+
+
+def _refused(connection: sa.Connection, why: str) -> ConfigError:
+    return ConfigError(
+        f"The database {place_of(connection.engine)} is not one of this server: {why}. There is no "
+        "migration. Start the version of langchain-art that made it, or give this one another "
+        "--data-dir (or database_url)."
+    )
