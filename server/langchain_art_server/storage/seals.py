@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -28,23 +29,22 @@ class Blob(sa.LargeBinary):
 
 def seal(table: sa.Table, row: Mapping[str, Any]) -> bytes:
     """SHA-256 of a row's values."""
-    plain: list[Any] = []
-    blobs: list[bytes] = []
-    for column in table.columns:
-        name = column.name
-        if name in (SEAL, NUMBER):
-            continue
-        value = row.get(name)
-        if isinstance(value, bytes):
-            blobs.append(value)
-            value = len(value)
-        elif isinstance(value, int) and isinstance(column.type, sa.Float):
-            value = float(value)  # as it is read
-        plain.append(value)
-    digest = hashlib.sha256(repr(plain).encode())
-    for blob in blobs:
-        digest.update(blob)
-    return digest.digest()
+    names, floats = _columns(table)
+    values = [row.get(name) for name in names]
+    for index in floats:  # as they are read
+        if type(values[index]) is int:
+            values[index] = float(values[index])
+    blobs = [value for value in values if type(value) is bytes]
+    plain = [len(value) if type(value) is bytes else value for value in values]
+    return hashlib.sha256(b"".join([repr(plain).encode(), *blobs])).digest()
+
+
+@cache
+def _columns(table: sa.Table) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The columns that a seal covers, and which of them are floats. Found once: each call asks."""
+    covered = [column for column in table.columns if column.name not in (SEAL, NUMBER)]
+    floats = [index for index, one in enumerate(covered) if isinstance(one.type, sa.Float)]
+    return tuple(column.name for column in covered), tuple(floats)
 
 
 def sealed(table: sa.Table, row: Mapping[str, Any]) -> dict[str, Any]:
