@@ -17,6 +17,7 @@ from langchain_art.errors import (
     REFUSALS,
     ArtError,
     AuthenticationFailed,
+    Damaged,
     EngineUnavailable,
     InvalidRequest,
     Overloaded,
@@ -39,7 +40,7 @@ RETRYABLE = (
 _BY_STATUS: dict[int, type[RequestRefused]] = {
     403: AuthenticationFailed,
     422: InvalidRequest,
-    **{kind.status: kind for kind in RequestRefused.__subclasses__()},
+    **{kind.status: kind for kind in RequestRefused.__subclasses__() if kind is not Damaged},
 }
 
 
