@@ -30,7 +30,7 @@ class Blob(sa.LargeBinary):
 def seal(table: sa.Table, row: Mapping[str, Any]) -> bytes:
     """SHA-256 of a row's values."""
     names, floats = _columns(table)
-    values = [row.get(name) for name in names]
+    values: list[Any] = [row.get(name) for name in names]
     for index in floats:  # as they are read
         if type(values[index]) is int:
             values[index] = float(values[index])
