@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # `lazy_names` reads these imports too
         NotFound as NotFound,
         Overloaded as Overloaded,
         PromptTooLong as PromptTooLong,
+        QuotaExceeded as QuotaExceeded,
         RequestRefused as RequestRefused,
         RequestTimeout as RequestTimeout,
         RolloutFailed as RolloutFailed,

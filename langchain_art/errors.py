@@ -121,6 +121,10 @@ class Damaged(RequestRefused, code="damaged", status=500):
     """What the server stored is not what it wrote (the disk changed it), and is not used."""
 
 
+class QuotaExceeded(RequestRefused, code="insufficient_quota", status=429):
+    """A quota of the server is used up: waiting does not help. OpenAI's code for it is kept."""
+
+
 class Overloaded(RequestRefused, code="overloaded", status=429):
     """A bounded queue is full. Retry after ``retry_after`` seconds."""
 

@@ -66,6 +66,8 @@ class StubLearner:
     ) -> dict[str, float]:
         raise RuntimeError("nothing is trained here")
 
+    async def settle(self) -> None: ...
+
     async def logprobs(self, adapter: Path | None, rows: list[Row]) -> list[list[float]]:
         raise RuntimeError("nothing is trained here")
 

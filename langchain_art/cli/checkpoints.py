@@ -14,7 +14,8 @@ app = typer.Typer(
     "\n\n\b\nExamples:\n"
     "  langchain-art checkpoints list email-agent\n"
     "  langchain-art checkpoints pin email-agent@17\n"
-    "  langchain-art checkpoints rollback email-agent@12",
+    "  langchain-art checkpoints rollback email-agent@12\n"
+    "  langchain-art checkpoints delete-policy email-agent",
 )
 VersionName = Annotated[str, typer.Argument(metavar="POLICY@N", help="A version: email-agent@17.")]
 
@@ -59,3 +60,12 @@ def delete(name: VersionName, base_url: BaseUrl = None) -> None:
     """Delete a version that neither serves nor is pinned."""
     with client_of(base_url) as client:
         console.print(f"{client.delete_checkpoint(*split_version(name))} is deleted")
+
+
+@app.command("delete-policy")
+def delete_policy(
+    policy: Annotated[str, typer.Argument(help="The policy's name.")], base_url: BaseUrl = None
+) -> None:
+    """Delete a policy, with all its versions, that no job and no call uses."""
+    with client_of(base_url) as client:
+        console.print(f"{client.delete_policy(policy)} is deleted")

@@ -126,20 +126,26 @@ def runs(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Newest first.")] = 20,
     scenario: Annotated[str | None, typer.Option(help="Only runs of this scenario.")] = None,
+    delete: Annotated[bool, typer.Option(help="Delete the run ID, and its calls.")] = False,
     base_url: BaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs that the server has, or show one of them.
+    """List the runs that the server has, show one of them, or delete it.
 
     \b
     Examples:
       langchain-art runs --scenario q-7
       langchain-art runs 0b1f6c…
+      langchain-art runs 0b1f6c… --delete
     """
     from langchain_art.cli.tables import run_table, runs_table
 
+    if delete and trajectory_id is None:
+        raise ConfigError("got --delete without the id of a run; add it: runs ID --delete")
     with client_of(base_url) as client:
-        if trajectory_id is not None:
+        if delete and trajectory_id is not None:
+            console.print(f"{client.delete_trajectory(trajectory_id)} is deleted")
+        elif trajectory_id is not None:
             show(redacted(client.trajectory(trajectory_id)), as_json, run_table)
         else:
             show(redacted(client.trajectories(limit, scenario)), as_json, runs_table)

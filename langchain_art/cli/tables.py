@@ -45,6 +45,7 @@ def status_table(status: ServerStatus) -> Table:
     table.add_row("runs", f"{status.trajectories:,}")
     jobs = ", ".join(f"{count} {state}" for state, count in sorted(status.jobs.items()))
     table.add_row("jobs", jobs or "none")
+    table.add_row("stored", f"{status.stored_bytes / 1e6:,.1f} MB")
     table.add_row("up for", f"{status.uptime:.0f} s")
     return table
 

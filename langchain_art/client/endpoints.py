@@ -7,48 +7,40 @@ answers. The client that it is a method of sends them.
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
-from urllib.parse import quote
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from langchain_art.client.adapter_archive import downloading
-from langchain_art.client.conversations import (
-    Conversations,
-    read_conversations,
-    sft_config,
-    to_post,
-)
-from langchain_art.client.endpoint import Address, endpoint
+from langchain_art.client.endpoint import endpoint
 from langchain_art.client.http_request import Flow, Request
-from langchain_art.errors import ConfigError, JobFailed
+from langchain_art.client.job_endpoints import JobEndpoints
+from langchain_art.client.routes import (
+    deleted,
+    many,
+    pages,
+    path_of,
+    post_group,
+    stored_of,
+    version_path,
+)
+from langchain_art.errors import ConfigError
 from langchain_art.wire import (
     Checkpoint,
-    JobEvent,
     LoraConfig,
     PolicySpec,
     PolicyStatus,
     Reward,
     ServerStatus,
-    SFTConfig,
-    TrainConfig,
-    TrainJob,
-    TrainRequest,
-    TrainResult,
     Trajectory,
     TrajectoryAudit,
     TrajectoryGroup,
 )
 
-ModelT = TypeVar("ModelT", bound=BaseModel)
-Groups: TypeAlias = Sequence[TrajectoryGroup] | Sequence[Sequence[str]]
-"""Trajectory groups, or the ids of trajectories that the server has."""
 
-
-class Endpoints(Address):
+class Endpoints(JobEndpoints):
     """The operations, as methods that both clients have.
 
     What an operation is annotated to return in brackets is what `ArtClient` returns, and
@@ -79,69 +71,86 @@ class Endpoints(Address):
     @endpoint
     def policies(self) -> Request[list[PolicyStatus]]:
         """All policies."""
-        return Request("GET", "/v1/policies", _many(PolicyStatus))
+        return Request("GET", "/v1/policies", many(PolicyStatus))
 
     @endpoint
     def policy(self, name: str) -> Request[PolicyStatus]:
         """One policy. Raises NotFound."""
-        return Request("GET", _path("policies", name), PolicyStatus.model_validate_json)
+        return Request("GET", path_of("policies", name), PolicyStatus.model_validate_json)
+
+    @endpoint
+    def delete_policy(self, name: str) -> Request[str]:
+        """Delete a policy with all its versions; returns its name.
+
+        Raises Conflict if a job or a call uses it.
+        """
+        return Request("DELETE", path_of("policies", name), deleted)
 
     @endpoint
     def checkpoints(self, policy: str) -> Request[list[Checkpoint]]:
         """The versions of a policy that the server keeps."""
-        return Request("GET", _path("policies", policy, "checkpoints"), _many(Checkpoint))
+        return Request("GET", path_of("policies", policy, "checkpoints"), many(Checkpoint))
 
     @endpoint
     def pin(self, policy: str, version: int) -> Request[Checkpoint]:
         """Keep a version from being pruned."""
-        return Request("PUT", _version(policy, version, "pin"), Checkpoint.model_validate_json)
+        return Request("PUT", version_path(policy, version, "pin"), Checkpoint.model_validate_json)
 
     @endpoint
     def unpin(self, policy: str, version: int) -> Request[Checkpoint]:
         """Allow a version to be pruned again."""
-        return Request("DELETE", _version(policy, version, "pin"), Checkpoint.model_validate_json)
+        return Request(
+            "DELETE", version_path(policy, version, "pin"), Checkpoint.model_validate_json
+        )
 
     @endpoint
     def rollback(self, policy: str, version: int) -> Request[PolicyStatus]:
         """Route the policy's name to an earlier version."""
-        path, body = _path("policies", policy, "rollback"), {"version": version}
+        path, body = path_of("policies", policy, "rollback"), {"version": version}
         return Request("POST", path, PolicyStatus.model_validate_json, body=body)
 
     @endpoint
     def delete_checkpoint(self, policy: str, version: int) -> Request[str]:
         """Delete a version; returns its name. Raises Conflict if it is in use."""
-        return Request("DELETE", _version(policy, version), lambda b: str(json.loads(b)["deleted"]))
+        return Request("DELETE", version_path(policy, version), deleted)
 
     @endpoint
     def download_adapter(self, policy: str, version: int, dest: str | Path) -> Flow[Path]:
         """Download a version in PEFT's format to the new directory `dest`, or raise."""
-        return downloading(_version(policy, version, "adapter"), Path(dest))
+        return downloading(version_path(policy, version, "adapter"), Path(dest))
 
     @endpoint
     def post_trajectory(self, trajectory: Trajectory) -> Request[bool]:
         """Store a trajectory; False if it was stored before. Raises Conflict if it differs."""
-        return Request("POST", "/v1/trajectories", lambda b: bool(_stored(b)), body=trajectory)
+        return Request("POST", "/v1/trajectories", lambda b: bool(stored_of(b)), body=trajectory)
 
     @endpoint
     def post_groups(self, groups: Sequence[TrajectoryGroup]) -> Flow[int]:
         """Store groups; returns how many of their trajectories were new."""
         stored = 0
         for group in groups:
-            stored += yield _post_group(group)
+            stored += yield post_group(group)
         return stored
 
     @endpoint
-    def trajectories(
-        self, limit: int = 100, scenario: str | None = None
-    ) -> Request[list[Trajectory]]:
-        """Stored trajectories, newest first."""
-        params = {"limit": limit, "scenario": scenario}
-        return Request("GET", "/v1/trajectories", _many(Trajectory), params)
+    def trajectories(self, limit: int = 100, scenario: str | None = None) -> Flow[list[Trajectory]]:
+        """Stored trajectories, newest first; as many pages as `limit` takes."""
+        return pages("/v1/trajectories", Trajectory, {"scenario": scenario}, limit)
 
     @endpoint
     def trajectory(self, trajectory_id: str) -> Request[Trajectory]:
         """One stored trajectory. Raises NotFound."""
-        return Request("GET", _path("trajectories", trajectory_id), Trajectory.model_validate_json)
+        return Request(
+            "GET", path_of("trajectories", trajectory_id), Trajectory.model_validate_json
+        )
+
+    @endpoint
+    def delete_trajectory(self, trajectory_id: str) -> Request[str]:
+        """Delete a run, and its calls but for those that another run has; returns its id.
+
+        Raises Conflict if a job that has not ended uses it.
+        """
+        return Request("DELETE", path_of("trajectories", trajectory_id), deleted)
 
     @endpoint
     def reward(
@@ -171,7 +180,7 @@ class Endpoints(Address):
             body = Reward(**given)
         except ValidationError as error:
             raise ConfigError(f"This is no reward: {error}") from error
-        path = _path("trajectories", trajectory_id, "reward")
+        path = path_of("trajectories", trajectory_id, "reward")
         return Request("PUT", path, Trajectory.model_validate_json, body=body)
 
     @endpoint
@@ -196,147 +205,10 @@ class Endpoints(Address):
         """
         chosen = [f"{name}:{str(learns).lower()}" for name, learns in (trainable or {}).items()]
         params = {"policy": policy, "trainable": chosen, "sft": "true" if sft else None}
-        path = _path("trajectories", trajectory_id, "audit")
+        path = path_of("trajectories", trajectory_id, "audit")
         return Request("GET", path, TrajectoryAudit.model_validate_json, params)
 
     @endpoint
     def call(self, call_id: str) -> Request[dict[str, Any]]:
         """The server's record of one completion: token ids, logprobs, tags and the model."""
-        return Request("GET", _path("calls", call_id), json.loads)
-
-    @endpoint
-    def train(
-        self,
-        groups: Groups,
-        policy: str,
-        config: TrainConfig | None = None,
-        key: str | None = None,
-        trainable: Mapping[str, bool] | None = None,
-        retrain: bool = False,
-    ) -> Flow[TrainJob]:
-        """Order one training step, and return at once.
-
-        Args:
-            groups: trajectory groups, which are posted first, or ids of posted trajectories.
-            policy: the policy that learns.
-            config: None: the defaults of `TrainConfig`.
-            key: idempotency key: the same key and batch is the same job, the same key with
-                another batch raises Conflict. None: a new job at each call.
-            trainable: which calls learn, by node, tag or model (`Turn.learns`). None: all that the
-                policy sampled.
-            retrain: train also what earlier jobs trained (`TrainRequest.retrain`).
-        """
-        ids: list[tuple[str, ...]] = []
-        for group in groups:
-            if isinstance(group, TrajectoryGroup):
-                yield _post_group(group)
-                ids.append(tuple(run.id for run in group.trajectories))
-            else:
-                ids.append(tuple(group))
-        what = {"policy": policy, "groups": tuple(ids), "config": config or TrainConfig()}
-        return (yield _order(key, trainable, **what, retrain=retrain))
-
-    @endpoint
-    def sft(
-        self,
-        conversations: Conversations,
-        policy: str,
-        config: SFTConfig | None = None,
-        key: str | None = None,
-        trainable: Mapping[str, bool] | None = None,
-    ) -> Flow[TrainJob]:
-        """Order one supervised step: the policy learns to say what the assistant says here.
-
-        The loss is the mean negative log-likelihood of the assistant's tokens, in nats
-        (``metrics["loss"]`` of the result). Runs that were sampled by this server count with the
-        tokens that were sampled, of whichever policy; all else is written with the model's chat
-        template. Unlike `train`, the same run may be learned from again and again.
-
-        Args:
-            conversations: runs, ids of runs, conversations in OpenAI's or LangChain's messages, or
-                the path of a JSONL file of them (`conversations.Conversation`).
-            policy: the policy that learns.
-            config: None: the defaults of `SFTConfig`.
-            key: as for `train`.
-            trainable: as for `train`.
-
-        Raises:
-            ConfigError: a conversation is malformed, or `config` is no SFTConfig.
-        """
-        config = sft_config(config)
-        read = read_conversations(conversations)
-        for group in to_post(read):
-            yield _post_group(group)
-        ids = tuple(one if isinstance(one, str) else one.id for one in read)
-        return (yield _order(key, trainable, policy=policy, groups=(ids,), config=config))
-
-    @endpoint
-    def wait(
-        self, job: TrainJob | str, on_event: Callable[[JobEvent], None] | None = None
-    ) -> Flow[TrainResult]:
-        """Wait until a job ends, without a time limit.
-
-        Args:
-            job: the job or its id.
-            on_event: called with each of the job's events, in order.
-
-        Raises:
-            JobFailed: with the server's message.
-        """
-        path, seen = _path("jobs", job if isinstance(job, str) else job.id), 0
-        # With `on_event` the long poll is short, so that events arrive within a second.
-        hold = 1.0 if on_event else 25.0
-        poll = Request("GET", path, TrainJob.model_validate_json, {"wait": hold}, hold=hold)
-        while True:
-            state: TrainJob = yield poll
-            if on_event:
-                events: list[JobEvent]
-                events = yield Request("GET", f"{path}/events", _many(JobEvent), {"after": seen})
-                for event in events:
-                    seen = max(seen, event.seq)
-                    on_event(event)
-            if state.state == "failed":
-                raise JobFailed(f"Job {state.id} of policy {state.policy!r} failed: {state.error}")
-            if state.result is not None:
-                return state.result
-
-    @endpoint
-    def job(self, job_id: str) -> Request[TrainJob]:
-        """One job."""
-        return Request("GET", _path("jobs", job_id), TrainJob.model_validate_json)
-
-    @endpoint
-    def jobs(self, policy: str | None = None) -> Request[list[TrainJob]]:
-        """Jobs, of one policy or of all."""
-        return Request("GET", "/v1/jobs", _many(TrainJob), {"policy": policy})
-
-
-def _path(*parts: str | int) -> str:
-    return "/".join(["/v1", *(quote(str(part), safe="") for part in parts)])
-
-
-def _version(policy: str, version: int, *parts: str) -> str:
-    return _path("policies", policy, "checkpoints", version, *parts)
-
-
-def _many(model: type[ModelT]) -> Callable[[bytes], list[ModelT]]:
-    """Reader of ``{"data": [...]}``."""
-    return lambda content: [model.model_validate(item) for item in json.loads(content)["data"]]
-
-
-def _stored(content: bytes) -> int:
-    return int(json.loads(content)["stored"])
-
-
-def _post_group(group: TrajectoryGroup) -> Request[int]:
-    return Request("POST", "/v1/groups", _stored, body=group)
-
-
-def _order(key: str | None, names: Mapping[str, bool] | None, **fields: Any) -> Request[TrainJob]:
-    """The request for a job on posted trajectories; `fields` are those of `TrainRequest`."""
-    try:
-        body = TrainRequest(trainable=dict(names or {}), **fields)
-    except ValidationError as error:
-        raise ConfigError(f"This cannot be trained on: {error}") from error
-    headers = {"Idempotency-Key": key or f"once:{uuid.uuid4()}"}
-    return Request("POST", "/v1/train", TrainJob.model_validate_json, body=body, headers=headers)
+        return Request("GET", path_of("calls", call_id), json.loads)

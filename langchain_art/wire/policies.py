@@ -69,6 +69,8 @@ class ServerStatus(Wire):
     calls: int
     trajectories: int
     jobs: dict[str, int]
+    stored_bytes: int
+    """Of the database and the adapters, a few seconds ago."""
     running_calls: int
     engine_restarts: int
     uptime: float

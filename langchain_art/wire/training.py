@@ -10,7 +10,7 @@ from langchain_art.wire.identifiers import Finite, Id, Name, Several, Wire
 from langchain_art.wire.train_config import JobConfig, SFTConfig, TrainConfig
 from langchain_art.wire.trajectories import Status
 
-JobState = Literal["queued", "running", "succeeded", "failed"]
+JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
 
 class TrainRequest(Wire):
@@ -111,7 +111,7 @@ class TrajectoryAudit(Wire):
 
 
 class TrainJob(Wire):
-    """A durable job: it survives a crash and finishes exactly once."""
+    """A durable job: it survives a crash and trains exactly once."""
 
     id: str
     key: str
@@ -120,8 +120,18 @@ class TrainJob(Wire):
     base_version: int | None = None
     result: TrainResult | None = None
     error: str | None = None
+    attempts: int = 0
+    """How often it was begun; a restart of the server goes on with the same attempt."""
+    retryable: bool = False
+    """It failed for a reason that may pass (no space, an engine's death): the same request with the
+    same Idempotency-Key queues it again."""
     created_at: float
     finished_at: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it neither waits nor runs."""
+        return self.state not in ("queued", "running")
 
 
 class JobEvent(Wire):

@@ -171,6 +171,13 @@ class Settings(_Table):
     its weights are in the host's memory, its cache is dropped."""
     max_waiting_calls: int = Field(default=256, ge=0)
     """Calls that may wait for such a step; more get 503 with Retry-After."""
+    max_policies: int = Field(default=64, ge=1)
+    """Policies, which take the sampler's memory; one more gets 429 until one is deleted."""
+    max_queued_jobs: int = Field(default=256, ge=1)
+    """Jobs that may wait or run; more get 429 with Retry-After."""
+    max_stored_bytes: int = Field(default=64 << 30, ge=1 << 20)
+    """Of the database and the adapters. Once there are more, what would add to them (calls, runs,
+    policies, jobs) gets 429, until runs or policies are deleted."""
     keep_checkpoints: int = Field(default=4, ge=1)
     """Newest versions kept per policy, beside pinned ones, the first and the one that serves."""
     sampler: SamplerTable = TransformersSettings()

@@ -221,6 +221,10 @@ class Learner(Engine, Protocol):
         """
         ...
 
+    async def settle(self) -> None:
+        """Return when a step that was cancelled has stopped and uses the device no more."""
+        ...
+
     async def logprobs(self, adapter: Path | None, rows: list[Row]) -> list[list[float]]:
         """Per row, the learner's logprob of each token given those before it; 0.0 at index 0."""
         ...

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from math import isinf
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Header, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -20,6 +21,7 @@ from langchain_art.errors import ArtError, InvalidRequest, UnknownModel
 from langchain_art_server.gateway.auth import AccessControl
 from langchain_art_server.gateway.chat_completions import ChatCompletions
 from langchain_art_server.gateway.chat_request import parse_json
+from langchain_art_server.gateway.lists import After, Limit, ListOf, PageOf
 from langchain_art_server.gateway.openapi import CHAT, body_docs, document
 from langchain_art_server.gateway.refusals import answer, no_such_route, refuse
 from langchain_art_server.gateway.service import Service
@@ -28,7 +30,6 @@ from langchain_art_server.jobs.audit import chosen_calls
 MAX_WAIT = 30.0
 MAX_NUMBER = 2**31 - 1  # what every database can hold
 Number = Annotated[int, Path(ge=0, le=MAX_NUMBER)]
-T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -36,13 +37,6 @@ class RollbackTo(BaseModel):
     """The version that is to serve again."""
 
     version: int = Field(ge=0, le=MAX_NUMBER)
-
-
-class ListOf(BaseModel, Generic[T]):
-    """A list in the form of OpenAI's API."""
-
-    object: str = "list"
-    data: list[T]
 
 
 def create_app(service: Service) -> ASGIApp:
@@ -157,6 +151,12 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
         """Get a policy, and the version that its name is routed to."""
         return await service.policy(name)
 
+    @app.delete("/v1/policies/{name}")
+    async def delete_policy(name: str) -> dict[str, str]:
+        """Delete a policy that no job and no call uses, with all its versions."""
+        await service.delete_policy(name)
+        return {"deleted": name}
+
     @app.get("/v1/policies/{name}/checkpoints")
     async def list_checkpoints(name: str) -> ListOf[wire.Checkpoint]:
         """List the checkpoints (versions) of a policy that are kept, oldest first."""
@@ -195,6 +195,7 @@ def _trajectory_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/trajectories", openapi_extra=body_docs(wire.Trajectory))
     async def add_trajectory(request: Request) -> dict[str, Any]:
         """Store a trajectory. Idempotent by id; the answer is sent when it is on disk."""
+        service.health.require_space()
         trajectory = await _model(request, wire.Trajectory)
         stored = await service.store.add_trajectories([trajectory])
         return {"id": trajectory.id, "stored": bool(stored)}
@@ -202,21 +203,34 @@ def _trajectory_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/groups", openapi_extra=body_docs(wire.TrajectoryGroup))
     async def add_group(request: Request) -> dict[str, Any]:
         """Store the trajectories of a group, all or none. Idempotent by their ids."""
+        service.health.require_space()
         group = await _model(request, wire.TrajectoryGroup)
         stored = await service.store.add_trajectories(group.trajectories, group.id)
         return {"id": group.id, "stored": stored}
 
-    @app.get("/v1/trajectories")
+    @app.get("/v1/trajectories", response_model=PageOf[wire.Trajectory])
     async def list_trajectories(
-        limit: Annotated[int, Query(ge=1, le=1000)] = 50, scenario: str | None = None
-    ) -> ListOf[wire.Trajectory]:
-        """List trajectories, newest first; with `scenario`, those of that scenario."""
-        return ListOf(data=await service.store.recent_trajectories(limit, scenario))
+        limit: Limit = 50, scenario: str | None = None, after: After = None
+    ) -> Response:
+        """List trajectories, newest first; with `scenario`, those of that scenario.
+
+        A page has at most `limit` items and, but for its first one, 8 MiB.
+        """
+        page = await service.store.recent_trajectories(limit, scenario, after)
+        about = {"object": "list", "last_id": page.last_id, "has_more": page.has_more}
+        whole = to_json(about)[:-1] + b',"data":[' + b",".join(page.items) + b"]}"
+        return Response(whole, media_type="application/json")
 
     @app.get("/v1/trajectories/{trajectory_id}")
     async def get_trajectory(trajectory_id: str) -> wire.Trajectory:
         """Get a trajectory."""
         return (await service.store.trajectory(trajectory_id)).trajectory
+
+    @app.delete("/v1/trajectories/{trajectory_id}")
+    async def delete_trajectory(trajectory_id: str) -> dict[str, str]:
+        """Delete a trajectory that no open job uses, and its calls but for other trajectories'."""
+        await service.store.delete_trajectory(trajectory_id)
+        return {"deleted": trajectory_id}
 
     @app.get("/v1/trajectories/{trajectory_id}/audit")
     async def audit_trajectory(
@@ -247,7 +261,10 @@ def _job_routes(app: FastAPI, service: Service) -> None:
     async def train(
         request: Request, idempotency_key: Annotated[str | None, Header()] = None
     ) -> wire.TrainJob:
-        """Queue a training job. The same Idempotency-Key gives the same job."""
+        """Queue a training job. The same Idempotency-Key gives the same job.
+
+        If that is ``retryable``, it is queued again.
+        """
         if not idempotency_key or not wire.ID.fullmatch(idempotency_key):
             raise InvalidRequest(
                 f"got Idempotency-Key {idempotency_key!r}, expected 1-128 characters from "
@@ -257,9 +274,12 @@ def _job_routes(app: FastAPI, service: Service) -> None:
         return await service.train(await _model(request, wire.TrainRequest), idempotency_key)
 
     @app.get("/v1/jobs")
-    async def list_jobs(policy: str | None = None) -> ListOf[wire.TrainJob]:
+    async def list_jobs(
+        limit: Limit = 100, policy: str | None = None, after: After = None
+    ) -> PageOf[wire.TrainJob]:
         """List jobs, oldest first; with `policy`, those of that policy."""
-        return ListOf(data=await service.store.jobs.all(policy=policy))
+        page = await service.store.jobs.page(limit, after, policy)
+        return PageOf(data=page.items, last_id=page.last_id, has_more=page.has_more)
 
     @app.get("/v1/jobs/{job_id}")
     async def get_job(
@@ -270,9 +290,14 @@ def _job_routes(app: FastAPI, service: Service) -> None:
         while True:
             found = await service.store.jobs.get(job_id)
             left = deadline - time.monotonic()
-            if found.state in ("succeeded", "failed") or left <= 0:
+            if found.ended or left <= 0:
                 return found
             await service.jobs.wait(min(left, 1.0))
+
+    @app.post("/v1/jobs/{job_id}/cancel")
+    async def cancel_job(job_id: str) -> wire.TrainJob:
+        """Cancel a job that waits or runs: its step is stopped, and nothing is published."""
+        return await service.jobs.cancel(job_id)
 
     @app.get("/v1/jobs/{job_id}/events")
     async def list_job_events(
@@ -289,7 +314,7 @@ def _job_routes(app: FastAPI, service: Service) -> None:
             job = await service.store.jobs.get(job_id)
             found = await service.store.jobs.events(job_id, after)
             left = deadline - time.monotonic()
-            if found or left <= 0 or job.state in ("succeeded", "failed"):
+            if found or left <= 0 or job.ended:
                 return ListOf(data=found)
             await service.jobs.wait(min(left, 1.0))
 

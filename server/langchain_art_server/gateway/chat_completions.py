@@ -43,6 +43,7 @@ class ChatCompletions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises RequestRefused before anything is sent."""
         service = self._service
+        service.health.require_space()  # for the call's record
         call = CheckedChatRequest(await read_json(Request(scope, receive)), scope["headers"])
         with service.slots.take(peer_of(scope), call.count) as slots:
             async with (

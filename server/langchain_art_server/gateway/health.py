@@ -1,4 +1,4 @@
-"""Whether calls are answered now, and if not, why: engines, database and disk."""
+"""Whether calls are answered now, and if not, why: engines, database, disk; and what is stored."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from langchain_art.errors import QuotaExceeded
 from langchain_art_server.backends.base import Engine
-from langchain_art_server.storage.database import Database
+from langchain_art_server.storage.store import Store
 
 log = logging.getLogger(__name__)
 #: Seconds between probes of the database and the disk, and until one counts as failed.
@@ -25,8 +26,13 @@ class Health:
     The reasons are for anyone to read (``/readyz`` needs no key); the log has the details.
     """
 
-    def __init__(self, engines: Mapping[str, Engine], store: Database, data_dir: Path) -> None:
+    def __init__(
+        self, engines: Mapping[str, Engine], store: Store, data_dir: Path, max_stored_bytes: int
+    ) -> None:
         self._engines, self._store, self._data_dir = engines, store, data_dir
+        self._max_stored_bytes = max_stored_bytes
+        #: Of the database and the adapters, when they were last probed.
+        self.stored_bytes = 0
         self._server: str | None = "is starting"
         self._probed: dict[str, str] = {}
         self._task: asyncio.Task[None] | None = None
@@ -38,6 +44,15 @@ class Health:
             return {"server": self._server}
         engines = {name: engine.problem for name, engine in self._engines.items()}
         return {name: why for name, why in engines.items() if why is not None} | self._probed
+
+    def require_space(self) -> None:
+        """Refuse what would add to the database or the adapters. Raises QuotaExceeded."""
+        if self.stored_bytes >= self._max_stored_bytes:
+            raise QuotaExceeded(
+                f"The database and the adapters have {self.stored_bytes} bytes, and the server's "
+                f"setting max_stored_bytes is {self._max_stored_bytes}. Delete runs or policies, "
+                "or raise it."
+            )
 
     def start(self) -> None:
         """From now on the server answers, if its parts do."""
@@ -72,6 +87,7 @@ class Health:
             log.error("The data directory cannot be read: %s", error)
         try:
             await self._store.probe()
+            self.stored_bytes = await self._store.stored_bytes()
         except Exception as error:  # noqa: BLE001 - whatever it is, the store does not work
             found["store"] = "cannot be written to or read; the log says why"
             log.error("The store was probed: %s", error)

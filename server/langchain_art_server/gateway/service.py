@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import io
 import logging
 import shutil
 import time
 import uuid
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 from langchain_art import wire
 from langchain_art._version import __version__
@@ -23,11 +20,13 @@ from langchain_art.errors import (
     EngineUnavailable,
     InvalidRequest,
     NotFound,
+    QuotaExceeded,
     RequestRefused,
 )
 from langchain_art_server.backends.base import Learner, Sampler
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.call_slots import CallSlots
+from langchain_art_server.gateway.data_dir import make_private, own
 from langchain_art_server.gateway.health import Health
 from langchain_art_server.jobs.audit import audit
 from langchain_art_server.jobs.job_runner import JobRunner
@@ -49,8 +48,8 @@ class Service:
         self.settings, self.sampler, self.learner = settings, sampler, learner
         try:
             make_directory(settings.data_dir.resolve())
-            _make_private(settings.data_dir)
-            self._lock = _own(settings.data_dir)
+            make_private(settings.data_dir)
+            self._lock = own(settings.data_dir)
             self.adapters = AdapterStore(settings.data_dir / "adapters")
         except OSError as error:
             raise ConfigError(
@@ -62,7 +61,7 @@ class Service:
         self.jobs = JobRunner(settings, self.store, self.adapters, self.router, sampler, learner)
         self.slots = CallSlots(settings.max_running_calls)
         engines = {"sampler": sampler, "learner": learner}
-        self.health = Health(engines, self.store, settings.data_dir)
+        self.health = Health(engines, self.store, settings.data_dir, settings.max_stored_bytes)
         self._started = time.monotonic()
         self._policy_lock = asyncio.Lock()
 
@@ -112,6 +111,7 @@ class Service:
 
         Raises:
             Conflict: it exists with another LoRA shape, or the name is the base model's.
+            QuotaExceeded: there are `max_policies`, or `max_stored_bytes` are stored.
         """
         if spec.name == self.router.base_name:
             raise Conflict(f"{spec.name!r} is the base model's name; name the policy otherwise.")
@@ -124,12 +124,19 @@ class Service:
                     param="lora",
                 )
             if spec.name not in known:
+                if len(known) >= (most := self.settings.max_policies):
+                    raise QuotaExceeded(
+                        f"There are {len(known)} policies, and the server's setting max_policies "
+                        f"is {most}. Delete one, or raise it."
+                    )
+                self.health.require_space()
                 await self._first_version(spec)
         return await self.policy(spec.name)
 
     async def _first_version(self, spec: wire.PolicySpec) -> None:
-        # An existing version 0 is from an attempt that failed, maybe with another LoRA shape.
-        await self.jobs.drop_version(spec.name, 0)
+        # Of an attempt that failed, or of a policy whose deletion was interrupted.
+        for version in {0, *self.adapters.versions(spec.name)}:
+            await self.jobs.drop_version(spec.name, version)
         about = {"policy": spec.name, "version": 0, "parent": None, "job": None}
         about |= {"base_model": self.settings.model, "metrics": {}, "created_at": time.time()}
         staged = self.adapters.stage()
@@ -149,6 +156,23 @@ class Service:
         await self.store.add_checkpoint(self.adapters.checkpoint(about))
         await self.router.serve(spec.name, 0)
         await self.store.add_policy(spec.name, spec.lora)
+
+    async def delete_policy(self, name: str) -> None:
+        """Delete a policy with all its versions. A new one of its name gets other versions' names.
+
+        Raises:
+            NotFound: there is none.
+            Conflict: a job of it has not ended, or a call is answered by it.
+        """
+        await self.policy(name)
+        await self.store.refuse_open_jobs(name)
+        async with self._policy_lock, self.jobs.between_steps(name):
+            if calls := self.router.users(name):
+                raise Conflict(f"Policy {name!r} is answering {calls} calls now; try again then.")
+            await self.store.delete_policy(name)
+            await self.router.remove(name)
+            for version in self.adapters.versions(name):
+                await asyncio.to_thread(self.adapters.delete, name, version)
 
     async def policy(self, name: str) -> wire.PolicyStatus:
         """Raises NotFound."""
@@ -273,7 +297,10 @@ class Service:
         Raises:
             NotFound: there is no such policy or trajectory.
             Conflict: the key was used for another request.
+            Overloaded: `max_queued_jobs` have not ended.
+            QuotaExceeded: `max_stored_bytes` are stored.
         """
+        self.health.require_space()
         await self.policy(request.policy)
         ids = [one for group in request.groups for one in group]
         if twice := sorted(one for one, times in Counter(ids).items() if times > 1)[:5]:
@@ -288,7 +315,9 @@ class Service:
                 param="groups",
             )
         runs = [known[one].trajectory for one in ids]
-        job = await self.store.jobs.add(f"job-{uuid.uuid4().hex}", key, request, runs)
+        job = await self.store.jobs.add(
+            f"job-{uuid.uuid4().hex}", key, request, runs, self.settings.max_queued_jobs
+        )
         self.jobs.wake()
         return job
 
@@ -312,32 +341,8 @@ class Service:
             calls=calls,
             trajectories=trajectories,
             jobs=jobs,
+            stored_bytes=self.health.stored_bytes,
             running_calls=self.slots.running,
             engine_restarts=self.sampler.restarts + self.learner.restarts,
             uptime=time.monotonic() - self._started,
         )
-
-
-def _make_private(data_dir: Path) -> None:
-    """Take others' rights to what an earlier release, or an umask, left open."""
-    opened = [data_dir, *data_dir.glob("adapters")]
-    files = [path for name in ("art.sqlite3*", "lock", "vllm.log*") for path in data_dir.glob(name)]
-    for path, mode in [*((one, 0o700) for one in opened), *((one, 0o600) for one in files)]:
-        if path.stat().st_mode & 0o077:
-            try:
-                path.chmod(mode)
-            except PermissionError:
-                log.warning("%s is another user's: its rights stay as they are.", path)
-
-
-def _own(data_dir: Path) -> io.TextIOWrapper:
-    """Lock the data directory. Raises ConfigError if another server has it."""
-    handle = (data_dir / "lock").open("w")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        handle.close()
-        raise ConfigError(
-            f"Another server uses {data_dir}. Stop it, or give this one another --data-dir."
-        ) from error
-    return handle

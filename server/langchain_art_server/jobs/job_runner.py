@@ -13,8 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
@@ -24,6 +23,7 @@ from langchain_art_server.backends.base import Learner, LearnerStep, Sampler
 from langchain_art_server.config import Settings
 from langchain_art_server.jobs.admission_gate import AdmissionGate
 from langchain_art_server.jobs.batch_builder import Batch
+from langchain_art_server.jobs.job_queue import JobQueue
 from langchain_art_server.jobs.sft_records import demonstrations
 from langchain_art_server.jobs.swap_check import NamedAdapter, ask, check_swap
 from langchain_art_server.policies.adapter_store import AdapterStore
@@ -32,12 +32,10 @@ from langchain_art_server.storage.reward_snapshot import RewardSnapshot
 from langchain_art_server.storage.store import Store
 
 log = logging.getLogger(__name__)
-#: Pause before jobs go on after the store failed.
-RETRY_SECONDS = 5.0
 
 
-class JobRunner:
-    """Runs jobs one after the other, oldest first."""
+class JobRunner(JobQueue):
+    """Does the jobs of its queue."""
 
     def __init__(
         self,
@@ -48,78 +46,12 @@ class JobRunner:
         sampler: Sampler,
         learner: Learner,
     ) -> None:
+        super().__init__(store.jobs)
         self._settings, self._store, self._adapters = settings, store, adapters
         self._router, self._sampler, self._learner = router, sampler, learner
-        self._news = asyncio.Event()
-        self._changed = asyncio.Condition()
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._task: asyncio.Task[None] | None = None
         self.gate = AdmissionGate(settings.max_waiting_calls)
 
-    async def start(self) -> None:
-        """Run the jobs that are not ended, and those that come."""
-        self._task = asyncio.create_task(self._loop())
-        self._news.set()
-
-    async def close(self) -> None:
-        """Stop. The next start resumes an unfinished job."""
-        if self._task:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-
-    def wake(self) -> None:
-        """Call this when a job was added."""
-        self._news.set()
-
-    def between_steps(self, policy: str) -> asyncio.Lock:
-        """A context in which no job of the policy runs."""
-        return self._locks[policy]
-
-    async def wait(self, seconds: float) -> None:
-        """Return when a job's state or events have changed, or after `seconds`."""
-        async with self._changed:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), seconds)
-
-    async def _report(self, job: TrainJob, message: str, progress: float | None = None) -> None:
-        await self._store.jobs.add_event(job.id, message, progress)
-        await self._notify()
-
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def _loop(self) -> None:
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            try:
-                for job_id in await self._store.jobs.unfinished():
-                    try:
-                        job = await self._store.jobs.get(job_id)
-                    except Damaged as error:  # others go on
-                        log.error("Job %s is not run: %s", job_id, error)
-                        continue
-                    async with self._locks[job.policy]:
-                        await self._run_safely(job)
-                    await self._notify()
-            except Exception:  # the disk is full, the database is gone
-                log.exception("The store failed; jobs go on in %g s", RETRY_SECONDS)
-                await asyncio.sleep(RETRY_SECONDS)
-                self._news.set()
-
-    async def _run_safely(self, job: TrainJob) -> None:
-        try:
-            await self._run(job)
-        except ArtError as error:
-            log.error("Job %s failed: %s", job.id, error)
-            await self._failed(job, f"{type(error).__name__}: {error}")
-        except Exception as error:
-            log.exception("Job %s failed", job.id)
-            await self._failed(job, f"internal error: {error!r}")
-
-    async def _failed(self, job: TrainJob, why: str) -> None:
+    async def _failed(self, job: TrainJob, why: str, *, retryable: bool = False) -> None:
         """End a job as failed, and delete the version that it may have published.
 
         A job that has succeeded stays so: its version serves, and what failed came later.
@@ -134,7 +66,9 @@ class JobRunner:
         except ArtError as error:  # it stays on disk, and its number is not used again
             log.error("%s's last version was not deleted: %s", job.policy, error)
         finally:  # last: a client that sees the failure finds the version deleted
-            await self._store.jobs.finish(job.id, None, why)
+            if retryable:
+                why = f"{why} Send the request again with the same Idempotency-Key to try again."
+            await self._store.jobs.finish(job.id, None, why, retryable=retryable)
 
     async def _run(self, job: TrainJob) -> None:
         request, scored, target = await self._store.jobs.payload(job.id)
@@ -145,6 +79,7 @@ class JobRunner:
             await self._store.jobs.begin(job.id, base, target)
         if manifest := await asyncio.to_thread(self._adapters.manifest, policy, target):
             if manifest["job"] == job.id:
+                self.publishes()
                 await self._report(job, f"{policy}@{target} was published before a restart", 1.0)
                 await self._finish(job, request, manifest, time.monotonic())
                 return
@@ -189,7 +124,7 @@ class JobRunner:
         before = await ask(self._sampler, call, parent)
         try:
             async with self._device() if self._settings.take_turns else nullcontext():
-                metrics = await self._learner.step(step, on_progress)
+                metrics = await self._step(step, on_progress)
             begun = time.monotonic()
             sealing = asyncio.create_task(asyncio.to_thread(self._adapters.seal, staged))
             try:
@@ -220,13 +155,26 @@ class JobRunner:
             else:
                 manifest["trained"] = batch.trained
                 manifest["trained_calls"] = [record.id for record in batch.calls]
+            self.publishes()
             publish = self._adapters.publish
             await asyncio.to_thread(publish, staged, policy, target, manifest, files)
-        except Exception:
-            await asyncio.to_thread(self._adapters.discard, staged)
-            await self._sampler.unload_adapter(child.name)  # the next attempt has the same name
+        except BaseException as error:
+            if isinstance(error, Exception) or self.is_cancelled:  # not if the server shuts down
+                with suppress(OSError):  # a cancelled step may write there until it notices
+                    await asyncio.to_thread(self._adapters.discard, staged)
+                await self._sampler.unload_adapter(child.name)  # its name may be used again
             raise
         await self._finish(job, batch.request, manifest, begun)
+
+    async def _step(
+        self, step: LearnerStep, on_progress: Callable[[float, str], Awaitable[None]]
+    ) -> dict[str, float]:
+        try:
+            return await self._learner.step(step, on_progress)
+        except asyncio.CancelledError:
+            if self.is_cancelled:  # the learner may use the device until it has noticed
+                await self._learner.settle()
+            raise
 
     @asynccontextmanager
     async def _device(self) -> AsyncGenerator[None]:

@@ -66,6 +66,17 @@ class Router:
         self._loaded.move_to_end(name)
         return name
 
+    def users(self, policy: str) -> int:
+        """Calls that versions of a policy are answering now."""
+        return sum(n for name, n in self._users.items() if name.partition("@")[0] == policy)
+
+    async def remove(self, policy: str) -> None:
+        """Route the policy's names no more, and unload its versions."""
+        self.serving.pop(policy, None)
+        for name in [name for name in self._loaded if name.partition("@")[0] == policy]:
+            del self._loaded[name]
+            await self._sampler.unload_adapter(name)
+
     async def forget(self, policy: str, version: int) -> None:
         """Unload a version before it is deleted. Raises InvalidRequest if calls use it."""
         name = f"{policy}@{version}"

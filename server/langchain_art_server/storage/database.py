@@ -27,6 +27,7 @@ _INSERT_CALLS = sa.insert(CALLS)
 _STARTS_SHIFT = 40
 #: Ids in one statement: SQLite limits a statement's parameters.
 MAX_PARAMETERS = 500
+_THIS_DATABASE = sa.func.current_database()
 
 
 class Database:
@@ -132,6 +133,20 @@ class Database:
                 raise _damaged(failure) from failure
 
         return await asyncio.to_thread(run)
+
+    async def size(self) -> int:
+        """Bytes of the database. SQLite's free pages, of what was deleted, do not count."""
+
+        def read(connection: sa.Connection) -> int:
+            if self.engine.dialect.name == "postgresql":
+                return connection.scalar(sa.select(sa.func.pg_database_size(_THIS_DATABASE))) or 0
+            pragmas = ("page_count", "freelist_count", "page_size")
+            used, free, size = (
+                connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in pragmas
+            )
+            return (used - free) * size
+
+        return await self.read(read)
 
     async def probe(self) -> None:
         """Write the policies as they are, and read. Raises, as `write` and `read`, if it fails."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,8 +11,9 @@ import sqlalchemy as sa
 from pydantic_core import to_json
 
 from langchain_art import wire
-from langchain_art.errors import Conflict, NotFound
+from langchain_art.errors import Conflict, Damaged, NotFound, Overloaded
 from langchain_art_server.storage.database import MAX_PARAMETERS, Database
+from langchain_art_server.storage.pages import Page, no_such_cursor, take_page
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot
 from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import (
@@ -27,6 +29,9 @@ from langchain_art_server.storage.tables import (
     unpack,
 )
 
+log = logging.getLogger(__name__)
+_OPEN = JOBS.c.state.in_(("queued", "running"))
+
 
 class JobStore:
     """Reads and writes jobs; see `Store.jobs`."""
@@ -35,15 +40,21 @@ class JobStore:
         self._database = database
 
     async def add(
-        self, job_id: str, key: str, request: wire.TrainRequest, runs: Iterable[wire.Trajectory]
+        self,
+        job_id: str,
+        key: str,
+        request: wire.TrainRequest,
+        runs: Iterable[wire.Trajectory],
+        max_open: int,
     ) -> wire.TrainJob:
-        """Queue a job. The same key and body give the existing job.
+        """Queue a job. The same key and body give the existing job, queued anew if it is retryable.
 
         The rewards of `runs` (the trajectories of its groups) are stored with it, so that it trains
         with the same rewards after a restart.
 
         Raises:
             Conflict: the key was used with another body.
+            Overloaded: `max_open` jobs wait or run.
         """
         scored = {run.id: RewardSnapshot.of(run) for run in runs}
         body = to_json(request)
@@ -54,11 +65,21 @@ class JobStore:
             "digest": digest(body),
             "payload": pack({"request": request, "scored": scored}),
             "state": "queued",
+            "attempts": 0,
+            "retryable": False,
             "created_at": time.time(),
         }
 
         def write(connection: sa.Connection) -> wire.TrainJob:
             old = connection.execute(sa.select(JOBS).where(JOBS.c.key == key)).first()
+            if old is None or old.retryable:
+                waiting = sa.select(sa.func.count()).select_from(JOBS).where(_OPEN)
+                if (connection.scalar(waiting) or 0) >= max_open:
+                    raise Overloaded(
+                        f"{max_open} jobs wait or run, which is the server's setting "
+                        "max_queued_jobs. Wait until some have ended, or cancel some.",
+                        retry_after=5,
+                    )
             if old is None:
                 insert(connection, JOBS, [row])
                 old = connection.execute(sa.select(JOBS).where(JOBS.c.id == job_id)).one()
@@ -68,30 +89,60 @@ class JobStore:
                     "A key names one request; use a new one.",
                     param="Idempotency-Key",
                 )
+            elif old.retryable:
+                mine = JOBS.c.id == old.id
+                update(connection, JOBS, mine, _QUEUED_ANEW)
+                _append(connection, old.id, f"queued again after: {old.error}", None)
+                old = connection.execute(sa.select(JOBS).where(mine)).one()
             return job_of(old)
 
         return await self._database.write(write)
 
     async def get(self, job_id: str) -> wire.TrainJob:
         """Raises NotFound."""
-        query = sa.select(JOBS).where(JOBS.c.id == job_id)
-        row = await self._database.read(lambda c: c.execute(query).first())
-        if row is None or row.id != job_id:  # a damaged index may give another
-            raise NotFound(f"No job {job_id!r} is known here.")
-        return job_of(row)
+        return await self._database.read(lambda c: _job(c, job_id))
 
-    async def all(self, policy: str | None = None) -> list[wire.TrainJob]:
-        """Oldest first."""
-        query = sa.select(JOBS).order_by(JOBS.c.number)
+    async def next_open(self) -> wire.TrainJob | None:
+        """The job to run: one that was begun, whose versions are chosen, or else the oldest.
+
+        One whose row is damaged is left out, and logged.
+        """
+        begun_first = sa.case((JOBS.c.state == "running", 0), else_=1)
+        query = sa.select(JOBS).where(_OPEN).order_by(begun_first, JOBS.c.number)
+
+        def read(connection: sa.Connection) -> wire.TrainJob | None:
+            with connection.execute(query, execution_options={"yield_per": 1}) as rows:
+                for row in rows:
+                    try:
+                        return job_of(row)
+                    except Damaged as error:
+                        log.error("Job %s is not run: %s", row.id, error)
+            return None
+
+        return await self._database.read(read)
+
+    async def page(
+        self, limit: int, after: str | None = None, policy: str | None = None
+    ) -> Page[wire.TrainJob]:
+        """Some jobs, oldest first. Raises InvalidRequest if there is no job `after`."""
+        query = sa.select(JOBS).order_by(JOBS.c.number).limit(limit + 1)
         if policy is not None:
             query = query.where(JOBS.c.policy == policy)
-        return await self._database.read(lambda c: [job_of(row) for row in c.execute(query)])
 
-    async def unfinished(self) -> list[str]:
-        """Ids of the jobs that are queued or running, oldest first."""
-        query = sa.select(JOBS.c.id).where(JOBS.c.state.in_(("queued", "running")))
-        ordered = query.order_by(JOBS.c.number)
-        return await self._database.read(lambda c: list(c.scalars(ordered)))
+        def item(row: sa.Row[Any]) -> tuple[str, wire.TrainJob, int]:
+            return row.id, job_of(row), len(row.result or "") + len(row.error or "")
+
+        def read(connection: sa.Connection) -> Page[wire.TrainJob]:
+            found = query
+            if after is not None:
+                last = connection.scalar(sa.select(JOBS.c.number).where(JOBS.c.id == after))
+                if last is None:
+                    raise no_such_cursor(after)
+                found = found.where(JOBS.c.number > last)
+            with connection.execute(found, execution_options={"yield_per": 8}) as rows:
+                return take_page(rows, limit, item)
+
+        return await self._database.read(read)
 
     async def payload(
         self, job_id: str
@@ -105,9 +156,15 @@ class JobStore:
         return request, scored, row.target_version
 
     async def begin(self, job_id: str, base: int, target: int) -> None:
-        """Store the versions that a job starts from and makes."""
-        values = {"state": "running", "base_version": base, "target_version": target}
-        await self._database.write(lambda c: update(c, JOBS, JOBS.c.id == job_id, values))
+        """Store the versions that a job starts from and makes, and count the attempt."""
+
+        def write(connection: sa.Connection) -> None:
+            mine = JOBS.c.id == job_id
+            before = connection.scalar(sa.select(JOBS.c.attempts).where(mine)) or 0
+            values = {"base_version": base, "target_version": target, "attempts": before + 1}
+            update(connection, JOBS, mine, {"state": "running"} | values)
+
+        await self._database.write(write)
 
     async def finish(
         self,
@@ -120,6 +177,7 @@ class JobStore:
         message: str | None = None,
         *,
         retrain: bool = False,
+        retryable: bool = False,
     ) -> None:
         """End a job, route the policy to its version, mark what it trained: one transaction.
 
@@ -130,6 +188,7 @@ class JobStore:
             "state": "succeeded" if error is None else "failed",
             "result": result.model_dump_json() if result else None,
             "error": error,
+            "retryable": retryable,
             "finished_at": time.time(),
         }
 
@@ -156,6 +215,18 @@ class JobStore:
 
         await self._database.write(write)
 
+    async def cancel(self, job_id: str) -> wire.TrainJob:
+        """Cancel a job that has not ended; one that has is given as it is. Raises NotFound."""
+        values = {"state": "cancelled", "finished_at": time.time()}
+
+        def write(connection: sa.Connection) -> wire.TrainJob:
+            if not _job(connection, job_id).ended:
+                update(connection, JOBS, JOBS.c.id == job_id, values)
+                _append(connection, job_id, "cancelled; nothing was published", None)
+            return _job(connection, job_id)
+
+        return await self._database.write(write)
+
     async def add_event(self, job_id: str, message: str, progress: float | None = None) -> None:
         """Append an event to a job."""
         await self._database.write(lambda c: _append(c, job_id, message, progress))
@@ -170,6 +241,24 @@ class JobStore:
             return [wire.JobEvent.model_validate(row, from_attributes=True) for row in rows]
 
         return await self._database.read(read)
+
+
+#: A failed job that waits again, as if it had never begun; its number keeps its place.
+_QUEUED_ANEW: dict[str, Any] = {
+    "state": "queued",
+    "base_version": None,
+    "target_version": None,
+    "error": None,
+    "retryable": False,
+    "finished_at": None,
+}
+
+
+def _job(connection: sa.Connection, job_id: str) -> wire.TrainJob:
+    row = connection.execute(sa.select(JOBS).where(JOBS.c.id == job_id)).first()
+    if row is None or row.id != job_id:  # a damaged index may give another
+        raise NotFound(f"No job {job_id!r} is known here.")
+    return job_of(row)
 
 
 def _unmark(

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
 from langchain_art.errors import Conflict, NotFound
 from langchain_art.wire import Checkpoint, LoraConfig, Reward, Trajectory
 from langchain_art_server.storage.database import Database, select_among
+from langchain_art_server.storage.deletions import (
+    delete_among,
+    delete_policy,
+    delete_run,
+    open_job_of_run,
+    refuse_open_jobs,
+)
 from langchain_art_server.storage.job_store import JobStore
+from langchain_art_server.storage.pages import Page, no_such_cursor, take_page
 from langchain_art_server.storage.reward_snapshot import changed, rewards_in_words
 from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import (
@@ -18,6 +28,7 @@ from langchain_art_server.storage.tables import (
     CHECKPOINTS,
     JOBS,
     POLICIES,
+    RUN_CALLS,
     TRAINED,
     TRAINED_CALLS,
     TRAJECTORIES,
@@ -27,7 +38,6 @@ from langchain_art_server.storage.tables import (
     insert_checkpoint,
     trajectory_of,
     trajectory_row,
-    unpack,
     version_is,
 )
 
@@ -105,6 +115,8 @@ class Store(Database):
                     )
             new = [row for row in rows if row["id"] not in known]
             insert(connection, TRAJECTORIES, new)
+            stored = {row["id"] for row in new}
+            _link(connection, [run for run in trajectories if run.id in stored])
             return len(new)
 
         return await self.write(write)
@@ -130,12 +142,35 @@ class Store(Database):
 
         return await self.read(read)
 
-    async def recent_trajectories(self, limit: int, scenario: str | None) -> list[Trajectory]:
-        """The newest first."""
-        query = sa.select(TRAJECTORIES).order_by(TRAJECTORIES.c.number.desc()).limit(limit)
+    async def recent_trajectories(
+        self, limit: int, scenario: str | None = None, after: str | None = None
+    ) -> Page[bytes]:
+        """Some trajectories as JSON, the newest first: as they are stored, and so not parsed here.
+
+        Raises:
+            InvalidRequest: there is no trajectory `after`.
+        """
+        query = sa.select(TRAJECTORIES).order_by(TRAJECTORIES.c.number.desc()).limit(limit + 1)
         if scenario is not None:
             query = query.where(TRAJECTORIES.c.scenario == scenario)
-        return await self.read(lambda c: [trajectory_of(row) for row in c.execute(query)])
+
+        def item(row: sa.Row[Any]) -> tuple[str, bytes, int]:
+            body = zlib.decompress(intact(TRAJECTORIES, row).body)
+            return row.id, body, len(body)
+
+        def read(connection: sa.Connection) -> Page[bytes]:
+            found = query
+            if after is not None:
+                mine = TRAJECTORIES.c.id == after
+                last = connection.scalar(sa.select(TRAJECTORIES.c.number).where(mine))
+                if last is None:
+                    raise no_such_cursor(after)
+                found = found.where(TRAJECTORIES.c.number < last)
+            options = {"yield_per": 8}  # a body may have megabytes
+            with connection.execute(found, execution_options=options) as rows:
+                return take_page(rows, limit, item)
+
+        return await self.read(read)
 
     async def set_reward(
         self, trajectory_id: str, reward: Reward, assembled: Trajectory | None = None
@@ -160,6 +195,7 @@ class Store(Database):
                 new = changed(assembled, reward)
                 stored = trajectory_row(new, None, assembled=True)
                 insert(connection, TRAJECTORIES, [stored])
+                _link(connection, [new])
                 return new
             old = trajectory_of(row)
             turns = None
@@ -176,9 +212,16 @@ class Store(Database):
             kept = trajectory_row(new, row.group_id)
             values = {name: kept[name] for name in ("body", "reward", "scenario")}
             update(connection, TRAJECTORIES, mine, values)
+            if turns is not None:
+                delete_among(connection, RUN_CALLS.c.trajectory_id, [trajectory_id])
+                _link(connection, [new])
             return new
 
         return await self.write(write)
+
+    async def delete_trajectory(self, trajectory_id: str) -> None:
+        """See `deletions.delete_run`."""
+        await self.write(lambda c: delete_run(c, trajectory_id))
 
     # --- policies and checkpoints ---------------------------------------------------------------
 
@@ -191,6 +234,14 @@ class Store(Database):
                 insert(connection, POLICIES, [row | {"created_at": time.time()}])
 
         await self.write(write)
+
+    async def refuse_open_jobs(self, policy: str) -> None:
+        """Raises Conflict if a job of the policy has not ended."""
+        await self.read(lambda c: refuse_open_jobs(c, policy))
+
+    async def delete_policy(self, policy: str) -> None:
+        """See `deletions.delete_policy`."""
+        await self.write(lambda c: delete_policy(c, policy))
 
     async def policies(self) -> dict[str, tuple[LoraConfig, int]]:
         """Name -> (LoRA shape, version that serves)."""
@@ -233,6 +284,12 @@ class Store(Database):
         query = sa.delete(CHECKPOINTS).where(version_is(policy, version))
         await self.write(lambda c: c.execute(query))
 
+    async def stored_bytes(self) -> int:
+        """Bytes of the database and of all adapters."""
+        query = sa.select(sa.func.coalesce(sa.func.sum(CHECKPOINTS.c.bytes), 0))
+        adapters = await self.read(lambda c: int(c.execute(query).scalar_one()))
+        return await self.size() + adapters
+
     async def counts(self) -> tuple[int, int, dict[str, int]]:
         """Number of calls, of trajectories, and of jobs by state."""
 
@@ -247,6 +304,13 @@ class Store(Database):
         return await self.read(read)
 
 
+def _link(connection: sa.Connection, runs: Iterable[Trajectory]) -> None:
+    """Remember which calls the runs have."""
+    links = {(run.id, turn.call_id): None for run in runs for turn in run.turns if turn.call_id}
+    rows = [{"trajectory_id": run, "call_id": call} for run, call in links]
+    insert(connection, RUN_CALLS, rows)
+
+
 def _trained_by(connection: sa.Connection, trajectory_id: str) -> str:
     """The jobs that trained on a trajectory, for a message; empty if none did."""
     query = sa.select(TRAINED).where(TRAINED.c.trajectory_id == trajectory_id)
@@ -258,12 +322,8 @@ def _refuse_late_calls(connection: sa.Connection, known: Trajectory, calls: int)
     """Raise Conflict if a job uses the trajectory: it must train the same calls after a restart."""
     late = calls - len(known.turns)
     jobs = _trained_by(connection, known.id)
-    if not jobs:
-        open_jobs = sa.select(JOBS).where(JOBS.c.state.in_(("queued", "running")))
-        for row in connection.execute(open_jobs):
-            request = unpack(intact(JOBS, row).payload)["request"]
-            if any(known.id in group for group in request["groups"]):
-                jobs = f"job {row.id}, which has not ended"
+    if not jobs and (job := open_job_of_run(connection, known.id)) is not None:
+        jobs = f"job {job}, which has not ended"
     if jobs:
         raise Conflict(
             f"{late} calls were tagged with trajectory {known.id!r} after its "

@@ -75,6 +75,15 @@ TRAJECTORIES = sa.Table(
     sa.Column("seal", Blob, nullable=False),
     info={"kind": "trajectory", "named_by": ("id",)},
 )
+#: The calls of each trajectory: a call is deleted with the last of them.
+RUN_CALLS = sa.Table(
+    "run_calls",
+    META,
+    sa.Column("trajectory_id", sa.String(128), primary_key=True),
+    sa.Column("call_id", sa.String(160), primary_key=True, index=True),
+    sa.Column("seal", Blob, nullable=False),
+    info={"kind": "call of a run", "named_by": ("trajectory_id", "call_id")},
+)
 TRAINED = sa.Table(
     "trained",
     META,
@@ -130,6 +139,8 @@ JOBS = sa.Table(
     sa.Column("target_version", sa.Integer),
     sa.Column("result", sa.Text),
     sa.Column("error", sa.Text),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("retryable", sa.Boolean, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("finished_at", sa.Float),
     sa.Column("seal", Blob, nullable=False),

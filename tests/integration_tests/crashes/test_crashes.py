@@ -104,7 +104,7 @@ def test_a_run_survives_kills(tmp_path: Path) -> None:
             assert len(witness.acknowledged) > 20
             for one in witness.acknowledged:
                 assert http.get(f"/v1/trajectories/{one}").status_code == 200, one
-            jobs = http.get("/v1/jobs").json()["data"]
+            jobs = http.get("/v1/jobs", params={"limit": 1000}).json()["data"]
             versions = [j["result"]["version"] for j in jobs]
             assert {j["state"] for j in jobs} == {"succeeded"}
             assert len({j["key"] for j in jobs}) == len(jobs) == steps

@@ -33,12 +33,17 @@ def await_readiness(server: LiveServer, holds: Callable[[httpx.Response], bool])
         time.sleep(0.1)
 
 
+def part_of(pid: int) -> str:
+    """Whether an engine's process is the ``learner`` or the ``sampler``."""
+    command = Path(f"/proc/{pid}/cmdline").read_text()
+    return "learner" if "backends.peft" in command else "sampler"
+
+
 @pytest.mark.slow
 def test_an_engine_that_is_stopped_is_noticed_and_replaced(art_server: LiveServer) -> None:
     await_readiness(art_server, lambda answer: answer.status_code == 200)
     for pid in engines(art_server):
-        command = Path(f"/proc/{pid}/cmdline").read_text()
-        part = "learner" if "backends.peft" in command else "sampler"
+        part = part_of(pid)
         os.kill(pid, signal.SIGSTOP)
         answer = await_readiness(art_server, lambda answer: answer.status_code == 503)
         assert answer.json()["ready"] is False

@@ -7,6 +7,7 @@ test makes a policy of its own, and sees that no version of it was published.
 from __future__ import annotations
 
 import math
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from langchain_art import ArtClient, ChatART, TrainConfig, Trainer
-from langchain_art.errors import InvalidRequest, JobFailed, RolloutFailed
+from langchain_art.errors import Conflict, InvalidRequest, JobFailed, NotFound, RolloutFailed
 from langchain_art.wire import Reward, Trajectory, Turn
 from tests.support.live_server import FaultyServer
 
@@ -191,6 +192,73 @@ def test_a_rollout_returns_nan(policy: Policy, tmp_path: Path) -> None:
     with pytest.raises(RolloutFailed, match="nan, expected a finite number"):
         trainer.fit_sync(rollout, ["When?"], steps=1)
     assert policy.versions() == before
+
+
+def test_without_space_the_job_is_left_to_the_same_key(policy: Policy) -> None:
+    groups = policy.rollouts()
+    policy.server.fault("no space")
+    before = policy.versions()
+    job = policy.client.train(groups, policy.name, BOLD, key=f"key-{policy.name}")
+    with pytest.raises(JobFailed, match=r"No space left on device.*the same Idempotency-Key"):
+        policy.client.wait(job)
+    assert policy.versions() == before
+    policy.server.fault("")
+    again = policy.client.train(groups, policy.name, BOLD, key=f"key-{policy.name}")
+    assert again.id == job.id
+    assert policy.client.wait(again).version == 1
+    done = policy.client.job(job.id)
+    assert (done.state, done.attempts, done.retryable) == ("succeeded", 2, False)
+
+
+def test_a_job_that_is_cancelled_publishes_nothing_and_does_not_block_the_next(
+    policy: Policy,
+) -> None:
+    policy.server.fault("learner waits")
+    before, groups = policy.versions(), policy.rollouts()
+    running = policy.client.train(groups, policy.name, BOLD)
+    waiting = policy.client.train(policy.rollouts(), policy.name, BOLD)
+    while policy.client.job(running.id).state == "queued":
+        time.sleep(0.02)
+    assert policy.client.cancel(waiting).attempts == 0
+    assert policy.client.cancel(running).state == "cancelled"
+    assert policy.client.cancel(running.id).state == "cancelled"
+    for job in (waiting, running):
+        with pytest.raises(JobFailed, match="was cancelled; the policy is as it was"):
+            policy.client.wait(job)
+    assert policy.versions() == before
+    assert not list((policy.server.data_dir / "adapters" / ".staging").iterdir())
+    policy.server.fault("")
+    assert policy.train(groups)["tokens_trained"] > 0
+    assert policy.versions()[0] == 1
+    with pytest.raises(Conflict, match="has succeeded"):
+        policy.client.cancel(policy.client.jobs(policy.name)[-1])
+
+
+def test_a_policy_is_deleted_and_made_again_without_using_a_name_twice(policy: Policy) -> None:
+    groups = policy.rollouts()
+    policy.server.fault("learner waits")
+    job = policy.client.train(groups, policy.name, BOLD)
+    with pytest.raises(Conflict, match=job.id):
+        policy.client.delete_policy(policy.name)
+    with pytest.raises(Conflict, match=job.id):
+        policy.client.delete_trajectory(groups[0][0])
+    policy.server.fault("")
+    policy.client.wait(job)
+    assert policy.client.delete_policy(policy.name) == policy.name
+    with pytest.raises(NotFound):
+        policy.client.policy(policy.name)
+    assert not [name for name in policy.client.models() if name.startswith(policy.name)]
+    policy.client.create_policy(policy.name)
+    policy.train(policy.rollouts())
+    assert policy.versions()[:2] == (2, [0, 2]), "a name is used once"
+    call = policy.client.trajectory(groups[0][0]).turns[0].call_id or ""
+    assert policy.client.delete_trajectory(groups[0][0]) == groups[0][0]
+    for gone in (
+        lambda: policy.client.trajectory(groups[0][0]),
+        lambda: policy.client.call(call),
+    ):
+        with pytest.raises(NotFound):
+            gone()
 
 
 def test_a_version_that_cannot_be_served_is_withdrawn(policy: Policy) -> None:

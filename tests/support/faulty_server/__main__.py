@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import re
 import shutil
@@ -71,6 +73,10 @@ class FaultyLearner(PeftLearner):
         if fault() == "learner unlearns":
             rows = [replace(row, advantages=[-a for a in row.advantages]) for row in request.rows]
             request = replace(request, rows=rows)
+        if fault() == "no space":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        while fault() == "learner waits":
+            await asyncio.sleep(0.05)
         metrics = await super().step(request, on_progress)
         if fault() == "learner saves its parent":
             shutil.copyfile(request.parent / WEIGHTS_FILE, request.out / WEIGHTS_FILE)

@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from langchain_art.errors import REFUSALS, ArtError, ConfigError
+from langchain_art.errors import REFUSALS, ArtError, ConfigError, EngineUnavailable
 
 log = logging.getLogger(__name__)
 LENGTH = struct.Struct(">I")
@@ -97,8 +97,10 @@ class Channel:
     def error(self, call: EngineCall, error: BaseException) -> None:
         """Queue the call's error for `flush` and forget the call."""
         known = isinstance(error, ArtError)
+        # No space, say: what may pass is no fault of the call.
+        code = EngineUnavailable.code if isinstance(error, OSError) else None
         payload = {
-            "code": error.code if known else None,
+            "code": error.code if known else code,
             "message": str(error) if known else f"{type(error).__name__}: {error}",
             "param": getattr(error, "param", None),
         }

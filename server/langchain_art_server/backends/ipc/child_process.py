@@ -28,6 +28,7 @@ def launch(
     """
     ours, theirs = socket.socketpair()
     with theirs:
+        # Not in a thread, where a cancelled start would lose the process; vfork is quick.
         try:
             process = subprocess.Popen(
                 [*argv, str(theirs.fileno()), json.dumps(config)],

@@ -43,7 +43,7 @@ class WorkerDied(EngineUnavailable):
     """The engine's process ended while it had this call. Retryable."""
 
 
-class WorkerHung(EngineUnavailable):
+class WorkerHung(WorkerDied):
     """The engine did nothing for this call for too long, and its process was ended. Retryable."""
 
 
@@ -132,6 +132,11 @@ class Worker:
             self._watcher.cancel()
             raise
         self._keeper = asyncio.create_task(self._keep())
+
+    def end(self) -> None:
+        """Kill the child; it is started again."""
+        if self._process is not None:
+            self._process.kill()
 
     async def close(self) -> None:
         """End the child. Calls without an answer fail with EngineUnavailable."""
@@ -248,7 +253,6 @@ class Worker:
             self._send(pending)
 
     async def _launch(self) -> None:
-        # Not in a thread, where a cancelled start would lose the process; vfork is quick.
         self._process, ours = launch(self._argv, self._config, self._env)
         self._pulse = Pulse(self._hang_seconds)
         reader, self._writer = await asyncio.open_connection(sock=ours)
@@ -283,12 +287,12 @@ class Worker:
         """Ping the child, and end it if it is silent or hangs; then it is started again."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            if (process := self._process) is None:
+            if self._process is None:
                 continue
             answers, busy = self._pulse.answers, any(p.sent for p in self._pending.values())
             if why := self._pulse.tick(ready=self.ready.is_set(), busy=busy):
                 log.error("The engine %s %s; it is ended.", self._argv[-1], why)
-                process.kill()
+                self.end()
             elif answers:
                 self._write(pack(PING, "ping", None))
 

@@ -197,4 +197,7 @@ def _load(path: Path) -> dict[str, Tensor]:
 
 def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
     on_cpu = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    save_file(on_cpu, path, metadata={"format": "pt"})
+    try:
+        save_file(on_cpu, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # no space, say
+        raise OSError(f"{path.name} cannot be written: {error}") from error

@@ -88,4 +88,7 @@ def _methods(core: LearnerCore, channel: Channel) -> dict[str, Callable[[EngineC
         found = token_turns(core.name, core.base, turns)
         return [one if isinstance(one, str) else vars(one) for one in found]
 
-    return {one.__name__: one for one in (init_adapter, step, logprobs, tokenize)}
+    def settle(_call: EngineCall) -> None:
+        """Calls are done one after the other: those before it have ended."""
+
+    return {one.__name__: one for one in (init_adapter, step, logprobs, tokenize, settle)}

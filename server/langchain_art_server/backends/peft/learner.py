@@ -16,17 +16,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from langchain_art.errors import ArtError
+from langchain_art.errors import ArtError, EngineUnavailable
 from langchain_art.wire import LoraConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row, check_rows
 from langchain_art_server.backends.base import Demonstration, LearnerStep, TokenTurn
 from langchain_art_server.backends.ipc.step_codec import pack_step, write_rows
-from langchain_art_server.backends.ipc.worker import Worker, WorkerDied
+from langchain_art_server.backends.ipc.worker import Worker, WorkerDied, WorkerHung
 from langchain_art_server.config import Settings
 
 log = logging.getLogger(__name__)
 #: Most attempts at one step, if the child dies in it (out of memory, killed).
 MAX_ATTEMPTS = 3
+#: How long a cancelled step may go on.
+SETTLE_SECONDS = 20.0
 ROWS_FILE = "rows.npz"
 LOGPROBS_FILE = "logprobs.npy"
 
@@ -85,13 +87,23 @@ class PeftLearner(Worker):
             for attempt in range(1, MAX_ATTEMPTS + 1):
                 try:
                     return await self._step(params, on_progress)
-                except WorkerDied:
-                    if attempt == MAX_ATTEMPTS:
+                except WorkerDied as died:
+                    if attempt == MAX_ATTEMPTS or isinstance(died, WorkerHung):
                         raise
                     log.warning("The learner died in step %d; the step starts again.", request.step)
             raise AssertionError("unreachable")
         finally:
             rows_file.unlink(missing_ok=True)
+
+    async def settle(self) -> None:
+        """See `Learner.settle`. A step stops at its next micro-batch; if not, its process ends."""
+        with contextlib.suppress(EngineUnavailable):  # it has ended already
+            try:
+                async with asyncio.timeout(SETTLE_SECONDS):
+                    await self.call("settle", {})  # answered when the call before it has ended
+            except TimeoutError:
+                log.error("A cancelled step goes on; the learner is ended.")
+                self.end()
 
     async def logprobs(self, adapter: Path | None, rows: list[Row]) -> list[list[float]]:
         """See `Learner.logprobs`; `rows` need no trained token."""

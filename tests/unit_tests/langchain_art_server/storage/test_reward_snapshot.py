@@ -88,7 +88,7 @@ async def test_a_job_keeps_its_runs_as_they_were_scored(tmp_path: Path) -> None:
     await store.add_trajectories([then])
     config = TrainConfig(advantage=Standardized(scores={"a": 1.0}))
     request = TrainRequest(policy="p", groups=(("t-1",),), config=config)
-    await store.jobs.add("job-1", "k", request, [then])
+    await store.jobs.add("job-1", "k", request, [then], 9)
     await store.set_reward("t-1", Reward(reward=0.0, scores={"a": 0.0}, turns={"c-0": 9.0}))
     store.close()
     store = Store(url)  # another process, after a crash

@@ -1,0 +1,167 @@
+"""The operations on training jobs: `endpoints` has the others."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from pydantic import ValidationError
+
+from langchain_art.client.conversations import (
+    Conversations,
+    read_conversations,
+    sft_config,
+    to_post,
+)
+from langchain_art.client.endpoint import Address, endpoint
+from langchain_art.client.http_request import Flow, Request
+from langchain_art.client.routes import many, pages, path_of, post_group
+from langchain_art.errors import ConfigError, JobFailed
+from langchain_art.wire import (
+    JobEvent,
+    SFTConfig,
+    TrainConfig,
+    TrainJob,
+    TrainRequest,
+    TrainResult,
+    TrajectoryGroup,
+)
+
+Groups: TypeAlias = Sequence[TrajectoryGroup] | Sequence[Sequence[str]]
+"""Trajectory groups, or the ids of trajectories that the server has."""
+
+
+class JobEndpoints(Address):
+    """Orders training steps, waits for them and cancels them."""
+
+    @endpoint
+    def train(
+        self,
+        groups: Groups,
+        policy: str,
+        config: TrainConfig | None = None,
+        key: str | None = None,
+        trainable: Mapping[str, bool] | None = None,
+        retrain: bool = False,
+    ) -> Flow[TrainJob]:
+        """Order one training step, and return at once.
+
+        Args:
+            groups: trajectory groups, which are posted first, or ids of posted trajectories.
+            policy: the policy that learns.
+            config: None: the defaults of `TrainConfig`.
+            key: idempotency key: the same key and batch is the same job, the same key with
+                another batch raises Conflict. None: a new job at each call. A job that failed for a
+                reason that may pass (`TrainJob.retryable`) is queued again.
+            trainable: which calls learn, by node, tag or model (`Turn.learns`). None: all that the
+                policy sampled.
+            retrain: train also what earlier jobs trained (`TrainRequest.retrain`).
+        """
+        ids: list[tuple[str, ...]] = []
+        for group in groups:
+            if isinstance(group, TrajectoryGroup):
+                yield post_group(group)
+                ids.append(tuple(run.id for run in group.trajectories))
+            else:
+                ids.append(tuple(group))
+        what = {"policy": policy, "groups": tuple(ids), "config": config or TrainConfig()}
+        return (yield _order(key, trainable, **what, retrain=retrain))
+
+    @endpoint
+    def sft(
+        self,
+        conversations: Conversations,
+        policy: str,
+        config: SFTConfig | None = None,
+        key: str | None = None,
+        trainable: Mapping[str, bool] | None = None,
+    ) -> Flow[TrainJob]:
+        """Order one supervised step: the policy learns to say what the assistant says here.
+
+        The loss is the mean negative log-likelihood of the assistant's tokens, in nats
+        (``metrics["loss"]`` of the result). Runs that were sampled by this server count with the
+        tokens that were sampled, of whichever policy; all else is written with the model's chat
+        template. Unlike `train`, the same run may be learned from again and again.
+
+        Args:
+            conversations: runs, ids of runs, conversations in OpenAI's or LangChain's messages, or
+                the path of a JSONL file of them (`conversations.Conversation`).
+            policy: the policy that learns.
+            config: None: the defaults of `SFTConfig`.
+            key: as for `train`.
+            trainable: as for `train`.
+
+        Raises:
+            ConfigError: a conversation is malformed, or `config` is no SFTConfig.
+        """
+        config = sft_config(config)
+        read = read_conversations(conversations)
+        for group in to_post(read):
+            yield post_group(group)
+        ids = tuple(one if isinstance(one, str) else one.id for one in read)
+        return (yield _order(key, trainable, policy=policy, groups=(ids,), config=config))
+
+    @endpoint
+    def wait(
+        self, job: TrainJob | str, on_event: Callable[[JobEvent], None] | None = None
+    ) -> Flow[TrainResult]:
+        """Wait until a job ends, without a time limit.
+
+        Args:
+            job: the job or its id.
+            on_event: called with each of the job's events, in order.
+
+        Raises:
+            JobFailed: with the server's message; or it was cancelled.
+        """
+        path, seen = path_of("jobs", job if isinstance(job, str) else job.id), 0
+        # With `on_event` the long poll is short, so that events arrive within a second.
+        hold = 1.0 if on_event else 25.0
+        poll = Request("GET", path, TrainJob.model_validate_json, {"wait": hold}, hold=hold)
+        while True:
+            state: TrainJob = yield poll
+            if on_event:
+                events: list[JobEvent]
+                events = yield Request("GET", f"{path}/events", many(JobEvent), {"after": seen})
+                for event in events:
+                    seen = max(seen, event.seq)
+                    on_event(event)
+            if state.state == "failed":
+                raise JobFailed(f"Job {state.id} of policy {state.policy!r} failed: {state.error}")
+            if state.state == "cancelled":
+                raise JobFailed(
+                    f"Job {state.id} of policy {state.policy!r} was cancelled; the policy is as it "
+                    "was. Order the step again with another key if it is wanted after all."
+                )
+            if state.result is not None:
+                return state.result
+
+    @endpoint
+    def job(self, job_id: str) -> Request[TrainJob]:
+        """One job."""
+        return Request("GET", path_of("jobs", job_id), TrainJob.model_validate_json)
+
+    @endpoint
+    def jobs(self, policy: str | None = None) -> Flow[list[TrainJob]]:
+        """Jobs, of one policy or of all, oldest first."""
+        return pages("/v1/jobs", TrainJob, {"policy": policy})
+
+    @endpoint
+    def cancel(self, job: TrainJob | str) -> Request[TrainJob]:
+        """Cancel a job that waits or runs: its step is stopped, and nothing is published.
+
+        Raises Conflict if it has ended, or publishes its version just now.
+        """
+        path = path_of("jobs", job if isinstance(job, str) else job.id, "cancel")
+        return Request("POST", path, TrainJob.model_validate_json, hold=30.0)
+
+
+def _order(key: str | None, names: Mapping[str, bool] | None, **fields: Any) -> Request[TrainJob]:
+    """The request for a job on posted trajectories; `fields` are those of `TrainRequest`."""
+    try:
+        body = TrainRequest(trainable=dict(names or {}), **fields)
+    except ValidationError as error:
+        raise ConfigError(f"This cannot be trained on: {error}") from error
+    headers = {"Idempotency-Key": key or f"once:{uuid.uuid4()}"}
+    return Request("POST", "/v1/train", TrainJob.model_validate_json, body=body, headers=headers)

@@ -1,0 +1,67 @@
+"""Paths of the HTTP API, and how its answers are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+from urllib.parse import quote
+
+from pydantic import BaseModel
+
+from langchain_art.client.http_request import Flow, Param, Request
+from langchain_art.wire import TrajectoryGroup
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+#: The most that the server gives at once.
+_PAGE = 1000
+
+
+def path_of(*parts: str | int) -> str:
+    """``/v1/jobs/job-1``, quoted."""
+    return "/".join(["/v1", *(quote(str(part), safe="") for part in parts)])
+
+
+def version_path(policy: str, version: int, *parts: str) -> str:
+    """The path of a version, or of what is below it."""
+    return path_of("policies", policy, "checkpoints", version, *parts)
+
+
+def many(model: type[ModelT]) -> Callable[[bytes], list[ModelT]]:
+    """Reader of ``{"data": [...]}``."""
+    return lambda content: [model.model_validate(item) for item in json.loads(content)["data"]]
+
+
+def pages(
+    path: str, model: type[ModelT], params: Mapping[str, Param], limit: int | None = None
+) -> Flow[list[ModelT]]:
+    """The first `limit` items of a list, or all, page by page."""
+    found: list[ModelT] = []
+
+    def read(content: bytes) -> str | None:
+        page = json.loads(content)
+        found.extend(map(model.model_validate, page["data"]))
+        return page["last_id"] if page["has_more"] else None
+
+    after: str | None = None
+    while limit is None or len(found) < limit:
+        size = _PAGE if limit is None else min(_PAGE, limit - len(found))
+        after = yield Request("GET", path, read, {**params, "limit": size, "after": after})
+        if after is None:
+            break
+    return found
+
+
+def deleted(content: bytes) -> str:
+    """What an answer says was deleted."""
+    return str(json.loads(content)["deleted"])
+
+
+def stored_of(content: bytes) -> int:
+    """How many trajectories an answer says are new."""
+    return int(json.loads(content)["stored"])
+
+
+def post_group(group: TrajectoryGroup) -> Request[int]:
+    """The request that stores a group."""
+    return Request("POST", "/v1/groups", stored_of, body=group)

@@ -1,0 +1,165 @@
+"""Which training job runs when: one after the other, until it ends, fails or is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass
+
+from langchain_art.errors import ArtError, Conflict, EngineUnavailable
+from langchain_art.wire import TrainJob
+from langchain_art_server.storage.job_store import JobStore
+
+log = logging.getLogger(__name__)
+#: Pause before jobs go on after the store failed.
+RETRY_SECONDS = 5.0
+
+
+@dataclass
+class _Running:
+    """The job that runs. It may be cancelled until its version is published."""
+
+    id: str
+    task: asyncio.Task[None]
+    cancelled: bool = False
+    publishing: bool = False
+
+
+class JobQueue(ABC):
+    """Runs jobs one after the other, oldest first; `_run` does one."""
+
+    def __init__(self, jobs: JobStore) -> None:
+        self._jobs = jobs
+        self._news = asyncio.Event()
+        self._changed = asyncio.Condition()
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._task: asyncio.Task[None] | None = None
+        self._running: _Running | None = None
+        self._choosing = asyncio.Lock()
+
+    @abstractmethod
+    async def _run(self, job: TrainJob) -> None:
+        """Do a job and end it in the store."""
+
+    @abstractmethod
+    async def _failed(self, job: TrainJob, why: str, *, retryable: bool = False) -> None:
+        """End a job that could not be done."""
+
+    async def start(self) -> None:
+        """Run the jobs that are not ended, and those that come."""
+        self._task = asyncio.create_task(self._loop())
+        self._news.set()
+
+    async def close(self) -> None:
+        """Stop. The next start resumes an unfinished job."""
+        if self._task:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    def wake(self) -> None:
+        """Call this when a job was added."""
+        self._news.set()
+
+    async def cancel(self, job_id: str) -> TrainJob:
+        """Cancel a job: it never runs, or its step is stopped and nothing is published. Idempotent.
+
+        Raises:
+            NotFound: there is no such job.
+            Conflict: it has ended, or its version is being published.
+        """
+        async with self._choosing:
+            running = self._running
+            if running is not None and running.id == job_id:
+                if running.publishing:
+                    raise Conflict(f"Job {job_id!r} is publishing its version; wait for its end.")
+                if not running.cancelled:
+                    running.cancelled = True
+                    running.task.cancel()
+                await asyncio.wait({running.task})
+            job = await self._jobs.cancel(job_id)
+        await self._notify()
+        if job.state != "cancelled":
+            raise Conflict(f"Job {job_id!r} has {job.state}; a job that has ended stays as it is.")
+        return job
+
+    def between_steps(self, policy: str) -> asyncio.Lock:
+        """A context in which no job of the policy runs."""
+        return self._locks[policy]
+
+    async def wait(self, seconds: float) -> None:
+        """Return when a job's state or events have changed, or after `seconds`."""
+        async with self._changed:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), seconds)
+
+    async def _report(self, job: TrainJob, message: str, progress: float | None = None) -> None:
+        await self._jobs.add_event(job.id, message, progress)
+        await self._notify()
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _loop(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            try:
+                while await self._run_next():
+                    await self._notify()
+            except Exception:  # the disk is full, the database is gone
+                log.exception("The store failed; jobs go on in %g s", RETRY_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
+                self._news.set()
+
+    async def _run_next(self) -> bool:
+        """Run the next job. False if there is none. Raises what the store raised."""
+        async with self._choosing:
+            if (job := await self._jobs.next_open()) is None:
+                return False
+            task = asyncio.create_task(self._run_safely(job))
+            running = self._running = _Running(job.id, task)
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:  # the server shuts down
+            task.cancel()
+            await asyncio.wait({task})
+            raise
+        finally:
+            self._running = None
+        if running.cancelled:
+            await self._jobs.cancel(job.id)
+        elif not task.cancelled() and (error := task.exception()):
+            raise error
+        return True
+
+    async def _run_safely(self, job: TrainJob) -> None:
+        try:
+            async with self._locks[job.policy]:
+                await self._run(job)
+        except ArtError as error:
+            log.error("Job %s failed: %s", job.id, error)
+            retryable = isinstance(error, EngineUnavailable)
+            await self._failed(job, f"{type(error).__name__}: {error}", retryable=retryable)
+        except OSError as error:  # no space for the adapter
+            log.exception("Job %s failed", job.id)
+            await self._failed(job, f"{type(error).__name__}: {error}", retryable=True)
+        except Exception as error:
+            log.exception("Job %s failed", job.id)
+            await self._failed(job, f"internal error: {error!r}")
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the job that runs was cancelled."""
+        return self._running is not None and self._running.cancelled
+
+    def publishes(self) -> None:
+        """From here on, the job can no longer be cancelled. Raises what it was cancelled with."""
+        if self._running is not None:
+            if self._running.cancelled:
+                raise asyncio.CancelledError
+            self._running.publishing = True
