@@ -38,6 +38,8 @@ def status_table(status: ServerStatus) -> Table:
     table.add_row("context", f"{status.max_model_len} tokens")
     table.add_row("engines", f"{status.sampler} samples, {status.learner} learns")
     table.add_row("restarts", str(status.engine_restarts))
+    sampler = "no answer" if status.sampler_pause is None else f"{status.sampler_pause:.3f} s"
+    table.add_row("longest pauses", f"gateway {status.gateway_pause:.3f} s, sampler {sampler}")
     for policy in status.policies:
         shape = f"rank {policy.lora.rank}, {policy.checkpoints} versions kept"
         table.add_row("policy", f"{policy.name}@{policy.version}  ({shape})")

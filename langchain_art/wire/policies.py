@@ -73,5 +73,10 @@ class ServerStatus(Wire):
     """Of the database and the adapters, a few seconds ago."""
     running_calls: int
     engine_restarts: int
+    gateway_pause: float
+    """Longest time in the last minute that the gateway's event loop did not turn, in seconds."""
+    sampler_pause: float | None
+    """The same of the sampler's loop: of its longest step (of vLLM, of the process that holds it).
+    Null while it does not answer."""
     uptime: float
     """Seconds."""

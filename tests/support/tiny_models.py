@@ -203,6 +203,7 @@ class LocalSampler:
         self.errors: dict[int, BaseException] = {}
         self.events: dict[int, list[dict[str, Any]]] = {}
         self._ids = itertools.count(1)
+        self._sent: list[EngineCall] = []
         options = {"sampler": {"threads": 1, "kv_cache_bytes": 64 << 20}} | settings
         self.host = TransformersHost(
             Settings.model_validate({"model": str(model), **options}), self
@@ -225,6 +226,7 @@ class LocalSampler:
     def call(self, method: str, params: dict[str, Any]) -> EngineCall:
         call = EngineCall(next(self._ids), method, params)
         self.inbox.put(call)
+        self._sent.append(call)
         return call
 
     def send(self, request: ChatRequest) -> EngineCall:
@@ -246,9 +248,14 @@ class LocalSampler:
             self.host.step()
 
     def run(self) -> None:
-        """Until nothing is left to do."""
-        while self.host.scheduler.busy or not self.inbox.empty():
+        """Until nothing is left to do, by threads neither."""
+        while self.host.scheduler.busy or not self.inbox.empty() or self._open():
             self.host.step()
+
+    def _open(self) -> bool:
+        known = self.results.keys() | self.errors.keys()
+        self._sent = [c for c in self._sent if c.id not in known and not c.cancelled]
+        return bool(self._sent)
 
     def reply(self, call: EngineCall) -> ChatReply:
         if error := self.errors.get(call.id):

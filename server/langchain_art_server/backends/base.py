@@ -15,6 +15,10 @@ from typing import Any, Literal, Protocol
 from langchain_art.wire import JobConfig, LoraConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 
+#: Most characters of the schemas that a reply must follow, and most levels of one: about twice what
+#: OpenAI allows.
+MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH = 1 << 18, 64
+
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
@@ -32,6 +36,13 @@ class ModelInfo:
     max_model_len: int
     vocab_size: int
     """Size of the logits: every token id is below it."""
+    longest_token: int
+    """Characters of the longest token, as its vocabulary writes it."""
+
+    @property
+    def max_prompt_chars(self) -> int:
+        """A text of more characters has more tokens than the context."""
+        return self.max_model_len * self.longest_token
 
 
 @dataclass(frozen=True)
@@ -141,8 +152,17 @@ class Sampler(Engine, Protocol):
     def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta | ChatReply, None]:
         """Deltas if `request.stream`, then exactly one `ChatReply`.
 
-        Closing the iterator early cancels the sampling. Raises InvalidRequest (template, schema),
-        PromptTooLong, UnknownModel (adapter not loaded), EngineUnavailable (retryable).
+        Closing the iterator early cancels the sampling. Raises InvalidRequest (template, schema, or
+        the engine died of this request before), PromptTooLong, UnknownModel (adapter not loaded),
+        EngineUnavailable (retryable): also if the engine dies during the call, which is never sent
+        to it a second time.
+        """
+        ...
+
+    async def longest_pause(self) -> float | None:
+        """Longest time, in seconds, that the engine's loop took for a turn, in the last minute.
+
+        None while the engine does not answer.
         """
         ...
 

@@ -19,11 +19,20 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from langchain_art.errors import ArtError, EngineUnavailable, RequestRefused
-from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest
+from langchain_art_server.backends.base import (
+    MAX_SCHEMA_CHARS,
+    ChatDelta,
+    ChatReply,
+    ChatRequest,
+)
 from langchain_art_server.gateway import chat_response
 from langchain_art_server.gateway.auth import peer_of
 from langchain_art_server.gateway.call_slots import Lease
-from langchain_art_server.gateway.chat_request import CheckedChatRequest, read_json
+from langchain_art_server.gateway.chat_request import (
+    CheckedChatRequest,
+    read_json,
+    refuse_oversize,
+)
 from langchain_art_server.gateway.chat_response import Chunks
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.policies.router import RoutedModel
@@ -44,7 +53,12 @@ class ChatCompletions:
         """Answer one request. Raises RequestRefused before anything is sent."""
         service = self._service
         service.health.require_space()  # for the call's record
-        call = CheckedChatRequest(await read_json(Request(scope, receive)), scope["headers"])
+        request = Request(scope, receive)
+        call = CheckedChatRequest(await read_json(request), scope["headers"])
+        most = service.sampler.info.max_prompt_chars
+        # The texts of a body are no longer than the body.
+        if len(await request.body()) > min(most, MAX_SCHEMA_CHARS):
+            refuse_oversize(call.body, most)
         with service.slots.take(peer_of(scope), call.count) as slots:
             async with (
                 _WhileConnected(receive) as client,

@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 from starlette.requests import Request
 
-from langchain_art.errors import InvalidRequest
+from langchain_art.errors import InvalidRequest, PromptTooLong
 from langchain_art.wire import CallTags
-from langchain_art_server.backends.base import ChatRequest, Sampling
+from langchain_art_server.backends.base import (
+    MAX_SCHEMA_CHARS,
+    MAX_SCHEMA_DEPTH,
+    ChatRequest,
+    Sampling,
+)
 from langchain_art_server.gateway.chat_tools import check_calls, shown_tools
 from langchain_art_server.gateway.refusals import refuse, shown
 
@@ -49,7 +54,14 @@ NOTES = (
     "prompt_cache_retention",
 )
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,9}")
+#: Counts of tokens go into 32 bits, in vLLM too; seeds are 64 bits wide, as in OpenAI's reference.
+_MAX_COUNT, _MAX_SEED = 2**31 - 1, 2**63 - 1
+#: Stop strings are searched for after every token, so they are few and short. OpenAI allows 4.
+_MAX_STOPS, _MAX_STOP_CHARS = 16, 1024
 _NOT_RECORDED = {"art", "model", "stream", "stream_options"}
+
+
+_StopString = Annotated[str, Field(max_length=_MAX_STOP_CHARS)]
 
 
 class _StreamOptions(BaseModel):
@@ -67,15 +79,19 @@ class ChatBody(BaseModel):
     tools: list[dict[str, Any]] | None = Field(default=None, max_length=256)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    response_format: dict[str, Any] | None = Field(
+        default=None,
+        description=f"A schema may have {MAX_SCHEMA_CHARS} characters and {MAX_SCHEMA_DEPTH} "
+        "levels, and must compile to a grammar within a second.",
+    )
+    max_tokens: int | None = Field(default=None, ge=1, le=_MAX_COUNT)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=_MAX_COUNT)
     temperature: float | None = Field(default=None, ge=0, le=5, allow_inf_nan=False)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1)
+    top_k: int | None = Field(default=None, ge=-1, le=_MAX_COUNT)
     n: int | None = Field(default=None, ge=1, le=16)
-    seed: int | None = None
-    stop: str | list[str] | None = None
+    seed: int | None = Field(default=None, ge=-_MAX_SEED - 1, le=_MAX_SEED)
+    stop: _StopString | Annotated[list[_StopString], Field(max_length=_MAX_STOPS)] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     logprobs: bool | None = None
@@ -136,6 +152,50 @@ def _sampling(body: ChatBody) -> Sampling:
         stop=tuple(s for s in stop if s),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else 0,
     )
+
+
+def refuse_oversize(body: ChatBody, most: int) -> None:
+    """Refuse what cannot fit before anything is rendered, tokenised or compiled.
+
+    Args:
+        body: a request's.
+        most: characters of messages and tools (`ModelInfo.max_prompt_chars`).
+
+    Raises:
+        PromptTooLong: there are more.
+        InvalidRequest: the schema of the reply is too long.
+    """
+    if _is_longer([body.messages, body.tools], most):
+        raise PromptTooLong(
+            f"got more than {most} characters of messages and tools, expected at most {most}: a "
+            "longer prompt does not fit the context even if every token is the longest one of the "
+            "model. Shorten them, or serve with a larger max_model_len.",
+            param="messages",
+        )
+    if _is_longer(body.response_format, MAX_SCHEMA_CHARS):
+        raise InvalidRequest(
+            f"got a schema of more than {MAX_SCHEMA_CHARS} characters, expected at most "
+            f"{MAX_SCHEMA_CHARS}. Simplify it.",
+            param="response_format",
+        )
+
+
+def _is_longer(value: Any, most: int) -> bool:
+    """Whether a JSON value has more than `most` characters; one that is no string has one.
+
+    The search ends at the first character too many.
+    """
+    found: list[Any] = [value]
+    while found and most >= 0:
+        value = found.pop()
+        if isinstance(value, dict):
+            names = cast(dict[str, Any], value)
+            found += names.values()
+            most -= sum(map(len, names))
+        elif isinstance(value, list):
+            found += cast(list[Any], value)
+        most -= len(value) if isinstance(value, str) else 1
+    return most < 0
 
 
 async def read_json(request: Request) -> Any:

@@ -24,6 +24,7 @@ from langchain_art.errors import (
     RequestRefused,
 )
 from langchain_art_server.backends.base import Learner, Sampler
+from langchain_art_server.backends.ipc.longest_pause import LongestPause, watch_event_loop
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.call_slots import CallSlots
 from langchain_art_server.gateway.data_dir import make_private, own
@@ -62,6 +63,8 @@ class Service:
         self.slots = CallSlots(settings.max_running_calls)
         engines = {"sampler": sampler, "learner": learner}
         self.health = Health(engines, self.store, settings.data_dir, settings.max_stored_bytes)
+        self._pauses = LongestPause()
+        self._watch: asyncio.Task[None] | None = None
         self._started = time.monotonic()
         self._policy_lock = asyncio.Lock()
 
@@ -71,6 +74,7 @@ class Service:
         Raises:
             ConfigError: the model cannot be loaded, or a policy has no usable version left.
         """
+        self._watch = asyncio.create_task(watch_event_loop(self._pauses))
         await asyncio.gather(self.sampler.start(), self.learner.start())
         for name, (_, serving) in (await self.store.policies()).items():
             await self.router.serve(name, await self._usable(name, serving))
@@ -82,6 +86,8 @@ class Service:
     async def close(self) -> None:
         """Stop jobs and engines, and write what the store has queued."""
         await self.health.close()
+        if self._watch is not None:
+            self._watch.cancel()
         await self.jobs.close()
         await asyncio.gather(self.sampler.close(), self.learner.close())
         await asyncio.to_thread(self.store.close)
@@ -344,5 +350,7 @@ class Service:
             stored_bytes=self.health.stored_bytes,
             running_calls=self.slots.running,
             engine_restarts=self.sampler.restarts + self.learner.restarts,
+            gateway_pause=self._pauses.seconds,
+            sampler_pause=await self.sampler.longest_pause(),
             uptime=time.monotonic() - self._started,
         )

@@ -13,7 +13,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from langchain_art.errors import ArtError
+from langchain_art.errors import ArtError, EngineUnavailable
 from langchain_art.wire.tolerances import logprob_tolerance
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import ChatReply, ChatRequest, Learner, Sampler, Sampling
@@ -108,7 +108,10 @@ async def check_swap(
 async def ask(
     sampler: Sampler, call: CallRecord, version: NamedAdapter | None, tokens: int = 1
 ) -> ChatReply:
-    """The first tokens of a version's answer (None: the base model's) to a call's prompt."""
+    """The first tokens of a version's answer (None: the base model's) to a call's prompt.
+
+    Asked a second time if the engine dies meanwhile: another call may have been the reason.
+    """
     request = ChatRequest(
         id="probe",
         messages=call.request["messages"],
@@ -116,6 +119,13 @@ async def ask(
         adapter=version.name if version else None,
         sampling=Sampling(max_tokens=tokens, seed=0, top_logprobs=TOP),
     )
+    try:
+        return await _reply(sampler, request)
+    except EngineUnavailable:
+        return await _reply(sampler, request)
+
+
+async def _reply(sampler: Sampler, request: ChatRequest) -> ChatReply:
     async for reply in sampler.chat(request):
         if isinstance(reply, ChatReply):
             return reply

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,45 @@ def test_a_named_tool_is_called_once(sampler: LocalSampler) -> None:
     (reply,) = sampler.chat(ask(tools=[WEATHER, CLOCK], tool_choice=choice, max_tokens=200))
     assert [call["function"]["name"] for call in reply.tool_calls] == ["clock"]
     assert (reply.content, reply.finish_reason) == (None, "tool_calls")
+
+
+PATTERNS = [{"type": "string", "pattern": f"^(.*[a-m]){{{n}}}.*$"} for n in range(4, 24)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"const": -(2**63)}, "ended the compiler|takes more than"),
+        (
+            {"type": "object", "properties": {"a": {"enum": [1 - 2**63]}}, "required": ["a"]},
+            "ended|takes",
+        ),
+        ({"allOf": PATTERNS}, "takes more than|too|limit"),
+        ({"enum": list(range(200_000))}, "schemas of .* characters, expected at most 262144"),
+        ({"$ref": "#"}, "No grammar can be made"),
+        (
+            functools.reduce(lambda inner, _: {"items": inner}, range(80), {"type": "null"}),
+            "nested deeper than 64 levels",
+        ),
+    ],
+    ids=["const", "enum of one", "allOf", "long enum", "own reference", "deep"],
+)
+def test_a_schema_that_harms_the_compiler_is_refused_and_harms_nobody(
+    sampler: LocalSampler, schema: dict[str, Any], problem: str
+) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    hostile = sampler.send(ask(response_format=wanted, max_tokens=4))
+    (reply,) = sampler.chat(ask(seed=1))
+    assert reply.token_ids
+    begun = time.process_time()
+    with pytest.raises(InvalidRequest, match=problem):
+        sampler.reply(hostile)
+    with pytest.raises(InvalidRequest, match=problem):  # known by now
+        sampler.chat(ask(response_format=wanted, max_tokens=4))
+    assert time.process_time() - begun < 1
+    wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+    (reply,) = sampler.chat(ask(response_format=wanted, max_tokens=200))
+    assert json.loads(reply.content or "").keys() == {"kind", "count", "tags"}
 
 
 @pytest.mark.parametrize(

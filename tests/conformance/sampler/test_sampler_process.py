@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,14 @@ async def chat(sampler: TransformersSampler, request: ChatRequest) -> ChatReply:
     return items[-1]
 
 
+async def retried(sampler: TransformersSampler, request: ChatRequest) -> ChatReply:
+    """As a client does that hears that the engine ended during its call."""
+    try:
+        return await chat(sampler, request)
+    except WorkerDied:
+        return await chat(sampler, request)
+
+
 async def test_calls_of_every_kind_at_once(
     sampler: TransformersSampler, model: Path, adapter: Path
 ) -> None:
@@ -99,12 +108,12 @@ async def test_an_adapter_that_is_loaded_may_be_moved(
         await sampler.load_adapter("moved@1", tmp_path / "other")
     assert sampler.worker.pid
     os.kill(sampler.worker.pid, signal.SIGKILL)
-    reply = await chat(sampler, ask(adapter="moved@1", seed=1, max_tokens=20))
+    reply = await retried(sampler, ask(adapter="moved@1", seed=1, max_tokens=20))
     check_logprobs(with_adapter(model, adapter), [reply])
     await sampler.unload_adapter("moved@1")
 
 
-async def test_kill_9_while_calls_run_loses_none(
+async def test_kill_9_while_calls_run_is_told_to_each_of_them(
     sampler: TransformersSampler, model: Path, adapter: Path, tmp_path: Path
 ) -> None:
     gone = tmp_path / "gone"
@@ -123,7 +132,11 @@ async def test_kill_9_while_calls_run_loses_none(
     assert not any(call.done() for call in calls)
     assert sampler.worker.pid
     os.kill(sampler.worker.pid, signal.SIGKILL)
-    check_logprobs(with_adapter(model, adapter), list(await asyncio.gather(*calls)))
+    waiting = asyncio.create_task(retried(sampler, ask("later", adapter="a@1", seed=9)))
+    for died in await asyncio.gather(*calls, return_exceptions=True):  # none is sent again
+        assert isinstance(died, WorkerDied) and "ended during this call" in str(died)
+        assert died.retry_after
+    check_logprobs(with_adapter(model, adapter), [await waiting])
     assert sampler.restarts == restarts + 1
     with pytest.raises(WorkerDied):  # its first half is out; only the caller can begin anew
         async for _ in stream:
@@ -132,6 +145,27 @@ async def test_kill_9_while_calls_run_loses_none(
     assert after.token_ids == before.token_ids
     with pytest.raises(UnknownModel, match="gone@1"):  # what can not be restored is refused
         await chat(sampler, ask(adapter="gone@1"))
+
+
+async def test_a_call_that_ran_at_two_deaths_does_not_get_a_third(
+    sampler: TransformersSampler,
+) -> None:
+    poison, bystander = ask("kill", max_tokens=900, seed=1), ask("mail", max_tokens=900, seed=2)
+    for beside in (True, False):  # the bystander runs at the first death only
+        calls = [asyncio.create_task(chat(sampler, replace(poison, id=f"retry-{beside}")))]
+        if beside:
+            calls.append(asyncio.create_task(chat(sampler, bystander)))
+        await asyncio.wait(calls, timeout=0.05)
+        assert sampler.worker.pid and not any(call.done() for call in calls)
+        os.kill(sampler.worker.pid, signal.SIGKILL)
+        for died in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(died, WorkerDied)
+        assert (await chat(sampler, bystander)).token_ids
+    restarts = sampler.restarts
+    with pytest.raises(InvalidRequest, match="ended 2 times while it had this very request"):
+        await chat(sampler, replace(poison, id="third"))
+    assert (await chat(sampler, replace(poison, messages=bystander.messages))).token_ids
+    assert sampler.restarts == restarts
 
 
 async def test_closing_a_reply_early_frees_the_engine(sampler: TransformersSampler) -> None:

@@ -22,7 +22,7 @@ from langchain_art.errors import (
     PromptTooLong,
     UnknownModel,
 )
-from langchain_art_server.backends.base import ChatDelta, ChatRequest
+from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest
 from langchain_art_server.backends.ipc.worker import WorkerDied
 from langchain_art_server.backends.vllm.sampler import VllmSampler
 from tests.support.tiny_models import (
@@ -338,7 +338,7 @@ async def test_it_sleeps_and_wakes_with_its_adapters(
     check_logprobs(load_plain(model), [await chat(sampler, ask("Paris", max_tokens=24))])
 
 
-async def test_kill_9_of_vllm_loses_no_call(
+async def test_kill_9_of_vllm_is_told_to_every_call(
     sampler: VllmSampler, model: Path, adapters: dict[str, Path]
 ) -> None:
     """Its engine is killed, then our process that holds it: both come back by themselves."""
@@ -362,7 +362,14 @@ async def test_kill_9_of_vllm_loses_no_call(
                 pass
         assert gone(held)
         assert shared and not any(path.exists() for path in shared)
-        check_logprobs(with_adapter(model, adapters["a@1"]), list(await asyncio.gather(*calls)))
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        said = [reply for reply in outcomes if isinstance(reply, ChatReply)]  # before the kill
+        assert all(isinstance(died, WorkerDied) for died in outcomes if died not in said)
+        assert len(said) < len(calls)
+        check_logprobs(
+            with_adapter(model, adapters["a@1"]),
+            [*said, await chat(sampler, ask("again", adapter="a@1", seed=number))],
+        )
         assert sampler.restarts == restarts + number
         assert not any(map(alive, held))
     after = await chat(sampler, ask(adapter="a@1", seed=5))
@@ -373,7 +380,8 @@ async def test_a_vllm_that_hangs_is_started_again(sampler: VllmSampler, model: P
     engine_core = children(guard_of(pid_of(sampler)))[-1]
     held, restarts = vllm_of(pid_of(sampler)), sampler.restarts
     os.kill(engine_core, signal.SIGSTOP)
-    reply = await chat(sampler, ask(seed=5))
-    check_logprobs(load_plain(model), [reply])
+    with pytest.raises(WorkerDied):
+        await chat(sampler, ask(seed=5))
+    check_logprobs(load_plain(model), [await chat(sampler, ask(seed=5))])
     assert sampler.restarts == restarts + 1
     assert gone(held)

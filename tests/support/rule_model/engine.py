@@ -19,7 +19,7 @@ from torch import Tensor
 from langchain_art_server.backends.chat.sampler_host import ChatCall
 from langchain_art_server.backends.embedded import process, scheduler, token_sampler
 from langchain_art_server.backends.embedded.multi_lora import RoutedAdapter
-from langchain_art_server.backends.ipc.channel import Channel, EngineCall
+from langchain_art_server.backends.ipc.channel import Channel
 from tests.support.rule_model.rules import reply_to
 
 
@@ -55,9 +55,9 @@ class RuleHost(process.TransformersHost):
 
     journal = Path(os.environ.get("RULE_JOURNAL", os.devnull))
 
-    def _chat(self, call: EngineCall) -> None:
-        super()._chat(call)
-        sequence, chat = next(item for item in self._running.items() if item[1].call is call)
+    def _begin(self, *prepared: Any, **by_name: Any) -> None:
+        super()._begin(*prepared, **by_name)
+        sequence, chat = next(reversed(self._running.items()))  # the one that was begun
         try:
             said = reply_to(chat.request)
         except Exception:

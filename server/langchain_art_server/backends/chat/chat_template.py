@@ -10,6 +10,7 @@ which no tokenizer merges.
 from __future__ import annotations
 
 import re
+import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from typing import Any, cast
 
 from jinja2 import TemplateError
 
-from langchain_art.errors import ConfigError, InvalidRequest
+from langchain_art.errors import ConfigError, InvalidRequest, PromptTooLong
 from langchain_art.wire.prefixes import common_prefix_length
 from langchain_art_server.backends.chat.tool_parser import ToolFormat, arguments_object, tool_format
 
@@ -47,7 +48,7 @@ class Prompt:
 
 
 class ChatTemplate:
-    """Renders and tokenises messages for one model.
+    """Renders and tokenises messages for one model. Several threads may ask for prompts.
 
     Args:
         tokenizer: of transformers, with a chat template.
@@ -73,19 +74,37 @@ class ChatTemplate:
         self.eos = eos
         self._eos = {text: id_ for id_ in eos if (text := tokenizer.decode([id_]))}
         self._turn_end = re.compile("|".join(map(re.escape, self._eos)) or r"(?!)")
+        self._lock = threading.Lock()  # of the kept tokens
         self._known: OrderedDict[bytes, list[_KeptText]] = OrderedDict()
         self._held = 0
         self._texts: dict[int, str] = {}
+        # The first one changes the tokenizer if it was saved with truncation or padding, which it
+        # must not do while another thread uses it.
+        self._encode("")
 
     # --- rendering ------------------------------------------------------------------------------
 
-    def prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Prompt:
-        """Render and tokenise.
+    def prompt(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        *,
+        most: int | None = None,
+    ) -> Prompt:
+        """Render, and tokenise if there are at most so many characters.
 
         Raises:
             InvalidRequest: a message can not be shown to this model; says which and why.
+            PromptTooLong: there are more than `most`.
         """
         text = self._render(messages, tools, reply=False)
+        if most is not None and len(text) > most:
+            raise PromptTooLong(
+                f"got a prompt of {len(text)} characters with the chat template, expected at most "
+                f"{most}: a longer one cannot fit the context. Shorten the messages or tools, or "
+                "serve with a larger max_model_len.",
+                param="messages",
+            )
         call_ids = _call_ids(messages)
         for mark, after, known in self._candidates(text, call_ids):
             rest = self._encode_rest(text, mark, after)
@@ -203,13 +222,18 @@ class ChatTemplate:
                 digest.update(text[at:cut].encode())
                 at = cut
                 key = digest.digest()
-                if same_text := self._known.get(key):
-                    self._known.move_to_end(key)
-                    found.append((mark, after, _best(same_text, call_ids)))
+                with self._lock:
+                    if same_text := self._known.get(key):
+                        self._known.move_to_end(key)
+                        found.append((mark, after, _best(same_text, call_ids)))
         return found[::-1]
 
     def _keep(self, text: str, known: _KeptText) -> None:
         key = blake2b(text.encode(), digest_size=16).digest()
+        with self._lock:
+            self._insert(key, known)
+
+    def _insert(self, key: bytes, known: _KeptText) -> None:
         same_text = self._known.setdefault(key, [])
         for old in [k for k in same_text if k.call_ids == known.call_ids] or same_text[
             :-_SAME_TEXT

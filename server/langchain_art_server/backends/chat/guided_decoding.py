@@ -7,17 +7,19 @@ vLLM gets its text.
 from __future__ import annotations
 
 import json
+import threading
+from copy import copy
 from functools import cached_property
 from typing import Any, cast
 
-import llguidance.hf
 import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
 from langchain_art.errors import InvalidRequest
-from langchain_art_server.backends.base import ChatRequest
+from langchain_art_server.backends.base import MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH, ChatRequest
+from langchain_art_server.backends.chat.grammar_check import GrammarCheck
 from langchain_art_server.backends.chat.tool_parser import ToolFormat
 
 #: White space as `json.dumps` writes it and templates render it again, and no other.
@@ -47,16 +49,21 @@ class GrammarLogitsProcessor:
 
 
 class GrammarCompiler:
-    """Makes grammars for one tokenizer; `vocab` is the size of the logits."""
+    """Makes grammars for one tokenizer; `vocab` is the size of the logits.
+
+    Used by several threads.
+    """
 
     def __init__(self, tokenizer: Any, vocab: int, eos: list[int]) -> None:
         self._tokenizer, self._vocab, self._eos = tokenizer, vocab, eos
+        self._lock = threading.Lock()
 
     def grammar(self, request: ChatRequest, form: ToolFormat | None) -> str | None:
         """The grammar of the reply, as Lark; None if the reply is free.
 
         Raises:
-            InvalidRequest: there is no tool to call, or no known format for a call.
+            InvalidRequest: there is no tool to call, no known format for a call, or too much of a
+                schema.
         """
         options: list[str] = []
         rules: list[str] = []
@@ -71,34 +78,52 @@ class GrammarCompiler:
             rules.append(f"answer: %json {_schema_json(_response_schema(request))}")
         if not options:
             return None
-        return "\n".join([f"start: {' | '.join(options)}", *rules])
+        grammar = "\n".join([f"start: {' | '.join(options)}", *rules])
+        _check_size(len(grammar))
+        return grammar
 
-    def logits_processor(self, grammar: str) -> GrammarLogitsProcessor:
-        """Compile a grammar.
+    def check(self, grammar: str) -> None:
+        """Prove in a process of its own that a grammar compiles, in reasonable time and memory.
 
         Raises:
-            InvalidRequest: it uses something of JSON Schema that llguidance does not know.
+            InvalidRequest: it does not, or uses something that llguidance does not know.
         """
-        matcher = LLMatcher(self._tokens, grammar)
-        if matcher.is_error():
-            reason = matcher.get_error().splitlines()[0]
-            forced = grammar.startswith("start: calls\n")
+        with self._lock:  # one child process, whoever is first
+            checker = self._check
+        if problem := checker.problem(grammar):
             raise InvalidRequest(
-                f"No grammar can be made of this request: {reason}. Simplify the schema.",
-                param="tool_choice" if forced else "response_format",
+                f"No grammar can be made of this request: {problem.splitlines()[0]}. Simplify the "
+                "schema.",
+                param="tool_choice" if grammar.startswith("start: calls\n") else "response_format",
             )
-        return GrammarLogitsProcessor(matcher)
+
+    def logits_processor(self, grammar: str) -> GrammarLogitsProcessor:
+        """Compile a grammar that passed `check`."""
+        return GrammarLogitsProcessor(LLMatcher(self._tokens, grammar))
 
     @cached_property
-    def _tokens(self) -> LLTokenizer:
+    def _serialized(self) -> str:
         try:
-            return llguidance.hf.from_tokenizer(
-                self._tokenizer, n_vocab=self._vocab, eos_token=self._eos
-            )
-        except ValueError as error:
+            backend = copy(self._tokenizer.backend_tokenizer)
+        except AttributeError as error:
             raise InvalidRequest(
                 f"Constrained replies need a fast tokenizer, and this model has none: {error}"
             ) from error
+        backend.no_padding()
+        backend.no_truncation()
+        return backend.to_str()
+
+    @cached_property
+    def _check(self) -> GrammarCheck:
+        return GrammarCheck(self._serialized, self._vocab, self._eos)
+
+    @cached_property
+    def _tokens(self) -> LLTokenizer:
+        return LLTokenizer(self._serialized, n_vocab=self._vocab, eos_token=self._eos)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return self._tokenizer.get_vocab()
 
     def _call_rules(self, request: ChatRequest, form: ToolFormat | None) -> list[str]:
         if form is None:
@@ -121,7 +146,7 @@ class GrammarCompiler:
 
     def _literal(self, text: str) -> str:
         """Lark's notation for `text`, which may be a token of its own."""
-        token = self._tokenizer.get_vocab().get(text)
+        token = self._ids.get(text)
         if token is not None and self._tokens.is_special_token(token):
             return f"<[{token}]>"
         return json.dumps(text)
@@ -130,22 +155,40 @@ class GrammarCompiler:
 def _schema_json(schema: Any) -> str:
     if not isinstance(schema, dict):
         raise InvalidRequest(f"got a schema of {type(schema).__name__}, expected a JSON object.")
+    _check_size(len(json.dumps(schema)))
     return json.dumps({**_closed(schema), "x-guidance": _JSON})
 
 
-def _closed(schema: Any) -> Any:
+def _check_size(chars: int) -> None:
+    if chars > MAX_SCHEMA_CHARS:
+        raise InvalidRequest(
+            f"got schemas of {chars} characters, expected at most {MAX_SCHEMA_CHARS} for a reply "
+            "that must follow them. Simplify them, or send fewer tools."
+        )
+
+
+def _closed(schema: Any, depth: int = 0) -> Any:
     """The schema with ``additionalProperties: false`` wherever properties are listed without it.
 
     JSON Schema allows more properties by default; OpenAI and others do not for replies.
+
+    Raises:
+        InvalidRequest: the schema has more than `MAX_SCHEMA_DEPTH` levels.
     """
+    if depth > MAX_SCHEMA_DEPTH:
+        raise InvalidRequest(
+            f"got a schema nested deeper than {MAX_SCHEMA_DEPTH} levels; flatten it."
+        )
     if isinstance(schema, list):
-        return [_closed(part) for part in cast(list[Any], schema)]
+        return [_closed(part, depth + 1) for part in cast(list[Any], schema)]
     if not isinstance(schema, dict):
         return schema
     found = cast(dict[str, Any], schema)
     # These keys hold data, or schemas that only together list all properties.
     closed = {
-        key: value if key in ("const", "enum", "default", "examples", "allOf") else _closed(value)
+        key: value
+        if key in ("const", "enum", "default", "examples", "allOf")
+        else _closed(value, depth + 1)
         for key, value in found.items()
     }
     if isinstance(found.get("properties"), dict) and not (

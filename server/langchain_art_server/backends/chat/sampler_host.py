@@ -1,23 +1,21 @@
 """What every sampler's child process does for a call, whichever engine samples.
 
 A request is checked, rendered and tokenised; a reply is parsed, sent and remembered; an adapter is
-freed after its last call.
+freed after its last call. What takes long of this is done by threads beside the engine's loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from langchain_art.errors import ConfigError, InvalidRequest, UnknownModel
+from langchain_art.errors import ArtError, ConfigError, InvalidRequest, UnknownModel
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, FinishReason
 from langchain_art_server.backends.chat.chat_template import ChatTemplate, Prompt
-from langchain_art_server.backends.chat.guided_decoding import (
-    GrammarCompiler,
-    GrammarLogitsProcessor,
-)
+from langchain_art_server.backends.chat.guided_decoding import GrammarCompiler
 from langchain_art_server.backends.chat.output_processor import (
     OutputProcessor,
     reply_limit,
@@ -29,6 +27,10 @@ from langchain_art_server.backends.ipc.chat_codec import pack_reply, unpack_requ
 from langchain_art_server.backends.models.adapter_files import LoadedAdapter
 from langchain_art_server.backends.models.loading import LoadedModel
 
+#: Requests of more bytes are prepared by a thread; smaller ones take a millisecond or few.
+_QUICK_BYTES = 8192
+#: Such threads. Each may keep a core busy for seconds, which the engine then lacks.
+_THREADS = 2
 AdapterT = TypeVar("AdapterT", bound=LoadedAdapter)
 
 
@@ -37,7 +39,7 @@ class ChatCall(Generic[AdapterT]):
     """A chat call that is being answered.
 
     `limit` is the most tokens of the reply. Its `grammar` is None if it is free
-    (`GrammarCompiler`), and `logits_processor` is that grammar compiled.
+    (`GrammarCompiler`).
     """
 
     call: EngineCall
@@ -46,7 +48,6 @@ class ChatCall(Generic[AdapterT]):
     prompt: Prompt
     limit: int
     grammar: str | None
-    logits_processor: GrammarLogitsProcessor | None
     output: OutputProcessor
 
 
@@ -64,19 +65,19 @@ class SamplerHost(Generic[AdapterT]):
         self._template = ChatTemplate(model.tokenizer, model.eos, tools)
         self._grammars = GrammarCompiler(model.tokenizer, model.info.vocab_size, sorted(model.eos))
         self._adapters: dict[str, AdapterT] = {}
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
 
     # --- chat calls -----------------------------------------------------------------------------
 
-    def _open(self, call: EngineCall) -> ChatCall[AdapterT]:
-        """Check and tokenise a call, and count it as a user of its adapter.
+    def _admit(self, call: EngineCall) -> tuple[ChatRequest, AdapterT | None]:
+        """Read a call, and count it as a user of its adapter, which the caller releases.
 
         Raises:
-            InvalidRequest: its messages, temperature, tools or schema are wrong.
+            InvalidRequest: its messages or temperature are wrong.
             UnknownModel: its adapter is not loaded.
-            PromptTooLong: there is no room for a reply.
         """
         request = unpack_request(call.params)
-        sampling, template = request.sampling, self._template
+        sampling = request.sampling
         if not request.messages:
             raise InvalidRequest("got no messages, expected at least one.", param="messages")
         if 0.0 < sampling.temperature < self.min_temperature:
@@ -86,19 +87,39 @@ class SamplerHost(Generic[AdapterT]):
                 param="temperature",
             )
         adapter = None
-        if request.adapter is not None and (adapter := self._adapters.get(request.adapter)) is None:
-            raise UnknownModel(
-                f"got the adapter {request.adapter!r}, expected one of {sorted(self._adapters)} or "
-                f"the base model {self.info.name!r}."
-            )
-        prompt = template.prompt(request.messages, request.tools)
-        limit = reply_limit(len(prompt.ids), sampling.max_tokens, self.info.max_model_len)
-        grammar = self._grammars.grammar(request, template.tools)
-        processor = None if grammar is None else self._grammars.logits_processor(grammar)
-        output = OutputProcessor(request, template)
-        if adapter is not None:
+        if request.adapter is not None:
+            if (adapter := self._adapters.get(request.adapter)) is None:
+                raise UnknownModel(
+                    f"got the adapter {request.adapter!r}, expected one of "
+                    f"{sorted(self._adapters)} or the base model {self.info.name!r}."
+                )
             adapter.users += 1
-        return ChatCall(call, request, adapter, prompt, limit, grammar, processor, output)
+        return request, adapter
+
+    def _is_quick(self, call: EngineCall, request: ChatRequest) -> bool:
+        """Whether `_prepare` takes so little time that the engine's loop may do it."""
+        free = request.response_format is None and request.tool_choice in ("auto", "none")
+        return free and call.size <= _QUICK_BYTES
+
+    def _prepare(
+        self, call: EngineCall, request: ChatRequest, adapter: AdapterT | None
+    ) -> ChatCall[AdapterT]:
+        """Render and tokenise an admitted call, and make its grammar. Threads may do it.
+
+        Raises:
+            InvalidRequest: its messages, tools or schema are wrong.
+            PromptTooLong: there is no room for a reply.
+        """
+        if call.cancelled:
+            raise ArtError("The call was cancelled.")
+        template, info = self._template, self.info
+        prompt = template.prompt(request.messages, request.tools, most=info.max_prompt_chars)
+        limit = reply_limit(len(prompt.ids), request.sampling.max_tokens, info.max_model_len)
+        grammar = self._grammars.grammar(request, template.tools)
+        if grammar is not None:
+            self._grammars.check(grammar)
+        output = OutputProcessor(request, template)
+        return ChatCall(call, request, adapter, prompt, limit, grammar, output)
 
     def _stream(self, chat: ChatCall[AdapterT], delta: ChatDelta) -> None:
         """Send a delta if the call is streamed."""

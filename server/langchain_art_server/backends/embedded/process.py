@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import queue
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from langchain_art.errors import ArtError
+from langchain_art_server.backends.base import ChatRequest
 from langchain_art_server.backends.chat.sampler_host import ChatCall, SamplerHost
 from langchain_art_server.backends.embedded.model_runner import make_runner
 from langchain_art_server.backends.embedded.multi_lora import AdapterBank, RoutedAdapter
@@ -21,6 +24,7 @@ from langchain_art_server.backends.embedded.prefix_cache import PrefixCache
 from langchain_art_server.backends.embedded.scheduler import Scheduler, SequenceState
 from langchain_art_server.backends.embedded.token_sampler import SamplingState
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
+from langchain_art_server.backends.ipc.longest_pause import LongestPause
 from langchain_art_server.backends.models.device import set_threads
 from langchain_art_server.backends.models.loading import load_model
 from langchain_art_server.config import Settings
@@ -77,16 +81,19 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
         self.scheduler = Scheduler(
             runner, self._bank, self._prefixes, model.eos, settings.sampler.max_batch
         )
+        self._pauses = LongestPause()
         self._running: dict[SequenceState, ChatCall[RoutedAdapter]] = {}
         self._methods: dict[str, Callable[[EngineCall], None]] = {
             "chat": self._chat,
+            "longest_pause": lambda call: self._channel.result(call, self._pauses.seconds),
+            "begin": lambda call: self._begin(**call.params),
             "load_adapter": self._load_adapter,
             "unload_adapter": self._unload_adapter,
         }
 
     def step(self) -> None:
         """Take new calls, do one step, write what is new. Blocks while there is nothing to do."""
-        self._take()
+        begun = self._take()
         if self.scheduler.busy:
             for sequence in self.scheduler.step():
                 self._end(self._running.pop(sequence), sequence)
@@ -94,15 +101,18 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
                 if chat.request.stream:
                     self._stream(chat, chat.output.update(sequence.out))
         self._channel.flush()
+        self._pauses.add(time.monotonic() - begun)
 
-    def _take(self) -> None:
-        wait = not self.scheduler.busy
+    def _take(self) -> float:
+        """Begin new calls; returns the time at which there was something to do."""
+        wait, begun = not self.scheduler.busy, time.monotonic()
         while True:
             try:
                 call = self._channel.inbox.get(block=wait)
             except queue.Empty:
-                return
-            wait = False
+                return begun
+            if wait:
+                wait, begun = False, time.monotonic()
             if call.cancelled:
                 continue
             try:
@@ -113,18 +123,44 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
                 self._channel.error(call, error)
 
     def _chat(self, call: EngineCall) -> None:
-        chat = self._open(call)
-        sampling = chat.request.sampling
-        state = SamplingState(sampling, random.Random(sampling.seed), chat.logits_processor)
+        request, adapter = self._admit(call)
+        prepare = functools.partial(self._prepare_sampling, call, request, adapter)
+        if self._is_quick(call, request):
+            self._begin(adapter, prepare)
+            return
+        prepared = self._threads.submit(prepare)
+        params = {"adapter": adapter, "prepared": prepared.result}
+        begin = EngineCall(call.id, "begin", params)
+        prepared.add_done_callback(lambda _: self._channel.inbox.put(begin))
+
+    def _prepare_sampling(
+        self, call: EngineCall, request: ChatRequest, adapter: RoutedAdapter | None
+    ) -> tuple[ChatCall[RoutedAdapter], SamplingState]:
+        chat, sampling = self._prepare(call, request, adapter), request.sampling
+        processor = None if chat.grammar is None else self._grammars.logits_processor(chat.grammar)
+        return chat, SamplingState(sampling, random.Random(sampling.seed), processor)
+
+    def _begin(
+        self,
+        adapter: RoutedAdapter | None,
+        prepared: Callable[[], tuple[ChatCall[RoutedAdapter], SamplingState]],
+    ) -> None:
+        """Queue a call for sampling. Raises what its preparation raised."""
+        try:
+            chat, state = prepared()
+        except BaseException:
+            self._free(self._release(adapter))
+            raise
+        call = chat.call
         sequence = SequenceState(
-            chat.prompt.ids, chat.limit, state, chat.adapter, cancelled=lambda: call.cancelled
+            chat.prompt.ids, chat.limit, state, adapter, cancelled=lambda: call.cancelled
         )
 
         def stops(_token: int) -> bool:
             self._stream(chat, chat.output.update(sequence.out))
             return chat.output.stopped
 
-        if sampling.stop:
+        if state.sampling.stop:
             sequence.on_token = stops
         self._running[sequence] = chat
         self.scheduler.add(sequence)

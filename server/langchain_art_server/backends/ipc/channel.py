@@ -61,12 +61,13 @@ def revive(payload: dict[str, Any]) -> ArtError:
 
 @dataclass
 class EngineCall:
-    """A call in the child. `cancelled` is set when the parent cancels it."""
+    """A call in the child. `cancelled` is set when the parent cancels it; `size` is in bytes."""
 
     id: int
     method: str
     params: dict[str, Any]
     cancelled: bool = False
+    size: int = 0
 
 
 class Channel:
@@ -156,7 +157,7 @@ class Channel:
                 if call := self._open.pop(call_id, None):
                     call.cancelled = True
                 continue
-            call = EngineCall(call_id, payload["method"], payload["params"])
+            call = EngineCall(call_id, payload["method"], payload["params"], size=size)
             self._open[call_id] = call
             put(call)
 

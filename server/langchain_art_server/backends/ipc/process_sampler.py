@@ -1,7 +1,7 @@
 """A sampler in a child process: the server's end, the same for every engine.
 
 Needs no torch. After a restart of the child, the adapters that were loaded are loaded again before
-waiting calls are sent again.
+waiting calls are sent. A chat call that was running when the child died is never sent again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 from langchain_art.errors import ConfigError, Damaged, EngineUnavailable
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, ModelInfo
 from langchain_art_server.backends.ipc.chat_codec import unpack_reply
-from langchain_art_server.backends.ipc.worker import Worker
+from langchain_art_server.backends.ipc.crash_suspects import CrashSuspects
+from langchain_art_server.backends.ipc.worker import Worker, WorkerDied
 from langchain_art_server.backends.models.adapter_files import (
     CONFIG_FILE,
     MANIFEST,
@@ -28,6 +29,8 @@ from langchain_art_server.backends.models.adapter_files import (
 from langchain_art_server.config import Settings
 
 log = logging.getLogger(__name__)
+#: An engine that does not answer for so long is silent.
+_PAUSE_SECONDS = 2.0
 #: Files of an adapter that a sampler reads.
 _READ = (CONFIG_FILE, WEIGHTS_FILE)
 
@@ -51,6 +54,7 @@ class ProcessSampler:
             hang_seconds=settings.sampler.hang_seconds,
             env=env,
         )
+        self._suspects = CrashSuspects()
         self._info: ModelInfo | None = None
         self._adapters: dict[str, tuple[Path, Identity]] = {}
         # Adapters that a restart did not load again, because the disk had changed them.
@@ -85,13 +89,30 @@ class ProcessSampler:
         """See `Sampler.chat`."""
         if self._damaged and request.adapter in self._damaged:
             await self._load_restored(request.adapter)
-        if not request.stream:
-            yield unpack_reply(await self.worker.call("chat", vars(request)))
-            return
-        replies = self.worker.stream("chat", vars(request))
-        async with contextlib.aclosing(replies):
-            async for kind, payload in replies:
-                yield ChatDelta(**payload) if kind == "event" else unpack_reply(payload)
+        suspected = bool(self._suspects) and self._suspects.check(request)
+        try:
+            if not request.stream:
+                yield unpack_reply(await self.worker.call("chat", vars(request), resend=False))
+            else:
+                replies = self.worker.stream("chat", vars(request), resend=False)
+                async with contextlib.aclosing(replies):
+                    async for kind, payload in replies:
+                        yield ChatDelta(**payload) if kind == "event" else unpack_reply(payload)
+        except WorkerDied:
+            self._suspects.add(request, self.worker.restarts)
+            raise
+        if suspected:
+            self._suspects.answered(request)
+
+    async def longest_pause(self) -> float | None:
+        """See `Sampler.longest_pause`. Waits at most `_PAUSE_SECONDS` for the answer."""
+        if not self.worker.ready.is_set():
+            return None
+        try:
+            async with asyncio.timeout(_PAUSE_SECONDS):
+                return await self.worker.call("longest_pause", {}, resend=False)
+        except (TimeoutError, EngineUnavailable):
+            return None
 
     async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:
         """See `Sampler.load_adapter`."""

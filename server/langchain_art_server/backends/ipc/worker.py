@@ -1,9 +1,10 @@
 """An engine's child process: calls over a private socket pair; restarted when it dies.
 
 An engine (the sampler's or the learner's) runs in a process of its own, so that the gateway's event
-loop never waits for it. When the process dies it is started again, and calls without an answer are
-sent again. There is no port and no pickle: a frame is a 4-byte big-endian length and a JSON array
-``[id, kind, payload]``. When one end dies, the other reads end-of-file.
+loop never waits for it. When the process dies it is started again, and calls without an answer that
+may be repeated (a chat call may not) are sent again. There is no port and no pickle: a frame is a
+4-byte big-endian length and a JSON array ``[id, kind, payload]``. When one end dies, the other
+reads end-of-file.
 
     parent -> child   [id, "call", {"method": …, "params": …}]    [id, "cancel", null]
     child  -> parent  [id, "event", …]*   then   [id, "result", …]   or   [id, "error", {…}]
@@ -148,10 +149,13 @@ class Worker:
         await self._reap()
         self._fail_all("The engine is shut down.")
 
-    async def call(self, method: str, params: dict[str, Any], *, early: bool = False) -> Any:
-        """Call and wait for the result. Sent again if the child dies; after two deaths it fails.
+    async def call(
+        self, method: str, params: dict[str, Any], *, resend: bool = True, early: bool = False
+    ) -> Any:
+        """Call and wait for the result.
 
-        An `early` call, for `on_ready`, is sent before the engine is ready, and once only.
+        With `resend` it is sent again if the child dies; after two deaths it fails. An `early`
+        call, for `on_ready`, is sent before the engine is ready, and once only.
 
         Raises:
             ArtError: what the engine raised.
@@ -165,7 +169,7 @@ class Worker:
             if not answer.done() and kind != "event":
                 answer.set_exception(payload) if kind == "error" else answer.set_result(payload)
 
-        call_id = self._begin(method, params, not early, early, receive)
+        call_id = self._begin(method, params, resend and not early, early, receive)
         try:
             return await answer
         finally:

@@ -79,6 +79,7 @@ def _load(settings: Settings, device: torch.device, *, weights: bool = True) -> 
         dtype=str(dtype).removeprefix("torch."),
         max_model_len=_max_len(settings, config),
         vocab_size=int(getattr(head, "out_features", None) or config.vocab_size),
+        longest_token=max(map(len, tokenizer.get_vocab())),
     )
     return LoadedModel(model, tokenizer, eos_ids(model, tokenizer), info)
 

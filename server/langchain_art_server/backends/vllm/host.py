@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -20,6 +21,7 @@ from langchain_art_server.backends.base import Sampling
 from langchain_art_server.backends.chat.sampler_host import ChatCall, SamplerHost
 from langchain_art_server.backends.chat.tool_parser import FORMATS
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
+from langchain_art_server.backends.ipc.longest_pause import LongestPause, watch_event_loop
 from langchain_art_server.backends.models.loading import load_outline
 from langchain_art_server.backends.vllm.adapter_copies import AdapterCopies, CopiedAdapter
 from langchain_art_server.backends.vllm.client import (
@@ -66,6 +68,7 @@ async def _serve(channel: Channel, settings: Settings) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(host.end_with_vllm())
         tasks.create_task(host.cancel_calls())
+        tasks.create_task(watch_event_loop(host.pauses))
         while True:
             host.take(await inbox.get())
 
@@ -87,6 +90,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
             settings, self.info, copies.folder, copies.targets, copies.max_rank
         )
         self._vllm = self.process.client
+        self.pauses = LongestPause()
         self._loading = asyncio.Lock()
         self._running: dict[int, tuple[EngineCall, asyncio.Task[None]]] = {}
         self._base = BASE
@@ -96,6 +100,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
             "chat": self._chat,
             "load_adapter": self._load_adapter,
             "unload_adapter": self._unload_adapter,
+            "longest_pause": self._longest_pause,
             "sleep": lambda call: self._vllm.change("/sleep?level=1&mode=wait"),
             "wake": lambda call: self._vllm.change("/wake_up"),
         }
@@ -156,7 +161,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
             self._send(self._channel.result, call, await self._methods[call.method](call))
         except VllmError as failure:
             if await self._wait_for_end():
-                # No answer: this process ends too, and the parent sends the call again.
+                # No answer: this process ends too, and the parent tells the client.
                 await asyncio.Event().wait()
             error = EngineUnavailable(
                 f"vLLM failed: {failure}. Send the call again.", retry_after=2
@@ -180,19 +185,27 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         self._flush_is_due = False
         self._channel.flush()
 
+    async def _longest_pause(self, _call: EngineCall) -> float:
+        return self.pauses.seconds
+
     # --- chat calls -----------------------------------------------------------------------------
 
     async def _chat(self, call: EngineCall) -> dict[str, Any]:
-        chat = self._open(call)
+        request, adapter = self._admit(call)
         try:
+            prepare = functools.partial(self._prepare, call, request, adapter)
+            if self._is_quick(call, request):
+                chat = prepare()
+            else:
+                chat = await asyncio.get_running_loop().run_in_executor(self._threads, prepare)
             body = completion_body(
-                chat.adapter.vllm_name if chat.adapter else self._base,
+                adapter.vllm_name if adapter else self._base,
                 chat.prompt.ids,
-                chat.request.sampling,
+                request.sampling,
                 max_tokens=chat.limit,
                 eos=sorted(self._eos),
                 grammar=chat.grammar,
-                stream=chat.request.stream,
+                stream=request.stream,
             )
             done = await self._complete(chat, body)
             if done.prompt_ids != chat.prompt.ids:
@@ -200,8 +213,8 @@ class VllmHost(SamplerHost[CopiedAdapter]):
             finish = "length" if done.finish == "length" else "stop"
             return self._finish(chat, done.token_ids, done.logprobs, done.top, finish)
         finally:
-            if (adapter := self._release(chat.adapter)) is not None:
-                await self._free(adapter)
+            if (unused := self._release(adapter)) is not None:
+                await self._free(unused)
 
     async def _complete(self, chat: ChatCall[CopiedAdapter], body: dict[str, Any]) -> Completion:
         """Sample a completion, up to the first stop string in the text as this server decodes it.

@@ -41,7 +41,7 @@ class Sampler:
         self.said: dict[Any, ChatReply] = {
             {"parent": PARENT, "child": CHILD, "base": BASE}[who]: one for who, one in said.items()
         }
-        self.info = ModelInfo("m", "m", 1, "cpu", dtype, 64, 16)
+        self.info = ModelInfo("m", "m", 1, "cpu", dtype, 64, 16, 8)
         self.asked: list[ChatRequest] = []
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatReply, None]:

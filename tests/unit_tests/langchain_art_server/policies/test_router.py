@@ -17,7 +17,7 @@ class RecordingSampler:
     """Records which adapters are loaded; samples nothing."""
 
     restarts = 0
-    info = ModelInfo("base", "base", 0, "cpu", "float32", 16, 16)
+    info = ModelInfo("base", "base", 0, "cpu", "float32", 16, 16, 8)
 
     def __init__(self) -> None:
         self.loaded: list[str] = []

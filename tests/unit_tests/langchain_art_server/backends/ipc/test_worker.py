@@ -146,6 +146,17 @@ async def test_calls_are_sent_again_after_a_crash(make: Any, tmp_path: Path) -> 
     assert worker.pid != first
 
 
+async def test_a_call_that_may_not_be_repeated_is_not_sent_again(make: Any, tmp_path: Path) -> None:
+    worker = await make()
+    dying = worker.call("die_unless", {"file": str(tmp_path / "died")}, resend=False)
+    with pytest.raises(WorkerDied, match="ended during this call") as caught:
+        await dying
+    assert caught.value.retry_after
+    waiting = worker.call("echo", {"i": 1}, resend=False)  # made while there is no engine
+    assert not worker.ready.is_set() and await waiting == {"i": 1}
+    assert worker.restarts == 1
+
+
 async def test_kill_9_from_outside_loses_no_call(make: Any) -> None:
     worker = await make()
     waiting = await begun(worker)

@@ -1,0 +1,67 @@
+"""The process that proves grammars: its answers, its limits, and its deaths."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from langchain_art_server.backends.chat.grammar_check import GrammarCheck
+
+FINE = 'start: "a" | "b"'
+
+
+@pytest.fixture(scope="module")
+def check() -> Iterator[GrammarCheck]:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: at for at, letter in enumerate([*letters, "<end>"])}
+    raw = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens(["<end>"])
+    made = GrammarCheck(raw.to_str(), len(vocab), [vocab["<end>"]])
+    yield made
+    if made._child is not None:
+        made._reap()
+
+
+def test_a_grammar_compiles_or_says_why_not(check: GrammarCheck) -> None:
+    assert check.problem(FINE) == ""
+    child = check._child
+    assert "strnig" in check.problem('start: %json {"type": "strnig"}')
+    assert child is check._child
+
+
+@pytest.mark.parametrize(
+    "schema", ['{"const": -9223372036854775808}', '{"enum": [-9223372036854775807]}']
+)
+def test_one_that_ends_its_process_is_said_to_and_the_next_gets_another(
+    check: GrammarCheck, schema: str
+) -> None:
+    assert check.problem(FINE) == ""
+    said = check.problem(f"start: %json {schema}")
+    assert "ended the compiler" in said or "takes more than" in said
+    assert check.problem(f'{FINE} | "{schema[2]}"') == ""
+    child = check._child
+    assert check.problem(f"start: %json {schema}") == said  # known: nobody dies of it again
+    assert child is check._child
+
+
+def test_a_child_that_was_killed_while_idle_is_replaced(check: GrammarCheck) -> None:
+    assert check.problem('start: "c"') == ""
+    assert check._child is not None
+    check._child.kill()
+    check._child.wait()
+    assert check.problem('start: "d"') == ""
+
+
+def test_time_is_limited(check: GrammarCheck) -> None:
+    patterns = ", ".join(
+        f'{{"type": "string", "pattern": "^(.*[a-m]){{{n}}}.*$"}}' for n in range(4, 24)
+    )
+    begun = time.monotonic()
+    said = check.problem(f'start: %json {{"allOf": [{patterns}]}}')
+    assert said
+    assert time.monotonic() - begun < 20

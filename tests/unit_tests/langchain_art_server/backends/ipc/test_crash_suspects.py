@@ -1,0 +1,55 @@
+"""Requests that were running at an engine's deaths: which are refused, and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from langchain_art.errors import InvalidRequest
+from langchain_art_server.backends.base import ChatRequest, Sampling
+from langchain_art_server.backends.ipc import crash_suspects
+from langchain_art_server.backends.ipc.crash_suspects import CrashSuspects
+
+POISON = ChatRequest(id="a", messages=[{"role": "user", "content": "x"}], adapter="p@1")
+
+
+def test_a_request_is_refused_after_two_deaths_under_any_id_and_version() -> None:
+    suspects = CrashSuspects()
+    assert not suspects
+    suspects.add(POISON, 1)
+    assert suspects
+    assert suspects.check(POISON)
+    suspects.add(replace(POISON, id="b", adapter="p@2"), 2)
+    with pytest.raises(InvalidRequest, match="ended 2 times"):
+        suspects.check(replace(POISON, id="c", adapter="p@3"))
+    assert not suspects.check(replace(POISON, sampling=Sampling(seed=1)))
+
+
+def test_the_choices_of_one_request_die_one_death() -> None:
+    suspects = CrashSuspects()
+    for index in range(16):
+        suspects.add(replace(POISON, id=f"a:{index}"), 1)
+    suspects.check(POISON)
+
+
+def test_what_is_answered_is_forgotten() -> None:
+    suspects = CrashSuspects()
+    suspects.add(POISON, 1)
+    suspects.answered(POISON)
+    assert not suspects
+    suspects.add(POISON, 2)
+    suspects.check(POISON)
+
+
+def test_suspects_are_few_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crash_suspects, "_MAX_SUSPECTS", 3)
+    suspects = CrashSuspects()
+    for death in (1, 2):
+        suspects.add(POISON, death)
+    for index in range(8):
+        suspects.add(replace(POISON, sampling=Sampling(seed=index)), 1)
+    assert len(suspects._known) == 3
+    monkeypatch.setattr(crash_suspects, "_REMEMBERED", -1.0)
+    assert not suspects
+    assert not suspects._known
