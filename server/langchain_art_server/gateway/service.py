@@ -63,8 +63,7 @@ class Service:
         self.slots = CallSlots(settings.max_running_calls)
         engines = {"sampler": sampler, "learner": learner}
         self.health = Health(engines, self.store, settings.data_dir, settings.max_stored_bytes)
-        self._pauses = LongestPause()
-        self._watch: asyncio.Task[None] | None = None
+        self._pauses, self._watch = LongestPause(), list[asyncio.Task[None]]()
         self._started = time.monotonic()
         self._policy_lock = asyncio.Lock()
 
@@ -74,7 +73,7 @@ class Service:
         Raises:
             ConfigError: the model cannot be loaded, or a policy has no usable version left.
         """
-        self._watch = asyncio.create_task(watch_event_loop(self._pauses))
+        self._watch.append(asyncio.create_task(watch_event_loop(self._pauses)))
         await asyncio.gather(self.sampler.start(), self.learner.start())
         for name, (_, serving) in (await self.store.policies()).items():
             await self.router.serve(name, await self._usable(name, serving))
@@ -86,8 +85,8 @@ class Service:
     async def close(self) -> None:
         """Stop jobs and engines, and write what the store has queued."""
         await self.health.close()
-        if self._watch is not None:
-            self._watch.cancel()
+        for watch in self._watch:
+            watch.cancel()
         await self.jobs.close()
         await asyncio.gather(self.sampler.close(), self.learner.close())
         await asyncio.to_thread(self.store.close)
