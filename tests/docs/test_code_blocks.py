@@ -13,7 +13,8 @@ import pytest
 import typer.main
 
 from langchain_art.cli.main import app
-from langchain_art_server.__main__ import cli as server_cli
+from langchain_art_server import __main__ as serve
+from langchain_art_server import scrub
 from langchain_art_server.config import load_settings
 from tests.support.live_server import LiveServer
 from tests.support.pages import PAGES, REPO, Block, blocks, run_page
@@ -57,6 +58,9 @@ def test_few_python_blocks_are_not_run_and_each_says_why() -> None:
 
 
 # --- shell --------------------------------------------------------------------------------------
+
+
+SERVER_COMMANDS = {"serve": serve.cli, "scrub": scrub.cli}
 
 
 def shell_commands() -> list[tuple[str, list[str]]]:
@@ -107,8 +111,8 @@ def problem_with_ours(arguments: list[str]) -> str | None:
         if name not in command.commands:
             return f"langchain-art has no command {name}"
         command = command.commands[name]
-        if name == "serve":  # its options are the server's own
-            command = typer.main.get_command(server_cli)
+        if name in SERVER_COMMANDS:  # their options are the server's own
+            command = typer.main.get_command(SERVER_COMMANDS[name])
     known = {flag for one in command.params for flag in (*one.opts, *one.secondary_opts)}
     flags = {word.partition("=")[0] for word in arguments if word.startswith("--")}
     unknown = flags - known - {"--help"}

@@ -151,7 +151,8 @@ class Service:
         except (ArtError, OSError) as error:
             full = shutil.disk_usage(staged.parent).free < _LITTLE_DISK
             self.adapters.discard(staged)
-            if full and not isinstance(error, ConfigError | RequestRefused):
+            asked_wrongly = isinstance(error, ConfigError | RequestRefused)
+            if full and (isinstance(error, EngineUnavailable) or not asked_wrongly):
                 raise EngineUnavailable(
                     f"The policy could not be made, and {self.settings.data_dir} has no space left "
                     f"({error}). Free disk space, then send the request again.",
