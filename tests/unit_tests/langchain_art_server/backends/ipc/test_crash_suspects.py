@@ -42,14 +42,27 @@ def test_what_is_answered_is_forgotten() -> None:
     suspects.check(POISON)
 
 
-def test_suspects_are_few_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crash_suspects, "_MAX_SUSPECTS", 3)
+def test_a_request_that_ran_beside_others_is_refused_only_when_they_are_cleared() -> None:
     suspects = CrashSuspects()
-    for death in (1, 2):
+    others = [replace(POISON, sampling=Sampling(seed=index)) for index in range(4)]
+    for death in (1, 2, 3):
+        for request in (POISON, *others):
+            suspects.add(request, death)
+    for request in (POISON, *others):  # any of them may be the one
+        assert suspects.check(request)
+    for request in others:
+        suspects.answered(request)
+    with pytest.raises(InvalidRequest, match="ended 3 times"):
+        suspects.check(POISON)
+    assert not suspects.check(others[0])
+
+
+def test_suspects_are_few_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crash_suspects, "_MAX_KNOWN", 3)
+    suspects = CrashSuspects()
+    for death in range(8):
         suspects.add(POISON, death)
-    for index in range(8):
-        suspects.add(replace(POISON, sampling=Sampling(seed=index)), 1)
-    assert len(suspects._known) == 3
+    assert len(suspects._deaths) == 3
     monkeypatch.setattr(crash_suspects, "_REMEMBERED", -1.0)
     assert not suspects
-    assert not suspects._known
+    assert not suspects._deaths
