@@ -78,7 +78,7 @@ class Small:
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[Small]:
     monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 0.4)
     monkeypatch.setattr(http_protocol, "BODY_SECONDS", 0.8)
-    monkeypatch.setattr(http_protocol, "READ_SECONDS", 0.5)
+    monkeypatch.setattr(http_protocol, "READ_SECONDS", 1.0)
     server = Small()
     yield server
     server.stop()
@@ -208,11 +208,10 @@ def test_who_does_not_read_loses_its_answer(small: Small) -> None:
     with httpx.stream("GET", f"http://127.0.0.1:{small.port}/endless") as reader:
         small.left.clear()
         begun = time.monotonic()
-        for _ in reader.iter_bytes():  # slowly, and longer than the deadline
-            time.sleep(0.001)
-            if time.monotonic() - begun > 1.5:
-                break
-        assert not small.left.is_set()
+        for _ in reader.iter_bytes():  # longer than the deadline
+            if time.monotonic() - begun > 2.5:
+                assert not small.left.is_set()
+                break  # which closes the connection
 
 
 def test_who_reads_slowly_keeps_a_large_answer(small: Small) -> None:
@@ -221,8 +220,8 @@ def test_who_reads_slowly_keeps_a_large_answer(small: Small) -> None:
     begun, read = time.monotonic(), 0
     while part := connection.recv(1 << 20):
         read += len(part)
-        time.sleep(0.05)
-    assert read > 32 << 20 and time.monotonic() - begun > 1
+        time.sleep(0.08)
+    assert read > 32 << 20 and time.monotonic() - begun > 2
 
 
 # --- the server itself --------------------------------------------------------------------------

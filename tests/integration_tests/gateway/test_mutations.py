@@ -87,6 +87,10 @@ def valid_requests(call: str, run: str, job: str) -> list[Valid]:
         Valid("GET", "/v1/jobs", query={"policy": "tiny"}),
         Valid("GET", "/v1/jobs/{job_id}", {"job_id": job}, {"wait": 0}),
         Valid("GET", "/v1/jobs/{job_id}/events", {"job_id": job}, {"after": 0, "wait": 0}),
+        # What is deleted and cancelled is not what the others ask for.
+        Valid("POST", "/v1/jobs/{job_id}/cancel", {"job_id": "job-of-nobody"}),
+        Valid("DELETE", policy, {"name": "of-nobody"}),
+        Valid("DELETE", "/v1/trajectories/{trajectory_id}", {"trajectory_id": "run-of-nobody"}),
         Valid("GET", "/status"),
         Valid("GET", "/healthz"),
         Valid("GET", "/readyz"),

@@ -50,9 +50,10 @@ def test_an_engine_that_is_stopped_is_noticed_and_replaced(art_server: LiveServe
         assert "has not answered for" in answer.json()["reasons"][part]
         assert int(answer.headers["retry-after"]) > 0
         assert httpx.get(f"{art_server.root}/healthz").status_code == 200
-        if part == "sampler":  # a call that arrives meanwhile is answered by the next one
-            url = f"{art_server.base_url}/chat/completions"
-            assert httpx.post(url, json=ASK, timeout=60).status_code == 200
+        if part == "sampler":  # a call that it was sent meanwhile is not sent to the next one
+            ended = httpx.post(f"{art_server.base_url}/chat/completions", json=ASK, timeout=60)
+            assert ended.status_code == 503 and "ended during this call" in ended.text
+            assert int(ended.headers["retry-after"]) > 0
         await_readiness(art_server, lambda answer: "started" in answer.text or answer.is_success)
         await_readiness(art_server, lambda answer: answer.json() == {"ready": True})
         assert pid not in engines(art_server)

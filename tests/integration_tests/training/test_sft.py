@@ -387,5 +387,5 @@ def test_the_page_on_warm_starts_runs(
     lines = [json.dumps({"messages": messages}) for messages in SHOWN]
     Path("demonstrations.jsonl").write_text("\n".join(lines))
     ran: dict[str, Any] = {}
-    exec(compile(code.replace("my-agent", policy), str(page), "exec"), ran)
+    exec(compile(code.replace("imitator", policy), str(page), "exec"), ran)
     assert len(ran["warmed"].losses) == 2 and ran["warmed"].version == 2
