@@ -28,7 +28,7 @@ from langchain_art_server.backends.ipc.chat_codec import pack_reply
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.service import Service
 
-INFO = ModelInfo("stub", "stub", 0, "cpu", "float32", 32768, 151_936)
+INFO = ModelInfo("stub", "stub", 0, "cpu", "float32", 32768, 151_936, longest_token=128)
 
 
 def serve(channel: Channel, config: dict[str, Any]) -> None:
