@@ -42,7 +42,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def art_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """One server for the tests that need one and leave it as they found it."""
-    server = LiveServer(tmp_path_factory.mktemp("server") / "data").start()
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "server.toml").write_text("max_policies = 10000\n")  # each test makes its own
+    server = LiveServer(folder / "data", "--config", str(folder / "server.toml")).start()
     yield server
     server.stop()
 

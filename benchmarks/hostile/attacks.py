@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 from collections.abc import Awaitable, Callable
@@ -109,90 +110,74 @@ def nested(depth: int) -> Any:
     return found
 
 
-async def short_headers(target: Target) -> None:
-    """Many short headers on one connection, without a key."""
-    while True:
-        _, writer = await target.connect()
-        try:
-            writer.write(b"GET /healthz HTTP/1.1\r\n")
-            for number in range(200_000):
-                writer.write(b"a: %d\r\n" % number)
-                if number % 500 == 0:
-                    await writer.drain()
-        except OSError:
-            _note(None)
-        finally:
-            writer.close()
-
-
-def sockets(count: int, *, drip: bytes) -> Attack:
-    """Connections that send nothing whole: idle, or a byte of `drip` each second."""
+def connections(
+    count: int, use: Callable[[Target, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+) -> Attack:
+    """So many connections at once; one that was used, or closed by the server, is opened again."""
 
     async def attack(target: Target) -> None:
         async def one() -> None:
             while True:
                 reader, writer = await target.connect()
                 try:
-                    writer.write(drip)
-                    while not reader.at_eof():
-                        writer.write(drip[:1])
-                        await asyncio.wait_for(reader.read(1), 1)
-                        await asyncio.sleep(0.2)
-                except TimeoutError:
-                    continue
+                    await use(target, reader, writer)
                 except OSError:
                     _note(None)
-                    await asyncio.sleep(0.2)
                 finally:
                     writer.close()
+                await asyncio.sleep(0.1)
 
         await asyncio.gather(*(one() for _ in range(count)))
 
     return attack
 
 
-async def unfinished_bodies(target: Target) -> None:
-    """30 bodies of 30 MB whose last byte never comes."""
-    data = b"x" * (30 * MB - 1)
-
-    async def one() -> None:
-        while True:
-            reader, writer = await target.connect()
-            try:
-                writer.write(target.head("POST", CHAT, len(data) + 1) + data)
-                await writer.drain()
-                await reader.read(1)
-                _note(None)
-            except OSError:
-                _note(None)
-            finally:
-                writer.close()
-            await asyncio.sleep(0.1)
-
-    await asyncio.gather(*(one() for _ in range(30)))
+async def short_headers(
+    _target: Target, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Many short headers, without a key."""
+    writer.write(b"GET /healthz HTTP/1.1\r\n")
+    for number in range(200_000):
+        writer.write(b"a: %d\r\n" % number)
+        if number % 500 == 0:
+            await writer.drain()
 
 
-async def unread_streams(target: Target) -> None:
-    """64 clients that ask for long streams and never read them."""
+def slow(drip: bytes) -> Attack:
+    """500 connections that send nothing whole: idle, or at times another byte of `drip`."""
+
+    async def use(
+        _target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        writer.write(drip)
+        while not reader.at_eof():
+            writer.write(drip[:1])
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(reader.read(1), 1)
+
+    return connections(500, use)
+
+
+async def unfinished_body(
+    target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """A body of 30 MB whose last byte never comes."""
+    writer.write(target.head("POST", CHAT, 30 * MB))
+    for size in [MB] * 29 + [MB - 1]:
+        writer.write(bytes(size))
+        await writer.drain()
+    await reader.read(1)
+
+
+async def unread_streams(
+    target: Target, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Long streams that are never read."""
     body = {"model": "base_model", "messages": ASK, "n": 16, "stream": True, "logprobs": True}
     data = json.dumps(body | {"top_logprobs": 20, "max_tokens": 1500}).encode()
-
-    async def one() -> None:
-        while True:
-            reader, writer = await target.connect()
-            writer.transport.pause_reading()  # type: ignore[attr-defined]
-            try:
-                writer.write(target.head("POST", CHAT, len(data)) + data)
-                await writer.wait_closed()
-                _note(None)
-            except OSError:
-                _note(None)
-            finally:
-                writer.close()
-            await asyncio.sleep(0.1)
-            del reader
-
-    await asyncio.gather(*(one() for _ in range(64)))
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    writer.write(target.head("POST", CHAT, len(data)) + data)
+    await writer.wait_closed()
 
 
 async def policies(target: Target) -> None:
@@ -245,16 +230,16 @@ def attacks() -> dict[str, Attack]:
         ),
         "body of 100,000 levels": again("POST", CHAT, b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
         "16 choices with top_logprobs": chat(n=16, logprobs=True, top_logprobs=20, max_tokens=200),
-        "64 clients that do not read": unread_streams,
+        "64 clients that do not read": connections(64, unread_streams),
         "32,000 ids with one twice": again(
             "POST", "/v1/train", {"policy": "tiny", "groups": [[*ids, ids[0]]]}
         ),
         "group of 8 MB": again("POST", "/v1/groups", group),
         "policies of rank 512": policies,
         "1,000 trajectories": again("GET", "/v1/trajectories?limit=1000", b"", at_once=4),
-        "100 MB of short headers": short_headers,
-        "500 idle connections": sockets(500, drip=b""),
-        "500 slow headers": sockets(500, drip=b"GET / HTTP/1.1\r\nHost: x\r\na: "),
-        "30 unfinished bodies of 30 MB": unfinished_bodies,
+        "100 MB of short headers": connections(1, short_headers),
+        "500 idle connections": slow(b""),
+        "500 slow headers": slow(b"GET / HTTP/1.1\r\nHost: x\r\na: "),
+        "30 unfinished bodies of 30 MB": connections(30, unfinished_body),
         "wrong keys": again("GET", "/status", b"", key="wrong", at_once=32),
     }

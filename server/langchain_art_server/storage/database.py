@@ -18,11 +18,10 @@ from sqlalchemy.exc import DatabaseError, DataError, IntegrityError, Operational
 
 from langchain_art.errors import ConfigError, Damaged, EngineUnavailable, InvalidRequest
 from langchain_art_server.storage.opening import connect, own, place_of, prepare
-from langchain_art_server.storage.seals import sealed
+from langchain_art_server.storage.seals import insert
 from langchain_art_server.storage.tables import CALLS, POLICIES, CallRecord
 
 T = TypeVar("T")
-_INSERT_CALLS = sa.insert(CALLS)
 #: Below are the requests of one start of the server; enough, with room for eight million starts.
 _STARTS_SHIFT = 40
 #: Ids in one statement: SQLite limits a statement's parameters.
@@ -100,7 +99,7 @@ class Database:
             self._waiting = []
             error = None
             try:
-                await self.write(lambda c, batch=batch: c.execute(_INSERT_CALLS, _rows(batch)))
+                await self.write(lambda c, batch=batch: insert(c, CALLS, _rows(batch)))
             except Exception as failure:  # noqa: BLE001 - raised where the records came from
                 error = failure
             for _, written in batch:
@@ -197,8 +196,8 @@ def _advice(failure: Exception) -> str:
     )
 
 
-def _rows(batch: Iterable[tuple[Sequence[CallRecord], object]]) -> list[dict[str, Any]]:
-    return [sealed(CALLS, record.row()) for records, _ in batch for record in records]
+def _rows(batch: Iterable[tuple[Sequence[CallRecord], object]]) -> Iterator[dict[str, Any]]:
+    return (record.row() for records, _ in batch for record in records)
 
 
 def select_among(

@@ -31,9 +31,9 @@ def seal(table: sa.Table, row: Mapping[str, Any]) -> bytes:
     """SHA-256 of a row's values."""
     names, floats = _columns(table)
     values: list[Any] = [row.get(name) for name in names]
-    for index in floats:  # as they are read
-        if type(values[index]) is int:
-            values[index] = float(values[index])
+    for index in floats:  # as they are read: SQLite keeps -0.0 as 0
+        if values[index] is not None:
+            values[index] += 0.0
     blobs = [value for value in values if type(value) is bytes]
     plain = [len(value) if type(value) is bytes else value for value in values]
     return hashlib.sha256(b"".join([repr(plain).encode(), *blobs])).digest()

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from pydantic_core import from_json, to_json
 
 from langchain_art.wire import CallTags, Checkpoint, TrainJob, TrainResult, Trajectory
-from langchain_art_server.storage.seals import Blob, insert, intact, values_of
+from langchain_art_server.storage.seals import SEAL, Blob, insert, intact, values_of
 
 META = sa.MetaData()
 #: Fields of `CallRecord` that are arrays, and the type of their items.
@@ -35,9 +35,18 @@ SCHEMA = sa.Table(
     sa.Column("version", sa.Integer, nullable=False),
     sa.Column("starts", sa.Integer, nullable=False),  # how often a server opened the database
 )
-CALLS = sa.Table(
+
+
+def _sealed_table(
+    name: str, *columns: sa.Column[Any], kind: str, named_by: tuple[str, ...]
+) -> sa.Table:
+    """A table whose rows have a seal; messages name one by its `kind` and `named_by`."""
+    sealed = sa.Column(SEAL, Blob, nullable=False)
+    return sa.Table(name, META, *columns, sealed, info={"kind": kind, "named_by": named_by})
+
+
+CALLS = _sealed_table(
     "calls",
-    META,
     sa.Column("number", _NUMBER, primary_key=True, autoincrement=True),
     sa.Column("id", sa.String(160), unique=True, nullable=False),
     sa.Column("began", sa.BigInteger, nullable=False),
@@ -57,12 +66,11 @@ CALLS = sa.Table(
     sa.Column("excluded_because", sa.Text),
     sa.Column("latency", sa.Float, nullable=False),
     sa.Column("retry", sa.Integer, nullable=False),
-    sa.Column("seal", Blob, nullable=False),
-    info={"kind": "call", "named_by": ("id",)},
+    kind="call",
+    named_by=("id",),
 )
-TRAJECTORIES = sa.Table(
+TRAJECTORIES = _sealed_table(
     "trajectories",
-    META,
     sa.Column("number", _NUMBER, primary_key=True, autoincrement=True),
     sa.Column("id", sa.String(128), unique=True, nullable=False),
     sa.Column("group_id", sa.String(128), index=True),
@@ -72,49 +80,44 @@ TRAJECTORIES = sa.Table(
     sa.Column("reward", sa.Float),
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("assembled", sa.Boolean, nullable=False),
-    sa.Column("seal", Blob, nullable=False),
-    info={"kind": "trajectory", "named_by": ("id",)},
+    kind="trajectory",
+    named_by=("id",),
 )
 #: The calls of each trajectory: a call is deleted with the last of them.
-RUN_CALLS = sa.Table(
+RUN_CALLS = _sealed_table(
     "run_calls",
-    META,
     sa.Column("trajectory_id", sa.String(128), primary_key=True),
     sa.Column("call_id", sa.String(160), primary_key=True, index=True),
-    sa.Column("seal", Blob, nullable=False),
-    info={"kind": "call of a run", "named_by": ("trajectory_id", "call_id")},
+    kind="call of a run",
+    named_by=("trajectory_id", "call_id"),
 )
-TRAINED = sa.Table(
+TRAINED = _sealed_table(
     "trained",
-    META,
     sa.Column("trajectory_id", sa.String(128), primary_key=True),
     sa.Column("policy", sa.String(64), primary_key=True),
     sa.Column("job_id", sa.String(64), nullable=False),
-    sa.Column("seal", Blob, nullable=False),
-    info={"kind": "mark of training", "named_by": ("trajectory_id", "policy")},
+    kind="mark of training",
+    named_by=("trajectory_id", "policy"),
 )
 #: Calls whose tokens a policy learned from; only the policy that sampled a call learns from it.
-TRAINED_CALLS = sa.Table(
+TRAINED_CALLS = _sealed_table(
     "trained_calls",
-    META,
     sa.Column("call_id", sa.String(160), primary_key=True),
     sa.Column("job_id", sa.String(64), nullable=False),
-    sa.Column("seal", Blob, nullable=False),
-    info={"kind": "mark of training", "named_by": ("call_id",)},
+    kind="mark of training",
+    named_by=("call_id",),
 )
-POLICIES = sa.Table(
+POLICIES = _sealed_table(
     "policies",
-    META,
     sa.Column("name", sa.String(64), primary_key=True),
     sa.Column("lora", sa.Text, nullable=False),
     sa.Column("version", sa.Integer, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False),
-    sa.Column("seal", Blob, nullable=False),
-    info={"kind": "policy", "named_by": ("name",)},
+    kind="policy",
+    named_by=("name",),
 )
-CHECKPOINTS = sa.Table(
+CHECKPOINTS = _sealed_table(
     "checkpoints",
-    META,
     sa.Column("policy", sa.String(64), primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True),
     sa.Column("parent", sa.Integer),
@@ -122,12 +125,11 @@ CHECKPOINTS = sa.Table(
     sa.Column("bytes", sa.BigInteger, nullable=False),
     sa.Column("pinned", sa.Boolean, nullable=False),
     sa.Column("metrics", sa.Text, nullable=False),
-    sa.Column("seal", Blob, nullable=False),
-    info={"kind": "version", "named_by": ("policy", "version")},
+    kind="version",
+    named_by=("policy", "version"),
 )
-JOBS = sa.Table(
+JOBS = _sealed_table(
     "jobs",
-    META,
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=True),
     sa.Column("id", sa.String(64), unique=True, nullable=False),
     sa.Column("key", sa.String(128), unique=True, nullable=False),
@@ -143,19 +145,18 @@ JOBS = sa.Table(
     sa.Column("retryable", sa.Boolean, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("finished_at", sa.Float),
-    sa.Column("seal", Blob, nullable=False),
-    info={"kind": "job", "named_by": ("id",)},
+    kind="job",
+    named_by=("id",),
 )
-EVENTS = sa.Table(
+EVENTS = _sealed_table(
     "job_events",
-    META,
     sa.Column("job_id", sa.String(64), primary_key=True),
     sa.Column("seq", sa.Integer, primary_key=True),
     sa.Column("at", sa.Float, nullable=False),
     sa.Column("message", sa.Text, nullable=False),
     sa.Column("progress", sa.Float),
-    sa.Column("seal", Blob, nullable=False),
-    info={"kind": "event", "named_by": ("job_id", "seq")},
+    kind="event",
+    named_by=("job_id", "seq"),
 )
 
 

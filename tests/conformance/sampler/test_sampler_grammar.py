@@ -5,24 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from langchain_art.errors import InvalidRequest
-from tests.support.tiny_models import CLOCK, WEATHER, LocalSampler, ask, save_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("models") / "qwen3")
-
-
-@pytest.fixture
-def sampler(model: Path) -> LocalSampler:
-    return LocalSampler(model)
-
+from tests.support.tiny_models import CLOCK, WEATHER, LocalSampler, ask
 
 SCHEMA = {
     "type": "object",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,19 +11,9 @@ import torch
 from langchain_art_server.backends.base import ChatReply, ChatRequest
 from langchain_art_server.backends.embedded.token_sampler import SampledTokens
 from langchain_art_server.backends.ipc.channel import EngineCall
-from tests.support.tiny_models import CLOCK, WEATHER, LocalSampler, ask, save_model, tokenizer
+from tests.support.tiny_models import CLOCK, WEATHER, LocalSampler, ask, tokenizer
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("models") / "qwen3")
-
-
-@pytest.fixture
-def sampler(model: Path) -> LocalSampler:
-    return LocalSampler(model)
 
 
 Say = Callable[..., None]

@@ -12,19 +12,9 @@ from langchain_art.errors import PromptTooLong
 from langchain_art_server.backends.base import ChatRequest
 from langchain_art_server.backends.chat.chat_template import ChatTemplate, Prompt
 from langchain_art_server.backends.ipc.channel import EngineCall
-from tests.support.tiny_models import LocalSampler, ask, save_adapter, save_model
+from tests.support.tiny_models import LocalSampler, ask, save_adapter
 
 LONG = "the mail of Ann " * 20
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("models") / "qwen3")
-
-
-@pytest.fixture
-def sampler(model: Path) -> LocalSampler:
-    return LocalSampler(model)
 
 
 @pytest.fixture

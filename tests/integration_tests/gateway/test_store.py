@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from langchain_art.errors import (
@@ -30,7 +30,7 @@ from langchain_art.wire import (
     Trajectory,
     Turn,
 )
-from langchain_art_server.storage.seals import sealed
+from langchain_art_server.storage.seals import insert, intact, sealed
 from langchain_art_server.storage.store import Store
 from langchain_art_server.storage.tables import CALLS, META, RUN_CALLS, SCHEMA, CallRecord
 from tests.support.postgres import Postgres
@@ -146,6 +146,39 @@ async def test_a_row_that_the_disk_changed_is_refused_by_name(store: Store) -> N
                 connection.execute(sa.update(table).values({column: before}))
         for read in readers[table.name]:
             await read()
+
+
+#: What each type of column may hold. PostgreSQL takes no NUL, and its text is UTF-8.
+VALUES = {
+    "STRING": (TEXT := st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))),
+    "TEXT": TEXT,
+    "FLOAT": st.just(-0.0) | st.floats(allow_nan=False) | st.integers(-(2**53), 2**53),
+    "BIGINTEGER": st.integers(-(2**63), 2**63 - 1),
+    "INTEGER": st.integers(-(2**31), 2**31 - 1),
+    "BOOLEAN": st.booleans(),
+    "BLOB": st.binary(),
+}
+
+
+@pytest.mark.parametrize("table", [t for t in META.sorted_tables if t is not SCHEMA], ids=str)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_row_that_the_disk_did_not_change_is_whole(
+    store: Store, table: sa.Table, data: st.DataObject
+) -> None:
+    row: dict[str, object] = {}
+    for column in table.columns:
+        values = VALUES[type(column.type).__name__.upper()]
+        if isinstance(column.type, sa.String) and column.type.length:
+            values = TEXT.map(lambda text, most=column.type.length: text[:most])
+        if column.nullable:
+            values |= st.none()
+        if column.name not in ("seal", "number"):
+            row[column.name] = data.draw(values)
+    with store.engine.begin() as connection:
+        insert(connection, table, [row])
+        intact(table, connection.execute(sa.select(table)).one())
+        connection.execute(sa.delete(table))
 
 
 async def test_calls_are_numbered_as_they_begin_over_restarts(database_url: str) -> None:

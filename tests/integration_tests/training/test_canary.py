@@ -92,8 +92,9 @@ def test_a_broken_server_fails_and_the_check_says_why(
     server: FaultyServer, fault: str, check: str, words: str
 ) -> None:
     server.fault(fault)
-    found = failed(run_canary(server.base_url, steps=5, group_size=8, learning_rate=3e-2))
-    assert words in found[check], found
+    rate = 1e-2 if check == "learns" else 3e-2  # too high a one may end in short replies by chance
+    found = failed(run_canary(server.base_url, steps=5, group_size=8, learning_rate=rate))
+    assert words in found.get(check, ""), found
     if check != "trains":
         assert set(found) - {"learns"} == {check} - {"learns"}, found  # five steps may be too few
 

@@ -50,8 +50,9 @@ class FaultySampler(TransformersSampler):
         if fault() == "published version refused" and published:
             raise ConfigError(f"{name} is not to be loaded")
         if fault() == "stale adapter":
-            known = self._adapters.items()
-            path = [p for n, (p, _) in known if n.partition("@")[0] == name.partition("@")[0]][-1]
+            policy = name.partition("@")[0]
+            known = [p for n, (p, _) in self._adapters.items() if n.partition("@")[0] == policy]
+            path = [path, *known][-1]
         await super().load_adapter(name, path, probe=probe)
 
 
