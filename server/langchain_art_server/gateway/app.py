@@ -139,55 +139,55 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/policies", openapi_extra=body_docs(wire.PolicySpec))
     async def create_policy(request: Request) -> wire.PolicyStatus:
         """Create a policy. Its version 0 answers as the base model does. Idempotent."""
-        return await service.create_policy(await _model(request, wire.PolicySpec))
+        return await service.policies.create(await _model(request, wire.PolicySpec))
 
     @app.get("/v1/policies")
     async def list_policies() -> ListOf[wire.PolicyStatus]:
         """List the policies, by name."""
-        return ListOf(data=await service.policies())
+        return ListOf(data=await service.policies.all())
 
     @app.get("/v1/policies/{name}")
     async def get_policy(name: str) -> wire.PolicyStatus:
         """Get a policy, and the version that its name is routed to."""
-        return await service.policy(name)
+        return await service.policies.get(name)
 
     @app.delete("/v1/policies/{name}")
     async def delete_policy(name: str) -> dict[str, str]:
         """Delete a policy that no job and no call uses, with all its versions."""
-        await service.delete_policy(name)
+        await service.policies.delete(name)
         return {"deleted": name}
 
     @app.get("/v1/policies/{name}/checkpoints")
     async def list_checkpoints(name: str) -> ListOf[wire.Checkpoint]:
         """List the checkpoints (versions) of a policy that are kept, oldest first."""
-        await service.policy(name)
+        await service.policies.get(name)
         return ListOf(data=await service.store.checkpoints(name))
 
     @app.put("/v1/policies/{name}/checkpoints/{version}/pin")
     async def pin_checkpoint(name: str, version: Number) -> wire.Checkpoint:
         """Pin a version: retention does not delete it."""
-        return await service.set_pinned(name, version, True)
+        return await service.policies.set_pinned(name, version, True)
 
     @app.delete("/v1/policies/{name}/checkpoints/{version}/pin")
     async def unpin_checkpoint(name: str, version: Number) -> wire.Checkpoint:
         """Unpin a version: retention may delete it."""
-        return await service.set_pinned(name, version, False)
+        return await service.policies.set_pinned(name, version, False)
 
     @app.delete("/v1/policies/{name}/checkpoints/{version}")
     async def delete_checkpoint(name: str, version: Number) -> dict[str, str]:
         """Delete a version that neither serves, nor is pinned, nor answers a call."""
-        await service.delete_checkpoint(name, version)
+        await service.policies.delete_version(name, version)
         return {"deleted": f"{name}@{version}"}
 
     @app.post("/v1/policies/{name}/rollback", openapi_extra=body_docs(RollbackTo))
     async def roll_back(name: str, request: Request) -> wire.PolicyStatus:
         """Serve a kept version again. The next training step starts from it."""
-        return await service.rollback(name, (await _model(request, RollbackTo)).version)
+        return await service.policies.rollback(name, (await _model(request, RollbackTo)).version)
 
     @app.get("/v1/policies/{name}/checkpoints/{version}/adapter")
     async def get_adapter(name: str, version: Number) -> Response:
         """Download a version's adapter: a tar archive in PEFT's format."""
-        data = await service.adapter_tar(name, version)
+        data = await service.policies.archive(name, version)
         return Response(data, media_type="application/x-tar")
 
 

@@ -17,7 +17,8 @@ from langchain_art.errors import ConfigError, Damaged, EngineUnavailable
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, ModelInfo
 from langchain_art_server.backends.ipc.chat_codec import unpack_reply
 from langchain_art_server.backends.ipc.crash_suspects import CrashSuspects
-from langchain_art_server.backends.ipc.worker import Worker, WorkerDied
+from langchain_art_server.backends.ipc.pending_call import WorkerDied
+from langchain_art_server.backends.ipc.worker import Worker
 from langchain_art_server.backends.models.adapter_files import (
     CONFIG_FILE,
     MANIFEST,

@@ -23,13 +23,13 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from langchain_art.errors import ArtError, ConfigError, EngineUnavailable
 from langchain_art_server.backends.ipc.channel import PING, frames, pack, revive
 from langchain_art_server.backends.ipc.child_process import launch, package_links
+from langchain_art_server.backends.ipc.pending_call import PendingCall, WorkerDied, WorkerHung
 from langchain_art_server.backends.ipc.pulse import TICK_SECONDS, Pulse
 
 log = logging.getLogger(__name__)
@@ -38,35 +38,6 @@ MAX_FAILED_STARTS = 5
 #: Longest pause between them, in seconds.
 MAX_PAUSE = 30.0
 _CHUNK = 1 << 18  # bytes
-
-
-class WorkerDied(EngineUnavailable):
-    """The engine's process ended while it had this call. Retryable."""
-
-
-class WorkerHung(WorkerDied):
-    """The engine did nothing for this call for too long, and its process was ended. Retryable."""
-
-
-@dataclass(eq=False)
-class _Pending:
-    frame: bytes
-    resend: bool
-    early: bool
-    receiver: Callable[[str, Any], None]
-    sent: bool = False
-    ended: bool = False
-    deaths: int = 0
-
-    def receive(self, kind: str, payload: Any) -> None:
-        if kind == "event":
-            self.resend = False  # or its caller would get the event twice
-        else:
-            self.ended = True
-        self.receiver(kind, payload)
-
-    def fail(self, error: ArtError) -> None:
-        self.receive("error", error)
 
 
 class Worker:
@@ -99,7 +70,7 @@ class Worker:
             self._packages = package_links()
             paths = (self._packages.name, os.environ.get("PYTHONPATH"))
             self._env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, PendingCall] = {}
         self._ids = itertools.count(1)
         self._writer: asyncio.StreamWriter | None = None
         self._unsent: list[bytes] = []
@@ -214,7 +185,7 @@ class Worker:
             raise EngineUnavailable("The engine is shut down.")
         call_id = next(self._ids)
         frame = pack(call_id, "call", {"method": method, "params": params})
-        pending = self._pending[call_id] = _Pending(frame, resend, early, receiver)
+        pending = self._pending[call_id] = PendingCall(frame, resend, early, receiver)
         if self.ready.is_set() or early:
             self._send(pending)
         return call_id
@@ -224,7 +195,7 @@ class Worker:
         if pending and pending.sent and not pending.ended:
             self._write(pack(call_id, "cancel", None))
 
-    def _send(self, pending: _Pending) -> None:
+    def _send(self, pending: PendingCall) -> None:
         if self._writer and not pending.sent:
             pending.sent = True
             self._write(pending.frame)

@@ -18,7 +18,8 @@ from langchain_art.errors import ArtError, ConfigError, EngineUnavailable, Promp
 from langchain_art_server.backends.ipc import pulse
 from langchain_art_server.backends.ipc import worker as worker_module
 from langchain_art_server.backends.ipc.channel import pack
-from langchain_art_server.backends.ipc.worker import Worker, WorkerDied, WorkerHung
+from langchain_art_server.backends.ipc.pending_call import PendingCall, WorkerDied, WorkerHung
+from langchain_art_server.backends.ipc.worker import Worker
 
 REPO = Path(__file__).parents[5]
 TARGET = "tests.support.worker_child:serve"
@@ -67,7 +68,7 @@ async def test_frames_are_heard_whole_however_they_are_cut() -> None:
         def hear(*frame: Any, heard: list[tuple[str, Any]] = heard) -> None:
             heard.append(frame)
 
-        worker._pending[1] = worker_module._Pending(b"", True, True, hear)
+        worker._pending[1] = PendingCall(b"", True, True, hear)
         reading = asyncio.create_task(worker._read(reader))
         for at in range(0, len(stream), size):
             reader.feed_data(stream[at : at + size])

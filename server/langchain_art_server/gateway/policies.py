@@ -1,0 +1,208 @@
+"""Policies and their versions: made, served, rolled back, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+
+from langchain_art import wire
+from langchain_art.errors import (
+    ArtError,
+    ConfigError,
+    Conflict,
+    Damaged,
+    EngineUnavailable,
+    InvalidRequest,
+    NotFound,
+    QuotaExceeded,
+    RequestRefused,
+)
+from langchain_art_server.backends.base import Learner
+from langchain_art_server.config import Settings
+from langchain_art_server.gateway.health import Health
+from langchain_art_server.jobs.job_runner import JobRunner
+from langchain_art_server.policies.adapter_store import AdapterStore
+from langchain_art_server.policies.router import Router
+from langchain_art_server.storage.store import Store
+
+log = logging.getLogger(__name__)
+#: Bytes of free disk below which a failed write is laid to its being full.
+_LITTLE_DISK = 1 << 26
+
+
+class Policies:
+    """The policies of one server."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        adapters: AdapterStore,
+        router: Router,
+        jobs: JobRunner,
+        learner: Learner,
+        health: Health,
+    ) -> None:
+        self._settings, self._store, self._adapters = settings, store, adapters
+        self._router, self._jobs, self._learner, self._health = router, jobs, learner, health
+        self._lock = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Serve the versions that served before, and make the policies that the settings name.
+
+        Raises:
+            ConfigError: a policy has no usable version left.
+        """
+        for name, (_, serving) in (await self._store.policies()).items():
+            await self._router.serve(name, await self._usable(name, serving))
+        for name in self._settings.policies:
+            await self.create(wire.PolicySpec(name=name, lora=self._settings.lora))
+
+    async def _usable(self, policy: str, serving: int) -> int:
+        """`serving`, or the newest undamaged version if that is damaged, which is logged."""
+        for version in [serving, *reversed(self._adapters.versions(policy))]:
+            try:
+                self._adapters.check(policy, version)
+            except Damaged as error:
+                log.error("%s", error)
+                continue
+            if version != serving:
+                log.error("%s@%d cannot be used; serving @%d", policy, serving, version)
+                await self._store.set_serving(policy, version)
+            return version
+        raise ConfigError(
+            f"No version of policy {policy!r} under {self._settings.data_dir} is whole. Put back "
+            "its directory from a backup, or start with another --data-dir."
+        )
+
+    async def create(self, spec: wire.PolicySpec) -> wire.PolicyStatus:
+        """Create a policy whose version 0 answers as the base model does. Idempotent.
+
+        Raises:
+            Conflict: it exists with another LoRA shape, or the name is the base model's.
+            QuotaExceeded: there are `max_policies`, or `max_stored_bytes` are stored.
+        """
+        if spec.name == self._router.base_name:
+            raise Conflict(f"{spec.name!r} is the base model's name; name the policy otherwise.")
+        async with self._lock:
+            known = await self._store.policies()
+            if spec.name in known and known[spec.name][0] != spec.lora:
+                raise Conflict(
+                    f"Policy {spec.name!r} exists with {known[spec.name][0]!r}, got {spec.lora!r}. "
+                    "A policy's shape is fixed; make another policy.",
+                    param="lora",
+                )
+            if spec.name not in known:
+                if len(known) >= (most := self._settings.max_policies):
+                    raise QuotaExceeded(
+                        f"There are {len(known)} policies, and the server's setting max_policies "
+                        f"is {most}. Delete one, or raise it."
+                    )
+                self._health.require_space()
+                await self._first_version(spec)
+        return await self.get(spec.name)
+
+    async def _first_version(self, spec: wire.PolicySpec) -> None:
+        # Of an attempt that failed, or of a policy whose deletion was interrupted.
+        for version in {0, *self._adapters.versions(spec.name)}:
+            await self._jobs.drop_version(spec.name, version)
+        about = {"policy": spec.name, "version": 0, "parent": None, "job": None}
+        about |= {"base_model": self._settings.model, "metrics": {}, "created_at": time.time()}
+        staged = self._adapters.stage()
+        try:
+            await self._learner.init_adapter(staged, spec.lora)
+            await asyncio.to_thread(self._adapters.publish, staged, spec.name, 0, about)
+        except (ArtError, OSError) as error:
+            full = shutil.disk_usage(staged.parent).free < _LITTLE_DISK
+            self._adapters.discard(staged)
+            asked_wrongly = isinstance(error, ConfigError | RequestRefused)
+            if full and (isinstance(error, EngineUnavailable) or not asked_wrongly):
+                raise EngineUnavailable(
+                    f"The policy could not be made, and {self._settings.data_dir} has no space "
+                    f"left ({error}). Free disk space, then send the request again.",
+                    retry_after=30,
+                ) from error
+            raise
+        await self._store.add_checkpoint(self._adapters.checkpoint(about))
+        await self._router.serve(spec.name, 0)
+        await self._store.add_policy(spec.name, spec.lora)
+
+    async def delete(self, name: str) -> None:
+        """Delete a policy with all its versions. A new one of its name gets other versions' names.
+
+        Raises:
+            NotFound: there is none.
+            Conflict: a job of it has not ended, or a call is answered by it.
+        """
+        await self.get(name)
+        await self._store.refuse_open_jobs(name)
+        async with self._lock, self._jobs.between_steps(name):
+            if calls := self._router.users(name):
+                raise Conflict(f"Policy {name!r} is answering {calls} calls now; try again then.")
+            await self._store.delete_policy(name)
+            await self._router.remove(name)
+            for version in self._adapters.versions(name):
+                await asyncio.to_thread(self._adapters.delete, name, version)
+
+    async def get(self, name: str) -> wire.PolicyStatus:
+        """Raises NotFound."""
+        for status in await self.all():
+            if status.name == name:
+                return status
+        raise NotFound(f"No policy {name!r}; there are {sorted(self._router.serving)}.")
+
+    async def all(self) -> list[wire.PolicyStatus]:
+        """All policies, by name."""
+        return [
+            wire.PolicyStatus(
+                name=name,
+                version=self._router.serving[name],
+                lora=lora,
+                checkpoints=len(self._adapters.versions(name)),
+            )
+            for name, (lora, _) in (await self._store.policies()).items()
+        ]
+
+    async def checkpoint(self, policy: str, version: int) -> wire.Checkpoint:
+        """Raises NotFound."""
+        await self.get(policy)
+        kept = await self._store.checkpoints(policy)
+        for checkpoint in kept:
+            if checkpoint.version == version:
+                return checkpoint
+        raise NotFound(f"{policy}@{version} is not kept; kept are {[c.version for c in kept]}.")
+
+    async def set_pinned(self, policy: str, version: int, pinned: bool) -> wire.Checkpoint:
+        """Protect a version from retention, or stop protecting it."""
+        await self.checkpoint(policy, version)
+        await self._store.set_pinned(policy, version, pinned)
+        return await self.checkpoint(policy, version)
+
+    async def rollback(self, policy: str, version: int) -> wire.PolicyStatus:
+        """Route the policy's bare name to a kept version; the next step starts from it.
+
+        Raises:
+            Damaged: its files are not what was published.
+        """
+        await self.checkpoint(policy, version)
+        async with self._jobs.between_steps(policy):
+            await asyncio.to_thread(self._adapters.check, policy, version)
+            await self._router.serve(policy, version)
+            await self._router.trim()
+            await self._store.set_serving(policy, version)
+        return await self.get(policy)
+
+    async def delete_version(self, policy: str, version: int) -> None:
+        """Raises InvalidRequest if the version serves, is pinned, or is in use."""
+        checkpoint = await self.checkpoint(policy, version)
+        if checkpoint.serving or checkpoint.pinned:
+            why = "serves now; roll back first" if checkpoint.serving else "is pinned; unpin first"
+            raise InvalidRequest(f"{checkpoint.name} {why}.")
+        await self._jobs.drop_version(policy, version)
+
+    async def archive(self, policy: str, version: int) -> bytes:
+        """See `AdapterStore.archive`."""
+        await self.checkpoint(policy, version)
+        return await asyncio.to_thread(self._adapters.archive, policy, version)
