@@ -13,7 +13,7 @@ from langchain_art.errors import ConfigError
 from langchain_art.rollout.graph_rollout import check_inputs
 from langchain_art.rollout.group_stream import GroupStream
 from langchain_art.rollout.runner import Rollout, RolloutWorker
-from langchain_art.rollout.scenarios import group_ids, scenario_id
+from langchain_art.rollout.scenarios import check_scenarios, group_ids, scenario_id
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
 
@@ -73,10 +73,11 @@ async def gather(
         RolloutFailed: more of them raised; the message has the first error.
         ServerUnreachable: raised by `ready`.
         ConfigError: `rollout` is not a `Rollout` or returned something that a `Rollout` may not,
-            or a scenario is not an input for the graph.
+            `scenarios` are a text, or one is not an input for the graph.
     """
     if group_size < 1 or concurrency < 1:
         raise ConfigError(f"got {group_size=} and {concurrency=}, expected both to be at least 1")
+    check_scenarios(scenarios, "scenarios")
     check_inputs(rollout, scenarios)
     started = time.monotonic()
     names = list(group_ids(prefix or uuid.uuid4().hex, map(scenario_id, scenarios)))

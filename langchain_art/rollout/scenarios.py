@@ -39,6 +39,28 @@ def scenario_id(scenario: Any) -> str:
     return _digest(json.dumps(scenario, sort_keys=True, default=repr))
 
 
+def check_scenarios(scenarios: object, name: str) -> None:
+    """Raise ConfigError if `scenarios`, the argument `name`, are no sequence of scenarios.
+
+    A text is a sequence too: of its letters, each of which would be a scenario.
+    """
+    if isinstance(scenarios, str | bytes):
+        raise ConfigError(
+            f"{name}: got the text {scenarios!r:.100}, expected a list of scenarios; write "
+            f"[{scenarios!r:.100}] for a single one"
+        )
+    if isinstance(scenarios, Mapping):
+        raise ConfigError(
+            f"{name}: got one mapping ({scenarios!r:.100}), expected a list of scenarios; put a "
+            "single one in brackets"
+        )
+    if not (hasattr(scenarios, "__len__") and hasattr(scenarios, "__getitem__")):
+        raise ConfigError(
+            f"{name}: got {type(scenarios).__name__} ({scenarios!r:.100}), expected a list of "
+            "scenarios; write list(…) around it"
+        )
+
+
 def portable(scenario: Any) -> dict[str, Any]:
     """``{"scenario": ...}`` for a group's metadata, where an evaluator finds it.
 

@@ -136,8 +136,13 @@ def summary_table(result: FitResult) -> Table:
     learned = sum(report.tokens for report in result.nodes.values())
     table.add_row("time", f"{seconds:.1f} s in steps")
     table.add_row("tokens", f"{spoken} sampled, {learned} trained")
-    for adapter in result.adapters:
-        table.add_row("use it as", f'ChatART(model="{adapter}")')
+    best = result.best.versions if result.best else ()
+    chosen = {name.partition("@")[0]: name for name in best}
+    for policy, version in result.versions.items():
+        newest = f"{policy}@{version}"
+        name = chosen.get(policy, newest)
+        beside = "" if name == newest else f'  the best; the newest is "{newest}"'
+        table.add_row("use it as", f'ChatART(model="{name}"){beside}')
     return table
 
 

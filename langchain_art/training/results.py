@@ -154,6 +154,17 @@ class FitResult(Record):
     history: tuple[StepRecord, ...] = ()
     evals: tuple[EvalResult, ...] = ()
 
+    def __repr__(self) -> str:
+        """In a line, for a notebook or a print: the history alone is kilobytes."""
+        parts = [" + ".join(self.adapters), f"{len(self.history)} steps"]
+        if self.before is not None and self.after is not None:
+            parts.append(f"held out {self.before} → {self.after}")
+        if self.best is not None and self.best.version != " + ".join(self.adapters):
+            parts.append(f"best {self.best}  {self.best.version}")
+        return f"<FitResult {self.fit_id}: {', '.join(parts)}>"
+
+    __str__ = __repr__
+
     @property
     def policy(self) -> str:
         """The single policy's name. Raises ConfigError if there are several."""

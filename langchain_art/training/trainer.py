@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.client.conversations import Conversations, sft_config
-from langchain_art.client.endpoint import split_base_url
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.rollout.graph_rollout import is_graph
 from langchain_art.rollout.runner import Rollout
+from langchain_art.rollout.scenarios import check_scenarios
+from langchain_art.training.addresses import Model, address_of, trained_policies
 from langchain_art.training.evaluate import evaluate
 from langchain_art.training.fit_loop import FitLoop, Schedule, serving_version
 from langchain_art.training.fit_settings import FitSettings, check_trainable
@@ -27,11 +28,7 @@ from langchain_art.training.results import EvalResult, FitResult
 from langchain_art.training.warm_start import WarmStart, WarmStartRun
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig
 
-if TYPE_CHECKING:
-    from langchain_art.chat_models.chat_art import ChatART
-
 T = TypeVar("T")
-Model: TypeAlias = "ChatART | str"
 
 #: Seconds that a fit waits for a server that restarts, before it raises.
 PATIENCE = 300.0
@@ -111,7 +108,7 @@ class Trainer:
                 "got an SFTConfig, which reads no rewards, expected a TrainConfig for `fit`; give "
                 "this config to `warm_start`"
             )
-        self.policies, self._base_url, self._api_key = _address(model, client)
+        self.policies, self._base_url, self._api_key = address_of(model, client)
         self.out_dir = Path(out_dir)
         self._plan = FitSettings(
             policies=self.policies,
@@ -161,10 +158,12 @@ class Trainer:
                 trained before it in the step keep their version; resumed, the step is repeated.
             ServerUnreachable: the server did not answer for five minutes.
             ConfigError: `out_dir` holds another fit, no run has a reward, a name in `trainable`
-                is no call's, or a scenario is not an input for the graph.
+                is no call's, scenarios are a text, or one is not an input for the graph.
         """
-        self._require_policies()
+        trained_policies(self.policies)
         self._require_reward(rollout)
+        check_scenarios(train_scenarios, "train_scenarios")
+        check_scenarios(eval_scenarios or (), "eval_scenarios")
         if steps < 0 or (eval_every is not None and eval_every < 1) or eval_samples < 1:
             raise ConfigError(f"got {steps=}, {eval_every=}, {eval_samples=}, expected counts")
         history = History(self.out_dir, self.policies, self._plan.seed, resume=resume)
@@ -218,7 +217,7 @@ class Trainer:
             JobFailed: the server could not train: a conversation cannot be shown to its model, say.
             ServerUnreachable: the server did not answer for five minutes.
         """
-        self._require_policies()
+        trained_policies(self.policies)
         run = WarmStartRun(
             self.out_dir,
             self.policy,
@@ -245,10 +244,12 @@ class Trainer:
 
         Raises:
             ArtError: a policy's version changed during the evaluation.
-            ConfigError: `rollout` is a graph as it is, and there is no `evaluator`.
+            ConfigError: `rollout` is a graph as it is, and there is no `evaluator`; or `scenarios`
+                are a text.
             RolloutFailed: more than `max_failed` of the rollouts raised.
         """
         self._require_reward(rollout)
+        check_scenarios(scenarios, "scenarios")
         async with self._client() as client:
             await client.ready(PATIENCE)
             return await evaluate(
@@ -268,14 +269,6 @@ class Trainer:
             raise ConfigError(f"This trainer has several policies: {', '.join(self.policies)}")
         return self.policies[0]
 
-    def _require_policies(self) -> None:
-        for policy in self.policies:
-            if "@" in policy:
-                raise ConfigError(
-                    f"got model {policy!r}, which is one version and never changes; train the "
-                    f"policy {policy.partition('@')[0]!r}"
-                )
-
     def _require_reward(self, rollout: Rollout) -> None:
         if is_graph(rollout) and self._plan.evaluator is None:
             raise ConfigError(
@@ -290,38 +283,15 @@ class Trainer:
 
 
 def _run_sync(work: Coroutine[Any, Any, T], name: str) -> T:
+    if _in_event_loop():
+        work.close()
+        raise ConfigError(f"An event loop runs here already; write `await trainer.{name}(...)`")
+    return asyncio.run(work)
+
+
+def _in_event_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)
-    work.close()
-    raise ConfigError(f"An event loop runs here already; write `await trainer.{name}(...)`")
-
-
-def _address(
-    model: Model | Sequence[Model], client: ArtClient | AsyncArtClient | None
-) -> tuple[tuple[str, ...], str | None, str | None]:
-    """Policies, base URL and key. A client's server goes before the models'."""
-    models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
-    names = tuple(_policy_name(one) for one in models)
-    if not names or len(set(names)) < len(names):
-        raise ConfigError(f"got models {list(names)}, expected at least one, and each only once")
-    if client is not None:
-        return names, client.base_url, client.api_key
-    bases = [getattr(one, "openai_api_base", None) for one in models]
-    urls = {split_base_url(base)[0] for base in bases if base}
-    if len(urls) > 1:
-        raise ConfigError(
-            f"got models of several servers: {', '.join(sorted(urls))}. Train the policies of one "
-            "server together, and those of another with a Trainer of their own."
-        )
-    secrets: list[Any] = [getattr(one, "openai_api_key", None) for one in models]
-    keys = [key.get_secret_value() for key in secrets if hasattr(key, "get_secret_value")]
-    return names, next(iter(urls), None), next(iter(keys), None)
-
-
-def _policy_name(model: Any) -> str:
-    name: Any = model if isinstance(model, str) else getattr(model, "model_name", None)
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"got model {model!r:.200}, expected a ChatART or the name of a policy")
-    return name
+        return False
+    return True

@@ -166,6 +166,34 @@ def test_the_summary_counts_tokens_and_names_every_adapter() -> None:
         assert words in text
 
 
+def test_the_summary_says_to_use_the_best_version() -> None:
+    best = EvalResult(mean=0.9, ci95=0.1, n=4, versions=("agent@1",), step=1)
+    found = FitResult(fit_id="f", versions={"agent": 2}, history=(step(ONE), step(ONE)), best=best)
+    text = screen(summary_table(found), width=100)
+    assert 'ChatART(model="agent@1")  the best; the newest is "agent@2"' in text
+    alone = FitResult(fit_id="f", versions={"agent": 2}, history=(step(ONE),))
+    assert 'ChatART(model="agent@2")' in screen(summary_table(alone))
+
+
+def test_a_result_is_a_line() -> None:
+    evals = [
+        EvalResult(mean=m, ci95=0.1, n=4, versions=(f"agent@{n}",), step=n)
+        for n, m in enumerate((0.25, 0.75, 0.5))
+    ]
+    found = FitResult(
+        fit_id="f",
+        versions={"agent": 2},
+        history=(step(ONE),) * 30,
+        before=evals[0],
+        after=evals[2],
+        best=evals[1],
+    )
+    for words in (repr(found), str(found)):
+        assert len(words) < 200
+        assert "agent@2, 30 steps, held out 0.250 ± 0.100 (n=4) → 0.500" in words
+        assert "best 0.750 ± 0.100 (n=4)  agent@1" in words
+
+
 def test_a_name_with_brackets_is_no_markup() -> None:
     assert "[red]" in screen(node_table({"[red]": node(8)}, "t"))
 

@@ -1,0 +1,49 @@
+"""What `Trainer` refuses before it asks a server, and how it says so."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_art.errors import ConfigError
+from langchain_art.training.trainer import Trainer
+
+
+def refused(
+    tmp_path: Path, scenarios: Any, *, policy: str = "p", **options: Any
+) -> pytest.ExceptionInfo[ConfigError]:
+    trainer = Trainer(policy, out_dir=tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        trainer.fit_sync(lambda _: 1.0, scenarios, **{"steps": 1, **options})
+    return caught
+
+
+@pytest.mark.parametrize(
+    "scenarios", ["Which project?", b"x", {"id": "q"}, iter(["a"]), {"a", "b"}, 7]
+)
+def test_what_is_no_list_of_scenarios_is_refused(tmp_path: Path, scenarios: Any) -> None:
+    assert "train_scenarios: got" in str(refused(tmp_path, scenarios).value)
+    found = refused(tmp_path, ["a"], eval_scenarios=scenarios)
+    assert "eval_scenarios: got" in str(found.value)
+    with pytest.raises(ConfigError, match="scenarios: got"):
+        Trainer("p", out_dir=tmp_path).evaluate_sync(lambda _: 1.0, scenarios)
+
+
+def test_the_text_is_shown_as_it_should_be_written(tmp_path: Path) -> None:
+    assert "['Which project?']" in str(refused(tmp_path, "Which project?").value)
+
+
+@pytest.mark.parametrize("policy", ["Qwen/Qwen2.5-0.5B", "My Agent", "-x", "a..b"])
+def test_a_name_that_no_policy_can_have_is_refused_in_words(tmp_path: Path, policy: str) -> None:
+    found = str(refused(tmp_path, ["a"], policy=policy).value)
+    assert repr(policy) in found and "expected the name of a policy" in found
+    assert "pydantic" not in found
+
+
+def test_an_error_in_a_plain_program_has_one_traceback(tmp_path: Path) -> None:
+    shown = "".join(traceback.format_exception(refused(tmp_path, "text").value))
+    assert shown.count("Traceback") == 1, shown
+    assert "no running event loop" not in shown
