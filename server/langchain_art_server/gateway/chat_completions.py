@@ -129,12 +129,14 @@ class _Completion:
         return self._id if index == 0 else f"{self._id}:{index}"
 
     def _request(self, index: int) -> ChatRequest:
-        first = self._call.first
-        sampling = first.sampling
+        sampling = self._call.sampling
         if sampling.seed is not None and index:
             sampling = replace(sampling, seed=sampling.seed + index)
-        return replace(
-            first, id=self._call_id(index), adapter=self._target.adapter, sampling=sampling
+        return ChatRequest(
+            id=self._call_id(index),
+            adapter=self._target.adapter,
+            sampling=sampling,
+            **self._call.asked,
         )
 
     def _record(self, index: int, reply: ChatReply) -> CallRecord:
@@ -150,7 +152,7 @@ class _Completion:
             prompt_token_ids=reply.prompt_token_ids,
             token_ids=reply.token_ids,
             logprobs=reply.logprobs,
-            temperature=self._call.first.sampling.temperature or 1.0,
+            temperature=self._call.sampling.temperature or 1.0,
             finish_reason=reply.finish_reason,
             excluded_because=reply.excluded_because,
             latency=time.monotonic() - self._start,

@@ -20,7 +20,6 @@ from langchain_art.wire import CallTags
 from langchain_art_server.backends.base import (
     MAX_SCHEMA_CHARS,
     MAX_SCHEMA_DEPTH,
-    ChatRequest,
     Sampling,
 )
 from langchain_art_server.gateway.chat_tools import check_calls, shown_tools
@@ -53,6 +52,7 @@ NOTES = (
     "prompt_cache_options",
     "prompt_cache_retention",
 )
+_RETRIES = re.compile(rb"[0-9]{1,6}")
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,9}")
 #: Counts of tokens go into 32 bits, in vLLM too; seeds are 64 bits wide, as in OpenAI's reference.
 _MAX_COUNT, _MAX_SEED = 2**31 - 1, 2**63 - 1
@@ -109,7 +109,8 @@ class CheckedChatRequest:
     Attributes:
         body: the body, with the headers' tags in its `art`.
         count: how many choices are sampled.
-        first: what the sampler gets for the first of them, but for its id and adapter.
+        sampling: how the first of them is sampled; the next have the next seeds.
+        asked: the other fields of `ChatRequest`, which all of them have.
         record: `CallRecord.request`: the body without what has columns of its own.
         retry: `CallRecord.retry`.
 
@@ -121,19 +122,18 @@ class CheckedChatRequest:
         tags = {n: v for n, v in headers if n.startswith((b"x-art-", b"x-stainless-retry-count"))}
         retry = tags.pop(b"x-stainless-retry-count", b"")
         self.body = body = _body(raw, _header_tags(tags))
-        self.retry = int(retry) if re.fullmatch(rb"[0-9]{1,6}", retry) else 0
+        self.retry = int(retry) if retry and _RETRIES.fullmatch(retry) else 0
         self.count = body.n or 1
         tools, tool_choice = shown_tools(body.tools or [], body.tool_choice or "auto")
-        self.first = ChatRequest(
-            id="",
-            messages=body.messages,
-            tools=tools,
-            tool_choice=tool_choice,
-            parallel_tool_calls=body.parallel_tool_calls is not False,
-            response_format=body.response_format,
-            sampling=_sampling(body),
-            stream=bool(body.stream),
-        )
+        self.sampling = _sampling(body)
+        self.asked: dict[str, Any] = {
+            "messages": body.messages,
+            "tools": tools,
+            "tool_choice": tool_choice,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "response_format": body.response_format,
+            "stream": bool(body.stream),
+        }
         self.record = {
             name: value
             for name, value in vars(body).items()

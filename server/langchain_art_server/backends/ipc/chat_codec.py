@@ -7,9 +7,9 @@ more time than everything else that it does for a long prompt. A request travels
 from __future__ import annotations
 
 from array import array
-from binascii import a2b_base64, b2a_base64
 from typing import Any
 
+from pybase64 import b64decode, b64encode_as_string
 from pydantic import TypeAdapter
 
 from langchain_art_server.backends.base import ChatReply, ChatRequest
@@ -26,7 +26,7 @@ def unpack_request(fields: dict[str, Any]) -> ChatRequest:
 def pack_reply(reply: ChatReply) -> dict[str, Any]:
     """A reply as JSON-able fields."""
     packed = {
-        name: b2a_base64(array(code, getattr(reply, name)), newline=False).decode()
+        name: b64encode_as_string(array(code, getattr(reply, name)))
         for name, code in _TYPES.items()
     }
     return vars(reply) | packed
@@ -36,6 +36,7 @@ def unpack_reply(packed: dict[str, Any]) -> ChatReply:
     """The reply of `pack_reply`; its numbers are arrays, bit for bit the same."""
     fields = dict(packed)
     for name, code in _TYPES.items():
-        fields[name] = array(code, a2b_base64(packed[name]))
+        # With `validate` it takes a twentieth of the time.
+        fields[name] = array(code, b64decode(packed[name], validate=True))
     fields["top_logprobs"] = [[(i, p, t) for i, p, t in one] for one in packed["top_logprobs"]]
     return ChatReply(**fields)
