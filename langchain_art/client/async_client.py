@@ -43,9 +43,13 @@ class AsyncArtClient(Endpoints):
 
     async def _send(self, request: Request[T]) -> T:
         backoff = self._backoff(request)
+        loop = asyncio.get_running_loop()
         while True:
+            silence = loop.call_later(*self._no_answer_yet(request))
             try:
                 async with self._http.stream(**request.arguments(self.timeout)) as response:
+                    silence.cancel()
+                    self._waiting.answer(response.status_code)
                     content = b""
                     if request.save is not None and response.is_success:
                         with request.save.open("wb") as file:
@@ -55,4 +59,7 @@ class AsyncArtClient(Endpoints):
                         content = await response.aread()
                 return request.result(response, content)
             except RETRYABLE as failure:
+                silence.cancel()
                 await asyncio.sleep(backoff.after(failure))
+            finally:
+                silence.cancel()

@@ -9,6 +9,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from langchain_art.client.http_request import Backoff, Flow, Request
+from langchain_art.client.waiting import SILENCE, Waiting
 from langchain_art.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,12 +42,14 @@ class Address(ABC):
         api_key: str | None = None,
         timeout: float = 60.0,
         patience: float = 60.0,
+        on_wait: Callable[[str], None] | None = None,
     ) -> None:
         url = base_url or os.environ.get("ART_BASE_URL") or DEFAULT_BASE_URL
         self.base_url, self._root = split_base_url(url)
         self.api_key = api_key or os.environ.get("ART_API_KEY")
         self.timeout = timeout
         self.patience = patience
+        self._waiting = Waiting(self.base_url, on_wait)
         self._open()
 
     @abstractmethod
@@ -62,8 +65,14 @@ class Address(ABC):
         return {"base_url": self._root, "headers": headers}
 
     def _backoff(self, request: Request[Any]) -> Backoff:
-        patience = self.patience if request.patience is None else request.patience
-        return Backoff(self.base_url, patience)
+        if request.patience is None:
+            return Backoff(self._waiting, self.patience)
+        return Backoff(self._waiting, request.patience, asked=True)
+
+    def _no_answer_yet(self, request: Request[Any]) -> tuple[float, Callable[[], None]]:
+        """After how many seconds to speak of a request without an answer, and how."""
+        words = f"no answer yet to {request.method} {request.path}"
+        return SILENCE + request.hold, lambda: self._waiting.because(words)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base_url!r})"

@@ -48,9 +48,14 @@ class Endpoints(JobEndpoints):
     """
 
     @endpoint
-    def ready(self, timeout: float = 60.0) -> Request[None]:
-        """Wait up to `timeout` seconds until the server can sample and train, then raise."""
-        return Request("GET", "/readyz", lambda _: None, patience=timeout)
+    def ready(self, timeout: float | None = None) -> Request[None]:
+        """Wait until the server can sample and train.
+
+        Args:
+            timeout: seconds after which to raise. None: the client's `patience`, and ten seconds if
+                the server never answered.
+        """
+        return Request("GET", "/readyz", lambda _: None, patience=timeout, quick=True)
 
     @endpoint
     def status(self) -> Request[ServerStatus]:

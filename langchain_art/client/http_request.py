@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from langchain_art.client.waiting import FIRST_ANSWER, SILENCE, Waiting, reason
 from langchain_art.errors import (
     REFUSALS,
     ArtError,
@@ -59,7 +60,9 @@ class Request(Generic[T]):
     hold: float = 0.0
     """Seconds that the server may keep the request open (long polls)."""
     patience: float | None = None
-    """Seconds to keep retrying; None: the client's."""
+    """Seconds to keep retrying; None: the client's, and less for a server that never answered."""
+    quick: bool = False
+    """The server answers at once if it answers at all."""
     save: Path | None = None
     """File that receives the body of a successful answer."""
 
@@ -79,8 +82,13 @@ class Request(Generic[T]):
             "params": {k: v for k, v in self.params.items() if v is not None},
             "headers": headers,
             "content": content,
-            "timeout": httpx.Timeout(timeout + self.hold, connect=min(timeout, 10.0)),
+            "timeout": self._timeout(timeout),
         }
+
+    def _timeout(self, timeout: float) -> httpx.Timeout:
+        whole = min(timeout, FIRST_ANSWER / 2) if self.quick else timeout + self.hold
+        # A second attempt still fits before a server is taken for one that is not there.
+        return httpx.Timeout(whole, connect=min(timeout, FIRST_ANSWER / 2))
 
     def result(self, response: httpx.Response, content: bytes) -> T:
         """The typed answer. Raises the server's refusal."""
@@ -122,11 +130,17 @@ def _seconds(response: httpx.Response) -> float | None:
 
 
 class Backoff:
-    """Pauses before retries, for `patience` seconds: Retry-After, or 0.2 s doubling to 5 s."""
+    """Pauses before retries, for `patience` seconds: Retry-After, or 0.2 s doubling to 5 s.
 
-    def __init__(self, base_url: str, patience: float) -> None:
-        self._base_url = base_url
-        self._deadline = time.monotonic() + patience
+    A server that never answered is waited for ten seconds at most, unless the request itself says
+    for how long.
+    """
+
+    def __init__(self, waiting: Waiting, patience: float, *, asked: bool = False) -> None:
+        self._waiting = waiting
+        self._begun = time.monotonic()
+        self._patience = patience
+        self._asked = asked
         self._pause = 0.2
 
     def after(self, failure: Exception) -> float:
@@ -134,13 +148,18 @@ class Backoff:
         asked = failure.retry_after if isinstance(failure, RequestRefused) else None
         pause = asked if asked is not None else self._pause * random.uniform(0.5, 1.0)
         self._pause = min(self._pause * 2, 5.0)
-        left = self._deadline - time.monotonic()
+        passed = time.monotonic() - self._begun
+        known = self._asked or self._waiting.answered
+        patience = self._patience if known else min(self._patience, FIRST_ANSWER)
+        left = patience - passed
         if left <= 0 or (asked is not None and asked > left):
             if isinstance(failure, httpx.TransportError):
                 raise ServerUnreachable(
-                    f"No answer from {self._base_url} ({type(failure).__name__}: {failure}). Start "
-                    "a server with `langchain-art serve MODEL`, or point base_url (or "
-                    "ART_BASE_URL) at one that runs."
+                    f"No answer from {self._waiting.base_url} in {passed:.0f} s: "
+                    f"{reason(failure)}. Start a server with `langchain-art serve MODEL`, or point "
+                    "base_url (or ART_BASE_URL) at one that runs."
                 ) from failure
             raise failure
+        if isinstance(failure, httpx.TransportError) or passed + pause >= SILENCE:
+            self._waiting.because(reason(failure))
         return min(max(pause, 0.01), left)

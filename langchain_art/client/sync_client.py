@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from threading import Timer
 from typing import TypeVar
 
 import httpx
@@ -31,7 +32,10 @@ class ArtClient(Endpoints):
             variable ART_BASE_URL, else ``http://localhost:8000/v1``.
         api_key: sent as a bearer token. None: the environment variable ART_API_KEY, else no key.
         timeout: seconds for one attempt, in addition to the time of a long poll.
-        patience: seconds to keep retrying after connection errors and 408, 429 or 503 answers.
+        patience: seconds to keep retrying after connection errors and 408, 429 or 503 answers; for
+            a server that never answered, ten at most.
+        on_wait: gets the words while the client waits (``waiting for http://…: connection
+            refused``), also from other threads. None: they are logged as warnings.
 
     Raises:
         ConfigError: `base_url` is not an http(s) URL.
@@ -66,8 +70,13 @@ class ArtClient(Endpoints):
     def _send(self, request: Request[T]) -> T:
         backoff = self._backoff(request)
         while True:
+            silence = Timer(*self._no_answer_yet(request))
+            silence.daemon = True
+            silence.start()
             try:
                 with self._http.stream(**request.arguments(self.timeout)) as response:
+                    silence.cancel()
+                    self._waiting.answer(response.status_code)
                     content = b""
                     if request.save is not None and response.is_success:
                         with request.save.open("wb") as file:
@@ -77,4 +86,7 @@ class ArtClient(Endpoints):
                         content = response.read()
                 return request.result(response, content)
             except RETRYABLE as failure:
+                silence.cancel()
                 time.sleep(backoff.after(failure))
+            finally:
+                silence.cancel()

@@ -51,7 +51,7 @@ class FitLoop:
     async def run(self, scenarios: Sequence[Any]) -> FitResult:
         """Run all steps that are not done yet, and the evaluations."""
         history, steps = self.history, self.schedule.steps
-        await self.client.ready(self.client.patience)
+        await self.client.ready()
         versions = await self._versions()
         done = history.done
         if history.resumed:

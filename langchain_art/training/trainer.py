@@ -30,7 +30,7 @@ from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig
 
 T = TypeVar("T")
 
-#: Seconds that a fit waits for a server that restarts, before it raises.
+#: Seconds that a fit waits for a server that answered before and restarts, before it raises.
 PATIENCE = 300.0
 
 
@@ -156,7 +156,8 @@ class Trainer:
             RolloutFailed: more than `max_failed` of a batch raised.
             JobFailed: the server could not train; the adapter is unchanged. Policies that were
                 trained before it in the step keep their version; resumed, the step is repeated.
-            ServerUnreachable: the server did not answer for five minutes.
+            ServerUnreachable: the server never answered (for ten seconds), or it did and then did
+                not for five minutes.
             ConfigError: `out_dir` holds another fit, no run has a reward, a name in `trainable`
                 is no call's, scenarios are a text, or one is not an input for the graph.
         """
@@ -215,7 +216,8 @@ class Trainer:
             ConfigError: a number is below 1, a conversation is malformed, `config` is no SFTConfig,
                 `out_dir` holds another warm start, or the trainer has several policies.
             JobFailed: the server could not train: a conversation cannot be shown to its model, say.
-            ServerUnreachable: the server did not answer for five minutes.
+            ServerUnreachable: the server never answered (for ten seconds), or it did and then did
+                not for five minutes.
         """
         trained_policies(self.policies)
         run = WarmStartRun(
@@ -229,7 +231,7 @@ class Trainer:
             resume=resume,
         )
         async with self._client() as client:
-            await client.ready(PATIENCE)
+            await client.ready()
             await serving_version(client, self.policy, self._plan.lora)
             return await run.run(client, self._display)
 
@@ -251,7 +253,7 @@ class Trainer:
         self._require_reward(rollout)
         check_scenarios(scenarios, "scenarios")
         async with self._client() as client:
-            await client.ready(PATIENCE)
+            await client.ready()
             return await evaluate(
                 self._plan, client, self._display, rollout, scenarios, samples=samples
             )
@@ -279,7 +281,9 @@ class Trainer:
 
     def _client(self) -> AsyncArtClient:
         # One per event loop: connections cannot move between loops.
-        return AsyncArtClient(self._base_url, self._api_key, patience=PATIENCE)
+        return AsyncArtClient(
+            self._base_url, self._api_key, patience=PATIENCE, on_wait=self._display.line
+        )
 
 
 def _run_sync(work: Coroutine[Any, Any, T], name: str) -> T:
