@@ -55,11 +55,12 @@ class Waiting:
         if status in (502, 504):
             return
         self.answered = True
-        if status in (408, 429, 503) or self._since is None:
+        if status in (408, 429, 503):
             return
         with self._lock:
-            since, self._since, self._said = self._since, None, ("", -_REPEAT)
+            since, self._since = self._since, None
         if since is not None:
+            self._said = ("", -_REPEAT)
             self._say(f"{self.base_url} answers again, after {time.monotonic() - since:.0f} s")
 
 
@@ -73,9 +74,9 @@ def reason(failure: BaseException) -> str:
         return "no answer, though it takes connections"
     found = [failure]
     for one in found:  # grows by their causes while it is read
-        if isinstance(one, OSError) and (one.errno or one.strerror):
-            words = os.strerror(one.errno) if (one.errno or 0) > 0 else one.strerror
-            return (words or str(one)).lower()
+        if isinstance(one, OSError) and one.errno is not None:
+            # Numbers below 0 are those of a name that could not be looked up.
+            return (os.strerror(one.errno) if one.errno > 0 else str(one.strerror)).lower()
         causes = [one.__cause__, one.__context__]
         if isinstance(one, BaseExceptionGroup):
             causes += cast("BaseExceptionGroup[BaseException]", one).exceptions

@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from threading import Lock, Thread, current_thread
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
@@ -90,6 +90,13 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
         self.key = key
         self.name = key
 
+    @property
+    def cost(self) -> float | None:
+        """US dollars spent so far, by it and its parts; None if none of them knows."""
+        values = [one for value in vars(self).values() for one in _members(value)]
+        known = [one.cost for one in values if one.cost is not None]
+        return math.fsum(known) if known else None
+
     @abstractmethod
     async def ascore(self, group: TrajectoryGroup) -> Sequence[Score | None]:
         """The scores of a group's runs, in the runs' order; None: the run could not be scored.
@@ -149,6 +156,12 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
         }
         merged = tuple(scored.get(run.id, run) for run in group.trajectories)
         return group.model_copy(update={"trajectories": merged})
+
+
+def _members(value: object) -> list[GroupEvaluator]:
+    """The evaluators in an attribute of an evaluator."""
+    found = cast("Mapping[Any, object]", value).values() if isinstance(value, Mapping) else [value]
+    return [one for one in found if isinstance(one, GroupEvaluator)]
 
 
 def with_score(run: Trajectory, key: str, score: Score | None) -> Trajectory:

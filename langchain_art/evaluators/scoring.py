@@ -35,9 +35,15 @@ class ScoredGroups:
 
 
 async def score_groups(
-    groups: Sequence[TrajectoryGroup], evaluator: Evaluator, *, concurrency: int = 16
+    groups: Sequence[TrajectoryGroup],
+    evaluator: Evaluator,
+    *,
+    concurrency: int = 16,
+    on_done: Callable[[], None] | None = None,
 ) -> ScoredGroups:
     """Score groups, at most `concurrency` at once. A plain ``def`` evaluator runs in threads.
+
+    `on_done` is called after each group.
 
     Failed runs are not shown to the evaluator, and stay in their group as they are.
 
@@ -55,6 +61,9 @@ async def score_groups(
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a judge raises, its group is counted
                 return error
+            finally:
+                if on_done is not None:
+                    on_done()
 
     outcomes = await asyncio.gather(*(one(group) for group in groups))
     errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
@@ -66,6 +75,15 @@ async def score_groups(
         ) from errors[0]
     judged = [outcome for outcome in outcomes if isinstance(outcome, TrajectoryGroup)]
     return ScoredGroups(judged, len(errors), first)
+
+
+def cost_of(evaluator: object) -> float | None:
+    """US dollars that an evaluator has spent so far; None if it does not know.
+
+    It is asked for its `cost`, which `GroupEvaluator` has.
+    """
+    found = getattr(evaluator, "cost", None)
+    return float(found) if isinstance(found, int | float) else None
 
 
 async def score_group(group: TrajectoryGroup, evaluator: Evaluator) -> TrajectoryGroup:

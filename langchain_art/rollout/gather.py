@@ -34,8 +34,8 @@ class GatherResult:
 
     @property
     def rewards(self) -> list[float]:
-        """The rewards of the runs that have one."""
-        return [t.reward for t in self.trajectories if t.reward is not None]
+        """The total return (`Trajectory.total_return`) of the runs that have one."""
+        return [worth for t in self.trajectories if (worth := t.total_return) is not None]
 
     @property
     def failed(self) -> int:

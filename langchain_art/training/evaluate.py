@@ -8,11 +8,11 @@ from typing import Any
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ArtError
-from langchain_art.evaluators.scoring import score_groups
+from langchain_art.evaluators.scoring import cost_of, score_groups
 from langchain_art.rollout.gather import gather
 from langchain_art.rollout.runner import Rollout
 from langchain_art.training.fit_settings import FitSettings
-from langchain_art.training.progress import Display, note
+from langchain_art.training.progress import Display, MeanReward
 from langchain_art.training.results import EvalResult, summarize
 from langchain_art.wire import Trajectory
 
@@ -32,7 +32,8 @@ async def evaluate(
     The plan's evaluator scores groups in which a run that did not fail has no reward. Raises as
     `Trainer.evaluate`.
     """
-    started = time.monotonic()
+    started, paid = time.monotonic(), cost_of(plan.evaluator)
+    note = MeanReward()
     expected = await _serving(client, plan.policies)
     with display.bar("evaluating", len(scenarios) * samples) as advance:
         found = await gather(
@@ -52,12 +53,20 @@ async def evaluate(
             if any(t.reward is None and t.status != "failed" for t in group.trajectories)
         ]
         if plan.evaluator is not None and unscored:
-            judged = await score_groups(unscored, plan.evaluator)
+            with display.bar("judging", len(unscored)) as judging:
+                judged = await score_groups(unscored, plan.evaluator, on_done=judging)
             scored = {group.id: group for group in judged.groups}
             groups = [scored.get(group.id, group) for group in groups]
         runs = [t for group in groups for t in group.trajectories]
         _check(runs, expected, await _serving(client, plan.policies))
-    return summarize(runs, step=step, versions=expected, seconds=time.monotonic() - started)
+    now = cost_of(plan.evaluator)
+    return summarize(
+        runs,
+        step=step,
+        versions=expected,
+        seconds=time.monotonic() - started,
+        judge_cost=None if now is None else now - (paid or 0.0),
+    )
 
 
 async def _serving(client: AsyncArtClient, models: Sequence[str]) -> list[str]:

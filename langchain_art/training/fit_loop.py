@@ -17,7 +17,7 @@ from langchain_art.training.evaluate import evaluate
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.progress import Display
-from langchain_art.training.results import EvalResult, FitResult, StepRecord, tokens
+from langchain_art.training.results import EvalResult, FitResult, StepRecord, node_rewards, tokens
 from langchain_art.training.step_batch import StepBatchBuilder
 from langchain_art.wire import LoraConfig, TrainResult
 
@@ -68,10 +68,12 @@ class FitLoop:
             batches = StepBatchBuilder(
                 self.plan, self.client, history, self.display, self.rollout, scenarios, steps
             )
+            begun = time.monotonic()
             async with batches.stream:
                 for step in range(done + 1, steps + 1):
                     record = await self._step(history.pending() or await batches.collect(step))
-                    self.display.step(record, steps, first=step == done + 1)
+                    left = (time.monotonic() - begun) / (step - done) * (steps - step)
+                    self.display.step(record, steps, first=step == done + 1, left=left)
                     versions = record.versions
                     await self._evaluate(step)
                     advance()
@@ -106,12 +108,15 @@ class FitLoop:
         started = time.monotonic()
         results = await self._train(pending)
         seconds = {**pending.seconds, "train": time.monotonic() - started}
-        rewards = [t.reward for t in pending.trajectories if t.reward is not None]
+        worth = [run.total_return for run in pending.trajectories]
+        rewards = [one for one in worth if one is not None]
+        trained = sum(node.tokens for one in results.values() for node in one.nodes.values())
         record = StepRecord(
             step=pending.step,
             results=results,
             reward_mean=statistics.fmean(rewards) if rewards else None,
             reward_std=statistics.stdev(rewards) if len(rewards) > 1 else None,
+            node_rewards=node_rewards(pending.trajectories),
             groups=len(pending.groups),
             failed=sum(t.status == "failed" for t in pending.trajectories),
             retried=pending.retried,
@@ -119,7 +124,8 @@ class FitLoop:
             resampled=pending.resampled,
             drawn=pending.drawn,
             seconds={**seconds, "total": sum(seconds.values())},
-            tokens=tokens(pending.trajectories),
+            tokens=tokens(pending.trajectories) | {"trained": trained},
+            judge_cost=pending.judge_cost,
         )
         self.history.append(record)
         self.history.end()
@@ -137,7 +143,10 @@ class FitLoop:
             key = state.key(policy, pending.step)
             job = await self.client.train(ids, policy, pending.config, key, pending.trainable)
             try:
-                results[policy] = await self.client.wait(job)
+                with self.display.bar("training", 1) as advance:
+                    results[policy] = await self.client.wait(
+                        job, lambda event, told=advance: told(event.message, by=0)
+                    )
             except JobFailed:
                 # The keys are used: a resumed fit repeats this step with new rollouts and keys.
                 tries = state.failed_jobs.get(pending.step, 0) + 1

@@ -79,6 +79,7 @@ class PendingStep(Record):
     resampled: int = 0
     drawn: int = 0
     seconds: dict[str, float] = Field(default_factory=dict)
+    judge_cost: float | None = None
 
     @property
     def trajectories(self) -> list[Trajectory]:

@@ -2,43 +2,89 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from threading import Event, Thread
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
+from rich.text import Text
 
-from langchain_art.training.report import excluded_counts, node_table, nothing_trained
+from langchain_art.training.report import duration, excluded_counts, node_table, nothing_trained
 from langchain_art.training.results import EvalResult, StepRecord
 from langchain_art.wire import Trajectory
 
 #: Metrics of the learner that are shown, and their labels.
 _SHOWN = {"loss": "loss", "grad_norm": "grad", "logprob_gap_mean": "gap"}
+#: Where no bar can be drawn (a log file): seconds until something that lasts is spoken of, and
+#: until it is spoken of again.
+_SILENCE, _REPEAT = 1.5, 30.0
+
+
+class _Count(ProgressColumn):
+    """``17/128``, as wide for the first as for the last."""
+
+    def render(self, task: Task) -> Text:
+        """The column of one bar."""
+        total = f"{task.total or 0:.0f}"
+        return Text(f"{task.completed:>{len(total)}.0f}/{total}", style="progress.download")
+
+
+def _column(width: int, *, right: bool = False) -> Column:
+    justify = "right" if right else "left"
+    return Column(width=width, no_wrap=True, overflow="ellipsis", justify=justify)
+
+
+@dataclass
+class _Shown:
+    """What is under way, for a log file."""
+
+    description: str
+    total: int
+    done: int
+    note: str = ""
+    said_at: float | None = None
+    begun: float = field(default_factory=time.monotonic)
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to speak of it."""
+        if self.said_at is None:
+            return now - self.begun >= _SILENCE
+        return now - self.said_at >= _REPEAT
 
 
 class Display:
-    """Prints lines, and progress bars below them, on a console. None: standard output."""
+    """Prints lines, and progress bars below them, on a console. None: standard output.
+
+    Where the console is no terminal, what takes longer than two seconds is told in lines.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
+        # 77 characters with the spaces between them: they fit a terminal of 80, and never move.
         self._bars = Progress(
-            TextColumn("{task.description:<12}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TextColumn("{task.description}", table_column=_column(11)),
+            BarColumn(bar_width=10, table_column=_column(10)),
+            _Count(table_column=_column(9, right=True)),
+            TextColumn("{task.fields[note]}", table_column=_column(28)),
+            TimeElapsedColumn(table_column=_column(7, right=True)),
+            TimeRemainingColumn(table_column=_column(7, right=True)),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,
         )
+        self._under_way: list[_Shown] = []
 
     def line(self, text: str, style: str | None = None) -> None:
         """Print one line, above the bars if there are any."""
@@ -53,30 +99,69 @@ class Display:
         self, description: str, total: int, done: int = 0
     ) -> Generator[Callable[..., None], None, None]:
         """A bar for the time of the context; the function that it yields advances it by one."""
-        is_inner = bool(self._bars.task_ids)
-        with nullcontext() if is_inner else self._bars:
+        shown = _Shown(description, total, done)
+        self._under_way.append(shown)
+        with self._whole() if len(self._under_way) == 1 else nullcontext():
             task = self._bars.add_task(description, total=total, completed=done, note="")
 
-            def advance(note: str = "") -> None:
-                self._bars.update(task, advance=1, note=note)
+            def advance(note: str = "", by: int = 1) -> None:
+                shown.done, shown.note = shown.done + by, note
+                self._bars.update(task, advance=by, note=note)
 
             try:
                 yield advance
             finally:
                 self._bars.remove_task(task)
+                self._under_way.remove(shown)
 
-    def step(self, record: StepRecord, steps: int, *, first: bool) -> None:
-        """Print a step. Its nodes are a table if it is the `first` of a fit, else a line."""
-        self.line("  ".join(_headline(record, steps)))
+    @contextmanager
+    def _whole(self) -> Generator[None, None, None]:
+        """Around the outermost bar: draws, or tells in lines, whatever is under way."""
+        if self.console.is_terminal:
+            with self._bars:
+                yield
+            return
+        ended = Event()
+
+        def tell() -> None:
+            while not ended.wait(0.25):
+                now = time.monotonic()
+                for shown in self._under_way[-1:]:
+                    if shown.due(now):
+                        shown.said_at = now
+                        words = f"{shown.description} {shown.done}/{shown.total}  {shown.note}"
+                        self.line(f"{words.strip()}  {duration(now - shown.begun)}")
+
+        Thread(target=tell, name="progress", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def step(
+        self, record: StepRecord, steps: int, *, first: bool, left: float | None = None
+    ) -> None:
+        """Print a step. Its nodes are a table if it is the `first` of a fit, else a line.
+
+        `left`: seconds that the other steps will take.
+        """
+        headline = _headline(record, steps)
+        if left:
+            headline.append(f"{duration(left)} left")
+        self.line("  ".join(headline))
         for figures in _figures(record):
             self.line(f"  {figures}")
         if lost := excluded_counts(record):
             self.line(f"  excluded: {lost}")
         if first and record.nodes:
-            self.console.print(node_table(record.nodes, f"Trained by node, step {record.step}"))
+            title, rewards = f"Trained by node, step {record.step}", record.rewards_by_node
+            worth = {name: f"{reward:.3f}" for name, reward in rewards.items()}
+            self.console.print(node_table(record.nodes, title, worth))
         elif record.nodes:
+            rewards = record.rewards_by_node
             shown = [
-                f"{name} {report.tokens} tokens, |A| {report.advantage_abs:.2f}"
+                (f"{name} reward {rewards[name]:.3f}, " if name in rewards else f"{name} ")
+                + f"{report.tokens} tokens, |A| {report.advantage_abs:.2f}"
                 for name, report in record.nodes.items()
                 if report.tokens
             ]
@@ -88,11 +173,24 @@ class Display:
         """Print the line of an evaluation."""
         after = "" if result.step is None else f" after step {result.step}"
         self.line(f"held out{after}: {result}  {result.version}  {result.seconds:.1f}s")
+        if by_node := result.node_rewards:
+            worth = ", ".join(f"{node} {reward:.3f}" for node, reward in by_node.items())
+            self.line(f"  by node: {worth}")
 
 
-def note(run: Trajectory) -> str:
-    """A run in words, for a progress bar."""
-    return run.status if run.reward is None else f"reward {run.reward:.3g}"
+class MeanReward:
+    """The mean total return of the runs so far, in words for a progress bar."""
+
+    def __init__(self) -> None:
+        self._sum, self._scored, self._failed = 0.0, 0, 0
+
+    def __call__(self, run: Trajectory) -> str:
+        """The words after one more run."""
+        self._failed += run.status == "failed"
+        if (worth := run.total_return) is not None:
+            self._sum, self._scored = self._sum + worth, self._scored + 1
+        mean = f"mean reward {self._sum / self._scored:.3f}" if self._scored else "no rewards yet"
+        return mean + (f", {self._failed} failed" if self._failed else "")
 
 
 def _headline(record: StepRecord, steps: int) -> list[str]:

@@ -131,11 +131,13 @@ def summary_table(result: FitResult) -> Table:
         table.add_row(
             "resampled", f"{resampled} of {groups} groups, in place of zero-variance ones"
         )
-    seconds = sum(record.seconds.get("total", 0.0) for record in result.history)
-    spoken = sum(record.tokens.get("completion", 0) for record in result.history)
+    steps = sum(record.seconds.get("total", 0.0) for record in result.history)
+    table.add_row("time", f"{duration(steps)} in steps, {duration(result.seconds)} in all")
+    prompts, sampled = (result.tokens.get(name, 0) for name in ("prompt", "completion"))
     learned = sum(report.tokens for report in result.nodes.values())
-    table.add_row("time", f"{seconds:.1f} s in steps")
-    table.add_row("tokens", f"{spoken} sampled, {learned} trained")
+    table.add_row("tokens", f"{prompts} read, {sampled} sampled, {learned} trained")
+    if result.judge_cost is not None:
+        table.add_row("judge", f"${result.judge_cost:.4f}")
     best = result.best.versions if result.best else ()
     chosen = {name.partition("@")[0]: name for name in best}
     for policy, version in result.versions.items():
@@ -146,22 +148,46 @@ def summary_table(result: FitResult) -> Table:
     return table
 
 
-def node_table(nodes: Mapping[str, NodeReport], title: str) -> Table:
-    """For each node: calls and tokens trained, advantages, and excluded calls."""
+def node_table(
+    nodes: Mapping[str, NodeReport], title: str, rewards: Mapping[str, str] | None = None
+) -> Table:
+    """For each node: its calls' rewards if any has one, what was trained, and excluded calls."""
     node, excluded = Column("node", overflow="fold"), Column("calls excluded", overflow="fold")
-    numbers = [Column(name, justify="right") for name in ("calls", "tokens", "mean |A|", "mean A")]
+    names = [*(["reward"] if rewards else []), "calls", "tokens", "mean |A|", "mean A"]
+    numbers = [Column(name, justify="right") for name in names]
     table = Table(node, *numbers, excluded, title=title, title_justify="left")
     for name, report in nodes.items():
         mean = round(report.advantage_mean, 3) + 0.0  # never -0.000
         advantages = [f"{report.advantage_abs:.3f}", f"{mean:+.3f}"]
         table.add_row(
             escape(name),
+            *([rewards.get(name, "-")] if rewards else []),
             str(report.calls),
             str(report.tokens),
             *(advantages if report.tokens else ["-", "-"]),
             escape(counts(report.excluded)) or "-",
         )
     return table
+
+
+def node_rewards(history: Sequence[StepRecord]) -> dict[str, str]:
+    """By node: the mean reward of its calls in the first step that has one, and in the last."""
+    found: dict[str, list[float]] = {}
+    for record in history:
+        for name, reward in record.rewards_by_node.items():
+            found.setdefault(name, []).append(reward)
+    return {
+        name: f"{rewards[0]:.3f}" if len(rewards) == 1 else f"{rewards[0]:.3f} → {rewards[-1]:.3f}"
+        for name, rewards in found.items()
+    }
+
+
+def duration(seconds: float) -> str:
+    """``4.1s``, ``3m05s`` or ``2h07m``."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest:02}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02}m"
 
 
 def counts(found: Mapping[str, int]) -> str:

@@ -6,6 +6,7 @@ Where several policies learn in one graph, whatever is one policy's (`StepRecord
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from langchain_art.errors import ConfigError
+from langchain_art.evaluators.transcript import label
 from langchain_art.wire import NodeReport, TrainResult, Trajectory
 
 T = TypeVar("T")
@@ -28,7 +30,8 @@ class Record(BaseModel):
 class EvalResult(Record):
     """Mean reward of some scenarios, sampled from exactly one version of each model.
 
-    Failed and unjudged runs have no reward; they are counted and not part of `mean`.
+    A run's reward is its total return: its own and those of its calls (`Run.reward_node`). Failed
+    and unjudged runs have no reward; they are counted and not part of `mean`.
 
     Example::
 
@@ -50,8 +53,12 @@ class EvalResult(Record):
     failed: int = 0
     unscored: int = 0
     """Runs that did not fail and have no reward."""
+    node_rewards: dict[str, float] = Field(default_factory=dict)
+    """By node: the mean reward of its calls, over the runs in which they have one."""
     tokens: dict[str, int] = Field(default_factory=dict)
     seconds: float = 0.0
+    judge_cost: float | None = None
+    """US dollars that the judge took, where the evaluator knows it."""
 
     @property
     def version(self) -> str:
@@ -74,8 +81,11 @@ class StepRecord(Record):
     results: dict[str, TrainResult]
     """policy -> the result of its job, in the order of the trainer's policies."""
     reward_mean: float | None
+    """Of the runs' total returns: their own rewards and those of their calls."""
     reward_std: float | None
     """Standard deviation over all runs of the step."""
+    node_rewards: dict[str, float] = Field(default_factory=dict)
+    """By node: the mean reward of its calls, over the runs in which they have one."""
     groups: int
     failed: int = 0
     retried: int = 0
@@ -88,6 +98,9 @@ class StepRecord(Record):
     seconds: dict[str, float] = Field(default_factory=dict)
     """``rollout``, ``judge``, ``train`` and ``total``."""
     tokens: dict[str, int] = Field(default_factory=dict)
+    """``prompt`` and ``completion`` (sampled) of all runs, and ``trained`` of all policies."""
+    judge_cost: float | None = None
+    """US dollars that the judge took, where the evaluator knows it."""
 
     @property
     def versions(self) -> dict[str, int]:
@@ -120,6 +133,16 @@ class StepRecord(Record):
             for nodes in strange[len(strange) == len(having) :]:
                 del nodes[node]
         return _named(reports)
+
+    @property
+    def rewards_by_node(self) -> dict[str, float]:
+        """`node_rewards` under the names of `nodes`."""
+        several, found = len(self.results) > 1, self.node_rewards
+        return {
+            name: found[node]
+            for name in self.nodes
+            if (node := name.partition("/")[2] if several else name) in found
+        }
 
 
 def _is_elsewhere(report: NodeReport) -> bool:
@@ -192,6 +215,25 @@ class FitResult(Record):
         return _sums(record.excluded for record in self.history)
 
     @property
+    def seconds(self) -> float:
+        """Of all steps and evaluations."""
+        return sum(one.seconds.get("total", 0.0) for one in self.history) + sum(
+            one.seconds for one in self.evals
+        )
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Of all steps and evaluations: ``prompt``, ``completion`` (sampled) and ``trained``."""
+        return _sums(one.tokens for one in (*self.history, *self.evals))
+
+    @property
+    def judge_cost(self) -> float | None:
+        """US dollars that the judge took in all; None where the evaluator does not know it."""
+        known = [one.judge_cost for one in (*self.history, *self.evals)]
+        spent = [cost for cost in known if cost is not None]
+        return math.fsum(spent) if spent else None
+
+    @property
     def nodes(self) -> dict[str, NodeReport]:
         """What each node contributed to all steps."""
         return total_nodes(record.nodes for record in self.history)
@@ -236,16 +278,21 @@ def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def summarize(
-    trajectories: Sequence[Trajectory], *, step: int | None, versions: Sequence[str], seconds: float
+    trajectories: Sequence[Trajectory],
+    *,
+    step: int | None,
+    versions: Sequence[str],
+    seconds: float,
+    judge_cost: float | None = None,
 ) -> EvalResult:
-    """Mean and 95 % interval of the rewards."""
+    """Mean and 95 % interval of the runs' total returns."""
     by_scenario: defaultdict[str | None, list[float]] = defaultdict(list)
     for trajectory in trajectories:
-        if trajectory.reward is not None:
-            by_scenario[trajectory.scenario].append(trajectory.reward)
+        if (worth := trajectory.total_return) is not None:
+            by_scenario[trajectory.scenario].append(worth)
     rewards = [reward for group in by_scenario.values() for reward in group]
     means = [statistics.fmean(group) for group in by_scenario.values()]
-    failed = sum(t.status == "failed" and t.reward is None for t in trajectories)
+    failed = sum(t.status == "failed" and t.total_return is None for t in trajectories)
     return EvalResult(
         step=step,
         versions=tuple(versions),
@@ -254,9 +301,24 @@ def summarize(
         n=len(rewards),
         failed=failed,
         unscored=len(trajectories) - len(rewards) - failed,
+        node_rewards=node_rewards(trajectories),
         tokens=tokens(trajectories),
         seconds=seconds,
+        judge_cost=judge_cost,
     )
+
+
+def node_rewards(trajectories: Iterable[Trajectory]) -> dict[str, float]:
+    """By node: the mean over runs of what its calls that count are worth together."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for run in trajectories:
+        own: defaultdict[str, float] = defaultdict(float)
+        for turn in run.turns:
+            if turn.reward is not None and turn.excluded_because is None:
+                own[label(turn)] += turn.reward
+        for node, reward in own.items():
+            found[node].append(reward)
+    return {node: statistics.fmean(rewards) for node, rewards in found.items()}
 
 
 def tokens(trajectories: Sequence[Trajectory]) -> dict[str, int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ArtError, ConfigError, RolloutFailed, ServerUnreachable
-from langchain_art.evaluators.scoring import score_groups
+from langchain_art.evaluators.scoring import cost_of, score_groups
 from langchain_art.rollout import remote_graph
 from langchain_art.rollout.graph_rollout import check_inputs, is_remote
 from langchain_art.rollout.group_stream import GroupStream
@@ -20,7 +20,7 @@ from langchain_art.rollout.runner import Rollout, RolloutWorker
 from langchain_art.rollout.scenarios import draw, group_ids
 from langchain_art.training.fit_settings import FitSettings, unmatched_frozen_names
 from langchain_art.training.fit_state import History, PendingStep
-from langchain_art.training.progress import Display, note
+from langchain_art.training.progress import Display, MeanReward
 from langchain_art.training.zero_variance import group_has_zero_variance, is_rewarded
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 
@@ -46,10 +46,12 @@ class StepBatchBuilder:
         self._first = True
         self._replacements = 0
         self._retried = 0
+        self._paid = cost_of(self.plan.evaluator)
         pending = self.history.pending()
         self._done = pending.step if pending else self.history.done
         self._taken = self._begun = pending.drawn if pending else self.history.drawn
         self._advance: Callable[[str], None] | None = None
+        self._note = MeanReward()
         self._worker = RolloutWorker(
             self.rollout,
             self.plan.concurrency,
@@ -70,11 +72,12 @@ class StepBatchBuilder:
 
     def _on_done(self, run: Trajectory) -> None:
         if self._advance is not None:
-            self._advance(note(run))
+            self._advance(self._note(run))
 
     async def collect(self, step: int) -> PendingStep:
         """The batch of step `step`, stored before any of it is sent. Raises as `Trainer.fit`."""
         plan = self.plan
+        self._paid = cost_of(plan.evaluator)
         groups, seconds, unjudged = await self._judged(step, plan.groups_per_step)
         _require_rewards(groups, plan.config)
         resampled = 0
@@ -116,10 +119,17 @@ class StepBatchBuilder:
             resampled=resampled,
             drawn=self._taken,
             seconds=seconds,
+            judge_cost=self._judge_cost(),
         )
         self._retried = self._worker.retried
         self.history.begin(pending)
         return pending
+
+    def _judge_cost(self) -> float | None:
+        """What the judge took since this was last asked for."""
+        now = cost_of(self.plan.evaluator)
+        before, self._paid = self._paid, now
+        return None if now is None else now - (before or 0.0)
 
     async def _judged(
         self, step: int, count: int
@@ -130,13 +140,14 @@ class StepBatchBuilder:
         allowed = allowed_steps * plan.groups_per_step + self._replacements
         self.stream.allow(allowed - self.stream.allowed)
         groups: list[TrajectoryGroup] = []
+        self._note = MeanReward()
         with self.display.bar("rollouts", count * plan.group_size) as advance:
             self._advance = None if plan.max_steps_ahead else advance
             for _ in range(count):
                 groups += await self.stream.take(1)
                 if plan.max_steps_ahead:  # runs that end may be of later steps
                     for run in groups[-1].trajectories:
-                        advance(note(run))
+                        advance(self._note(run))
             self._advance = None
         self._taken += count
         seconds = {"rollout": time.monotonic() - started}
@@ -148,7 +159,8 @@ class StepBatchBuilder:
         if plan.evaluator is None:
             return groups, seconds, 0
         started = time.monotonic()
-        judged = await score_groups(groups, plan.evaluator)
+        with self.display.bar("judging", len(groups)) as advance:
+            judged = await score_groups(groups, plan.evaluator, on_done=advance)
         if judged.first_error:
             self.display.line(f"{judged.unjudged} groups were not judged: {judged.first_error}")
         seconds["judge"] = time.monotonic() - started

@@ -23,7 +23,7 @@ from langchain_art.training.fit_loop import FitLoop, Schedule, serving_version
 from langchain_art.training.fit_settings import FitSettings, check_trainable
 from langchain_art.training.fit_state import History
 from langchain_art.training.progress import Display
-from langchain_art.training.report import node_table, summary_table
+from langchain_art.training.report import node_rewards, node_table, summary_table
 from langchain_art.training.results import EvalResult, FitResult
 from langchain_art.training.warm_start import WarmStart, WarmStartRun
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig
@@ -181,7 +181,10 @@ class Trainer:
                 raise
         self._display.console.print(summary_table(result))
         if result.nodes:
-            self._display.console.print(node_table(result.nodes, "Trained by node, all steps"))
+            table = node_table(
+                result.nodes, "Trained by node, all steps", node_rewards(result.history)
+            )
+            self._display.console.print(table)
         return result
 
     def fit_sync(

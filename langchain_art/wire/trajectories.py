@@ -5,6 +5,7 @@ A reward is finite or refused, and ``None`` (not scored) is not ``0.0``.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any, Literal
 
@@ -34,6 +35,16 @@ class Trajectory(Wire):
     metadata: dict[str, Any] = Field(default_factory=dict)
     status: Status = "completed"
     error: str | None = None
+
+    @property
+    def total_return(self) -> float | None:
+        """What the run is worth in all: its reward, and those of its calls that count.
+
+        None: neither it nor a call has a reward.
+        """
+        given = [turn.reward for turn in self.turns if turn.excluded_because is None]
+        rewards = [one for one in (self.reward, *given) if one is not None]
+        return math.fsum(rewards) if rewards else None
 
     @model_validator(mode="after")
     def _extends_backwards(self) -> Trajectory:

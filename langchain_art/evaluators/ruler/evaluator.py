@@ -131,6 +131,12 @@ class RulerEvaluator(GroupEvaluator):
         """Counts and costs of this evaluator so far."""
         return self._spent
 
+    @property
+    def cost(self) -> float | None:
+        """US dollars spent so far, of the calls whose price litellm knows; None: of none."""
+        spent = self._spent
+        return None if spent.unpriced and not spent.cost else spent.cost
+
     async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
         """One score per run.
 

@@ -106,6 +106,42 @@ def test_a_graphs_nodes_are_scored_one_by_one(art_server: LiveServer, tmp_path: 
     assert by_turn["noise"].advantage_abs == pytest.approx(-by_turn["noise"].advantage_mean)
 
 
+def test_rewards_of_nodes_alone_are_shown_and_evaluated(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    model = ChatART(model=new_id("p"), base_url=art_server.base_url, max_tokens=8)
+    graph, values = two_nodes(model), iter([0.5, 0.5, *[0.0, 1.0] * 4, 1.0, 1.0])
+
+    def rollout(_: dict[str, str]) -> Any:
+        with capture() as run:
+            graph.invoke({})
+            run.reward_node("writer", next(values))
+            run.reward_node("noise", 0.25)
+        return run
+
+    console = Console(file=io.StringIO(), width=120)
+    trainer = Trainer(
+        model,
+        group_size=4,
+        groups_per_step=2,
+        concurrency=1,
+        lora=LoraConfig(rank=2, alpha=4.0),
+        out_dir=tmp_path,
+        console=console,
+    )
+    scenarios = [{"id": "q"}, {"id": "r"}]
+    found = trainer.fit_sync(rollout, scenarios, steps=1, eval_scenarios=scenarios)
+    [step] = found.history
+    assert (step.reward_mean, step.reward_std) == (0.75, pytest.approx(0.5345, abs=1e-4))
+    assert step.node_rewards == {"writer": 0.5, "noise": 0.25}
+    assert found.before is not None and found.best is not None
+    assert (found.before.mean, found.before.unscored) == (0.75, 0)
+    assert (found.best.mean, found.best.step) == (1.25, 1), "not the first of equals"
+    shown: str = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "reward 0.750" in shown and "no rewards" not in shown and "unscored" not in shown
+    assert "by node: writer 1.000, noise 0.250" in shown
+
+
 def test_what_is_no_call_of_the_run_is_refused(art_server: LiveServer) -> None:
     model = ChatART(model="tiny", base_url=art_server.base_url, max_tokens=8)
     with capture() as run:

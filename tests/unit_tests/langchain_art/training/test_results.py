@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from typing import Any
 
 import pytest
@@ -10,14 +11,16 @@ from rich.console import Console
 
 from langchain_art.errors import ConfigError
 from langchain_art.training.fit_settings import check_trainable, unmatched_frozen_names
-from langchain_art.training.progress import Display
+from langchain_art.training.progress import Display, MeanReward
 from langchain_art.training.report import (
+    duration,
     excluded_counts,
+    node_rewards,
     node_table,
     nothing_trained,
     summary_table,
 )
-from langchain_art.training.results import EvalResult, FitResult, StepRecord, total_nodes
+from langchain_art.training.results import EvalResult, FitResult, StepRecord, summarize, total_nodes
 from langchain_art.wire import NodeReport, TrainResult, Trajectory, Turn
 
 
@@ -162,7 +165,13 @@ def test_the_summary_counts_tokens_and_names_every_adapter() -> None:
     record = step(WRITER, CRITIC, tokens={"completion": 40})
     found = FitResult(fit_id="f", versions=record.versions, history=(record,))
     text = screen(summary_table(found), node_table(found.nodes, "by node"))
-    for words in ("w and c: 1 steps", "40 sampled, 24 trained", '"w@3"', '"c@2"', "c/critic"):
+    for words in (
+        "w and c: 1 steps",
+        "0 read, 40 sampled, 24 trained",
+        '"w@3"',
+        '"c@2"',
+        "c/critic",
+    ):
         assert words in text
 
 
@@ -196,6 +205,90 @@ def test_a_result_is_a_line() -> None:
 
 def test_a_name_with_brackets_is_no_markup() -> None:
     assert "[red]" in screen(node_table({"[red]": node(8)}, "t"))
+
+
+# --- rewards of nodes, and what a fit took -----------------------------------------------
+
+
+def scored(name: str, own: float | None = None, **by_node: float) -> Trajectory:
+    turns = tuple(Turn(node=node, reward=reward) for node, reward in by_node.items())
+    return Trajectory(id=name, scenario=name, turns=turns, reward=own)
+
+
+def test_an_evaluation_is_of_the_total_return() -> None:
+    runs = [scored("a", writer=1.0, critic=0.5), scored("b", 0.0, writer=0.0), scored("c")]
+    found = summarize(runs, step=0, versions=["p@0"], seconds=1.0)
+    assert (found.mean, found.n, found.unscored) == (0.75, 2, 1)
+    assert found.node_rewards == {"writer": 0.5, "critic": 0.5}
+    assert str(found) == "0.750 ± 1.470 (n=2, 1 unscored)"
+    console = Console(file=io.StringIO(), width=80)
+    Display(console).eval(found)
+    assert "by node: writer 0.500, critic 0.500" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_rewards_of_nodes_have_a_column() -> None:
+    record = step(ONE, node_rewards={"writer": 0.25})
+    first, later = displayed(record, first=True), displayed(record, first=False)
+    assert "reward" in first.partition("Trained by node")[2] and "0.250" in first
+    assert "trained: writer reward 0.250, 16 tokens" in later
+    both = step(WRITER, CRITIC, node_rewards={"writer": 0.25, "critic": 1.0})
+    assert both.rewards_by_node == {"w/writer": 0.25, "c/critic": 1.0}
+    assert node_rewards([record, step(ONE, node_rewards={"writer": 1.0})]) == {
+        "writer": "0.250 → 1.000"
+    }
+    for text in (first, later, displayed(both, first=True)):
+        assert max(map(len, text.splitlines())) <= 80, text
+
+
+def test_the_bars_words_are_the_mean_and_not_one_runs_reward() -> None:
+    told = MeanReward()
+    assert told(scored("a")) == "no rewards yet"
+    assert told(scored("b", 1.0)) == "mean reward 1.000"
+    assert told(scored("c", writer=0.0)) == "mean reward 0.500"
+    failed = Trajectory(id="d", status="failed")
+    assert told(failed) == "mean reward 0.500, 1 failed"
+
+
+def test_the_bar_fits_80_columns_and_does_not_move() -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, legacy_windows=False)
+    display = Display(console)
+    places = set[tuple[int, int]]()
+    with display.bar("steps", 3000), display.bar("rollouts", 12800) as advance:
+        for words in ("", "mean reward 0.5", "mean reward -10.125, 1234 failed"):
+            advance(words, by=900)
+            lines = console.render_lines(display._bars.get_renderable(), pad=False)
+            rows = ["".join(part.text for part in line) for line in lines]
+            assert max(map(len, rows)) <= 80, rows
+            assert words[:20] in rows[1]
+            places.add((rows[1].index("/"), len(rows[1])))
+    assert len(places) == 1, places
+
+
+def test_a_log_file_hears_of_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("langchain_art.training.progress._SILENCE", 0.2)
+    console = Console(file=io.StringIO(), width=80)
+    with Display(console).bar("steps", 9, 3) as _, Display(console).bar("judging", 8) as advance:
+        advance()
+        time.sleep(1)
+    told: str = console.file.getvalue()  # type: ignore[attr-defined]
+    assert told.count("judging 1/8") == 1, "and not again before half a minute"
+
+
+def test_the_summary_tells_what_the_fit_took() -> None:
+    one = step(ONE, seconds={"total": 61.0}, tokens={"prompt": 9, "completion": 5}, judge_cost=0.5)
+    evaluation = EvalResult(
+        mean=0.5, ci95=None, n=1, versions=("agent@0",), seconds=4.0, tokens={"completion": 2}
+    )
+    found = FitResult(fit_id="f", versions={"agent": 2}, history=(one, one), evals=(evaluation,))
+    assert found.tokens == {"prompt": 18, "completion": 12}
+    text = screen(summary_table(found))
+    for words in ("2m02s in steps, 2m06s in all", "18 read, 12 sampled, 32 trained", "$1.0000"):
+        assert words in text
+    assert "s left" not in displayed(one, first=False)
+    console = Console(file=io.StringIO(), width=80)
+    Display(console).step(one, 9, first=False, left=185.0)
+    assert "3m05s left" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert [duration(s) for s in (4.06, 59.9, 7620)] == ["4.1s", "59.9s", "2h07m"]
 
 
 # --- which calls learn ----------------------------------------------------------------------------
