@@ -22,6 +22,7 @@ from langchain_art.cli.options import (
     BaseUrl,
     client_of,
     console,
+    find_run,
     redacted,
     show,
     split_version,
@@ -46,6 +47,26 @@ app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(key.app, name="key")
 app.command()(canary)
 app.command()(doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from langchain_art._version import __version__
+
+        typer.echo(f"langchain-art {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options of no command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -121,8 +142,9 @@ def status(base_url: BaseUrl = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def runs(
-    trajectory_id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="Show this run, turn by turn.")
+    run_id: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", help="Show this run, turn by turn. A beginning is enough."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Newest first.")] = 20,
     scenario: Annotated[str | None, typer.Option(help="Only runs of this scenario.")] = None,
@@ -132,28 +154,30 @@ def runs(
 ) -> None:
     """List the runs that the server has, show one of them, or delete it.
 
+    Runs of training and of evaluations are listed together; those of evaluations say so.
+
     \b
     Examples:
       langchain-art runs --scenario q-7
-      langchain-art runs 0b1f6c…
-      langchain-art runs 0b1f6c… --delete
+      langchain-art runs 0b1f6c2a
+      langchain-art runs 0b1f6c2a --delete
     """
-    from langchain_art.cli.tables import run_table, runs_table
+    from langchain_art.cli.tables import run_view, runs_table
 
-    if delete and trajectory_id is None:
+    if delete and run_id is None:
         raise ConfigError("got --delete without the id of a run; add it: runs ID --delete")
     with client_of(base_url) as client:
-        if delete and trajectory_id is not None:
-            console.print(f"{client.delete_trajectory(trajectory_id)} is deleted")
-        elif trajectory_id is not None:
-            show(redacted(client.trajectory(trajectory_id)), as_json, run_table)
+        if delete and run_id is not None:
+            console.print(f"{client.delete_trajectory(find_run(client, run_id))} is deleted")
+        elif run_id is not None:
+            show(redacted(find_run(client, run_id)), as_json, run_view)
         else:
             show(redacted(client.trajectories(limit, scenario)), as_json, runs_table)
 
 
 @app.command()
 def audit(
-    trajectory_id: Annotated[str, typer.Argument(help="A run, as `runs` lists it.")],
+    run_id: Annotated[str, typer.Argument(metavar="ID", help="A run, as `runs` lists it.")],
     policy: Annotated[
         str | None, typer.Option(help="The policy that is to learn. Default: what sampled it.")
     ] = None,
@@ -168,13 +192,14 @@ def audit(
 
     \b
     Examples:
-      langchain-art audit 0b1f6c…
-      langchain-art audit 0b1f6c… --policy writer --trainable critic=false
+      langchain-art audit 0b1f6c2a
+      langchain-art audit 0b1f6c2a --policy writer --trainable critic=false
     """
     from langchain_art.cli.tables import audit_table
 
     with client_of(base_url) as client:
-        found = client.audit(trajectory_id, policy, dict(map(_choice, trainable or [])))
+        run = find_run(client, run_id)
+        found = client.audit(run, policy, dict(map(_choice, trainable or [])))
     sums = {"sampled_tokens": found.sampled_tokens, "trained_tokens": found.trained_tokens}
     show(found, as_json, audit_table, **sums)
 

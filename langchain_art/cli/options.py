@@ -10,7 +10,8 @@ import typer
 from pydantic import BaseModel
 from rich.console import Console
 
-from langchain_art.errors import ConfigError
+from langchain_art.errors import ConfigError, NotFound
+from langchain_art.wire import Trajectory
 from langchain_art.wire.redaction import redact_values
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found", bound="BaseModel | Sequence[BaseModel]")
 console = Console()
+#: Runs that are listed where the beginning of an id is that of several.
+_LISTED = 8
 
 BaseUrl = Annotated[
     str | None,
@@ -33,6 +36,31 @@ def client_of(base_url: str | None, patience: float = 5.0) -> ArtClient:
     from langchain_art.client.sync_client import ArtClient
 
     return ArtClient(base_url, patience=patience)
+
+
+def find_run(client: ArtClient, begun: str) -> Trajectory:
+    """The run whose id is `begun`, or the only one whose id begins so.
+
+    Raises:
+        NotFound: there is none.
+        ConfigError: there are several.
+    """
+    begun = begun.removesuffix("…")
+    try:
+        return client.trajectory(begun)
+    except NotFound:
+        found = client.trajectories(_LISTED + 1, prefix=begun)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise NotFound(
+            f"got the run {begun!r}, but no run's id begins so; `langchain-art runs` lists them"
+        )
+    listed = "".join(f"\n  {run.id}  {run.scenario or '-'}" for run in found[:_LISTED])
+    more = "\n  …" if len(found) > _LISTED else ""
+    raise ConfigError(
+        f"got the run {begun!r}, and several ids begin so; write more of one:{listed}{more}"
+    )
 
 
 def split_version(name: str) -> tuple[str, int]:

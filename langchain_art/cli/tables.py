@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
+from rich import box
+from rich.console import Group
 from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from langchain_art.diagnostics.canary_checks import CanaryReport
 from langchain_art.evaluators.transcript import label, tool_calls
-from langchain_art.training.results import tokens
+from langchain_art.training.results import EVALUATION, tokens
 from langchain_art.wire import (
     Checkpoint,
+    Message,
     ServerStatus,
     Trajectory,
     TrajectoryAudit,
@@ -22,7 +25,10 @@ from langchain_art.wire import (
     TurnAudit,
 )
 
-_EXCERPT = 100
+#: Characters of a message that a run's view shows; all of it is in ``--json``.
+_EXCERPT = 600
+#: Characters of an id that are shown at least.
+_SHORT_ID = 8
 #: What a version learned from: metrics of its job and how they are written.
 _LEARNED = (("reward_mean", ".3f"), ("runs_trained", ".0f"), ("tokens_trained", ".0f"))
 
@@ -54,11 +60,10 @@ def status_table(status: ServerStatus) -> Table:
 
 def checkpoints_table(checkpoints: Sequence[Checkpoint]) -> Table:
     """Versions of a policy; all their metrics are in ``--json`` and in the exported card."""
-    name = Column("version", no_wrap=True)
-    made_at = Column("made (UTC)", no_wrap=True)
-    table = Table(name, "parent", made_at, "size", "reward", "runs", "tokens", "state")
+    names = ("version", "from", "made (UTC)", "size", "reward", "runs", "tokens", "state")
+    table = _plain(names, cut="version")
     for one in checkpoints:
-        made = datetime.fromtimestamp(one.created_at, UTC).strftime("%m-%d %H:%M:%S")
+        made = datetime.fromtimestamp(one.created_at, UTC).strftime("%m-%d %H:%M")
         state = [word for word, on in (("serves", one.serving), ("pinned", one.pinned)) if on]
         learned = [_or_dash(one.metrics.get(metric), form) for metric, form in _LEARNED]
         parent = "-" if one.parent is None else f"@{one.parent}"
@@ -72,17 +77,17 @@ def _or_dash(value: float | None, form: str) -> str:
 
 
 def runs_table(runs: Sequence[Trajectory]) -> Table:
-    """One line per run."""
-    versions = Column("versions", no_wrap=True)
-    id_ = Column("id", overflow="fold")  # whole, so that it can be copied
-    table = Table(id_, "scenario", "status", "reward", "turns", "tokens", versions)
+    """One line per run, with as much of its id as tells it from the others."""
+    names = ("id", "scenario", "status", "reward", "turns", "tokens", "versions")
+    table = _plain(names, cut="scenario")
+    shown = _telling({run.id for run in runs})
     for run in runs:
         spoken = tokens([run])
         known = any(turn.usage for turn in run.turns)
         table.add_row(
-            escape(run.id),
-            escape(run.scenario or "-"),
-            run.status,
+            escape(run.id[:shown]),
+            Text(run.scenario or "-", no_wrap=True, overflow="ellipsis"),
+            _status(run),
             _or_dash(run.reward, ".3f"),
             str(len(run.turns)),
             f"{spoken['prompt']} + {spoken['completion']}" if known else "-",
@@ -91,25 +96,58 @@ def runs_table(runs: Sequence[Trajectory]) -> Table:
     return table
 
 
-def run_table(run: Trajectory) -> Table:
-    """One run, a line per turn."""
+def run_view(run: Trajectory) -> Group:
+    """One run: for each turn the messages that its prompt added, and what was said."""
     scores = "".join(f", {name} {value:.3f}" for name, value in run.scores.items())
-    title = escape(f"{run.id}  {run.scenario or ''}  {_outcome(run)}{scores}")
-    table = Table("#", "after", "node", "model", "tokens", "s", "said", title=title)
+    lines = [Text(f"{run.id}  {run.scenario or ''}  {_outcome(run)}{scores}", style="bold")]
     for index, turn in enumerate(run.turns):
-        usage = turn.usage
-        table.add_row(
-            str(index),
-            _or_dash(turn.extends, "d"),
-            escape(_node(turn)),
-            escape(turn.model or "-"),
-            f"{usage.prompt_tokens} + {usage.completion_tokens}" if usage else "-",
-            _or_dash(turn.latency, ".2f"),
-            escape(_said(turn)),
-        )
+        lines += [Text(), Text(_about(index, turn), style="bold")]
+        for message in turn.messages:
+            lines.append(_line(str(message.get("role", "?")), _spoken(message)))
+        if turn.reply is not None or turn.error:
+            lines.append(_line("reply", " ".join(filter(None, [_spoken(turn.reply), turn.error]))))
     if run.error:
-        table.caption = escape(run.error)
-    return table
+        lines += [Text(), Text(f"error: {run.error}", style="red")]
+    return Group(*lines)
+
+
+def _about(index: int, turn: Turn) -> str:
+    """Turn 1, after turn 0: node, version, tokens, seconds."""
+    parts = [f"turn {index}" + ("" if turn.extends is None else f", after turn {turn.extends}")]
+    parts += [_node(turn), turn.model or "-"]
+    if usage := turn.usage:
+        parts.append(f"{usage.prompt_tokens} + {usage.completion_tokens} tokens")
+    if turn.latency is not None:
+        parts.append(f"{turn.latency:.2f} s")
+    if turn.reward is not None:
+        parts.append(f"reward {turn.reward:.3f}")
+    return "  ".join(parts)
+
+
+def _line(who: str, text: str) -> Text:
+    more = len(text) - _EXCERPT
+    shown = text if more <= 0 else f"{text[:_EXCERPT]}… ({more:,} more characters: --json)"
+    return Text.assemble((f"  {who}: ", "dim"), shown)
+
+
+def _status(run: Trajectory) -> str:
+    """The status in a word; of an evaluation's run, that it is one."""
+    if EVALUATION not in run.metadata:
+        return run.status
+    return "eval" if run.status == "completed" else f"eval {run.status}"
+
+
+def _plain(names: Sequence[str], cut: str) -> Table:
+    """A table that 80 columns hold: without frames, and with one column that may be cut."""
+    columns = (Column(name, no_wrap=name != cut) for name in names)
+    return Table(*columns, box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+
+
+def _telling(ids: Collection[str]) -> int:
+    """How many characters, at least eight, tell these ids apart."""
+    most = max(map(len, ids), default=0)
+    lengths = range(_SHORT_ID, most)
+    return next((n for n in lengths if len({one[:n] for one in ids}) == len(ids)), most)
 
 
 def _outcome(run: Trajectory | TrajectoryAudit) -> str:
@@ -184,13 +222,10 @@ def _node(turn: Turn) -> str:
     return f"{label(turn)}{attempt}{excluded}"
 
 
-def _said(turn: Turn) -> str:
-    reply: dict[str, Any] = turn.reply or {}
+def _spoken(message: Message | None) -> str:
+    """A message in a line: its text, and the tools that it calls."""
     parts: list[str] = []
-    if content := reply.get("content"):
+    if content := (message or {}).get("content"):
         parts.append(content if isinstance(content, str) else json.dumps(content))
-    parts += [f"{name}({arguments})" for name, arguments in tool_calls(turn.reply)]
-    if turn.error:
-        parts.append(turn.error)
-    text = " ".join(" ".join(parts).split())
-    return text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…"
+    parts += [f"{name}({arguments})" for name, arguments in tool_calls(message)]
+    return " ".join(" ".join(parts).split())

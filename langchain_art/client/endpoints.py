@@ -18,11 +18,13 @@ from langchain_art.client.endpoint import endpoint
 from langchain_art.client.http_request import Flow, Request
 from langchain_art.client.job_endpoints import JobEndpoints
 from langchain_art.client.routes import (
+    HasId,
     deleted,
     many,
     pages,
     path_of,
     post_group,
+    run_path,
     stored_of,
     version_path,
 )
@@ -138,36 +140,43 @@ class Endpoints(JobEndpoints):
         return stored
 
     @endpoint
-    def trajectories(self, limit: int = 100, scenario: str | None = None) -> Flow[list[Trajectory]]:
-        """Stored trajectories, newest first; as many pages as `limit` takes."""
-        return pages("/v1/trajectories", Trajectory, {"scenario": scenario}, limit)
+    def trajectories(
+        self, limit: int = 100, scenario: str | None = None, *, prefix: str | None = None
+    ) -> Flow[list[Trajectory]]:
+        """Stored trajectories, newest first; as many pages as `limit` takes.
+
+        Args:
+            limit: the most that are wanted.
+            scenario: only those of this scenario.
+            prefix: only those whose id begins so.
+        """
+        params = {"scenario": scenario, "prefix": prefix}
+        return pages("/v1/trajectories", Trajectory, params, limit)
 
     @endpoint
-    def trajectory(self, trajectory_id: str) -> Request[Trajectory]:
-        """One stored trajectory. Raises NotFound."""
-        return Request(
-            "GET", path_of("trajectories", trajectory_id), Trajectory.model_validate_json
-        )
+    def trajectory(self, run: HasId | str) -> Request[Trajectory]:
+        """One stored trajectory, by a run or its id. Raises NotFound."""
+        return Request("GET", run_path(run), Trajectory.model_validate_json)
 
     @endpoint
-    def delete_trajectory(self, trajectory_id: str) -> Request[str]:
+    def delete_trajectory(self, run: HasId | str) -> Request[str]:
         """Delete a run, and its calls but for those that another run has; returns its id.
 
         Raises Conflict if a job that has not ended uses it.
         """
-        return Request("DELETE", path_of("trajectories", trajectory_id), deleted)
+        return Request("DELETE", run_path(run), deleted)
 
     @endpoint
     def reward(
         self,
-        trajectory_id: str,
+        run: HasId | str,
         reward: float | Reward | None = None,
         turns: Mapping[str, float] | None = None,
     ) -> Request[Trajectory]:
         """Score a trajectory, or the calls that were tagged with its id.
 
         Args:
-            trajectory_id: of a stored trajectory, or the tag of calls.
+            run: a stored run, its id, or the tag of calls (``trajectory_id``).
             reward: of the whole run, or a `Reward` with more fields. None: unchanged.
             turns: call id -> reward of that call alone.
 
@@ -185,13 +194,12 @@ class Endpoints(JobEndpoints):
             body = Reward(**given)
         except ValidationError as error:
             raise ConfigError(f"This is no reward: {error}") from error
-        path = path_of("trajectories", trajectory_id, "reward")
-        return Request("PUT", path, Trajectory.model_validate_json, body=body)
+        return Request("PUT", run_path(run, "reward"), Trajectory.model_validate_json, body=body)
 
     @endpoint
     def audit(
         self,
-        trajectory_id: str,
+        run: HasId | str,
         policy: str | None = None,
         trainable: Mapping[str, bool] | None = None,
         *,
@@ -200,7 +208,7 @@ class Endpoints(JobEndpoints):
         """Which of a run's tokens are trained, turn by turn, and why others are excluded.
 
         Args:
-            trajectory_id: of a stored trajectory.
+            run: a stored run, or its id.
             policy: the policy that is trained. None: the one that sampled the calls.
             trainable: which calls learn (`Turn.learns`). None: all.
             sft: audit a supervised step (`sft`) instead of training on the reward.
@@ -210,8 +218,7 @@ class Endpoints(JobEndpoints):
         """
         chosen = [f"{name}:{str(learns).lower()}" for name, learns in (trainable or {}).items()]
         params = {"policy": policy, "trainable": chosen, "sft": "true" if sft else None}
-        path = path_of("trajectories", trajectory_id, "audit")
-        return Request("GET", path, TrajectoryAudit.model_validate_json, params)
+        return Request("GET", run_path(run, "audit"), TrajectoryAudit.model_validate_json, params)
 
     @endpoint
     def call(self, call_id: str) -> Request[dict[str, Any]]:

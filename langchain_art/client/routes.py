@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 from pydantic import BaseModel
 
 from langchain_art.client.http_request import Flow, Param, Request
+from langchain_art.errors import ConfigError
 from langchain_art.wire import TrajectoryGroup
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 #: The most that the server gives at once.
 _PAGE = 1000
+
+
+class HasId(Protocol):
+    """A run: that of `capture()`, or a `Trajectory`."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        ...
+
+
+def run_path(run: HasId | str, *parts: str) -> str:
+    """The path of a run, given itself or its id. Raises ConfigError."""
+    id_: Any = run if isinstance(run, str) else getattr(run, "id", None)
+    if not isinstance(id_, str) or not id_:
+        raise ConfigError(f"got the run {run!r:.200}, expected a run of capture() or its id")
+    return path_of("trajectories", id_, *parts)
 
 
 def path_of(*parts: str | int) -> str:

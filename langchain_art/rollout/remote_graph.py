@@ -52,6 +52,7 @@ async def _put(client: AsyncArtClient, groups: Sequence[TrajectoryGroup]) -> dic
             reward=run.reward,
             turns={t.call_id: t.reward for t in run.turns if t.call_id and t.reward is not None},
             scores=run.scores,
+            metadata=run.metadata,
             scenario=run.scenario,
             status=run.status,
         )

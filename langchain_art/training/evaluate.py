@@ -9,12 +9,14 @@ from typing import Any
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ArtError
 from langchain_art.evaluators.scoring import cost_of, score_groups
+from langchain_art.rollout import remote_graph
 from langchain_art.rollout.gather import gather
+from langchain_art.rollout.graph_rollout import is_remote
 from langchain_art.rollout.runner import Rollout
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.progress import Display, MeanReward
-from langchain_art.training.results import EvalResult, summarize
-from langchain_art.wire import Trajectory
+from langchain_art.training.results import EVALUATION, EvalResult, summarize
+from langchain_art.wire import Trajectory, TrajectoryGroup
 
 
 async def evaluate(
@@ -59,6 +61,7 @@ async def evaluate(
             groups = [scored.get(group.id, group) for group in groups]
         runs = [t for group in groups for t in group.trajectories]
         _check(runs, expected, await _serving(client, plan.policies))
+        await _keep(client, groups, " + ".join(expected), remote=is_remote(rollout))
     now = cost_of(plan.evaluator)
     return summarize(
         runs,
@@ -67,6 +70,28 @@ async def evaluate(
         seconds=time.monotonic() - started,
         judge_cost=None if now is None else now - (paid or 0.0),
     )
+
+
+async def _keep(
+    client: AsyncArtClient, groups: Sequence[TrajectoryGroup], versions: str, *, remote: bool
+) -> None:
+    """Store the runs on the server, for `langchain-art runs`, marked as an evaluation's."""
+    mark = {EVALUATION: versions}
+    marked = [
+        group.model_copy(
+            update={
+                "trajectories": tuple(
+                    run.model_copy(update={"metadata": run.metadata | mark})
+                    for run in group.trajectories
+                )
+            }
+        )
+        for group in groups
+    ]
+    if remote:  # the server has the runs already, assembled from their calls
+        await remote_graph.score(client, marked)
+    else:
+        await client.post_groups(marked)
 
 
 async def _serving(client: AsyncArtClient, models: Sequence[str]) -> list[str]:

@@ -19,6 +19,8 @@ from langchain_art.evaluators.transcript import label
 from langchain_art.wire import NodeReport, TrainResult, Trajectory
 
 T = TypeVar("T")
+#: Key of `Trajectory.metadata` by which the runs of an evaluation are known; it has the versions.
+EVALUATION = "evaluation"
 
 
 class Record(BaseModel):

@@ -6,10 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from langchain_art.wire.field_hints import Options
 from langchain_art.wire.identifiers import Name, Several, Wire
 
 
-class LoraConfig(Wire):
+class LoraConfig(Options):
     """The LoRA adapter's shape, fixed when the policy is created."""
 
     rank: int = Field(default=16, ge=1, le=512)
@@ -19,7 +20,7 @@ class LoraConfig(Wire):
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
 
 
-class PolicySpec(Wire):
+class PolicySpec(Options):
     """What ``POST /v1/policies`` takes. Creating the same policy twice is the same as once."""
 
     name: Name

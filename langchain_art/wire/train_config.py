@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from langchain_art.wire.identifiers import Wire
+from langchain_art.wire.field_hints import Options
 
 #: AdamW moves a weight by about the learning rate in an optimizer step, and an adapter's weights
 #: are some hundredths: one step with more than this leaves nothing of what was learned.
@@ -21,7 +21,7 @@ MAX_FACTOR = 1e6
 MAX_COUNT = 2**31 - 1
 
 
-class _Group(Wire):
+class _Group(Options):
     """Numbers that are not finite are refused too."""
 
     model_config = ConfigDict(allow_inf_nan=False)

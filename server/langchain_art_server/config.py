@@ -22,6 +22,7 @@ from pydantic import (
 from langchain_art.errors import ConfigError
 from langchain_art.wire import LoraConfig, Name
 from langchain_art.wire.api_keys import key_problem
+from langchain_art.wire.field_hints import unknown_field
 
 
 class _Table(BaseModel):
@@ -253,4 +254,6 @@ def _in_words(error: dict[str, Any]) -> str:
             if option in options.model_fields:
                 got = f"got {option}={error['input']!r} with kind={kind!r}"
                 return f"{where}: {got}, expected it with kind={other!r}"
+    if error["type"] == "extra_forbidden":
+        return unknown_field(Settings, error["loc"])
     return f"{where}: {error['msg'].removeprefix('Value error, ')}"

@@ -82,7 +82,7 @@ async def _model(request: Request, kind: type[M]) -> M:
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        raise refuse(error.errors()) from error
+        raise refuse(error.errors(), kind) from error
 
 
 def _overflowing(raw: dict[str, Any]) -> str | None:
@@ -210,13 +210,17 @@ def _trajectory_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/trajectories", response_model=PageOf[wire.Trajectory])
     async def list_trajectories(
-        limit: Limit = 50, scenario: str | None = None, after: After = None
+        limit: Limit = 50,
+        scenario: str | None = None,
+        after: After = None,
+        prefix: After = None,
     ) -> Response:
-        """List trajectories, newest first; with `scenario`, those of that scenario.
+        """List trajectories, newest first.
 
-        A page has at most `limit` items and, but for its first one, 8 MiB.
+        With `scenario`, those of that scenario; with `prefix`, those whose id begins so. A page has
+        at most `limit` items and, but for its first one, 8 MiB.
         """
-        page = await service.store.recent_trajectories(limit, scenario, after)
+        page = await service.store.recent_trajectories(limit, scenario, after, prefix)
         about = {"object": "list", "last_id": page.last_id, "has_more": page.has_more}
         whole = to_json(about)[:-1] + b',"data":[' + b",".join(page.items) + b"]}"
         return Response(whole, media_type="application/json")

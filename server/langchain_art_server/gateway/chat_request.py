@@ -243,7 +243,7 @@ def _body(raw: Any, header_tags: dict[str, Any]) -> ChatBody:
     try:
         body = ChatBody.model_validate(raw)
     except ValidationError as error:
-        raise refuse(error.errors()) from error
+        raise refuse(error.errors(), ChatBody) from error
     for index, message in enumerate(body.messages):
         _check_message(index, message)
     _check_pairs(body)

@@ -7,6 +7,7 @@ import reprlib
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
@@ -19,6 +20,7 @@ from langchain_art.errors import (
     NotFound,
     RequestRefused,
 )
+from langchain_art.wire.field_hints import place, unknown_field
 
 #: Characters of a message, and of one value in it: a request of 30 MB gets no answer of 30 MB.
 _MESSAGE, _VALUE = 4000, 200
@@ -87,13 +89,17 @@ def shown(value: Any) -> str:
     return text if len(text) <= 2 * _VALUE else text[: 2 * _VALUE] + "…"
 
 
-def refuse(errors: Sequence[Any]) -> InvalidRequest:
-    """Pydantic's errors (`ErrorDetails`) as one: field, problem, what was got."""
+def refuse(errors: Sequence[Any], kind: type[BaseModel] | None = None) -> InvalidRequest:
+    """Pydantic's errors (`ErrorDetails`) as one: field, problem, what was got.
+
+    `kind` is the model that was read, for the fields that may have been meant.
+    """
     lines: list[str] = []
     for found in errors[:8]:
-        where = ".".join(str(part)[:_VALUE] for part in found["loc"]) or "body"
-        if found["type"] == "extra_forbidden":
-            lines.append(f"{where}: this option is not known here; leave it out")
+        loc = [part[:_VALUE] if isinstance(part, str) else part for part in found["loc"]]
+        where = (place(kind, loc)[0] if kind else ".".join(map(str, loc))) or "body"
+        if found["type"] == "extra_forbidden" and kind is not None:
+            lines.append(unknown_field(kind, loc))
         else:
             problem = found["msg"].removeprefix("Value error, ")
             lines.append(f"{where}: {problem} (got {shown(found['input'])})")

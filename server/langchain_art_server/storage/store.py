@@ -143,9 +143,15 @@ class Store(Database):
         return await self.read(read)
 
     async def recent_trajectories(
-        self, limit: int, scenario: str | None = None, after: str | None = None
+        self,
+        limit: int,
+        scenario: str | None = None,
+        after: str | None = None,
+        prefix: str | None = None,
     ) -> Page[bytes]:
         """Some trajectories as JSON, the newest first: as they are stored, and so not parsed here.
+
+        Only those of a `scenario`, and whose ids begin with a `prefix`, if these are given.
 
         Raises:
             InvalidRequest: there is no trajectory `after`.
@@ -153,6 +159,9 @@ class Store(Database):
         query = sa.select(TRAJECTORIES).order_by(TRAJECTORIES.c.number.desc()).limit(limit + 1)
         if scenario is not None:
             query = query.where(TRAJECTORIES.c.scenario == scenario)
+        if prefix:  # LIKE would not tell cases apart in SQLite
+            begins = sa.func.substr(TRAJECTORIES.c.id, 1, len(prefix))
+            query = query.where(begins == prefix)
 
         def item(row: sa.Row[Any]) -> tuple[str, bytes, int]:
             body = zlib.decompress(intact(TRAJECTORIES, row).body)

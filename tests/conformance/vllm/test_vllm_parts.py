@@ -294,7 +294,7 @@ def test_an_option_of_the_other_sampler_is_refused_with_the_kind_that_has_it() -
         load_settings(model="m", sampler={"max_batch": 3, "gpu_memory": 0.4})
     with pytest.raises(ConfigError, match=r"'other'.*'transformers', 'vllm'"):
         load_settings(model="m", sampler={"kind": "other"})
-    with pytest.raises(ConfigError, match=r"sampler\.batch: Extra inputs"):
+    with pytest.raises(ConfigError, match=r"sampler\.batch: this option is not known"):
         load_settings(model="m", sampler={"kind": "vllm", "batch": 3})
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -8,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from langchain_art import __version__
 from langchain_art.cli import export, main
 from langchain_art.cli.load_rollout import load, load_rollout, load_scenarios
-from langchain_art.cli.tables import run_table, runs_table
+from langchain_art.cli.tables import checkpoints_table, run_view, runs_table
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.errors import ConfigError
+from langchain_art.errors import ConfigError, NotFound
+from langchain_art.tracing.run import Run
+from langchain_art.training.results import EVALUATION
 from langchain_art.wire import Checkpoint, Trajectory, Turn, Usage
 from langchain_art.wire.api_keys import key_problem
 from tests.support.live_server import BASE_MODEL, LiveServer
@@ -146,17 +151,54 @@ def test_a_run_is_shown_turn_by_turn() -> None:
             model="p@3",
             usage=Usage(prompt_tokens=9, completion_tokens=4),
             latency=0.5,
-            reply={"role": "assistant", "content": "On [Monday]. " * 20},
+            messages=({"role": "tool", "content": "3 [mails]"},),
+            reply={"role": "assistant", "content": "On [Monday]. " * 60},
         ),
     )
     told = Trajectory(id="t", scenario="q", turns=turns, reward=0.5, error="[oops]")
-    from rich.console import Console
-
-    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(run_table(told), runs_table([told]))
-    shown = console.export_text()
+    shown = in_columns(200, run_view(told), runs_table([told]))
     for word in ['search({"q": "[Ann]"})', "On [Monday].", "attempt 2", "9 + 4", "0.500", "…"]:
         assert word in shown
+    for words in ["turn 1, after turn 0", "tool: 3 [mails]", "error: [oops]", "--json"]:
+        assert words in shown
+
+
+def in_columns(width: int, *views: Any) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(*views)
+    return console.export_text()
+
+
+def test_tables_fit_a_terminal_of_80_columns() -> None:
+    usage = Usage(prompt_tokens=1234, completion_tokens=567)
+    turns = (Turn(call_id="a", model="email-agent@17", usage=usage),)
+    runs = [
+        Trajectory(id=id_, scenario="which-project-was-it", turns=turns, status=status, reward=-0.5)
+        for id_, status in (
+            ("0b1f6c2a77aa4f0c8e8e6f2ad8f4a001", "completed"),
+            ("0b1f6c2a88aa4f0c8e8e6f2ad8f4a001", "interrupted"),
+        )
+    ]
+    evaluated = runs[0].model_copy(update={"id": "f" * 32, "metadata": {EVALUATION: "p@1"}})
+    shown = in_columns(80, runs_table([*runs, evaluated])).splitlines()
+    assert len([line for line in shown if line.strip()]) == 5, shown
+    for words in ("0b1f6c2a7 ", "0b1f6c2a8 ", "interrupted", "-0.500", "1234 + 567", "agent@17"):
+        assert any(words in line for line in shown), (words, shown)
+    assert " eval " in shown[-1]
+    kept = Checkpoint(
+        policy="email-agent",
+        version=117,
+        name="email-agent@117",
+        parent=116,
+        created_at=0,
+        bytes=12_345_678,
+        pinned=True,
+        serving=True,
+        metrics={"reward_mean": -0.123, "runs_trained": 128, "tokens_trained": 123456},
+    )
+    row = in_columns(80, checkpoints_table([kept])).splitlines()
+    assert len([line for line in row if line.strip()]) == 3, row
+    assert any("serves pinned" in line and "email-agent@117" in line for line in row), row
 
 
 def test_scenarios_are_files_or_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,6 +261,44 @@ def test_runs_are_listed_and_shown(here: LiveServer) -> None:
     assert json.loads(text(["runs", "cli-run", "--json"]))["reward"] == 0.5
 
 
+def test_the_beginning_of_an_id_is_enough(here: LiveServer) -> None:
+    said = ({"role": "user", "content": "Which [project]?"},)
+    turns = (Turn(call_id="begun-x", messages=said, reply={"role": "assistant", "content": "F"}),)
+    with ArtClient() as client:
+        for name in ("begun-0a17", "begun-0a18", "begun-0A19"):
+            client.post_trajectory(Trajectory(id=name, scenario=f"of {name}", turns=turns))
+    shown = text(["runs", "begun-0a17"])
+    assert "user: Which [project]?" in shown and "reply: F" in shown
+    assert "begun-0A19" in text(["runs", "begun-0A…"])
+    assert "begun-0A19" in text(["audit", "begun-0A"])
+    both = CliRunner().invoke(main.app, ["audit", "begun-0a"]).exception
+    assert isinstance(both, ConfigError) and "write more" in str(both)
+    assert "begun-0a17  of begun-0a17" in str(both) and "begun-0a18" in str(both)
+    assert "begun-0A19" not in str(both)
+    for unknown in ("begun-9", "begun_0a17"):
+        none = CliRunner().invoke(main.app, ["runs", unknown]).exception
+        assert isinstance(none, NotFound) and "`langchain-art runs` lists them" in str(none)
+    assert "begun-0a18 is deleted" in text(["runs", "begun-0a18", "--delete"])
+
+
+def test_a_run_stands_for_its_id(here: LiveServer) -> None:
+    run = Run(id="stands-for-itself", scenario="cli")
+    run.reward = 1.0
+    with ArtClient() as client:
+        client.post_trajectory(run.trajectory())
+        assert client.audit(run).trajectory == client.trajectory(run).id == run.id
+        assert client.audit(run.trajectory()).reward == 1.0
+        with pytest.raises(ConfigError, match="got the run 7, expected a run of"):
+            client.audit(7)  # type: ignore[arg-type]
+        assert client.delete_trajectory(run) == run.id
+
+
+def test_the_version_is_said() -> None:
+    assert text(["--version"]).strip() == f"langchain-art {__version__}"
+    with pytest.raises(SystemExit):
+        main.main(["--version", "status"])
+
+
 def test_checkpoints_are_managed(here: LiveServer) -> None:
     with ArtClient() as client:
         client.create_policy("cli-policy")
@@ -263,6 +343,9 @@ def test_eval_measures_the_policy_it_is_told(
     found = json.loads(text([*command, "--samples", "2", "--json"]))
     assert (found["n"], found["versions"]) == (4, [f"{here.policy}@0"])
     assert f"{here.policy}@0:" in text(command)
+    kept = json.loads(text(["runs", "--scenario", "a", "--json"]))
+    assert [run["metadata"] for run in kept[:3]] == [{EVALUATION: f"{here.policy}@0"}] * 3
+    assert " eval " in text(["runs", "--scenario", "a"])
 
 
 def test_a_new_key_is_one_that_a_server_takes() -> None:
