@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import openai
 from langchain_core.callbacks import (
@@ -21,13 +21,14 @@ from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langchain_core.utils import from_env, secret_from_env
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from pydantic import ConfigDict, Field, SecretStr, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, SecretStr, model_validator
 
 from langchain_art._version import __version__
 from langchain_art.call_tags import METADATA_TAGGER, current_tags
 from langchain_art.chat_models.fast_path import FastChatOpenAI
 from langchain_art.chat_models.structured_output import is_legacy, parsed, response_format
 from langchain_art.errors import ConfigError
+from langchain_art.wire.base_urls import DEFAULT_BASE_URL, with_v1
 
 
 class ChatART(FastChatOpenAI):
@@ -49,8 +50,8 @@ class ChatART(FastChatOpenAI):
       (``email-agent@17``), or the server's base model.
     - ``temperature`` (float or None): None leaves it to the server, which takes 1.0.
     - ``max_tokens`` (int or None): most tokens of a reply; None leaves it to the server.
-    - ``base_url`` (str): the server's address, with ``/v1``. Default: the environment variable
-      ART_BASE_URL, else ``http://localhost:8000/v1``.
+    - ``base_url`` (str): the server's address; ``/v1`` at its end is added if it is missing.
+      Default: the environment variable ART_BASE_URL, else ``http://localhost:8000/v1``.
     - ``api_key`` (SecretStr): default: the environment variable ART_API_KEY, else ``EMPTY``.
     - ``timeout`` (float or None): seconds to wait for an answer; None, the default, waits as long
       as it takes: a server with one GPU pauses sampling while it trains.
@@ -79,9 +80,10 @@ class ChatART(FastChatOpenAI):
     openai_api_key: SecretStr | Callable[[], str] | Callable[[], Any] | None = Field(
         alias="api_key", default_factory=secret_from_env("ART_API_KEY", default="EMPTY")
     )
-    openai_api_base: str | None = Field(
+    openai_api_base: Annotated[str | None, AfterValidator(with_v1)] = Field(
         alias="base_url",
-        default_factory=from_env("ART_BASE_URL", default="http://localhost:8000/v1"),
+        default_factory=from_env("ART_BASE_URL", default=DEFAULT_BASE_URL),
+        validate_default=True,
     )
     openai_proxy: str | None = None  # OPENAI_PROXY is not meant for this server
     stream_usage: bool | None = True

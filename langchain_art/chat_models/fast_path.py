@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, Generic, Self, TypeAlias, TypeVar, cast
@@ -33,6 +34,7 @@ from pydantic_core import from_json, to_json
 from langchain_art.chat_models import http_pools
 from langchain_art.chat_models.http_pools import httpx
 from langchain_art.chat_models.http_post import POST_ERRORS, Connections, Target, post_async
+from langchain_art.wire.base_urls import foreign_answer, no_answer
 
 _PATH = "chat/completions"
 #: Arguments of the SDK's `create` that are not fields of the body. Calls with them use the SDK.
@@ -162,6 +164,10 @@ class Completions(_Completions[openai.OpenAI]):
         return self._create_raw(**payload).parse()
 
     def _create_raw(self, **payload: Any) -> RawReply:
+        with _in_words(self._client):
+            return self._send(payload)
+
+    def _send(self, payload: dict[str, Any]) -> RawReply:
         if payload.get("stream"):
             stream = self._client.post(
                 f"/{_PATH}",
@@ -197,6 +203,10 @@ class AsyncCompletions(_Completions[openai.AsyncOpenAI]):
         return (await self._create_raw(**payload)).parse()
 
     async def _create_raw(self, **payload: Any) -> RawReply:
+        with _in_words(self._client):
+            return await self._send(payload)
+
+    async def _send(self, payload: dict[str, Any]) -> RawReply:
         if payload.get("stream"):
             stream = await self._client.post(
                 f"/{_PATH}",
@@ -224,6 +234,33 @@ class AsyncCompletions(_Completions[openai.AsyncOpenAI]):
                 return outcome if outcome.is_success else None  # the SDK follows redirects
             await asyncio.sleep(self._delay(outcome, retries_taken, target))
         return None
+
+
+@contextmanager
+def _in_words(client: openai.OpenAI | openai.AsyncOpenAI) -> Generator[None]:
+    """Lets the SDK's errors say which server it is and what to do next; their types stay.
+
+    Of a server that did not answer, the SDK says "Connection error."; of a foreign one, its page.
+    """
+    try:
+        yield
+    except openai.APITimeoutError:
+        raise  # the server is there
+    except openai.APIConnectionError as error:
+        why = error.__cause__ or error
+        where = str(client.base_url).rstrip("/")
+        _reword(error, no_answer(where, f"{type(why).__name__}: {why}"))
+        raise
+    except openai.APIStatusError as error:
+        answer = error.response
+        if not (isinstance(error.body, dict) and "message" in error.body):
+            kind = answer.headers.get("content-type")
+            _reword(error, foreign_answer(answer.url, answer.status_code, kind, answer.text))
+        raise
+
+
+def _reword(error: openai.APIError, words: str) -> None:
+    error.message, error.args = words, (words,)
 
 
 def _target(client: openai.OpenAI | openai.AsyncOpenAI) -> Target:
@@ -255,6 +292,5 @@ def _reply(response: httpx.Response) -> RawReply:
         raise openai.APIResponseValidationError(
             response=response,
             body=response.text,
-            message=f"{response.url} answered {kind or 'no content type'}, expected JSON: is "
-            f"`base_url` a langchain-art server's, with /v1? {response.text[:200]!r}",
+            message=foreign_answer(response.url, response.status_code, kind, response.text),
         ) from error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from langchain_art.client.http_request import Backoff, Flow, Request
 from langchain_art.client.waiting import SILENCE, Waiting
-from langchain_art.errors import ConfigError
+from langchain_art.wire.base_urls import DEFAULT_BASE_URL, split_base_url
 
 if TYPE_CHECKING:
     from langchain_art.client.async_client import AsyncArtClient
@@ -19,18 +19,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 AnswerT = TypeVar("AnswerT", covariant=True)
-DEFAULT_BASE_URL = "http://localhost:8000/v1"
-
-
-def split_base_url(base_url: str) -> tuple[str, str]:
-    """``(base_url ending with /v1, the server's root)``; a ConfigError if it is no http(s) URL."""
-    trimmed = base_url.rstrip("/")
-    if not trimmed.startswith(("http://", "https://")):
-        raise ConfigError(
-            f"base_url: got {base_url!r}, expected a URL such as {DEFAULT_BASE_URL!r}"
-        )
-    root = trimmed.removesuffix("/v1")
-    return f"{root}/v1", root
 
 
 class Address(ABC):

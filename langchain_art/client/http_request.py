@@ -26,6 +26,7 @@ from langchain_art.errors import (
     RequestTimeout,
     ServerUnreachable,
 )
+from langchain_art.wire.base_urls import foreign_answer, no_answer
 
 T = TypeVar("T")
 Param: TypeAlias = "str | float | Sequence[str] | None"
@@ -97,6 +98,11 @@ class Request(Generic[T]):
         try:
             return self.parse(content)
         except (ValidationError, ValueError, KeyError) as error:
+            kind = response.headers.get("content-type", "")
+            if not kind.startswith("application/json"):
+                text = content[:1000].decode(errors="replace")
+                words = foreign_answer(response.url, response.status_code, kind, text)
+                raise ArtError(words) from error
             raise ArtError(
                 f"{self.method} {response.url} was answered in a shape that this client does not "
                 f"know. Use the same release of langchain-art on both sides.\n{error}"
@@ -114,8 +120,9 @@ def _refusal(response: httpx.Response, content: bytes) -> ArtError:
         error = json.loads(content)["error"]
         message = str(error["message"])
     except (ValueError, KeyError, TypeError):
-        excerpt = content[:300].decode(errors="replace").strip()
-        message = f"{response.url}: HTTP {response.status_code} {excerpt}".strip()
+        content_type = response.headers.get("content-type")
+        text = content[:1000].decode(errors="replace")
+        message = foreign_answer(response.url, response.status_code, content_type, text)
     kind = REFUSALS.get(str(error.get("code")))
     if kind is None:
         kind = _BY_STATUS.get(response.status_code, RequestRefused)
@@ -154,11 +161,8 @@ class Backoff:
         left = patience - passed
         if left <= 0 or (asked is not None and asked > left):
             if isinstance(failure, httpx.TransportError):
-                raise ServerUnreachable(
-                    f"No answer from {self._waiting.base_url} in {passed:.0f} s: "
-                    f"{reason(failure)}. Start a server with `langchain-art serve MODEL`, or point "
-                    "base_url (or ART_BASE_URL) at one that runs."
-                ) from failure
+                where = f"{self._waiting.base_url} in {passed:.0f} s"
+                raise ServerUnreachable(no_answer(where, reason(failure))) from failure
             raise failure
         if isinstance(failure, httpx.TransportError) or passed + pause >= SILENCE:
             self._waiting.because(reason(failure))

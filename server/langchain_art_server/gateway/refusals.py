@@ -56,6 +56,8 @@ _UNEXPECTED = "The server failed at this request; its log has the traceback. Ple
 def no_such_route(method: str, path: str, error: HTTPException) -> JSONResponse:
     """The response where no route is: 404, or 405 where the path has one of another method."""
     listed = "GET /openapi.json lists the routes."
+    if path.startswith(("/chat/", "/completions", "/models", "/responses", "/embeddings")):
+        listed = f"base_url ends with /v1 here: {shown('/v1' + path)}. {listed}"
     if error.status_code != 405:
         return answer(NotFound(f"got {method} {shown(path)}, which is no route. {listed}"))
     allowed = (error.headers or {}).get("Allow", "")

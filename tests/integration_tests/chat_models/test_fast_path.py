@@ -251,11 +251,43 @@ def test_a_silent_server_runs_into_the_time_limit(server: RawServer, ask: Ask) -
     assert is_server_away(caught.value)
 
 
-def test_no_server_at_all(ask: Ask) -> None:
+def streamed(model: ChatART) -> list[Any]:
+    return list(model.stream("hi"))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_no_server_at_all(ask: Ask, streams: bool) -> None:
+    model = ChatART(model="m", base_url="http://127.0.0.1:9", max_retries=0)
     with pytest.raises(openai.APIConnectionError) as caught:
-        ask(ChatART(model="m", base_url="http://127.0.0.1:9/v1", max_retries=0))
+        (streamed if streams else ask)(model)
     assert is_server_away(caught.value)
     assert caught.value.request.url == "http://127.0.0.1:9/v1/chat/completions"
+    assert "Start a server with `langchain-art serve MODEL`" in str(caught.value)
+    assert "No answer from http://127.0.0.1:9/v1" in caught.value.message
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_some_other_server(server: RawServer, ask: Ask, streams: bool) -> None:
+    page = "<!DOCTYPE html>\n<html><head><title>Not here</title>" + "<p>" * 1000
+    server.answers = [
+        answer(page.encode(), 404, content_type="text/html"),
+        answer({"detail": "Not Found"}, 404),
+    ]
+    for kind in ("text/html", "application/json"):
+        with pytest.raises(openai.NotFoundError) as caught:
+            (streamed if streams else ask)(model_of(server))
+        said = str(caught.value)
+        assert f"{server.base_url}/chat/completions answered 404 with {kind}" in said
+        assert "Point base_url (or ART_BASE_URL) at one" in said and len(said) < 500
+
+
+def test_v1_is_added_to_an_address(server: RawServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ART_BASE_URL", server.root)
+    for model in (ChatART(model="m"), ChatART(model="m", base_url=f"{server.root}/")):
+        assert model.openai_api_base == f"{server.root}/v1"
+        server.answers = [answer()]
+        model.invoke("hi")
+    assert [seen.target for seen in server.seen] == ["/v1/chat/completions"] * 2
 
 
 def test_an_answer_that_is_no_json(server: RawServer, ask: Ask) -> None:

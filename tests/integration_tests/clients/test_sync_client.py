@@ -16,12 +16,11 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from langchain_art.client.adapter_archive import unpack
 from langchain_art.client.async_client import AsyncArtClient
-from langchain_art.client.endpoint import split_base_url
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import (
     REFUSALS,
@@ -39,6 +38,7 @@ from langchain_art.errors import (
     UnknownModel,
 )
 from langchain_art.wire import JobEvent, PolicyStatus, TrainConfig, Trajectory, TrajectoryGroup
+from langchain_art.wire.base_urls import split_base_url
 from tests.support.live_server import LiveServer
 
 POLICY = {"name": "p", "version": 3, "lora": {}, "checkpoints": 4}
@@ -102,6 +102,21 @@ def test_base_url_ends_with_v1_whatever_is_given(monkeypatch: pytest.MonkeyPatch
     client = ArtClient()
     assert (client.base_url, client.api_key) == ("http://env:9/v1", "from-the-environment")
     assert ArtClient("http://b").base_url == "http://b/v1"
+
+
+def test_some_other_server_is_said(server: Scripted) -> None:
+    page = "<!DOCTYPE html>\n<html><head><title>Here</title>" + "<p>" * 1000
+    server.answers = [
+        lambda _: HTMLResponse(page, status_code=404),
+        lambda _: HTMLResponse(page),
+        lambda _: JSONResponse({"detail": "Not Found"}, status_code=404),
+    ]
+    for status, kind in ((404, "text/html"), (200, "text/html"), (404, "application/json")):
+        with pytest.raises(ArtError) as caught:
+            ArtClient(server.base_url).policy("p")
+        said = str(caught.value)
+        assert f"{server.base_url}/policies/p answered {status} with {kind}" in said
+        assert "Point base_url (or ART_BASE_URL) at one" in said and len(said) < 500
 
 
 def test_a_base_url_without_scheme_is_refused() -> None:

@@ -8,10 +8,11 @@ import time
 from typing import Any
 
 import pytest
+from starlette.exceptions import HTTPException
 
 from langchain_art.errors import InvalidRequest
 from langchain_art_server.gateway.chat_request import CheckedChatRequest
-from langchain_art_server.gateway.refusals import answer, shown
+from langchain_art_server.gateway.refusals import answer, no_such_route, shown
 
 HUGE = 10**5000
 ASK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -60,3 +61,13 @@ def test_what_nobody_expected_tells_nothing() -> None:
 def test_a_full_disk_is_said() -> None:
     response = answer(OSError(errno.ENOSPC, "No space left on device"))
     assert response.status_code == 503 and response.headers["retry-after"]
+
+
+def test_a_path_without_its_v1_is_told_so() -> None:
+    for path, words in (
+        ("/chat/completions", "base_url ends with /v1 here: '/v1/chat/completions'"),
+        ("/models", "'/v1/models'"),
+        ("/other", "GET /openapi.json lists the routes"),
+    ):
+        error = json.loads(bytes(no_such_route("POST", path, HTTPException(404)).body))["error"]
+        assert words in error["message"] and error["code"] == "not_found"
