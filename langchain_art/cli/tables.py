@@ -14,6 +14,7 @@ from rich.text import Text
 
 from langchain_art.diagnostics.canary_checks import CanaryReport
 from langchain_art.evaluators.transcript import label, tool_calls
+from langchain_art.training.exclusions import meaning
 from langchain_art.training.results import EVALUATION, tokens
 from langchain_art.wire import (
     Checkpoint,
@@ -162,7 +163,7 @@ def audit_table(audit: TrajectoryAudit) -> Table:
     table = Table(
         *(Column(n, justify="right" if n in numbers else "left", overflow="fold") for n in names),
         title=escape(f"{audit.trajectory}  {_outcome(audit)}"),
-        caption=escape(_totals(audit)),
+        caption=escape("\n".join([_totals(audit), *_reasons(audit)])),
         caption_justify="left",
     )
     for index, turn in enumerate(audit.turns):
@@ -197,6 +198,11 @@ def canary_table(report: CanaryReport) -> Table:
         passed = "[green]ok[/]" if check.passed else "[bold red]FAILED[/]"
         table.add_row(check.name, escape(check.measured), escape(check.bar), passed)
     return table
+
+
+def _reasons(audit: TrajectoryAudit) -> list[str]:
+    found = {turn.excluded_because for turn in audit.turns if turn.excluded_because}
+    return [f"{reason}: {meaning(reason)}" for reason in sorted(found)]
 
 
 def _prefix(turn: TurnAudit) -> str:

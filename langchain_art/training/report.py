@@ -11,32 +11,9 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from langchain_art.errors import ConfigError
+from langchain_art.training.exclusions import meaning
 from langchain_art.training.results import EvalResult, FitResult, StepRecord
 from langchain_art.wire import NodeReport
-
-#: Explanations of the reasons in `TrainResult.excluded`.
-_MEANING = {
-    "groups.zero_variance": "all runs of a group have the same reward, so none is better",
-    "groups.single": "only one run of a group has a reward, so there is nothing to compare",
-    "groups.empty": "no run of a group has a reward",
-    "groups.stale": "a call of it was sampled by a version older than max_staleness allows",
-    "runs.unscored": "the run has no reward",
-    "runs.truncated": "the graph was cut off at its recursion limit (mask_truncated)",
-    "runs.without_trainable_calls": "the policy sampled no call of it that may be trained",
-    "runs.failed": "the rollout raised",
-    "runs.already_trained": "trained on before",
-    "calls.already_trained": "trained before, in another run",
-    "calls.repeated": "one reply used twice; its first use is trained",
-    "calls.frozen": "trainable= does not choose it",
-    "calls.other_policy": "sampled by another model than the one that is trained",
-    "calls.foreign": "sampled by a model that this server does not serve",
-    "calls.lost": "the server has no tokens of it",
-    "calls.greedy": "sampled at temperature 0",
-    "calls.grammar": "a grammar shaped it (a JSON schema, a forced tool call)",
-    "calls.truncated": "cut off at max_tokens (mask_truncated)",
-    "calls.single": "no other run of its group has a call to compare it with",
-    "calls.zero_variance": "the calls that it is compared with fared alike",
-}
 
 
 def reward_plot(
@@ -221,8 +198,7 @@ def nothing_trained(record: StepRecord) -> list[str]:
         name = f"{policy}@{result.version}"
         lines.append(f"step {record.step} trained {policy} on NOTHING; it stays at {name}. Why:")
         for reason, count in _most_frequent(result.excluded):
-            meaning = f": {_MEANING[reason]}" if reason in _MEANING else ""
-            lines.append(f"  {count} {reason}{meaning}")
+            lines.append(f"  {count} {reason}: {meaning(reason)}")
         if record.unjudged:
-            lines.append(f"  {record.unjudged} groups.unjudged: the evaluator raised")
+            lines.append(f"  {record.unjudged} groups.unjudged: {meaning('groups.unjudged')}")
     return lines

@@ -8,7 +8,8 @@ Training and the audit both ask `check_eligibility`. The reasons are the words b
 - ``other_policy``: sampled by another policy, or by the base model;
 - ``frozen``: `TrainRequest.trainable` does not choose it;
 - ``lost``: the server has no record of it;
-- ``greedy``, ``top_p``, ``grammar`` …: sampled from a distribution that the learner cannot repeat;
+- ``greedy_decoding``, ``truncated_sampling``, ``grammar``: sampled from a distribution that the
+  learner cannot repeat;
 - ``empty``: nothing was sampled;
 - ``too_long``: more tokens than the model takes (a turn that was not sampled here);
 - ``already_trained``: an earlier job trained it, in this run or in another;

@@ -30,6 +30,9 @@ from langchain_art_server.algorithms.credit.credit_assignment import (
 )
 from langchain_art_server.algorithms.credit.loss_weights import call_weights
 
+#: Reasons of calls whose distribution the learner cannot repeat.
+SAMPLING = frozenset({"greedy_decoding", "truncated_sampling", "grammar"})
+
 
 @dataclass(frozen=True)
 class BatchPlan:
@@ -38,7 +41,8 @@ class BatchPlan:
     decisions: list[list[list[CallDecision]]]  # for each group, run and call, in the order given
     excluded: Counter[str]
     """How often each reason occurred, in the unit that it names. Calls of an excluded group or run
-    are not counted again."""
+    are not counted again, but for those of `SAMPLING` in a group whose runs fared alike: how calls
+    are sampled is often why."""
     metrics: dict[str, float]
     """``runs_trained``, ``calls_trained``; ``reward_mean`` of the runs in a baseline that have one;
     of the trained calls ``staleness_mean`` and ``staleness_max``, in versions."""
@@ -186,6 +190,9 @@ def _decisions(
             excluded[why_unscored] += 1
         elif not whole:
             excluded.update(_reasons(decided))
+        elif whole == credit.whole:
+            sampled = (c.excluded_because for c in run.calls if c.excluded_because in SAMPLING)
+            excluded.update(f"calls.{reason}" for reason in sampled)
         found.append(decided)
     return found
 

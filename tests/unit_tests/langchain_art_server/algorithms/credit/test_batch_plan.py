@@ -91,6 +91,20 @@ def test_every_reason_is_counted_once_in_its_own_unit() -> None:
     assert made.metrics["runs_trained"] == 2 and made.metrics["calls_trained"] == 3
 
 
+def test_how_calls_were_sampled_is_said_of_runs_that_fared_alike() -> None:
+    greedy = CandidateCall(2, excluded_because="greedy_decoding")
+    lost = CandidateCall(2, excluded_because="lost")
+    alike, apart = [run(1, greedy, lost), run(1, greedy)], [run(1, greedy), run(0, greedy)]
+    made = plan([alike, apart], TrainConfig())
+    assert made.excluded == {
+        "groups.zero_variance": 1,
+        "calls.greedy_decoding": 4,
+        "runs.without_trainable_calls": 2,
+    }
+    stale = [run(1, CandidateCall(1, lag=9, excluded_because="grammar")), run(0)]
+    assert plan([stale], TrainConfig()).excluded == {"groups.stale": 1}
+
+
 def test_runs_that_are_no_policys_do_not_shift_the_baseline() -> None:
     judge = CandidateCall(5, learns=False)
     made = plan([[run(1), run(0), run(9, judge), run(9, failed=True)]], TrainConfig())

@@ -1,0 +1,50 @@
+"""Every reason that the server can send has a meaning, and the sampling ones say what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from langchain_art.training.exclusions import meaning
+from langchain_art.training.report import nothing_trained
+from langchain_art.training.results import StepRecord
+from langchain_art.wire import NodeReport, TrainResult
+from langchain_art_server.algorithms.credit.batch_plan import SAMPLING
+from langchain_art_server.backends.base import ChatRequest, Sampling
+from langchain_art_server.backends.chat.output_processor import why_excluded
+from tests.support.exclusion_reasons import sent_reasons
+from tests.support.live_server import REPO
+
+UNKNOWN = meaning("calls.no_such_reason")
+
+
+def test_all_reasons_of_the_server_are_found() -> None:
+    assert {"groups.zero_variance", "runs.unscored", "calls.greedy_decoding"} <= sent_reasons()
+    assert {"calls.too_long", "calls.lost", "calls.superseded_unchosen"} <= sent_reasons()
+
+
+@pytest.mark.parametrize("reason", sorted(sent_reasons()))
+def test_a_reason_has_a_meaning(reason: str) -> None:
+    assert meaning(reason) != UNKNOWN
+    table = (REPO / "docs/troubleshooting.md").read_text().partition("What was excluded")[2]
+    row = "calls.superseded_…" if reason.startswith("calls.superseded") else reason
+    assert f"`{row}`" in table
+
+
+def test_the_reasons_of_sampling_are_those_of_the_sampler() -> None:
+    asked = {
+        why_excluded(ChatRequest(id="", messages=[], sampling=Sampling(**odd)), constrained=grammar)
+        for odd, grammar in (({"temperature": 0.0}, False), ({"top_k": 3}, False), ({}, True))
+    }
+    words = {str(one).partition(":")[0].replace(" ", "_") for one in asked}
+    assert words == SAMPLING
+
+
+def test_a_call_at_temperature_0_is_told_what_to_do() -> None:
+    excluded = {"groups.zero_variance": 2, "calls.greedy_decoding": 8}
+    node = NodeReport(calls=0, tokens=0, advantage_mean=0, advantage_abs=0, excluded={})
+    result = TrainResult(policy="p", version=0, metrics={}, excluded=excluded, nodes={"n": node})
+    record = StepRecord(step=1, results={"p": result}, reward_mean=0, reward_std=0, groups=2)
+    assert any(
+        "8 calls.greedy_decoding" in line and "set temperature=1" in line
+        for line in nothing_trained(record)
+    )
