@@ -27,7 +27,6 @@ from langchain_art.training.report import node_rewards, node_table, summary_tabl
 from langchain_art.training.results import EvalResult, FitResult
 from langchain_art.training.warm_start import WarmStart, WarmStartRun
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig
-from langchain_art.wire.base_urls import split_base_url
 
 T = TypeVar("T")
 
