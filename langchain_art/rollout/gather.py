@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from langchain_art._callables import run_sync
 from langchain_art.errors import ConfigError
 from langchain_art.rollout.graph_rollout import check_inputs
 from langchain_art.rollout.group_stream import GroupStream
@@ -95,4 +95,4 @@ async def gather(
 
 def gather_sync(rollout: Rollout, scenarios: Sequence[Any], **options: Any) -> GatherResult:
     """`gather` for programs without an event loop."""
-    return asyncio.run(gather(rollout, scenarios, **options))
+    return run_sync(gather(rollout, scenarios, **options), "gather")

@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pydantic_core import to_jsonable_python
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.client.endpoint import split_base_url
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
-from langchain_art.wire import NAME
+from langchain_art.wire import ID, NAME
 
 if TYPE_CHECKING:
     from langchain_art.chat_models.chat_art import ChatART
 
 Model: TypeAlias = "ChatART | str"
+#: Where named fits are.
+OUT = Path("out")
+#: Fields of a chat model that say how it samples.
+_SAMPLING = (
+    "temperature",
+    "max_tokens",
+    "top_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "n",
+    "seed",
+    "stop",
+    "model_kwargs",
+    "extra_body",
+)
 
 
 def address_of(
@@ -44,6 +63,37 @@ def _policy_name(model: Any) -> str:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"got model {model!r:.200}, expected a ChatART or the name of a policy")
     return name
+
+
+def sampling_settings(model: Model | Sequence[Model]) -> dict[str, dict[str, Any]]:
+    """Policy -> how its chat model samples, where it is given as a chat model."""
+    models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
+    return {
+        _policy_name(one): {
+            name: to_jsonable_python(value, fallback=repr)
+            for name in _SAMPLING
+            if (value := getattr(one, name, None)) not in (None, {}, [])
+        }
+        for one in models
+        if not isinstance(one, str)
+    }
+
+
+def folder_of(name: str | None, out_dir: str | Path | None) -> Path:
+    """Where a fit's files are: ``out/<name>``, `out_dir`, or ``out/train``."""
+    if name is None:
+        return Path(out_dir) if out_dir is not None else OUT / "train"
+    if out_dir is not None:
+        raise ConfigError(
+            f"got name={name!r} and out_dir={str(out_dir)!r}: the folder of a named experiment is "
+            f"{OUT / name}; leave one of them out"
+        )
+    if not ID.fullmatch(name) or ".." in name:
+        raise ConfigError(
+            f"got name={name!r}, expected 1-128 characters from A-Z a-z 0-9 . _ : @ + = - that "
+            "begin with a letter or a digit"
+        )
+    return OUT / name
 
 
 def trained_policies(names: Sequence[str]) -> None:

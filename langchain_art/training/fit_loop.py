@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from langchain_art.client.async_client import AsyncArtClient
-from langchain_art.errors import ConfigError, JobFailed, NotFound
+from langchain_art.errors import ConfigError, Conflict, JobFailed, NotFound
 from langchain_art.rollout import remote_graph
 from langchain_art.rollout.runner import Rollout
 from langchain_art.training.evaluate import evaluate
@@ -54,8 +54,8 @@ class FitLoop:
         await self.client.ready()
         versions = await self._versions()
         done = history.done
-        if history.resumed:
-            self.display.line(f"Resuming after step {done} ({history.directory}).")
+        history.save(steps=steps)
+        self._say_where_it_begins(versions)
         if (former := history.state.trainable) != self.plan.trainable:
             history.save(trainable=self.plan.trainable)
             if history.resumed:
@@ -77,15 +77,26 @@ class FitLoop:
                     versions = record.versions
                     await self._evaluate(step)
                     advance()
-        return FitResult(
-            fit_id=history.state.fit_id,
-            versions=versions,
-            before=history.eval_at(0),
-            after=history.eval_at(max(steps, done)),
-            best=best(history.evals),
-            history=tuple(history.steps),
-            evals=tuple(history.evals),
-        )
+        history.save(finished=history.done)
+        return result_of(history, versions)
+
+    def _say_where_it_begins(self, versions: Mapping[str, int]) -> None:
+        history, display = self.history, self.display
+        if history.resumed:
+            display.line(f"Going on after step {history.done} ({history.directory}).")
+            return
+        for policy, version in versions.items():
+            if version > 0:
+                display.line(
+                    f"{policy} is at @{version}: this fit goes on from what it has learned. To "
+                    "start from the base instead, use fit(…, fresh=True) or a policy of another "
+                    "name."
+                )
+        for whose in history.state.identity.unread:
+            display.warn(
+                f"The {whose} has no source that can be read: if it is changed and run again in "
+                f"{history.directory}, that is not noticed."
+            )
 
     async def _versions(self) -> dict[str, int]:
         """The versions that serve; makes missing policies."""
@@ -98,8 +109,8 @@ class FitLoop:
                 raise ConfigError(
                     f"The server serves {name}@{serving[name]}, but the fit in "
                     f"{self.history.directory} had come to @{last[name]}: the policy was rolled "
-                    "back, or this is another server. Pass resume=False to train on from what it "
-                    "serves."
+                    "back, or this is another server. Pass fresh=True to begin anew from the base, "
+                    "or give this fit another folder to train on from what is served."
                 )
         return serving
 
@@ -190,6 +201,43 @@ class FitLoop:
             self.history.save(pinned=pinned)
             if former is not None and former in known:
                 await self.client.unpin(policy, former)
+
+
+def result_of(history: History, versions: Mapping[str, int]) -> FitResult:
+    """What a fit has come to, as its files tell it."""
+    return FitResult(
+        fit_id=history.state.fit_id,
+        versions=dict(versions),
+        before=history.eval_at(0),
+        after=history.eval_at(max(history.state.steps, history.done)),
+        best=best(history.evals),
+        history=tuple(history.steps),
+        evals=tuple(history.evals),
+    )
+
+
+async def roll_back(
+    client: AsyncArtClient, policies: Sequence[str], display: Display, base: int = 0
+) -> None:
+    """Let the policies that exist begin again from the version `base`."""
+    for policy in policies:
+        with suppress(NotFound):
+            version = (await client.policy(policy)).version
+            under_way = [job for job in await client.jobs(policy) if not job.ended]
+            for job in under_way:
+                with suppress(Conflict):  # it has ended, or publishes its version just now
+                    await client.cancel(job)
+                    display.line(f"fresh=True: {job.id}, a step of {policy}, is cancelled.")
+            if version == base and not under_way:
+                continue
+            try:
+                await client.rollback(policy, base)
+            except NotFound as error:
+                raise ConfigError(
+                    f"{policy}@{base}, from which it would begin anew, is not kept any more. Train "
+                    "a policy of another name."
+                ) from error
+            display.line(f"fresh=True: {policy} is rolled back from @{version} to @{base}.")
 
 
 async def serving_version(client: AsyncArtClient, policy: str, lora: LoraConfig | None) -> int:

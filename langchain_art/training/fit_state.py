@@ -15,10 +15,13 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from langchain_art.errors import ConfigError
+from langchain_art.training.identity import Identity
 from langchain_art.training.results import EvalResult, Record, StepRecord
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 
 M = TypeVar("M", bound=BaseModel)
+#: The names of a fit's files.
+FIT, HISTORY = "fit.json", "history.jsonl"
 
 
 def read_state(path: Path, kind: type[M]) -> M | None:
@@ -44,11 +47,14 @@ def write_state(path: Path, value: BaseModel) -> None:
 
 
 class FitState(Record):
-    """The identity of a fit: ``fit.json``."""
+    """What a fit is and how far it is: ``fit.json``; its steps are in ``history.jsonl``."""
 
     fit_id: str
-    policies: tuple[str, ...]
-    seed: int
+    identity: Identity
+    steps: int = 0
+    """That the latest call of `Trainer.fit` asked for."""
+    finished: int = 0
+    """Steps of which the whole fit, with its last evaluation, is done; 0: it is not."""
     trainable: dict[str, bool] = Field(default_factory=dict)
     """Which calls were trained in the latest step."""
     pinned: dict[str, int] = Field(default_factory=dict)
@@ -93,39 +99,47 @@ _line: TypeAdapter[EvalResult | StepRecord] = TypeAdapter(
 
 
 class History:
-    """The files of one fit under `directory`. Without `resume`, old ones become ``….<fit id>``.
+    """The files of one fit under `directory`. If it is `fresh`, those of a former one are moved.
 
-    Raises ConfigError if the directory has a fit of other policies or seed, or a broken file.
+    They go to the folder ``earlier/<fit id>``. Raises ConfigError if the directory has another fit,
+    naming what differs, or a broken file.
     """
 
-    def __init__(
-        self, directory: Path, policies: Sequence[str], seed: int, *, resume: bool
-    ) -> None:
+    def __init__(self, directory: Path, identity: Identity, *, fresh: bool = False) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
-        self._lines = directory / "history.jsonl"
+        self._lines = directory / HISTORY
         self._pending = directory / "pending.json"
-        state = read_state(directory / "fit.json", FitState)
-        if state is not None and not resume:
-            for path in (directory / "fit.json", self._lines, self._pending):
+        state = read_state(directory / FIT, FitState)
+        if state is not None and fresh:
+            earlier = directory / "earlier" / state.fit_id
+            earlier.mkdir(parents=True, exist_ok=True)
+            for path in (self._pending, self._lines, directory / FIT):  # what it is known by, last
                 if path.exists():
-                    path.rename(path.with_name(f"{path.name}.{state.fit_id}"))
+                    path.rename(earlier / path.name)
             state = None
-        fresh = FitState(fit_id=uuid.uuid4().hex[:12], policies=tuple(policies), seed=seed)
         self.resumed = state is not None
-        self.state = state or fresh
-        if (self.state.policies, self.state.seed) != (fresh.policies, seed):
-            raise ConfigError(
-                f"{directory} holds a fit of {' and '.join(self.state.policies)} with seed "
-                f"{self.state.seed}, got {' and '.join(policies)} with seed {seed}. Choose another "
-                "out_dir, or pass resume=False."
-            )
-        if not self.resumed:
-            self.save()
+        self.state = state or FitState(fit_id=uuid.uuid4().hex[:12], identity=identity)
         self.steps: list[StepRecord] = []
         self.evals: list[EvalResult] = []
         if self._lines.exists():
             self._load()
+        if differences := self.state.identity.differences(identity):
+            raise ConfigError(self._another(differences))
+        if not self.resumed:
+            self.save()
+
+    def _another(self, differences: Sequence[str]) -> str:
+        policies = self.state.identity.policies
+        serving = self.steps[-1].versions if self.steps else {}
+        trained = " and ".join(f"{name}@{serving.get(name, 0)}" for name in policies)
+        return (
+            f"{self.directory} holds another fit ({self.state.fit_id}, {self.done} steps, "
+            f"{trained}). What differs: {'; '.join(differences)}. Give this one a folder of its "
+            "own, Trainer(name=…) or out_dir=…: it goes on from what the policy has learned. Or "
+            "begin anew from the base with fit(…, fresh=True), which moves the other one's files "
+            f"to {self.directory / 'earlier' / self.state.fit_id}."
+        )
 
     def _load(self) -> None:
         whole, newline, torn = self._lines.read_text().rpartition("\n")
@@ -137,7 +151,7 @@ class History:
             except ValidationError as error:
                 raise ConfigError(
                     f"{self._lines}, line {number} is not a record of a fit: {error}. Pass "
-                    "resume=False to begin anew."
+                    "fresh=True to begin anew."
                 ) from error
 
     def _keep(self, record: EvalResult | StepRecord) -> None:
@@ -157,7 +171,7 @@ class History:
     def save(self, **changes: Any) -> None:
         """Change the state, and replace ``fit.json``."""
         state = self.state.model_copy(update=changes)
-        write_state(self.directory / "fit.json", state)
+        write_state(self.directory / FIT, state)
         self.state = state
 
     @property

@@ -21,8 +21,15 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from langchain_art.training.report import duration, excluded_counts, node_table, nothing_trained
-from langchain_art.training.results import EvalResult, StepRecord
+from langchain_art.training.report import (
+    duration,
+    excluded_counts,
+    node_rewards,
+    node_table,
+    nothing_trained,
+    summary_table,
+)
+from langchain_art.training.results import EvalResult, FitResult, StepRecord
 from langchain_art.wire import Trajectory
 
 #: Metrics of the learner that are shown, and their labels.
@@ -168,6 +175,13 @@ class Display:
             self.line(f"  trained: {'; '.join(shown) or 'nothing'}")
         for line in nothing_trained(record):
             self.warn(line)
+
+    def summary(self, result: FitResult) -> None:
+        """Print the end of a fit."""
+        self.console.print(summary_table(result))
+        if result.nodes:
+            rewards = node_rewards(result.history)
+            self.console.print(node_table(result.nodes, "Trained by node, all steps", rewards))
 
     def eval(self, result: EvalResult) -> None:
         """Print the line of an evaluation."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 
+from langchain_art._callables import run_sync
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.client.conversations import Conversations, sft_config
 from langchain_art.client.sync_client import ArtClient
@@ -17,18 +18,22 @@ from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.rollout.graph_rollout import is_graph
 from langchain_art.rollout.runner import Rollout
 from langchain_art.rollout.scenarios import check_scenarios
-from langchain_art.training.addresses import Model, address_of, trained_policies
+from langchain_art.training.addresses import (
+    Model,
+    address_of,
+    folder_of,
+    sampling_settings,
+    trained_policies,
+)
 from langchain_art.training.evaluate import evaluate
-from langchain_art.training.fit_loop import FitLoop, Schedule, serving_version
+from langchain_art.training.fit_loop import FitLoop, Schedule, result_of, roll_back, serving_version
 from langchain_art.training.fit_settings import FitSettings, check_trainable
 from langchain_art.training.fit_state import History
+from langchain_art.training.identity import identity_of
 from langchain_art.training.progress import Display
-from langchain_art.training.report import node_rewards, node_table, summary_table
 from langchain_art.training.results import EvalResult, FitResult
-from langchain_art.training.warm_start import WarmStart, WarmStartRun
+from langchain_art.training.warm_start import WarmStart, WarmStartRun, warm_version
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig
-
-T = TypeVar("T")
 
 #: Seconds that a fit waits for a server that answered before and restarts, before it raises.
 PATIENCE = 300.0
@@ -57,7 +62,9 @@ class Trainer:
         groups_per_step: scenarios per step, drawn in shuffled epochs.
         concurrency: most rollouts at once.
         config: of the optimizer step. None: the defaults of `TrainConfig`.
-        out_dir: holds ``history.jsonl`` and what a resumed fit needs.
+        name: of the experiment, whose folder is ``out/<name>``; `langchain-art fits` compares them.
+        out_dir: instead of a name: the folder that holds ``history.jsonl`` and what a resumed fit
+            needs. None: ``out/train``.
         client: whose server and key to use, instead of the model's.
         seed: of the order of the scenarios.
         lora: shape of the policy's adapter if it is made now. None: an existing policy as it is,
@@ -72,8 +79,9 @@ class Trainer:
         console: where progress goes. None: standard output.
 
     Raises:
-        ConfigError: a number is out of range, `trainable` is not such a mapping, or `model` names
-            no policy, names one twice, or is spread over several servers.
+        ConfigError: a number is out of range, `trainable` is not such a mapping, `name` is no name
+            or comes with an `out_dir`, or `model` names no policy, names one twice, or is spread
+            over several servers.
     """
 
     def __init__(
@@ -86,7 +94,8 @@ class Trainer:
         groups_per_step: int = 16,
         concurrency: int = 64,
         config: TrainConfig | None = None,
-        out_dir: str | Path = "out/train",
+        name: str | None = None,
+        out_dir: str | Path | None = None,
         client: ArtClient | AsyncArtClient | None = None,
         seed: int = 0,
         lora: LoraConfig | None = None,
@@ -109,7 +118,8 @@ class Trainer:
                 "this config to `warm_start`"
             )
         self.policies, self._base_url, self._api_key = address_of(model, client)
-        self.out_dir = Path(out_dir)
+        self._models = sampling_settings(model)
+        self.out_dir = folder_of(name, out_dir)
         self._plan = FitSettings(
             policies=self.policies,
             trainable=check_trainable(trainable),
@@ -135,12 +145,15 @@ class Trainer:
         eval_scenarios: Sequence[Any] | None = None,
         eval_every: int | None = None,
         eval_samples: int = 1,
-        resume: bool = True,
+        fresh: bool = False,
     ) -> FitResult:
         """Train for `steps` steps in all, those of a resumed fit included.
 
         All scored groups are sent; the server excludes what cannot be trained and reports it in
-        ``excluded``. After Ctrl-C or a crash, the same call resumes.
+        ``excluded``. After Ctrl-C or a crash, the same call resumes; when it is finished, the same
+        call returns the stored result and runs nothing. A call with another config, rollout
+        (its source and what it calls), evaluator, model, policy or other scenarios is another fit:
+        it is refused in the same folder.
 
         Args:
             rollout: see `Rollout`. A graph brings no reward, so it needs an `evaluator`.
@@ -150,7 +163,9 @@ class Trainer:
                 versions with the best mean are pinned on the server.
             eval_every: steps. None: only before and after.
             eval_samples: runs per held-out scenario.
-            resume: continue the fit in `out_dir`. False: rename its files and start a new one.
+            fresh: begin anew from the base: the policies are rolled back to version 0 (or to where
+                this folder's warm start had come), and the files of a fit in the folder are moved
+                to ``earlier/``. Versions that were made stay on the server as it keeps them.
 
         Raises:
             RolloutFailed: more than `max_failed` of a batch raised.
@@ -167,31 +182,41 @@ class Trainer:
         check_scenarios(eval_scenarios or (), "eval_scenarios")
         if steps < 0 or (eval_every is not None and eval_every < 1) or eval_samples < 1:
             raise ConfigError(f"got {steps=}, {eval_every=}, {eval_samples=}, expected counts")
-        history = History(self.out_dir, self.policies, self._plan.seed, resume=resume)
         schedule = Schedule(steps, eval_scenarios or (), eval_every, eval_samples)
+        identity = identity_of(
+            self._plan, self._models, rollout, train_scenarios, schedule.eval_scenarios
+        )
         async with self._client() as client:
+            if fresh:
+                await client.ready()
+                base = warm_version(self.out_dir, self.policies)
+                await roll_back(client, self.policies, self._display, base)
+            history = History(self.out_dir, identity, fresh=fresh)
+            if history.state.finished > 0 and steps <= history.done:
+                self._display.line(
+                    f"Finished already: {history.done} steps are in {self.out_dir}, so nothing was "
+                    "run. Ask for more steps to go on; fresh=True begins anew from the base."
+                )
+                result = result_of(history, history.steps[-1].versions)
+                self._display.summary(result)
+                return result
             fit = FitLoop(self._plan, client, history, self._display, rollout, schedule)
             try:
                 result = await fit.run(train_scenarios)
             except (asyncio.CancelledError, KeyboardInterrupt):
                 self._display.line(
                     f"Stopped after step {history.done} of {steps}. Run the same again to go on "
-                    f"from there ({self.out_dir})."
+                    f"from there ({self.out_dir})" + (", without fresh=True." if fresh else ".")
                 )
                 raise
-        self._display.console.print(summary_table(result))
-        if result.nodes:
-            table = node_table(
-                result.nodes, "Trained by node, all steps", node_rewards(result.history)
-            )
-            self._display.console.print(table)
+        self._display.summary(result)
         return result
 
     def fit_sync(
         self, rollout: Rollout, train_scenarios: Sequence[Any], **options: Any
     ) -> FitResult:
         """`fit` for programs without an event loop; takes the same options."""
-        return _run_sync(self.fit(rollout, train_scenarios, **options), "fit")
+        return run_sync(self.fit(rollout, train_scenarios, **options), "trainer.fit")
 
     async def warm_start(
         self,
@@ -200,7 +225,7 @@ class Trainer:
         epochs: int = 1,
         batch_size: int = 16,
         config: SFTConfig | None = None,
-        resume: bool = True,
+        fresh: bool = False,
     ) -> WarmStart:
         """Supervised steps on conversations, before `fit`.
 
@@ -213,7 +238,8 @@ class Trainer:
             epochs: how often each is learned.
             batch_size: conversations of one step.
             config: of each step. None: the defaults of `SFTConfig`.
-            resume: continue the warm start in `out_dir`. False: rename its file and start anew.
+            fresh: begin anew: the policy is rolled back to version 0, and the file of a warm start
+                in `out_dir` is moved to ``earlier/``.
 
         Raises:
             ConfigError: a number is below 1, a conversation is malformed, `config` is no SFTConfig,
@@ -231,16 +257,18 @@ class Trainer:
             epochs=epochs,
             batch_size=batch_size,
             seed=self._plan.seed,
-            resume=resume,
+            fresh=fresh,
         )
         async with self._client() as client:
             await client.ready()
+            if fresh:
+                await roll_back(client, self.policies, self._display)
             await serving_version(client, self.policy, self._plan.lora)
             return await run.run(client, self._display)
 
     def warm_start_sync(self, conversations: Conversations, **options: Any) -> WarmStart:
         """`warm_start` for programs without an event loop; takes the same options."""
-        return _run_sync(self.warm_start(conversations, **options), "warm_start")
+        return run_sync(self.warm_start(conversations, **options), "trainer.warm_start")
 
     async def evaluate(
         self, rollout: Rollout, scenarios: Sequence[Any], *, samples: int = 1
@@ -265,7 +293,7 @@ class Trainer:
         self, rollout: Rollout, scenarios: Sequence[Any], *, samples: int = 1
     ) -> EvalResult:
         """`evaluate` for programs without an event loop."""
-        return _run_sync(self.evaluate(rollout, scenarios, samples=samples), "evaluate")
+        return run_sync(self.evaluate(rollout, scenarios, samples=samples), "trainer.evaluate")
 
     @property
     def policy(self) -> str:
@@ -287,18 +315,3 @@ class Trainer:
         return AsyncArtClient(
             self._base_url, self._api_key, patience=PATIENCE, on_wait=self._display.line
         )
-
-
-def _run_sync(work: Coroutine[Any, Any, T], name: str) -> T:
-    if _in_event_loop():
-        work.close()
-        raise ConfigError(f"An event loop runs here already; write `await trainer.{name}(...)`")
-    return asyncio.run(work)
-
-
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

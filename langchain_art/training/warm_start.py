@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from langchain_art.training.progress import Display
 from langchain_art.training.report import counts
 from langchain_art.training.results import Record
 from langchain_art.wire import SFTConfig, TrainResult
+
+_FILE = "warm_start.json"
 
 
 class WarmStart(Record):
@@ -56,6 +59,14 @@ class WarmStart(Record):
         return f"{self.id}:sft:{step}" + (f":{attempt + 1}" if attempt else "")
 
 
+def warm_version(directory: Path, policies: Sequence[str]) -> int:
+    """The version that a folder's warm start has come to; 0 without one."""
+    found = read_state(directory / _FILE, WarmStart)
+    if found is None or found.policy not in policies:
+        return 0
+    return found.version or 0
+
+
 class WarmStartRun:
     """The steps of a warm start, and the file ``warm_start.json`` that it resumes from.
 
@@ -73,7 +84,7 @@ class WarmStartRun:
         epochs: int,
         batch_size: int,
         seed: int,
-        resume: bool,
+        fresh: bool,
     ) -> None:
         if epochs < 1 or batch_size < 1:
             raise ConfigError(f"got {epochs=} and {batch_size=}, expected both to be at least 1")
@@ -91,10 +102,12 @@ class WarmStartRun:
         digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
         directory.mkdir(parents=True, exist_ok=True)
-        self._path = directory / "warm_start.json"
+        self._path = directory / _FILE
         found = read_state(self._path, WarmStart)
-        if found is not None and not resume:
-            self._path.rename(self._path.with_name(f"{self._path.name}.{found.id}"))
+        if found is not None and fresh:
+            earlier = directory / "earlier" / found.id
+            earlier.mkdir(parents=True, exist_ok=True)
+            self._path.rename(earlier / self._path.name)
             found = None
         if found is not None and found.digest != digest:
             raise ConfigError(

@@ -40,14 +40,17 @@ _Choice = (Field(discriminator="kind"), BeforeValidator(_by_kind))
 
 
 class LRSchedule(_Group):
-    """Learning rate by version of the policy: linear warm-up, then linear decay.
+    """Learning rate by step since the base: linear warm-up, then linear decay.
+
+    Without a rollback that is the policy's version; after one it begins again from the version that
+    was rolled back to.
 
     The server computes it in `algorithms.loss.lr_schedule`.
     """
 
     warmup_steps: int = Field(default=0, ge=0, le=MAX_COUNT)
     decay_steps: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    """Version at which the decay ends; None: no decay."""
+    """Step at which the decay ends; None: no decay."""
     final_fraction: float = Field(default=0.1, ge=0, le=1)
     """Fraction of the learning rate left at `decay_steps`."""
 

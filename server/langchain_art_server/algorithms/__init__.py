@@ -22,5 +22,5 @@
     ├── importance_sampling    sampler against learner: weights and the guard
     └── loss_stats             metrics of a step
     logprob_gap    refuses a step whose tokens another model sampled
-    lr_schedule    the learning rate by version
+    lr_schedule    the learning rate by step
 """

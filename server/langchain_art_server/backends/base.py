@@ -213,8 +213,9 @@ class LearnerStep:
 
     `parent` and `out` are directories of `adapters`; `out` exists and is empty. The learner writes
     the adapter and ``optimizer.safetensors`` there, nothing else, and changes nothing in `parent`.
-    `step` is the 1-based number of the version that results: the schedule's clock. `staleness` is
-    how many versions older than `parent` the trained calls' samplers were, on average.
+    `step` is how many steps the version that results is away from the base: the schedule's clock.
+    `staleness` is how many versions older than `parent` the trained calls' samplers were, on
+    average.
     """
 
     parent: Path

@@ -103,12 +103,14 @@ class JobRunner(JobQueue):
     async def _learn(self, job: TrainJob, batch: Batch, target: int) -> None:
         """Make the version, check it in the sampler, publish it, and finish the job."""
         policy, base, config = job.policy, batch.base_version, batch.request.config
-        await asyncio.to_thread(self._adapters.check, policy, base)
+        parent_manifest = await asyncio.to_thread(self._adapters.check, policy, base)
+        # Steps since the base: after a rollback fewer than the number of the version.
+        number: int = parent_manifest.get("step", base) + 1
         staged = self._adapters.stage()
         step = LearnerStep(
             parent=self._adapters.path(policy, base),
             out=staged,
-            step=target,
+            step=number,
             rows=batch.rows,
             config=config,
             staleness=batch.metrics["staleness_mean"],
@@ -143,6 +145,7 @@ class JobRunner(JobQueue):
                 "policy": policy,
                 "version": target,
                 "parent": base,
+                "step": number,
                 "job": job.id,
                 "base_model": self._settings.model,
                 "metrics": metrics | batch.metrics,

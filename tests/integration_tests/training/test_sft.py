@@ -303,9 +303,12 @@ def test_a_warm_start_goes_through_its_epochs(art_server: LiveServer, tmp_path: 
         assert len(client.jobs(trainer.policy)) == 12
     with pytest.raises(ConfigError, match="another warm start"):
         trainer.warm_start_sync(SHOWN[:2], epochs=6, batch_size=3, config=FAST)
-    shown = trainer.warm_start_sync(SHOWN[:2], config=FAST, resume=False)
+    shown = trainer.warm_start_sync(SHOWN[:2], config=FAST, fresh=True)
     assert (len(shown.losses), shown.version) == (1, 13)
-    assert (tmp_path / f"warm_start.json.{warmed.id}").exists()
+    with ArtClient(art_server.base_url) as client:
+        newest = max(client.checkpoints(trainer.policy), key=lambda one: one.version)
+    assert (newest.version, newest.parent) == (13, 0), "it begins from the base"
+    assert (tmp_path / "earlier" / warmed.id / "warm_start.json").exists()
 
 
 async def test_a_warm_start_that_was_stopped_goes_on_exactly(

@@ -53,9 +53,10 @@ def rollout_of(server: LiveServer, policy: str, reward: Callable[[str], float]) 
 
 
 async def test_zero_variance_groups_are_replaced(art_server: LiveServer, tmp_path: Path) -> None:
-    numbers = count()
+    numbers, seen = count(), list[str]()
 
     def reward(scenario: str) -> float:  # of every second scenario all runs are alike
+        seen.append(scenario)
         return float(next(numbers)) if int(scenario[2:]) % 2 else 1.0
 
     trainer = trainer_of(art_server, tmp_path, dynamic_sampling_rounds=8)
@@ -71,13 +72,9 @@ async def test_zero_variance_groups_are_replaced(art_server: LiveServer, tmp_pat
         found.history[0].groups + found.history[1].groups,
     ]
     # A resumed fit draws on from there: no scenario is drawn twice in the first epoch.
-    seen: list[str] = []
+    seen.clear()
     again = trainer_of(art_server, tmp_path, trainer.policy, dynamic_sampling_rounds=8)
-    await again.fit(
-        rollout_of(art_server, trainer.policy, lambda s: seen.append(s) or reward(s)),
-        SCENARIOS,
-        steps=3,
-    )
+    await again.fit(rollout_of(art_server, trainer.policy, reward), SCENARIOS, steps=3)
     drawn = found.history[1].drawn
     if drawn < len(SCENARIOS):
         assert len(set(seen)) >= min(2, len(SCENARIOS) - drawn)

@@ -18,10 +18,18 @@ from langchain_art.evaluators import score_groups
 from langchain_art.tracing.handler import Run, capture
 from langchain_art.training.fit_loop import Schedule, best
 from langchain_art.training.fit_state import History, PendingStep
+from langchain_art.training.identity import Identity
 from langchain_art.training.report import reward_plot, summary_table
 from langchain_art.training.results import EvalResult, StepRecord, summarize
 from langchain_art.training.trainer import Trainer
-from langchain_art.wire import LoraConfig, TrainConfig, TrainResult, Trajectory, TrajectoryGroup
+from langchain_art.wire import (
+    LoraConfig,
+    LRSchedule,
+    TrainConfig,
+    TrainResult,
+    Trajectory,
+    TrajectoryGroup,
+)
 from tests.support.live_server import LiveServer
 
 
@@ -42,6 +50,19 @@ def result(mean: float | None, step: int) -> EvalResult:
 def record(step: int, version: int) -> StepRecord:
     trained = TrainResult(policy="p", version=version, metrics={}, excluded={})
     return StepRecord(step=step, results={"p": trained}, reward_mean=0.5, reward_std=0.1, groups=2)
+
+
+def identity(**changes: Any) -> Identity:
+    given: dict[str, Any] = {
+        "policies": ("p",),
+        "seed": 0,
+        "config": {"learning_rate": 1e-5},
+        "settings": {"group_size": 8},
+        "rollout": {"rollout": "a", "score": "b"},
+        "scenarios": "4 a",
+        "eval_scenarios": "0 a",
+    }
+    return Identity(**(given | changes))
 
 
 def quiet() -> Console:
@@ -142,10 +163,10 @@ async def test_scores_that_fit_nothing_are_an_error(scores: Any) -> None:
 
 
 def test_history_comes_back(tmp_path: Path) -> None:
-    first = History(tmp_path, ["p"], 0, resume=True)
+    first = History(tmp_path, identity())
     first.append(result(0.25, 0))
     first.append(record(1, 1))
-    again = History(tmp_path, ["p"], 0, resume=True)
+    again = History(tmp_path, identity())
     assert again.resumed
     assert not first.resumed
     assert again.state == first.state
@@ -155,46 +176,54 @@ def test_history_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_torn_last_line_never_happened(tmp_path: Path) -> None:
-    first = History(tmp_path, ["p"], 0, resume=True)
+    first = History(tmp_path, identity())
     first.append(record(1, 1))
     with (tmp_path / "history.jsonl").open("a") as file:
         file.write('{"kind": "step", "st')
-    again = History(tmp_path, ["p"], 0, resume=True)
+    again = History(tmp_path, identity())
     assert again.done == 1
     again.append(record(2, 2))
-    assert History(tmp_path, ["p"], 0, resume=True).done == 2
+    assert History(tmp_path, identity()).done == 2
 
 
 def test_a_broken_line_is_said(tmp_path: Path) -> None:
-    History(tmp_path, ["p"], 0, resume=True)
+    History(tmp_path, identity())
     (tmp_path / "history.jsonl").write_text("nonsense\n")
     with pytest.raises(ConfigError, match="line 1"):
-        History(tmp_path, ["p"], 0, resume=True)
+        History(tmp_path, identity())
 
 
 def test_another_fit_in_the_directory_is_refused_or_put_aside(tmp_path: Path) -> None:
-    first = History(tmp_path, ["p"], 0, resume=True)
+    first = History(tmp_path, identity())
     first.append(record(1, 1))
-    for policy, seed in (("q", 0), ("p", 1)):
-        with pytest.raises(ConfigError, match="resume=False"):
-            History(tmp_path, [policy], seed, resume=True)
-    fresh = History(tmp_path, ["q"], 0, resume=False)
+    for other, words in (
+        (identity(policies=("q",)), "policy p -> q"),
+        (identity(seed=1), "seed 0 -> 1"),
+        (identity(config={"learning_rate": 1e-4}), "config.learning_rate 1e-05 -> 0.0001"),
+        (identity(rollout={"rollout": "a", "score": "c"}), r"the rollout's source \(score\)"),
+        (identity(scenarios="4 b"), "the content of scenarios"),
+        (identity(scenarios="3 b"), r"scenarios \(4 -> 3\)"),
+    ):
+        with pytest.raises(ConfigError, match=f"(?s)p@1.*{words}.*fresh=True"):
+            History(tmp_path, other)
+    fresh = History(tmp_path, identity(seed=1), fresh=True)
     assert fresh.done == 0
     assert fresh.state.fit_id != first.state.fit_id
-    assert (tmp_path / f"history.jsonl.{first.state.fit_id}").exists()
+    moved = tmp_path / "earlier" / first.state.fit_id
+    assert History(moved, identity()).done == 1
 
 
 def test_a_half_done_step_comes_back_and_a_done_one_does_not(tmp_path: Path) -> None:
-    history = History(tmp_path, ["p"], 0, resume=True)
+    history = History(tmp_path, identity())
     pending = PendingStep(step=1, groups=(group("a", 0.0, 1.0),), config=TrainConfig())
     history.begin(pending)
-    assert History(tmp_path, ["p"], 0, resume=True).pending() == pending
+    assert History(tmp_path, identity()).pending() == pending
     history.append(record(1, 1))  # and died before it could forget the step
-    assert History(tmp_path, ["p"], 0, resume=True).pending() is None
+    assert History(tmp_path, identity()).pending() is None
 
 
 def test_keys_are_the_steps_until_a_job_fails(tmp_path: Path) -> None:
-    state = History(tmp_path, ["p"], 0, resume=True).state
+    state = History(tmp_path, identity()).state
     assert state.key("p", 3) == f"{state.fit_id}:p:step:3"
     assert state.key("q", 3) == f"{state.fit_id}:q:step:3"
     failed = state.model_copy(update={"failed_jobs": {3: 1}})
@@ -317,16 +346,80 @@ async def test_fit_trains_and_tells(art_server: LiveServer, tmp_path: Path) -> N
 
 
 async def test_a_finished_fit_does_nothing_and_a_longer_one_goes_on(
-    art_server: LiveServer, tmp_path: Path
+    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    console = quiet()
     first = trainer_of(art_server, tmp_path)
     await first.fit(rollout_of(art_server, first), SCENARIOS, steps=1)
-    again = trainer_of(art_server, tmp_path, first.policy)
+    again = trainer_of(art_server, tmp_path, first.policy, console=console)
     calls: list[str] = []
-    same = await again.fit(rollout_of(art_server, again, calls), SCENARIOS, steps=1)
+    with monkeypatch.context() as patch:  # it needs no server to say so
+        patch.setattr("langchain_art.client.async_client.AsyncArtClient.ready", None)
+        same = await again.fit(rollout_of(art_server, again, calls), SCENARIOS, steps=1)
     assert (calls, same.version) == ([], 1)
+    assert "Finished already: 1 steps" in console.file.getvalue()  # type: ignore[attr-defined]
     more = await again.fit(rollout_of(art_server, again, calls), SCENARIOS, steps=2)
     assert (len(calls), more.version, len(more.history)) == (8, 2, 2)
+
+
+async def test_another_fit_in_the_same_folder_is_refused_and_may_begin_anew(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    """The reward is changed, and the same program is run again."""
+    first = trainer_of(art_server, tmp_path)
+    model = model_of(art_server, first.policy)
+
+    def better(text: str) -> float:
+        return 1.0 - spread(text)
+
+    def program(reward: Any) -> Any:
+        async def rollout(scenario: dict[str, str]) -> Run:
+            async with capture(scenario=scenario["id"]) as told:
+                reply = await model.ainvoke(scenario["question"])
+                told.reward = reward(f"{reply.text}{told.id}")
+            return told
+
+        return rollout
+
+    await first.fit(program(spread), SCENARIOS, steps=2)
+    console = quiet()
+    second = trainer_of(art_server, tmp_path, first.policy, console=console)
+    with pytest.raises(ConfigError, match=r"the rollout's source \(better\).*fresh=True"):
+        await second.fit(program(better), SCENARIOS, steps=2)
+    config = TrainConfig(learning_rate=1e-4)
+    third = trainer_of(art_server, tmp_path, first.policy, config=config)
+    with pytest.raises(ConfigError, match=r"config\.learning_rate 2e-05 -> 0\.0001"):
+        await third.fit(program(spread), SCENARIOS, steps=2)
+    with pytest.raises(ConfigError, match=r"scenarios \(4 -> 3\)"):
+        await first.fit(program(spread), SCENARIOS[:3], steps=2)
+
+    again = await second.fit(program(better), SCENARIOS, steps=1, fresh=True)
+    assert again.version == 3, "a name of a version is used once"
+    with ArtClient(art_server.base_url, art_server.api_key) as client:
+        made = {one.version: one.parent for one in client.checkpoints(first.policy)}
+    assert made[3] == 0, "it begins from the base"
+    shown: str = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"{first.policy} is rolled back from @2 to @0" in shown
+    assert list((tmp_path / "earlier").iterdir())
+
+    elsewhere = trainer_of(art_server, tmp_path / "new", first.policy, console=console)
+    await elsewhere.fit(program(better), SCENARIOS, steps=0)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"{first.policy} is at @3: this fit goes on from what it has learned." in shown
+
+
+async def test_a_fresh_fit_warms_up_as_the_first_did(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    """Versions are numbered on; the schedule of the learning rate begins anew."""
+    config = TrainConfig(learning_rate=1e-3, schedule=LRSchedule(warmup_steps=4))
+    trainer = trainer_of(art_server, tmp_path, config=config)
+    rollout = rollout_of(art_server, trainer)
+    first = await trainer.fit(rollout, SCENARIOS, steps=2)
+    fresh = await trainer.fit(rollout, SCENARIOS, steps=2, fresh=True)
+    rates = [[step.metrics["learning_rate"] for step in one.history] for one in (first, fresh)]
+    assert rates == [[2.5e-4, 5e-4]] * 2
+    assert (first.version, fresh.version) == (2, 4)
 
 
 @pytest.mark.parametrize("where", ["train", "append", "end"])
@@ -400,8 +493,9 @@ async def test_failing_rollouts_are_said_and_bounded(
     async def broken(_: object) -> float:
         raise ValueError("all broke")
 
+    other = trainer_of(art_server, tmp_path / "other", trainer.policy)
     with pytest.raises(RolloutFailed, match="all broke"):
-        await trainer.fit(broken, SCENARIOS, steps=2)
+        await other.fit(broken, SCENARIOS, steps=2)
 
 
 async def test_no_reward_anywhere_is_said(art_server: LiveServer, tmp_path: Path) -> None:
@@ -488,7 +582,7 @@ async def test_a_rolled_back_policy_is_not_taken_for_progress(
         client.rollback(trainer.policy, 0)
     with pytest.raises(ConfigError, match="rolled back"):
         await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=2)
-    fresh = await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1, resume=False)
+    fresh = await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1, fresh=True)
     assert len(fresh.history) == 1
 
 

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the policy's version. No torch, no state."""
+"""The learning rate as a pure function of the steps since the base. No torch, no state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from langchain_art.wire import LRSchedule
 
 
 def learning_rate(peak: float, schedule: LRSchedule, step: int) -> float:
-    """The learning rate of the optimizer step(s) that make version `step` (from 1) of a policy.
+    """The learning rate of the optimizer step(s) of step `step` (from 1) of a policy.
 
     Piecewise linear in `step` through ``(0, 0)``, ``(warmup_steps, peak)`` and
     ``(decay_steps, final_fraction * peak)``, constant from there on. Without warm-up it starts at
