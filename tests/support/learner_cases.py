@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from langchain_art.wire import ClippedRatio, LoraConfig, TrainConfig
-from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.base import LearnerStep
+from langchain_art_server.algorithms.sequences.token_sets import of_mask, unpack
+from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
+from langchain_art_server.backends.base import ChatReply, LearnerStep
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 
 torch.set_num_threads(1)
@@ -105,6 +108,29 @@ def branching_rows(count: int, seed: int = 0, *, temperature: float = 1.0) -> li
     return rows
 
 
+def drawn_from(rng: random.Random, token: int) -> bytes:
+    """A set of tokens that a token could be drawn from: it alone, some, most or all."""
+    count = rng.choice([1, 3, VOCAB // 2, VOCAB - 1, VOCAB])
+    allowed = np.zeros(VOCAB, dtype=bool)
+    allowed[[token, *rng.sample(range(VOCAB), count - 1)]] = True
+    return of_mask(allowed)
+
+
+def restricted(rows: list[Row], seed: int = 5) -> list[Row]:
+    """The same rows, each trained token drawn from some of all tokens, as under a grammar."""
+    rng = random.Random(seed)
+    return [
+        replace(
+            row,
+            drawn_from=[
+                drawn_from(rng, token) if trained else b""
+                for token, trained in zip(row.token_ids, row.mask, strict=True)
+            ],
+        )
+        for row in rows
+    ]
+
+
 def on_policy(core: LearnerCore, adapter: Path | None, rows: list[Row]) -> list[Row]:
     """The same rows, as if the learner itself had sampled them."""
     found = core.logprobs(adapter, rows)
@@ -112,6 +138,30 @@ def on_policy(core: LearnerCore, adapter: Path | None, rows: list[Row]) -> list[
         replace(row, logprobs=[float(p) * m for p, m in zip(own, row.mask, strict=True)])
         for row, own in zip(rows, found, strict=True)
     ]
+
+
+def gaps(
+    core: LearnerCore, adapter: Path | None, replies: Sequence[ChatReply], temperature: float = 1.0
+) -> torch.Tensor:
+    """For each token of some replies, how far the learner's logprob is from the sampler's."""
+    found: list[float] = []
+    for reply in replies:
+        (row,) = rows_of_run(
+            [
+                SampledCall(
+                    "c",
+                    reply.prompt_token_ids,
+                    reply.token_ids,
+                    reply.logprobs,
+                    temperature,
+                    drawn_from=unpack(reply.drawn_from),
+                )
+            ]
+        )
+        (own,) = core.logprobs(adapter, [row])
+        start = len(reply.prompt_token_ids)
+        found += [abs(a - b) for a, b in zip(own[start:], reply.logprobs, strict=True)]
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def jittered(rows: list[Row], spread: float) -> list[Row]:

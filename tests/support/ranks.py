@@ -24,6 +24,7 @@ from tests.support.learner_cases import (
     fresh,
     make_rows,
     quiet,
+    restricted,
 )
 
 STEPS = 20
@@ -78,7 +79,8 @@ async def check_twenty_steps(
     )
     for step in range(1, STEPS + 1):
         make = branching_rows if step % 2 else make_rows  # with and without weights, shared
-        rows = make(12, seed=step)
+        rows = make(9, seed=step)
+        rows += restricted(rows[:3])
         out = folder(tmp_path, f"alone{step}")
         expected = core.step(LearnerStep(alone, out, step, rows, config), quiet)
         alone, out = out, folder(tmp_path, f"together{step}")

@@ -50,9 +50,9 @@ class Sampling:
     """How one completion is sampled.
 
     `logprobs` of a reply are those of the distribution that was sampled: log-softmax of
-    logits / temperature. The learner applies the same temperature. Truncation (`top_p` < 1,
-    `top_k` > 0), greedy decoding (temperature 0) and grammars change the distribution in ways that
-    the learner does not repeat, so such calls are excluded from training.
+    logits / temperature over the tokens that a grammar, `top_k` and `top_p` left, in this order.
+    The learner applies the same temperature, over the same tokens (`ChatReply.drawn_from`). Greedy
+    decoding (temperature 0) is no distribution: such calls are excluded from training.
     """
 
     max_tokens: int | None = None
@@ -106,6 +106,8 @@ class ChatReply:
         tool_calls: OpenAI's ``{"id", "type": "function", "function": {"name", "arguments"}}``.
         excluded_because: why the call is not trained; None if it may be.
         token_texts: text of each token (for OpenAI's ``logprobs`` field).
+        drawn_from: the tokens that each one was drawn from, as `token_sets.pack` gives them; empty
+            if it was the whole vocabulary each time.
     """
 
     prompt_token_ids: Sequence[int]
@@ -117,6 +119,7 @@ class ChatReply:
     excluded_because: str | None = None
     top_logprobs: list[list[tuple[int, float, str]]] = field(default_factory=list)
     token_texts: list[str] = field(default_factory=list)
+    drawn_from: bytes = b""
 
 
 class Engine(Protocol):

@@ -152,6 +152,7 @@ class _Completion:
             prompt_token_ids=reply.prompt_token_ids,
             token_ids=reply.token_ids,
             logprobs=reply.logprobs,
+            drawn_from=reply.drawn_from,
             temperature=self._call.sampling.temperature or 1.0,
             finish_reason=reply.finish_reason,
             excluded_because=reply.excluded_because,

@@ -1,7 +1,7 @@
 """From scored runs to rows: which calls are trained, and with what advantage.
 
 A group's baseline consists of the runs in which the policy sampled a call that `trainable` chooses,
-even if that call cannot be trained (tokens lost, sampled under a grammar, superseded): the run's
+even if that call cannot be trained (tokens lost, sampled at temperature 0, superseded): the run's
 reward is still a sample of what the policy does. Other runs (frozen nodes, foreign models, other
 policies) are excluded before the statistics.
 """
@@ -21,6 +21,7 @@ from langchain_art_server.algorithms.credit.candidates import (
     CandidateCall,
     CandidateRun,
 )
+from langchain_art_server.algorithms.sequences.token_sets import unpack
 from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
 from langchain_art_server.jobs.eligibility import CallEligibility, check_eligibility
 from langchain_art_server.storage.tables import CallRecord
@@ -47,6 +48,7 @@ def rows_of(
             token_ids=record.token_ids,
             logprobs=record.logprobs,
             temperature=record.temperature,
+            drawn_from=unpack(record.drawn_from),
             advantage=decision.advantage,
             weight=decision.weight,
         )

@@ -8,8 +8,8 @@ Training and the audit both ask `check_eligibility`. The reasons are the words b
 - ``other_policy``: sampled by another policy, or by the base model;
 - ``frozen``: `TrainRequest.trainable` does not choose it;
 - ``lost``: the server has no record of it;
-- ``greedy_decoding``, ``truncated_sampling``, ``grammar``: sampled from a distribution that the
-  learner cannot repeat;
+- ``greedy_decoding``: at temperature 0 nothing is drawn;
+- ``truncated_sampling``, ``grammar``: drawn from a part of the vocabulary that is not known;
 - ``empty``: nothing was sampled;
 - ``too_long``: more tokens than the model takes (a turn that was not sampled here);
 - ``already_trained``: an earlier job trained it, in this run or in another;

@@ -29,7 +29,7 @@ async def demonstrations(
 
     Returns:
         The runs, in which each turn with a record has a call id; and the records by these ids, all
-        at temperature 1, as the likelihood is computed.
+        at temperature 1 and over the whole vocabulary, as the likelihood is computed.
 
     Raises:
         InvalidRequest: a turn cannot be tokenized; names the run and the turn.
@@ -42,7 +42,9 @@ async def demonstrations(
         for index, turn in enumerate(turns):
             record = records.get(turn.call_id or "")
             if record is not None:
-                known[record.id] = replace(record, temperature=1.0, excluded_because=None)
+                known[record.id] = replace(
+                    record, temperature=1.0, drawn_from=b"", excluded_because=None
+                )
             elif turn.reply is not None and turn.excluded_because is None:
                 turns[index] = turn.model_copy(update={"call_id": f"{run.id}#{index}"})
                 missing.append((run, index))

@@ -28,7 +28,7 @@ _ARRAYS = {"prompt_token_ids": "i", "token_ids": "i", "logprobs": "d"}
 #: The order in which rows were inserted, whatever the clock says. In SQLite it is the rowid.
 _NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 #: Of the tables below. Another number, or another column, is refused at the start.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SCHEMA = sa.Table(
     "art_schema",
     META,
@@ -61,6 +61,7 @@ CALLS = _sealed_table(
     sa.Column("prompt_token_ids", Blob, nullable=False),
     sa.Column("token_ids", Blob, nullable=False),
     sa.Column("logprobs", Blob, nullable=False),
+    sa.Column("drawn_from", Blob, nullable=False),
     sa.Column("temperature", sa.Float, nullable=False),
     sa.Column("finish_reason", sa.String(16), nullable=False),
     sa.Column("excluded_because", sa.Text),
@@ -184,6 +185,8 @@ class CallRecord:
     finish_reason: str
     excluded_because: str | None
     latency: float
+    drawn_from: bytes = b""
+    """The tokens that each token was drawn from (`token_sets.pack`); empty: all of them."""
     began: int = 0
     """Grows with each request, over restarts: the order in which calls began."""
     retry: int = 0
@@ -217,7 +220,9 @@ class CallRecord:
     def public(self) -> dict[str, Any]:
         """What ``GET /v1/calls/{id}`` answers."""
         tags = self.tags.model_dump(exclude_defaults=True)
-        return asdict(self) | {"tags": tags, "trainable": self.excluded_because is None}
+        known = asdict(self)
+        del known["drawn_from"]
+        return known | {"tags": tags, "trainable": self.excluded_because is None}
 
 
 @dataclass(frozen=True)

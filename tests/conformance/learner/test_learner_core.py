@@ -28,6 +28,7 @@ from tests.support.learner_cases import (
     make_rows,
     on_policy,
     quiet,
+    restricted,
     shake,
     take,
 )
@@ -252,6 +253,7 @@ def test_what_cannot_be_loaded_is_refused(tiny: str, tmp_path: Path) -> None:
 def test_rows_survive_their_file_exactly(tmp_path: Path) -> None:
     rows = [*make_rows(20, low=1), *make_rows(3, temperature=0.1), *branching_rows(5)]
     rows += [replace(row, weights=[0.1 * p for p in row.logprobs]) for row in rows]
+    rows += restricted(rows[:9])
     write_rows(tmp_path / "rows", rows)
     assert read_rows(tmp_path / "rows") == rows
     (tmp_path / "rows").write_bytes(b"not a zip")

@@ -34,6 +34,7 @@ from tests.support.learner_cases import (
     fresh,
     make_rows,
     quiet,
+    restricted,
     shake,
     take,
 )
@@ -43,7 +44,7 @@ from tests.support.learner_cases import (
 def test_computing_layers_twice_changes_no_bit(
     name: str, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, results = branching_rows(12) + make_rows(6), []
+    rows, results = branching_rows(12) + restricted(make_rows(6)), []
     for free in (1e12, 1.0):
         monkeypatch.setattr(packer, "free_bytes", lambda _device, free=free: free)
         core, here = LearnerCore(str(models[name])), folder(tmp_path, f"free{free}")
@@ -80,7 +81,7 @@ def test_checkpointing_needs_less_memory(tiny: str, tmp_path: Path) -> None:
 def test_logits_in_chunks_change_nothing(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, gradients = branching_rows(10), []
+    rows, gradients = branching_rows(6) + restricted(branching_rows(6)), []
     for elements in (1 << 24, 64 * 3):
         monkeypatch.setattr(logprob_scoring, "CHUNK_ELEMENTS", elements)
         core = LearnerCore(tiny)
@@ -91,7 +92,7 @@ def test_logits_in_chunks_change_nothing(
         assert (max(seen) <= 3) == (elements < 1000)
         gradients.append([p.grad for p in core.parameters.values()])
     for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=5e-7)
 
 
 def test_terms_are_numbered_row_by_row_and_so_are_their_calls() -> None:

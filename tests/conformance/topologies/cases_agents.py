@@ -235,9 +235,9 @@ def broken_call(kit: Kit) -> Program:
 
 @topology(
     "structured output by the provider",
-    Expect("model", "look", step=1, why="grammar"),
-    Expect("model", VERDICT, step=3, why="grammar"),
-    remark="a grammar shapes every reply of such an agent",
+    Expect("model", "look", step=1),
+    Expect("model", VERDICT, step=3),
+    remark="a grammar shapes every reply of such an agent; learned from over what it allowed",
 )
 def provider_strategy(kit: Kit) -> Program:
     agent = create_agent(kit.model, [look], response_format=ProviderStrategy(Verdict))
@@ -247,8 +247,8 @@ def provider_strategy(kit: Kit) -> Program:
 
 @topology(
     "structured output by a tool call",
-    Expect("model", "look", step=1, why="grammar"),
-    Expect("model", "Verdict", step=3, why="grammar"),
+    Expect("model", "look", step=1),
+    Expect("model", "Verdict", step=3),
     remark="the agent forces a tool call, which a grammar shapes",
 )
 def tool_strategy(kit: Kit) -> Program:
@@ -260,7 +260,7 @@ def tool_strategy(kit: Kit) -> Program:
 
 @topology(
     "with_structured_output in a node",
-    Expect("answer", VERDICT, step=1, why="grammar", task="node"),
+    Expect("answer", VERDICT, step=1, task="node"),
     Expect("answer", "so it is", step=1, task="node"),
 )
 def structured_node(kit: Kit) -> Program:
@@ -292,7 +292,7 @@ def react_agent(kit: Kit) -> Program:
     "create_react_agent with a response format",
     Expect("agent", "look", step=1),
     Expect("agent", "a door", step=3),
-    Expect("generate_structured_response", VERDICT, step=4, why="grammar"),
+    Expect("generate_structured_response", VERDICT, step=4),
 )
 def react_structured(kit: Kit) -> Program:
     agent = create_react_agent(kit.model, [look], response_format=Verdict)

@@ -239,7 +239,6 @@ def human_in_the_loop(kit: Kit) -> Program:
         step=1,
         node="model",
         task="first",
-        why="grammar",
     ),
     Expect("model", "look", step=1, task="first"),
     Expect(
@@ -248,7 +247,6 @@ def human_in_the_loop(kit: Kit) -> Program:
         step=3,
         node="model",
         task="second",
-        why="grammar",
     ),
     Expect("model", "a door", step=3, task="second"),
     remark="other tools are another prompt: each starts a row",

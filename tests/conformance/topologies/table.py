@@ -37,9 +37,7 @@ Written by `python -m tests.conformance.topologies`.
 REASONS = {
     "foreign": "of another provider's model",
     "other_policy": "of another policy, or of the base model",
-    "grammar": "shaped by a grammar",
     "greedy_decoding": "greedy",
-    "truncated_sampling": "from a truncated distribution",
     "superseded_error": "of an attempt that failed",
     "superseded_retried": "of an attempt that was made again",
     "superseded_interrupted": "of a node that was run again after an interrupt",

@@ -83,7 +83,8 @@ def test_a_healthy_server_passes_and_is_left_as_it_was(server: FaultyServer) -> 
         ("learner saves its parent", "trains", "left the adapter as it was"),
         ("hot", "trains", "logprobs are those of temperature 1.3, while the calls say 1"),
         ("shifted", "trains", "shifted by one"),
-        ("truncated", "drawn as reported", "standard errors"),
+        ("truncated", "trains", "nats apart"),
+        ("likelier of two", "drawn as reported", "standard errors"),
         ("base drifts", "base stays as it was", ""),  # by nats, or to other tokens altogether
         ("learner unlearns", "learns", "standard errors"),
     ],

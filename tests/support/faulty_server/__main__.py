@@ -42,7 +42,13 @@ class FaultySampler(TransformersSampler):
             request = replace(request, sampling=replace(sampling, temperature=1.3))
         elif now == "truncated":
             request = replace(request, sampling=replace(sampling, top_k=2))
+        other: ChatReply | None = None
+        if now == "likelier of two":
+            async for reply in super().chat(request):
+                other = reply if isinstance(reply, ChatReply) else other
         async for reply in super().chat(request):
+            if other is not None and isinstance(reply, ChatReply):
+                reply = max(other, reply, key=lambda one: sum(one.logprobs) / len(one.logprobs))
             yield _spoilt(reply, now) if isinstance(reply, ChatReply) else reply
 
     async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:
@@ -63,7 +69,7 @@ def _spoilt(reply: ChatReply, now: str) -> ChatReply:
     if now == "nan logprob":
         return replace(reply, logprobs=[float("nan"), *logprobs[1:]])
     if now == "truncated":  # as vLLM does with a model's generation_config
-        return replace(reply, excluded_because=None)
+        return replace(reply, excluded_because=None, drawn_from=b"")
     return reply
 
 

@@ -39,6 +39,14 @@ class RuleSampler(token_sampler.TokenSampler):
         self._greedy = None  # a led row is led at temperature 0 too
         self._led = [(row, draw) for row, draw in enumerate(draws) if isinstance(draw, Led)]
 
+    def _truncate(self, weights: Tensor) -> Tensor:
+        left = super()._truncate(weights)
+        for row, draw in enumerate(self._cut_states):  # what the rule wants is kept
+            if isinstance(draw, Led):
+                token = draw.tokens[draw.drawn]
+                left[row, token] = weights[row, token]
+        return left
+
     def _invert(self, weights: Tensor) -> Tensor:
         ids = super()._invert(weights)
         for row, draw in self._led:
@@ -66,7 +74,7 @@ class RuleHost(process.TransformersHost):
             raise
         tokens = [*self._template._encode(said), min(self._eos)]
         state = sequence.sampling
-        sequence.sampling = Led(state.sampling, state.rng, state.logits_processor, tokens)
+        sequence.sampling = Led(**vars(state), tokens=tokens)
 
     def _end(self, chat: ChatCall[RoutedAdapter], sequence: scheduler.SequenceState) -> None:
         line: dict[str, Any] = {

@@ -11,9 +11,10 @@ weights for sequences far off policy, which the guard of `importance_sampling` e
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 #: Weight of the squared log-ratio in `dppo_tv_loss`.
@@ -23,8 +24,19 @@ DPPO_TAU = 1e-3
 CHUNK_ELEMENTS = 1 << 24
 
 
+class DrawnFrom(Protocol):
+    """The tokens that each of T tokens was drawn from."""
+
+    def forbidden(self, part: slice, size: int) -> NDArray[Any] | None:
+        """For some tokens, which of a vocabulary of `size` it was not drawn from; None: of all."""
+        ...
+
+
 def token_logprobs(
-    logits_TV: Tensor, targets_T: Tensor, temperature: float | Tensor = 1.0
+    logits_TV: Tensor,
+    targets_T: Tensor,
+    temperature: float | Tensor = 1.0,
+    drawn_from: DrawnFrom | None = None,
 ) -> Tensor:
     """Logprob of each target under softmax(logits / temperature), in little memory.
 
@@ -36,42 +48,64 @@ def token_logprobs(
         logits_TV: raw scores, any floating dtype; differentiable once.
         targets_T: int64 token ids in 0 … V-1.
         temperature: above 0; one number, or one per token (T).
+        drawn_from: the softmax of a token is over the tokens that it was drawn from, and there is
+            no gradient to the logits of others; None: over the whole vocabulary.
     """
     dtype = torch.float64 if logits_TV.dtype == torch.float64 else torch.float32
     temperature_T = torch.as_tensor(temperature, dtype=dtype, device=logits_TV.device)
-    return _TokenLogprobs.apply(logits_TV, targets_T, temperature_T.expand(len(targets_T)))
+    temperature_T = temperature_T.expand(len(targets_T))
+    return _TokenLogprobs.apply(logits_TV, targets_T, temperature_T, drawn_from)
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits_TV: Tensor, targets_T: Tensor, temperature_T: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        logits_TV: Tensor,
+        targets_T: Tensor,
+        temperature_T: Tensor,
+        drawn_from: DrawnFrom | None,
+    ) -> Tensor:
         dtype = temperature_T.dtype
         lse_T = torch.empty(len(targets_T), dtype=dtype, device=logits_TV.device)
         target_T = torch.empty_like(lse_T)
         for part in _chunks(logits_TV):
-            z_TV = logits_TV[part].to(dtype) / temperature_T[part, None]
+            z_TV = _scaled(logits_TV, temperature_T, drawn_from, part)
             lse_T[part] = z_TV.logsumexp(-1)
             target_T[part] = z_TV.gather(-1, targets_T[part, None]).squeeze(-1)
         ctx.save_for_backward(logits_TV, targets_T, temperature_T, lse_T)
+        ctx.drawn_from = drawn_from
         return target_T - lse_T
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator changes the type
         ctx: Any, *grads: Tensor
-    ) -> tuple[Tensor, None, None]:
+    ) -> tuple[Tensor, None, None, None]:
         # d logprob_t / d logits_t[v] = (1[v = target_t] - softmax(z_t)[v]) / temperature_t
         (grad_T,) = grads
         logits_TV, targets_T, temperature_T, lse_T = ctx.saved_tensors
         grad_TV = torch.empty_like(logits_TV)
         for part in _chunks(logits_TV):
             scale_T1 = (grad_T[part] / temperature_T[part])[:, None]
-            z_TV = logits_TV[part].to(lse_T.dtype) / temperature_T[part, None]
+            z_TV = _scaled(logits_TV, temperature_T, ctx.drawn_from, part)
             g_TV = z_TV.sub_(lse_T[part, None]).exp_().mul_(-scale_T1)
             index_T1 = targets_T[part, None]
             g_TV.scatter_(-1, index_T1, g_TV.gather(-1, index_T1) + scale_T1)
             grad_TV[part] = g_TV.to(logits_TV.dtype)
-        return grad_TV, None, None
+        return grad_TV, None, None, None
+
+
+def _scaled(
+    logits_TV: Tensor, temperature_T: Tensor, drawn_from: DrawnFrom | None, part: slice
+) -> Tensor:
+    """Logits of some tokens over their temperature, -inf where a token was not drawn from."""
+    z_TV = logits_TV[part].to(temperature_T.dtype) / temperature_T[part, None]
+    if drawn_from is not None:
+        forbidden_TV = drawn_from.forbidden(part, logits_TV.shape[1])
+        if forbidden_TV is not None:
+            z_TV.masked_fill_(torch.from_numpy(forbidden_TV).to(z_TV.device), float("-inf"))
+    return z_TV
 
 
 def _chunks(logits_TV: Tensor) -> list[slice]:

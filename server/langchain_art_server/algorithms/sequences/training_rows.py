@@ -34,7 +34,8 @@ class Row:
     Each list has one entry per token. `mask` is 1 for trained tokens. `logprobs` are the sampler's.
     `weights` are factors in the loss, which is a sum; if empty, each of the N trained tokens of a
     step weighs 1/N. `calls` is the number of the row's call that sampled the token, -1 for context;
-    if empty, all trained tokens of the row are one call's.
+    if empty, all trained tokens of the row are one call's. `drawn_from` are the sets of tokens that
+    they were drawn from (`token_sets`); if empty, all were drawn from the whole vocabulary.
     """
 
     token_ids: list[int]
@@ -44,6 +45,7 @@ class Row:
     temperature: float = 1.0
     weights: list[float] = field(default_factory=list[float])
     calls: list[int] = field(default_factory=list[int])
+    drawn_from: list[bytes] = field(default_factory=list[bytes])
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class SampledCall:
     temperature: float = 1.0  # of the distribution that was sampled
     advantage: float = 0.0  # of each of its tokens
     weight: float | None = None  # of each of its tokens in the loss; None: equal for the whole step
+    drawn_from: Sequence[bytes] = ()  # the set of each token (`token_sets`); empty: all are whole
 
 
 @dataclass
@@ -78,6 +81,9 @@ class _OpenRow:
         if call.weight is not None:
             row.weights.extend(before + [call.weight] * sampled)
         row.calls.extend([-1] * len(context) + [self.calls] * sampled)
+        if call.drawn_from or row.drawn_from:
+            row.drawn_from.extend([b""] * (len(row.token_ids) - sampled - len(row.drawn_from)))
+            row.drawn_from.extend(call.drawn_from or [b""] * sampled)
         self.calls += 1
         self.key = array("q", row.token_ids).tobytes()
 
@@ -176,6 +182,11 @@ def _check_call(call: SampledCall) -> None:
         problem = (
             f"got {len(call.token_ids)} tokens and {len(call.logprobs)} logprobs, expected as many"
         )
+    elif len(call.drawn_from) not in (0, len(call.token_ids)):
+        problem = (
+            f"got {len(call.token_ids)} tokens and {len(call.drawn_from)} sets of tokens that they "
+            "were drawn from, expected as many or none"
+        )
     elif min(chain(call.prompt_token_ids, call.token_ids)) < 0:
         problem = "got a negative token id"
     elif wrong := [v for v in call.logprobs if not (math.isfinite(v) and v <= LOGPROB_SLACK)]:
@@ -197,9 +208,9 @@ def _problem(row: Row, vocab_size: int) -> str | None:
     others = [len(row.mask), len(row.logprobs), len(row.advantages)]
     if others != [length] * 3:
         return f"got {length} tokens and {others} masks, logprobs and advantages, expected as many"
-    others = [len(row.weights), len(row.calls)]
+    others = [len(row.weights), len(row.calls), len(row.drawn_from)]
     if not set(others) <= {0, length}:
-        return f"got {length} tokens and {others} weights and calls, expected as many or none"
+        return f"got {length} tokens and {others} weights, calls and sets, expected as many or none"
     low, high = min(row.token_ids), max(row.token_ids)
     if low < 0 or high >= vocab_size:
         worst = low if low < 0 else high

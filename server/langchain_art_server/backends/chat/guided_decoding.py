@@ -12,12 +12,12 @@ from copy import copy
 from functools import cached_property
 from typing import Any, cast
 
-import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
 from langchain_art.errors import InvalidRequest
+from langchain_art_server.algorithms.sequences import token_sets
 from langchain_art_server.backends.base import MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH, ChatRequest
 from langchain_art_server.backends.chat.grammar_check import GrammarCheck
 from langchain_art_server.backends.chat.tool_parser import ToolFormat
@@ -30,17 +30,23 @@ _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fal
 class GrammarLogitsProcessor:
     """Masks the tokens that the grammar of one reply forbids next."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: LLMatcher, vocab: int) -> None:
+        self._matcher, self._vocab = matcher, vocab
 
-    def apply(self, logits: Tensor) -> None:
-        """Set the logits ``[vocab]`` of forbidden tokens to -inf, in place."""
-        bias = np.frombuffer(self._matcher.compute_logit_bias(), dtype=np.uint8)  # 0: forbidden
-        logits.masked_fill_(torch.from_numpy(bias == 0).to(logits.device), float("-inf"))
+    def allowed(self) -> bytes:
+        """The set of the tokens that are allowed next (`token_sets`)."""
+        return token_sets.of_bits(self._matcher.compute_bitmask(), self._vocab)
 
-    def advance(self, token: int) -> None:
-        """Take a sampled token."""
-        self._matcher.consume_token(token)
+    def apply(self, logits: Tensor) -> bytes:
+        """Set the logits ``[vocab]`` of forbidden tokens to -inf, in place; returns `allowed`."""
+        allowed = self.allowed()
+        forbidden = torch.from_numpy(~token_sets.mask_of(allowed, self._vocab))
+        logits.masked_fill_(forbidden.to(logits.device), float("-inf"))
+        return allowed
+
+    def advance(self, token: int) -> bool:
+        """Take a sampled token; False if it was not allowed."""
+        return self._matcher.consume_token(token)
 
     @property
     def error(self) -> str:
@@ -99,7 +105,7 @@ class GrammarCompiler:
 
     def logits_processor(self, grammar: str) -> GrammarLogitsProcessor:
         """Compile a grammar that passed `check`."""
-        return GrammarLogitsProcessor(LLMatcher(self._tokens, grammar))
+        return GrammarLogitsProcessor(LLMatcher(self._tokens, grammar), self._vocab)
 
     @cached_property
     def _serialized(self) -> str:

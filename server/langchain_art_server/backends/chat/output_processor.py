@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from langchain_art.errors import PromptTooLong
-from langchain_art_server.backends.base import ChatDelta, ChatRequest
+from langchain_art_server.backends.base import ChatDelta, ChatRequest, Sampling
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.chat.tool_parser import ToolCallParser, overlap
 
@@ -34,19 +34,26 @@ def reply_limit(prompt: int, max_tokens: int | None, max_model_len: int) -> int:
     return left if max_tokens is None else max(1, min(max_tokens, left))
 
 
-def why_excluded(request: ChatRequest, *, constrained: bool) -> str | None:
-    """Why the learner cannot repeat the distribution that a reply is sampled from, if it cannot."""
+def truncates(sampling: Sampling) -> bool:
+    """Whether tokens are drawn from the most probable ones alone."""
+    return sampling.temperature > 0 and (sampling.top_p < 1.0 or sampling.top_k > 0)
+
+
+def why_excluded(request: ChatRequest, problem: str) -> str | None:
+    """Why the learner cannot repeat the distribution that a reply is sampled from, if it cannot.
+
+    `problem`: why it is not known which tokens could be drawn; empty if it is.
+    """
     sampling = request.sampling
-    if constrained:
-        forced = request.response_format is None
-        return f"grammar: {'tool_choice' if forced else 'response_format'}"
     if sampling.temperature == 0.0:
         return "greedy decoding: temperature=0"
-    if sampling.top_p < 1.0:
-        return f"truncated sampling: top_p={sampling.top_p}"
-    if sampling.top_k > 0:
-        return f"truncated sampling: top_k={sampling.top_k}"
-    return None
+    if not problem:
+        return None
+    if truncates(sampling):
+        name = "top_p" if sampling.top_p < 1.0 else "top_k"
+        return f"truncated sampling: {name}={getattr(sampling, name)}; {problem}"
+    forced = request.response_format is None
+    return f"grammar: {'tool_choice' if forced else 'response_format'}; {problem}"
 
 
 class Detokenizer:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from langchain_art.errors import ArtError, ConfigError, InvalidRequest, UnknownModel
+from langchain_art_server.algorithms.sequences.token_sets import DrawnFrom
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, FinishReason
 from langchain_art_server.backends.chat.chat_template import ChatTemplate, Prompt
 from langchain_art_server.backends.chat.guided_decoding import GrammarCompiler
@@ -133,6 +134,7 @@ class SamplerHost(Generic[AdapterT]):
         logprobs: Sequence[float],
         top: Sequence[Sequence[tuple[int, float]]],
         finish: FinishReason,
+        drawn_from: DrawnFrom,
     ) -> dict[str, Any]:
         """Send the last delta, remember the reply's tokens; returns the result of the call."""
         self._stream(chat, chat.output.update(token_ids, last=True))
@@ -144,9 +146,10 @@ class SamplerHost(Generic[AdapterT]):
             content=parser.content or (None if parser.calls else ""),
             tool_calls=parser.calls,
             finish_reason="tool_calls" if parser.calls and finish == "stop" else finish,
-            excluded_because=why_excluded(request, constrained=chat.grammar is not None),
+            excluded_because=why_excluded(request, drawn_from.problem),
             top_logprobs=[[(i, p, token_text(i)) for i, p in one] for one in top],
             token_texts=[token_text(i) for i in token_ids],
+            drawn_from=drawn_from.packed(),
         )
         message = {"role": "assistant", "content": reply.content, "tool_calls": reply.tool_calls}
         self._template.remember(chat.prompt, token_ids, message)

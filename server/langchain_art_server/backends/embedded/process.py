@@ -171,7 +171,8 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
             self._channel.error(chat.call, sequence.error)
         elif sequence.finish is not None:  # otherwise it was cancelled
             top, finish = sequence.top, sequence.finish
-            reply = self._finish(chat, sequence.out, sequence.logprobs, top, finish)
+            drawn_from = sequence.sampling.drawn_from
+            reply = self._finish(chat, sequence.out, sequence.logprobs, top, finish, drawn_from)
             self._channel.result(chat.call, reply)
 
     def _load_adapter(self, call: EngineCall) -> None:

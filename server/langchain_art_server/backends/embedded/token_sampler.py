@@ -1,7 +1,8 @@
 """Samples the next token of every row at once, with its logprob.
 
-Logprobs are log-softmax(logits / temperature) over the whole vocabulary (temperature 1 for greedy
-rows; over what the grammar allows for constrained rows), before `top_k` and `top_p`.
+Logprobs are log-softmax(logits / temperature) over the tokens that can be drawn: those that the
+grammar allows, of these the `top_k` most probable, of these the nucleus of `top_p`. Greedy rows
+have those of temperature 1, without `top_k` and `top_p`, which change nothing there.
 """
 
 from __future__ import annotations
@@ -13,17 +14,23 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from langchain_art_server.algorithms.sequences.token_sets import DrawnFrom, of_mask
 from langchain_art_server.backends.base import Sampling
 from langchain_art_server.backends.chat.guided_decoding import GrammarLogitsProcessor
+from langchain_art_server.backends.chat.output_processor import truncates
 
 
 @dataclass
 class SamplingState:
-    """How one sequence's tokens are sampled. `rng` gives one uniform number per token."""
+    """How one sequence's tokens are sampled. `rng` gives one uniform number per token.
+
+    `drawn_from` gets the set of each token, if a grammar, `top_k` or `top_p` leaves a part only.
+    """
 
     sampling: Sampling
     rng: random.Random
     logits_processor: GrammarLogitsProcessor | None = None
+    drawn_from: DrawnFrom = field(default_factory=DrawnFrom)
 
 
 @dataclass
@@ -51,25 +58,36 @@ class TokenSampler:
         self._greedy: Tensor | None = None
         if 0.0 in temperatures:
             self._greedy = torch.tensor([t == 0.0 for t in temperatures], device=device)
-        cut = [i for i, s in enumerate(states) if s.sampling.top_p < 1.0 or s.sampling.top_k > 0]
+        cut = [i for i, state in enumerate(states) if truncates(state.sampling)]
+        self._cut_states = [states[i] for i in cut]
         self._cut = torch.tensor(cut, device=device) if cut else None
         self._top_p = torch.tensor([[states[i].sampling.top_p] for i in cut], device=device)
         self._top_k = torch.tensor(
             [[states[i].sampling.top_k or 1 << 30] for i in cut], device=device
         )
-        self._processors = [
-            (i, state.logits_processor) for i, state in enumerate(states) if state.logits_processor
+        self._constrained = [
+            (i, state, state.logits_processor)
+            for i, state in enumerate(states)
+            if state.logits_processor
         ]
         self._top = [(i, n) for i, s in enumerate(states) if (n := s.sampling.top_logprobs)]
 
     def sample(self, logits: Tensor) -> SampledTokens:
         """Sample from float32 logits ``[rows, vocab]``, which may be overwritten."""
-        for row, processor in self._processors:
-            processor.apply(logits[row])
+        for row, state, processor in self._constrained:
+            allowed = processor.apply(logits[row])
+            if not truncates(state.sampling):
+                state.drawn_from.add(allowed)
         logprobs = logits.div_(self._scales).log_softmax(-1)
         weights = logprobs.exp()
         if self._cut is not None:
-            weights[self._cut] = self._truncate(weights[self._cut])
+            left = weights[self._cut] = self._truncate(weights[self._cut])
+            kept = left > 0
+            logprobs[self._cut] = (
+                logits[self._cut].masked_fill_(~kept, float("-inf")).log_softmax(-1)
+            )
+            for state, one in zip(self._cut_states, kept.cpu().numpy(), strict=True):
+                state.drawn_from.add(of_mask(one))
         ids = self._invert(weights)
         if self._greedy is not None:
             ids = torch.where(self._greedy, logits.argmax(-1), ids)

@@ -29,7 +29,7 @@ def pack_reply(reply: ChatReply) -> dict[str, Any]:
         name: b64encode_as_string(array(code, getattr(reply, name)))
         for name, code in _TYPES.items()
     }
-    return vars(reply) | packed
+    return vars(reply) | packed | {"drawn_from": b64encode_as_string(reply.drawn_from)}
 
 
 def unpack_reply(packed: dict[str, Any]) -> ChatReply:
@@ -38,5 +38,6 @@ def unpack_reply(packed: dict[str, Any]) -> ChatReply:
     for name, code in _TYPES.items():
         # With `validate` it takes a twentieth of the time.
         fields[name] = array(code, b64decode(packed[name], validate=True))
+    fields["drawn_from"] = b64decode(packed["drawn_from"], validate=True)
     fields["top_logprobs"] = [[(i, p, t) for i, p, t in one] for one in packed["top_logprobs"]]
     return ChatReply(**fields)

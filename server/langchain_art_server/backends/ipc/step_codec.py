@@ -7,7 +7,7 @@ encode on the gateway's event loop and keep in memory for a resend. A file is wr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -36,9 +36,12 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Write rows to `path`, exactly: ids as int64, numbers as float64."""
     arrays: dict[str, np.ndarray] = {}
     for name, dtype in _DTYPES.items():
-        columns: list[list[float]] = [getattr(row, name) for row in rows]
-        arrays[name] = np.fromiter(chain.from_iterable(columns), dtype=dtype)
-        arrays[f"{name}_lengths"] = np.array([len(column) for column in columns], dtype="<i8")
+        arrays |= _flat(name, dtype, [getattr(row, name) for row in rows])
+    sets: dict[bytes, int] = {}
+    numbers = [[sets.setdefault(one, len(sets)) for one in row.drawn_from] for row in rows]
+    arrays |= _flat("drawn_from", "<i8", numbers)
+    arrays["sets"] = np.frombuffer(b"".join(sets), dtype="u1")
+    arrays["sets_lengths"] = np.array([len(one) for one in sets], dtype="<i8")
     arrays["temperatures"] = np.array([row.temperature for row in rows], dtype="<f8")
     with path.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
@@ -50,20 +53,35 @@ def read_rows(path: Path) -> list[Row]:
     Raises:
         InvalidRequest: the file is missing or is not one of ours.
     """
-    columns: dict[str, list[list[float]]] = {}
+    columns: dict[str, list[Any]] = {}
     try:
         with np.load(path, allow_pickle=False) as file:
             temperatures = file["temperatures"].tolist()
             for name in _DTYPES:
-                ends = np.cumsum(file[f"{name}_lengths"]).tolist()
-                flat = file[name].tolist()
-                columns[name] = [flat[start:end] for start, end in pairwise([0, *ends])]
-    except (OSError, ValueError, KeyError) as error:
+                columns[name] = _split(file, name, file[name].tolist())
+            sets = _split(file, "sets", file["sets"].tobytes())
+            numbers = _split(file, "drawn_from", file["drawn_from"].tolist())
+            columns["drawn_from"] = [[sets[number] for number in row] for row in numbers]
+    except (OSError, ValueError, KeyError, IndexError) as error:
         raise InvalidRequest(f"the rows in {path.name} cannot be read: {error}") from error
     return [
-        Row(**{name: column[index] for name, column in columns.items()}, temperature=temperature)  # pyright: ignore[reportArgumentType]
+        Row(**{name: column[index] for name, column in columns.items()}, temperature=temperature)
         for index, temperature in enumerate(temperatures)
     ]
+
+
+def _flat(name: str, dtype: str, columns: Sequence[Sequence[float]]) -> dict[str, np.ndarray]:
+    """A list for each row as two arrays: what is in the lists, and their lengths."""
+    return {
+        name: np.fromiter(chain.from_iterable(columns), dtype=dtype),
+        f"{name}_lengths": np.array([len(column) for column in columns], dtype="<i8"),
+    }
+
+
+def _split(file: Mapping[str, np.ndarray], name: str, flat: Any) -> list[Any]:
+    """The lists of `_flat`."""
+    ends = np.cumsum(file[f"{name}_lengths"]).tolist()
+    return [flat[start:end] for start, end in pairwise([0, *ends])]
 
 
 def pack_step(step: LearnerStep, rows: Path) -> dict[str, Any]:

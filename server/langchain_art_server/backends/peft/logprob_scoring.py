@@ -1,7 +1,8 @@
 """Logprobs of tokens from a model's hidden states, and their gradients back. Child side only.
 
 Terms are those of `micro_batches`. A *prediction* is a position of a micro-batch, the token that
-follows it and a temperature: where terms of several rows share all three, it is computed once.
+follows it, its temperature and the set of tokens that it was drawn from: where terms of several
+rows share all four, it is computed once.
 
 Index suffixes: T terms, M predictions of a batch, H hidden size, V vocabulary, X either of the two.
 """
@@ -22,6 +23,7 @@ from transformers import PreTrainedModel
 from langchain_art.errors import ConfigError
 from langchain_art_server.algorithms.loss.token_losses import CHUNK_ELEMENTS, token_logprobs
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints
+from langchain_art_server.algorithms.sequences.token_sets import SetColumn
 from langchain_art_server.backends.peft.micro_batches import Visit
 
 
@@ -37,6 +39,7 @@ class Predictions:
     select_M: Tensor  # position, all rows of the micro-batch end to end, that the token follows
     targets_M: Tensor  # the token
     temperature_M: Tensor  # at which it was sampled
+    drawn_from: SetColumn | None  # from which tokens; None: from the whole vocabulary
 
     @classmethod
     def merged(
@@ -44,19 +47,26 @@ class Predictions:
         select_T: Ints,
         targets_T: Ints,
         temperature_T: NDArray[np.float64],
+        drawn_from: SetColumn | None,
         base: PreTrainedModel,
     ) -> tuple[Predictions, Ints]:
-        """One for all terms with the same position, token and temperature; each term's index."""
-        order = np.lexsort((temperature_T, targets_T, select_T))
-        keys = [column[order] for column in (select_T, targets_T, temperature_T)]
+        """One for all terms of the same position, token, temperature and set; each term's index."""
+        columns = [select_T, targets_T, temperature_T]
+        if drawn_from is not None:
+            columns.append(drawn_from.numbers_M)
+        order = np.lexsort(columns[::-1])
+        keys = [column[order] for column in columns]
         new = np.ones(len(order), dtype=bool)
         new[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
         prediction_T = np.empty(len(order), dtype=np.int64)
         prediction_T[order] = np.cumsum(new) - 1
-        select_M, targets_M, temperature_M = (torch.from_numpy(key[new]) for key in keys)
+        select_M, targets_M, temperature_M = (torch.from_numpy(key[new]) for key in keys[:3])
         device, number = base.device, number_dtype(base)
         predictions = cls(
-            select_M.to(device), targets_M.to(device), temperature_M.to(device, dtype=number)
+            select_M.to(device),
+            targets_M.to(device),
+            temperature_M.to(device, dtype=number),
+            drawn_from and drawn_from.at(order[new]),
         )
         return predictions, prediction_T
 
@@ -123,17 +133,28 @@ class Scorer:
     def logprobs(self, outputs_MX: Tensor, predictions: Predictions) -> Tensor:
         """Logprobs (M) of the predictions, with logits for a chunk of them in memory at a time."""
         size = max(1, CHUNK_ELEMENTS // self.base.config.get_text_config().vocab_size)
+        drawn_from = predictions.drawn_from
         everything = (outputs_MX, predictions.targets_M, predictions.temperature_M)
         if not self.plain_head or len(outputs_MX) <= size:
-            return self._of_chunk(*everything)
+            return self._of_chunk(*everything, drawn_from)
+        sets = [
+            drawn_from and drawn_from.at(slice(start, start + size))
+            for start in range(0, len(outputs_MX), size)
+        ]
         found: list[Any] = [
             checkpoint(self._of_chunk, *chunk, use_reentrant=False)
-            for chunk in zip(*(column.split(size) for column in everything), strict=True)
+            for chunk in zip(*(column.split(size) for column in everything), sets, strict=True)
         ]
         return torch.cat(found)
 
-    def _of_chunk(self, outputs_MX: Tensor, targets_M: Tensor, temperature_M: Tensor) -> Tensor:
-        return token_logprobs(self.logits(outputs_MX), targets_M, temperature_M)
+    def _of_chunk(
+        self,
+        outputs_MX: Tensor,
+        targets_M: Tensor,
+        temperature_M: Tensor,
+        drawn_from: SetColumn | None,
+    ) -> Tensor:
+        return token_logprobs(self.logits(outputs_MX), targets_M, temperature_M, drawn_from)
 
 
 class ScoredBatch:

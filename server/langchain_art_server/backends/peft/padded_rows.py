@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from langchain_art.errors import ConfigError
+from langchain_art_server.algorithms.sequences.token_sets import column
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft.logprob_scoring import (
     Predictions,
@@ -42,7 +43,11 @@ class PaddedRows:
         row_T, at_T = counted.row_T, counted.at_T
         temperature_T = np.array([row.temperature for row in rows])[row_T]
         self._predictions, prediction_T = Predictions.merged(
-            row_T * shape[1] + at_T - 1, ids_BT[row_T, at_T], temperature_T, base
+            row_T * shape[1] + at_T - 1,
+            ids_BT[row_T, at_T],
+            temperature_T,
+            column([row.drawn_from for row in rows], row_T, at_T),
+            base,
         )
         self._ids_BT, self._attention_BT, predictions = (
             torch.from_numpy(x).to(base.device) for x in (ids_BT, attention_BT, prediction_T)

@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from langchain_art.errors import ArtError, ConfigError, EngineUnavailable
+from langchain_art_server.algorithms.sequences.token_sets import DrawnFrom, single
 from langchain_art_server.backends.base import Sampling
+from langchain_art_server.backends.chat.guided_decoding import GrammarCompiler
+from langchain_art_server.backends.chat.output_processor import truncates
 from langchain_art_server.backends.chat.sampler_host import ChatCall, SamplerHost
 from langchain_art_server.backends.chat.tool_parser import FORMATS
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
@@ -42,6 +45,8 @@ _CANCEL_SECONDS = 0.05
 #: an adapter gets the weights of the last slot when it shares a batch with calls of adapters
 #: (vLLM 0.32: its index is -1, which torch reads as the last).
 _ZERO_ADAPTER = "base@0/0"
+#: How far below 0 vLLM's logprob of the only allowed token may be.
+_FORCED_SLACK = 1e-3
 #: Tokens of the prompt that probes a new adapter.
 _PROBE_TOKENS = 16
 
@@ -90,6 +95,11 @@ class VllmHost(SamplerHost[CopiedAdapter]):
             settings, self.info, copies.folder, copies.targets, copies.max_rank
         )
         self._vllm = self.process.client
+        # vLLM ends a reply under a grammar by the tokenizer's end token alone.
+        ends = [outline.tokenizer.eos_token_id]
+        self._same_grammars = GrammarCompiler(outline.tokenizer, self.info.vocab_size, ends)
+        #: Why what its grammars allow cannot be computed here; empty if it can.
+        self._other_grammars = ""
         self.pauses = LongestPause()
         self._loading = asyncio.Lock()
         self._running: dict[int, tuple[EngineCall, asyncio.Task[None]]] = {}
@@ -109,6 +119,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         """Start vLLM and wait for its first answer. Raises ConfigError."""
         try:
             await self.process.start()
+            self._other_grammars = await self.process.other_grammars()
             await self.process.ready()
             if self.info.device == "cpu":
                 await self._vllm.load(_ZERO_ADAPTER, self._copies.zero_adapter())
@@ -210,8 +221,9 @@ class VllmHost(SamplerHost[CopiedAdapter]):
             done = await self._complete(chat, body)
             if done.prompt_ids != chat.prompt.ids:
                 raise EngineUnavailable("vLLM was shown another prompt than it was sent.")
+            drawn_from = await self._drawn_from(chat, done)
             finish = "length" if done.finish == "length" else "stop"
-            return self._finish(chat, done.token_ids, done.logprobs, done.top, finish)
+            return self._finish(chat, done.token_ids, done.logprobs, done.top, finish, drawn_from)
         finally:
             if (unused := self._release(adapter)) is not None:
                 await self._free(unused)
@@ -245,6 +257,29 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         if not all(map(math.isfinite, whole.logprobs)):
             raise VllmError("the completion's logprobs are not finite")
         return whole
+
+    async def _drawn_from(self, chat: ChatCall[CopiedAdapter], done: Completion) -> DrawnFrom:
+        """The tokens that each token could be drawn from, which vLLM does not say."""
+        sampling = chat.request.sampling
+        if truncates(sampling):
+            return DrawnFrom("vLLM does not say which tokens it kept")
+        if chat.grammar is None or sampling.temperature == 0.0:
+            return DrawnFrom()
+        if self._other_grammars:
+            return DrawnFrom(self._other_grammars)
+        replay = functools.partial(self._replay, chat.grammar, done)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, replay)
+
+    def _replay(self, grammar: str, done: Completion) -> DrawnFrom:
+        """What the grammar allowed at each token of a reply, computed again."""
+        processor, found = self._same_grammars.logits_processor(grammar), DrawnFrom()
+        for token, logprob in zip(done.token_ids, done.logprobs, strict=True):
+            allowed = processor.allowed()
+            found.add(allowed)
+            forced = allowed == single(token)
+            if not processor.advance(token) or (forced and logprob < -_FORCED_SLACK):
+                return DrawnFrom(f"vLLM drew the token {token} by another grammar")
+        return found
 
     # --- adapters -------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from langchain_art_server.algorithms.sequences.forest_parts import Part, most_alive, split
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints, grow
+from langchain_art_server.algorithms.sequences.token_sets import column
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft.forest.attention_flex import Blocks
 from langchain_art_server.backends.peft.forest.attention_interface import ForestPass
@@ -82,6 +83,7 @@ class ForestRows:
         previous_T = np.concatenate(forest.rows)[first[counted.row_T] + counted.at_T - 1]
         targets_T = counted.column([row.token_ids for row in rows]).astype(np.int64)
         temperature_T = np.array([row.temperature for row in rows])[counted.row_T]
+        drawn_from = column([row.drawn_from for row in rows], counted.row_T, counted.at_T)
         part_N, local_N = _places(parts, self.tokens)
         part_T, prediction_T = part_N[previous_T], np.empty(len(previous_T), dtype=np.int64)
         # A call's terms are visited together, in the part of its last one: its other terms are in
@@ -91,7 +93,11 @@ class ForestRows:
         self._batches: list[_ForestPart] = []
         for index, (part, at_T, visit_T) in enumerate(zip(parts, predicted, visited, strict=True)):
             predictions, prediction_T[at_T] = Predictions.merged(
-                local_N[previous_T[at_T]], targets_T[at_T], temperature_T[at_T], model
+                local_N[previous_T[at_T]],
+                targets_T[at_T],
+                temperature_T[at_T],
+                drawn_from and drawn_from.at(at_T),
+                model,
             )
             # Part by part, as their keys are put together.
             above_E = part.above_E[np.argsort(part_N[part.above_E], kind="stable")]

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -238,10 +239,24 @@ def test_a_ratio_that_overflows_leaves_a_dropped_token_without_gradient() -> Non
 # --- logprobs -----------------------------------------------------------------------------------
 
 
-def naive_logprob(logits_V: list[float], target: int, temperature: float) -> float:
+def naive_logprob(
+    logits_V: list[float], target: int, temperature: float, allowed: set[int]
+) -> float:
+    if target not in allowed:
+        return -math.inf
     z_V = [x / temperature for x in logits_V]
-    top = max(z_V)
-    return z_V[target] - top - math.log(math.fsum(math.exp(z - top) for z in z_V))
+    top = max(z_V[v] for v in allowed)
+    return z_V[target] - top - math.log(math.fsum(math.exp(z_V[v] - top) for v in allowed))
+
+
+class Allowed:
+    """The tokens that each token was drawn from, as plain sets."""
+
+    def __init__(self, allowed: list[set[int]]) -> None:
+        self.allowed = allowed
+
+    def forbidden(self, part: slice, size: int) -> np.ndarray:
+        return np.array([[v not in one for v in range(size)] for one in self.allowed[part]])
 
 
 @st.composite
@@ -249,36 +264,46 @@ def logits_cases(draw: st.DrawFn) -> dict[str, Any]:
     rng = random.Random(draw(st.integers(0, 2**32)))
     tokens, vocab = draw(st.integers(1, 7)), draw(st.integers(2, 9))
     spread = draw(st.sampled_from([0.1, 1.0, 10.0]))
+    targets = [rng.randrange(vocab) for _ in range(tokens)]
     return {
         "logits": [[rng.gauss(0, spread) for _ in range(vocab)] for _ in range(tokens)],
-        "targets": [rng.randrange(vocab) for _ in range(tokens)],
+        "targets": targets,
+        "allowed": [{t, *rng.sample(range(vocab), rng.randrange(vocab + 1))} for t in targets],
         "temperatures": [rng.choice([0.3, 0.7, 1.0, 1.5]) for _ in range(tokens)],
         "weights": [rng.gauss(0, 1) for _ in range(tokens)],
     }
 
 
 @settings(max_examples=200, deadline=None)
-@given(logits_cases(), st.sampled_from([1, 3, 1 << 24]))
-def test_logprobs_and_their_gradient_equal_the_naive_twin(case: dict[str, Any], chunk: int) -> None:
+@given(logits_cases(), st.sampled_from([1, 3, 1 << 24]), st.booleans())
+def test_logprobs_and_their_gradient_equal_the_naive_twin(
+    case: dict[str, Any], chunk: int, whole: bool
+) -> None:
     logits_TV = torch.tensor(case["logits"], dtype=torch.float64, requires_grad=True)
     targets_T = torch.tensor(case["targets"])
     temperature_T = torch.tensor(case["temperatures"], dtype=torch.float64)
     weights_T = torch.tensor(case["weights"], dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loss_module, "CHUNK_ELEMENTS", chunk)
-        got_T = token_logprobs(logits_TV, targets_T, temperature_T)
+        drawn_from = None if whole else Allowed(case["allowed"])
+        got_T = token_logprobs(logits_TV, targets_T, temperature_T, drawn_from)
         (got_T * weights_T).sum().backward()
-    rows = list(zip(case["logits"], case["targets"], case["temperatures"], strict=True))
+    everything = [set(range(len(logits_V))) for logits_V in case["logits"]]
+    allowed = everything if whole else case["allowed"]
+    rows = list(zip(case["logits"], case["targets"], case["temperatures"], allowed, strict=True))
     expected = [naive_logprob(*row) for row in rows]
     assert got_T.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
     gradient_TV = [
         [
-            weight * ((v == target) - math.exp(naive_logprob(logits_V, v, heat))) / heat
+            weight * ((v == target) - math.exp(naive_logprob(logits_V, v, heat, some))) / heat
             for v in range(len(logits_V))
         ]
-        for (logits_V, target, heat), weight in zip(rows, case["weights"], strict=True)
+        for (logits_V, target, heat, some), weight in zip(rows, case["weights"], strict=True)
     ]
     assert logits_TV.grad is not None
+    for at, some in enumerate(allowed):
+        if len(some) == 1:  # a forced token
+            assert got_T[at] == 0.0 and not logits_TV.grad[at].any()
     error = (logits_TV.grad - torch.tensor(gradient_TV, dtype=torch.float64)).abs().max().item()
     assert error <= 1e-9 * max(1.0, *(abs(w) / 0.3 for w in case["weights"]))
 

@@ -55,6 +55,15 @@ def test_calls_of_one_row_keep_their_own_advantages() -> None:
     assert row.advantages == [0, 0.25, 0, -1.0] and row.weights == []
 
 
+def test_the_sets_that_tokens_were_drawn_from_stand_beside_them() -> None:
+    free, forced = call("a", [1], [2]), call("b", [1, 2, 3], [4, 5], drawn_from=[b"+4", b"+5"])
+    assert rows_of_run([free])[0].drawn_from == []
+    assert rows_of_run([free, forced])[0].drawn_from == [b"", b"", b"", b"+4", b"+5"]
+    last = call("c", [1, 2, 3, 4, 5], [6])
+    assert rows_of_run([forced, last])[0].drawn_from == [b"", b"", b"", b"+4", b"+5", b""]
+    check_rows(rows_of_run([free, forced, last]), 10)
+
+
 @pytest.mark.parametrize("weights", [(0.5, None), (None, 0.5)])
 def test_weights_are_all_there_or_none(weights: tuple[float | None, float | None]) -> None:
     calls = [call("a", [1], [2], weight=weights[0]), call("b", [1, 2, 3], [4], weight=weights[1])]
@@ -136,6 +145,7 @@ def test_a_reply_of_no_tokens_and_no_calls() -> None:
         ({"logprobs": [-1.0, -math.inf]}, "inf"),
         ({"logprobs": [-1.0, 1e-3]}, "0.001"),
         ({"token_ids": [3, -1]}, "negative"),
+        ({"drawn_from": [b"+"]}, "2 tokens and 1 sets"),
         ({"prompt_token_ids": [-2]}, "negative"),
         ({"prompt_token_ids": []}, "empty prompt"),
         ({"temperature": 0.0}, "temperature=0.0"),
@@ -239,6 +249,7 @@ GOOD = Row([1, 2, 3], [0, 1, 1], [0, -1, -2], [0, 0.5, 0.5])
         (replace(GOOD, mask=[0, 1]), "expected as many"),
         (replace(GOOD, logprobs=[0, -1]), "expected as many"),
         (replace(GOOD, advantages=[0]), "expected as many"),
+        (replace(GOOD, drawn_from=[b""]), "expected as many"),
         (replace(GOOD, mask=[0, 1, 2]), "mask values"),
         (replace(GOOD, mask=[1, 1, 1]), "first token"),
         (replace(GOOD, logprobs=[0, -1, math.nan]), "not finite"),

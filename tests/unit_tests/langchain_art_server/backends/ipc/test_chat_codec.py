@@ -26,6 +26,7 @@ def test_a_reply_comes_back_bit_for_bit(prompt: list[int], said: list[tuple[int,
         excluded_because="greedy",
         top_logprobs=[[(5, -0.5, "x"), (6, -1.0, "y")]],
         token_texts=["é"],
+        drawn_from=bytes(range(256)),
     )
     back = unpack_reply(from_json(to_json(pack_reply(reply))))
     assert list(back.prompt_token_ids) == prompt
@@ -40,5 +41,6 @@ def test_a_reply_comes_back_bit_for_bit(prompt: list[int], said: list[tuple[int,
         "excluded_because",
         "top_logprobs",
         "token_texts",
+        "drawn_from",
     )
     assert all(getattr(back, name) == getattr(reply, name) for name in same)

@@ -1,0 +1,92 @@
+"""The embedded sampler and the learner agree on tokens that were drawn from a part of all."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from langchain_art_server.algorithms.sequences.token_sets import single, unpack
+from langchain_art_server.backends.peft.learner_core import LearnerCore
+from tests.support.learner_cases import gaps
+from tests.support.tiny_models import CLOCK, WEATHER, LocalSampler, ask, save_adapter
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"to": {"enum": ["mail", "team", "weather"]}, "why": {"type": "string"}},
+    "required": ["to", "why"],
+}
+JSON = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"response_format": JSON},
+        {"response_format": JSON, "temperature": 0.6},
+        {"tools": [WEATHER, CLOCK], "tool_choice": "required", "temperature": 1.4},
+        {"tools": [CLOCK], "tool_choice": {"function": {"name": "clock"}}},
+        {"top_p": 0.8},
+        {"top_k": 5, "temperature": 1.7},
+        {"response_format": JSON, "top_k": 40, "top_p": 0.9, "temperature": 0.8},
+    ],
+    ids=["schema", "colder", "required", "named", "top_p", "top_k", "all"],
+)
+def test_the_learner_renormalises_over_the_tokens_that_could_be_drawn(
+    model: Path, sampler: LocalSampler, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    adapter = save_adapter(tmp_path / "a", model, 1)
+    sampler.load("a@1", adapter)
+    replies = sampler.chat(
+        *(ask("mail of Ann", seed=i, max_tokens=60, adapter="a@1", **options) for i in range(6)),
+        ask("mail of Ann", seed=9, max_tokens=60, adapter="a@1"),
+    )
+    core = LearnerCore(str(model), "cpu", "float32")
+    *restricted, free = replies
+    found = gaps(core, adapter, restricted, options.get("temperature", 1.0))
+    gap = f"sampler and learner: max {found.max():.2e}, mean {found.mean():.2e} nats"
+    logging.getLogger(__name__).warning(gap)
+    assert found.max() <= 1e-5
+    assert gaps(core, adapter, [free]).max() <= 1e-5
+    assert free.drawn_from == b"" and free.excluded_because is None
+    for reply in restricted:
+        assert reply.excluded_because is None
+        sets = unpack(reply.drawn_from)
+        assert len(sets) == len(reply.token_ids)
+        bits = sampler.host.info.vocab_size // 8
+        assert len(reply.drawn_from) < 64 + (bits + 8) * len(reply.token_ids)
+        for token, logprob, one in zip(reply.token_ids, reply.logprobs, sets, strict=True):
+            assert (one == single(token)) == (logprob == 0.0)
+
+
+def test_a_greedy_call_says_so_under_a_grammar_too(sampler: LocalSampler) -> None:
+    (reply,) = sampler.chat(ask(response_format=JSON, temperature=0.0, top_p=0.5, max_tokens=60))
+    assert reply.excluded_because == "greedy decoding: temperature=0"
+
+
+def test_sets_that_take_too_much_exclude_their_call_alone(
+    sampler: LocalSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("langchain_art_server.algorithms.sequences.token_sets.MAX_BYTES", 64)
+    long, short = sampler.chat(
+        ask(seed=1, top_p=0.99, max_tokens=40), ask(seed=2, top_k=2, max_tokens=3)
+    )
+    assert (long.excluded_because or "").startswith("truncated sampling: top_p=0.99; the tokens")
+    assert long.drawn_from == b""
+    assert short.excluded_because is None
+
+
+def test_rows_without_a_restriction_do_nothing_for_it(
+    sampler: LocalSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: Any) -> None:
+        raise AssertionError("a set was made for a row that has none")
+
+    monkeypatch.setattr("langchain_art_server.backends.embedded.token_sampler.of_mask", forbidden)
+    monkeypatch.setattr("langchain_art_server.algorithms.sequences.token_sets.of_mask", forbidden)
+    (reply,) = sampler.chat(ask(seed=1, max_tokens=8))
+    assert reply.drawn_from == b""
+    assert torch.isfinite(torch.tensor(reply.logprobs)).all()
