@@ -21,10 +21,10 @@ help:  ## show the words
 install: $(VENV)/.installed  ## make the virtual environment with everything in it
 
 # torch first, and pinned: a looser range would fetch gigabytes of CUDA packages on a CPU box.
-$(VENV)/.installed: pyproject.toml requirements/torch-cpu.txt
+$(VENV)/.installed: pyproject.toml requirements/torch-cpu.txt requirements/install_torch.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet -r requirements/torch-cpu.txt
+	$(BIN)/python requirements/install_torch.py
 	$(BIN)/python -m pip install --quiet --group dev -e '.[local,examples]'
 	touch $@
 

@@ -50,6 +50,10 @@ _TORCH = (
     "import json, torch; seen = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
     "print(json.dumps({'cuda': torch.version.cuda, 'devices': seen}))"
 )
+_CPU_BUILD = (
+    "It works, but its CUDA packages are gigabytes that nothing here uses. For the CPU build: pip "
+    "install --force-reinstall --no-deps torch=={} --index-url https://download.pytorch.org/whl/cpu"
+)
 Placement = Literal["together", "in turns", "separate", "sharded"]
 _ADVICE: dict[Placement | None, str] = {
     "together": "",
@@ -260,6 +264,9 @@ def _torch(cards: list[dict[str, Any]]) -> Finding:
         "(requirements/gpu.txt), or a newer driver."
     )
     unseen = bool(cards) and seen["devices"] == 0
+    if seen["cuda"] and not cards:
+        found, release = f"{build}, and there is no GPU", str(_version("torch")).partition("+")[0]
+        return Finding(name="torch", found=found, advice=_CPU_BUILD.format(release))
     return _checked("torch", f"{build}, sees {seen['devices']} GPUs", problem if unseen else "")
 
 

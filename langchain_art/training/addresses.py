@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pydantic_core import to_jsonable_python
 
 from langchain_art.client.async_client import AsyncArtClient
-from langchain_art.client.endpoint import split_base_url
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
 from langchain_art.wire import ID, NAME
+from langchain_art.wire.base_urls import split_base_url
 
 if TYPE_CHECKING:
     from langchain_art.chat_models.chat_art import ChatART

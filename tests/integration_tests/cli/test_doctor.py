@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -60,6 +61,16 @@ def test_a_gpu_that_torch_does_not_see_is_said(
     assert (fits["Qwen3-8B"], fits["Qwen3-32B"]) == ("together", "separate")
     driver(monkeypatch, tmp_path, "NVIDIA H200, 143771, 9000, 570.86.15")
     assert look()["GPU"].ok is False
+
+
+def test_a_cuda_build_without_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = CompletedProcess([], 0, stdout='{"cuda": "13.0", "devices": 0}\n', stderr="")
+    monkeypatch.setattr(doctor, "_ask_torch", lambda: said)
+    monkeypatch.setattr(doctor, "gpus", list)
+    found = look()["torch"]
+    assert found.found == "built for CUDA 13.0, and there is no GPU" and found.ok is None
+    assert "download.pytorch.org/whl/cpu" in found.advice and "torch==2." in found.advice
+    assert "+" not in found.advice
 
 
 def test_port_key_and_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
