@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ConfigError, Conflict, JobFailed, NotFound
@@ -20,6 +21,9 @@ from langchain_art.training.progress import Display
 from langchain_art.training.results import EvalResult, FitResult, StepRecord, node_rewards, tokens
 from langchain_art.training.step_batch import StepBatchBuilder
 from langchain_art.wire import LoraConfig, TrainResult
+
+OnStep: TypeAlias = "Callable[[StepRecord], object]"
+"""A hook of `Trainer.fit`, plain or async."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class FitLoop:
     display: Display
     rollout: Rollout
     schedule: Schedule
+    on_step: OnStep | None = None
 
     async def run(self, scenarios: Sequence[Any]) -> FitResult:
         """Run all steps that are not done yet, and the evaluations."""
@@ -75,6 +80,7 @@ class FitLoop:
                     left = (time.monotonic() - begun) / (step - done) * (steps - step)
                     self.display.step(record, steps, first=step == done + 1, left=left)
                     versions = record.versions
+                    await self._report(record)
                     await self._evaluate(step)
                     advance()
         history.save(finished=history.done)
@@ -97,6 +103,23 @@ class FitLoop:
                 f"The {whose} has no source that can be read: if it is changed and run again in "
                 f"{history.directory}, that is not noticed."
             )
+
+    async def _report(self, record: StepRecord) -> None:
+        """Call the caller's hook; what it raises says that nothing of the training is lost."""
+        if self.on_step is None:
+            return
+        try:
+            called = self.on_step(record)
+            if inspect.isawaitable(called):
+                await called
+        except Exception as error:
+            said = (
+                f"on_step raised after step {record.step}. The step is trained and kept in "
+                f"{self.history.directory}: the same call goes on with step {record.step + 1}."
+            )
+            self.display.warn(f"{said} {type(error).__name__}: {error}")
+            error.add_note(said)
+            raise
 
     async def _versions(self) -> dict[str, int]:
         """The versions that serve; makes missing policies."""

@@ -26,7 +26,14 @@ from langchain_art.training.addresses import (
     trained_policies,
 )
 from langchain_art.training.evaluate import evaluate
-from langchain_art.training.fit_loop import FitLoop, Schedule, result_of, roll_back, serving_version
+from langchain_art.training.fit_loop import (
+    FitLoop,
+    OnStep,
+    Schedule,
+    result_of,
+    roll_back,
+    serving_version,
+)
 from langchain_art.training.fit_settings import FitSettings, check_trainable
 from langchain_art.training.fit_state import History
 from langchain_art.training.identity import identity_of
@@ -146,6 +153,7 @@ class Trainer:
         eval_every: int | None = None,
         eval_samples: int = 1,
         fresh: bool = False,
+        on_step: OnStep | None = None,
     ) -> FitResult:
         """Train for `steps` steps in all, those of a resumed fit included.
 
@@ -166,6 +174,8 @@ class Trainer:
             fresh: begin anew from the base: the policies are rolled back to version 0 (or to where
                 this folder's warm start had come), and the files of a fit in the folder are moved
                 to ``earlier/``. Versions that were made stay on the server as it keeps them.
+            on_step: called with the record of each step once it is on disk, before the evaluation
+                after it; may be async. What it raises ends the fit, which can be resumed.
 
         Raises:
             RolloutFailed: more than `max_failed` of a batch raised.
@@ -182,6 +192,8 @@ class Trainer:
         check_scenarios(eval_scenarios or (), "eval_scenarios")
         if steps < 0 or (eval_every is not None and eval_every < 1) or eval_samples < 1:
             raise ConfigError(f"got {steps=}, {eval_every=}, {eval_samples=}, expected counts")
+        if on_step is not None and not callable(on_step):
+            raise ConfigError(f"got {on_step=!r:.200}, expected a function of a step's record")
         schedule = Schedule(steps, eval_scenarios or (), eval_every, eval_samples)
         identity = identity_of(
             self._plan, self._models, rollout, train_scenarios, schedule.eval_scenarios
@@ -200,7 +212,7 @@ class Trainer:
                 result = result_of(history, history.steps[-1].versions)
                 self._display.summary(result)
                 return result
-            fit = FitLoop(self._plan, client, history, self._display, rollout, schedule)
+            fit = FitLoop(self._plan, client, history, self._display, rollout, schedule, on_step)
             try:
                 result = await fit.run(train_scenarios)
             except (asyncio.CancelledError, KeyboardInterrupt):
