@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # `lazy_names` reads these imports too
     from langchain_art.rollout.runner import Rollout as Rollout
     from langchain_art.tracing.handler import CaptureHandler as CaptureHandler, capture as capture
     from langchain_art.tracing.run import Run as Run
-    from langchain_art.training.report import reward_plot as reward_plot
+    from langchain_art.training.experiments.curves import reward_plot as reward_plot
     from langchain_art.training.results import (
         EvalResult as EvalResult,
         FitResult as FitResult,

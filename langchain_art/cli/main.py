@@ -17,6 +17,7 @@ from rich.text import Text
 from langchain_art.cli import checkpoints, key
 from langchain_art.cli.canary import canary
 from langchain_art.cli.doctor import doctor
+from langchain_art.cli.fits import curve, fits
 from langchain_art.cli.options import (
     AsJson,
     BaseUrl,
@@ -47,6 +48,8 @@ app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(key.app, name="key")
 app.command()(canary)
 app.command()(doctor)
+app.command()(fits)
+app.command()(curve)
 
 
 def _print_version(wanted: bool) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from langchain_art.errors import ConfigError
-from langchain_art.training.identity import Identity
+from langchain_art.training.identity import FitIdentity
 from langchain_art.training.results import EvalResult, Record, StepRecord
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 
@@ -50,7 +50,7 @@ class FitState(Record):
     """What a fit is and how far it is: ``fit.json``; its steps are in ``history.jsonl``."""
 
     fit_id: str
-    identity: Identity
+    identity: FitIdentity
     steps: int = 0
     """That the latest call of `Trainer.fit` asked for."""
     finished: int = 0
@@ -98,6 +98,21 @@ _line: TypeAdapter[EvalResult | StepRecord] = TypeAdapter(
 )
 
 
+def read_records(path: Path) -> Iterator[EvalResult | StepRecord]:
+    """The records of a ``history.jsonl``, without a last line that is being written.
+
+    Raises ConfigError if a line is none.
+    """
+    for number, text in enumerate(path.read_text().rpartition("\n")[0].splitlines(), 1):
+        try:
+            yield _line.validate_json(text)
+        except ValidationError as error:
+            raise ConfigError(
+                f"{path}, line {number} is not a record of a fit: {error}. Pass fresh=True to "
+                "begin anew."
+            ) from error
+
+
 class History:
     """The files of one fit under `directory`. If it is `fresh`, those of a former one are moved.
 
@@ -105,7 +120,7 @@ class History:
     naming what differs, or a broken file.
     """
 
-    def __init__(self, directory: Path, identity: Identity, *, fresh: bool = False) -> None:
+    def __init__(self, directory: Path, identity: FitIdentity, *, fresh: bool = False) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self._lines = directory / HISTORY
@@ -145,14 +160,8 @@ class History:
         whole, newline, torn = self._lines.read_text().rpartition("\n")
         if torn:  # an incomplete last line: the client ended while it wrote
             self._lines.write_text(whole + newline)
-        for number, text in enumerate(whole.splitlines(), 1):
-            try:
-                self._keep(_line.validate_json(text))
-            except ValidationError as error:
-                raise ConfigError(
-                    f"{self._lines}, line {number} is not a record of a fit: {error}. Pass "
-                    "fresh=True to begin anew."
-                ) from error
+        for record in read_records(self._lines):
+            self._keep(record)
 
     def _keep(self, record: EvalResult | StepRecord) -> None:
         if isinstance(record, StepRecord):

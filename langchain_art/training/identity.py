@@ -22,7 +22,7 @@ from langchain_art.training.results import Record
 _SETTINGS = ("group_size", "groups_per_step", "max_steps_ahead", "dynamic_sampling_rounds", "lora")
 
 
-class Identity(Record):
+class FitIdentity(Record):
     """A fit that has another one is another fit."""
 
     policies: tuple[str, ...]
@@ -44,7 +44,7 @@ class Identity(Record):
         whose = {"rollout": self.rollout, "evaluator": self.evaluator}
         return [name for name, parts in whose.items() if not any(parts.values()) and parts]
 
-    def differences(self, other: Identity) -> list[str]:
+    def differences(self, other: FitIdentity) -> list[str]:
         """What differs in `other`, in words: ``config.learning_rate 2e-05 -> 0.0001``."""
         found: list[str] = []
         if self.policies != other.policies:
@@ -73,12 +73,12 @@ def identity_of(
     rollout: Rollout,
     scenarios: Sequence[Any],
     eval_scenarios: Sequence[Any],
-) -> Identity:
+) -> FitIdentity:
     """The identity of a fit that is about to begin."""
     config = plan.config.model_dump(mode="json")
     settings = {name: getattr(plan, name) for name in _SETTINGS}
     settings["lora"] = None if plan.lora is None else plan.lora.model_dump(mode="json")
-    return Identity(
+    return FitIdentity(
         policies=plan.policies,
         seed=plan.seed,
         config=config,

@@ -1,94 +1,15 @@
-"""Reports of a step or a fit: the reward plot and tables."""
+"""Reports of a step or a fit: its tables."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
-from pathlib import Path
-from typing import Any
 
 from rich.markup import escape
 from rich.table import Column, Table
 
-from langchain_art.errors import ConfigError
 from langchain_art.training.exclusions import meaning
-from langchain_art.training.results import EvalResult, FitResult, StepRecord
+from langchain_art.training.results import FitResult, StepRecord
 from langchain_art.wire import NodeReport
-
-
-def reward_plot(
-    history: Sequence[StepRecord],
-    path: str | Path,
-    before: EvalResult | None = None,
-    after: EvalResult | None = None,
-    *,
-    evals: Sequence[EvalResult] = (),
-    title: str = "Reward during training",
-) -> Path:
-    """Draw the steps' mean rewards, and held-out evaluations with 95 % intervals; returns `path`.
-
-    Args:
-        history: steps, as in ``FitResult.history``.
-        path: where the PNG goes; its directory is made if it is missing.
-        before: evaluation before the first step.
-        after: evaluation after the last.
-        evals: all evaluations (``FitResult.evals``), where there are more than those two.
-        title: above the figure.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
-    try:
-        figures: Any = import_module("matplotlib.figure")
-    except ImportError as error:
-        raise ConfigError(
-            "The reward plot needs matplotlib: pip install 'langchain-art[examples]'"
-        ) from error
-    figure: Any = figures.Figure(figsize=(7.2, 4.0), dpi=150, facecolor="white")
-    axes = figure.add_subplot()
-    drawn = [record for record in history if record.reward_mean is not None]
-    axes.plot(
-        [record.step for record in drawn],
-        [record.reward_mean for record in drawn],
-        color="#8aa4c8",
-        linewidth=1.6,
-        marker="o",
-        markersize=3,
-        label="training batch, mean" if drawn else None,
-    )
-    last = history[-1].step if history else 0
-    held_out = {
-        default if result.step is None else result.step: result
-        for result, default in [(before, 0), *((e, 0) for e in evals), (after, last)]
-        if result is not None and result.mean is not None
-    }
-    if held_out:
-        steps = sorted(held_out)
-        axes.errorbar(
-            steps,
-            [held_out[step].mean for step in steps],
-            yerr=[held_out[step].ci95 or 0.0 for step in steps],
-            color="#c2410c",
-            linewidth=1.6,
-            marker="s",
-            markersize=5,
-            capsize=3,
-            label=f"held out, mean ± 95 % CI (n={held_out[steps[-1]].n})",
-        )
-    axes.set_xlabel("training step")
-    axes.set_ylabel("reward (mean per run)")
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.grid(axis="y", color="#e5e7eb", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=9, loc="best")
-    figure.tight_layout()
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target)
-    return target
 
 
 def summary_table(result: FitResult) -> Table:

@@ -32,6 +32,8 @@ COMMANDS = [
     "audit",
     "checkpoints",
     "eval",
+    "fits",
+    "curve",
     "canary",
     "export",
     "key",

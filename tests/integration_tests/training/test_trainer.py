@@ -16,20 +16,20 @@ from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ArtError, ConfigError, JobFailed, RolloutFailed
 from langchain_art.evaluators import score_groups
 from langchain_art.tracing.handler import Run, capture
+from langchain_art.training.experiments.curves import reward_plot
 from langchain_art.training.fit_loop import Schedule, best
 from langchain_art.training.fit_state import History, PendingStep
-from langchain_art.training.identity import Identity
-from langchain_art.training.report import reward_plot, summary_table
-from langchain_art.training.results import EvalResult, StepRecord, summarize
+from langchain_art.training.report import summary_table
+from langchain_art.training.results import summarize
 from langchain_art.training.trainer import Trainer
 from langchain_art.wire import (
     LoraConfig,
     LRSchedule,
     TrainConfig,
-    TrainResult,
     Trajectory,
     TrajectoryGroup,
 )
+from tests.support.fits import evaluation, identity, record
 from tests.support.live_server import LiveServer
 
 
@@ -41,28 +41,6 @@ def group(name: str, *rewards: float | None) -> TrajectoryGroup:
     return TrajectoryGroup(
         id=name, trajectories=tuple(run(f"{name}-{i}", r, name) for i, r in enumerate(rewards))
     )
-
-
-def result(mean: float | None, step: int) -> EvalResult:
-    return EvalResult(mean=mean, ci95=0.1, n=4, versions=(f"p@{step}",), step=step)
-
-
-def record(step: int, version: int) -> StepRecord:
-    trained = TrainResult(policy="p", version=version, metrics={}, excluded={})
-    return StepRecord(step=step, results={"p": trained}, reward_mean=0.5, reward_std=0.1, groups=2)
-
-
-def identity(**changes: Any) -> Identity:
-    given: dict[str, Any] = {
-        "policies": ("p",),
-        "seed": 0,
-        "config": {"learning_rate": 1e-5},
-        "settings": {"group_size": 8},
-        "rollout": {"rollout": "a", "score": "b"},
-        "scenarios": "4 a",
-        "eval_scenarios": "0 a",
-    }
-    return Identity(**(given | changes))
 
 
 def quiet() -> Console:
@@ -95,8 +73,8 @@ def test_what_failed_is_counted_and_not_averaged() -> None:
 
 
 def test_the_best_is_the_earliest_of_equals() -> None:
-    assert best([result(None, 0)]) is None
-    found = best([result(0.1, 0), result(0.7, 1), result(0.7, 2), result(None, 3)])
+    assert best([evaluation(None, 0)]) is None
+    found = best([evaluation(0.1, 0), evaluation(0.7, 1), evaluation(0.7, 2), evaluation(None, 3)])
     assert found is not None
     assert found.step == 1
 
@@ -164,7 +142,7 @@ async def test_scores_that_fit_nothing_are_an_error(scores: Any) -> None:
 
 def test_history_comes_back(tmp_path: Path) -> None:
     first = History(tmp_path, identity())
-    first.append(result(0.25, 0))
+    first.append(evaluation(0.25, 0))
     first.append(record(1, 1))
     again = History(tmp_path, identity())
     assert again.resumed
@@ -233,7 +211,7 @@ def test_keys_are_the_steps_until_a_job_fails(tmp_path: Path) -> None:
 
 def test_reward_plot_is_a_picture(tmp_path: Path) -> None:
     steps = [record(n, n) for n in (1, 2, 3)]
-    path = reward_plot(steps, tmp_path / "out" / "r.png", result(0.1, 0), result(0.9, 3))
+    path = reward_plot(steps, tmp_path / "out" / "r.png", evaluation(0.1, 0), evaluation(0.9, 3))
     assert path.read_bytes().startswith(b"\x89PNG")
     assert reward_plot([], tmp_path / "empty.png").exists()
 

@@ -12,7 +12,7 @@ from langchain_art.errors import ConfigError
 from langchain_art.evaluators import SumEvaluator, own_rewards
 from langchain_art.training.addresses import folder_of, sampling_settings
 from langchain_art.training.fit_settings import FitSettings
-from langchain_art.training.identity import Identity, identity_of
+from langchain_art.training.identity import FitIdentity, identity_of
 from langchain_art.wire import LRSchedule, TrainConfig, TrajectoryGroup
 
 
@@ -30,7 +30,7 @@ def told(
     models: dict[str, Any] | None = None,
     function: Any = rollout,
     **changes: Any,
-) -> Identity:
+) -> FitIdentity:
     given: dict[str, Any] = {
         "policies": ("p",),
         "trainable": {},
@@ -70,13 +70,13 @@ def summed(weight: float) -> SumEvaluator:
         (told(evaluator=judge), "the evaluator's source"),
     ],
 )
-def test_what_differs_is_named(other: Identity, words: str) -> None:
+def test_what_differs_is_named(other: FitIdentity, words: str) -> None:
     assert told().differences(other) == [words]
 
 
 def test_what_changes_no_result_may_differ() -> None:
     assert told().differences(told(concurrency=2, max_failed=1.0)) == []
-    assert Identity.model_validate_json(told().model_dump_json()) == told()
+    assert FitIdentity.model_validate_json(told().model_dump_json()) == told()
 
 
 def test_settings_of_an_evaluator_count() -> None:

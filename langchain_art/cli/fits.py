@@ -1,0 +1,122 @@
+"""`langchain-art fits` and `curve`: experiments, from the folders in which their fits are."""
+
+# ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Column, Table
+
+from langchain_art.cli.options import AsJson, console
+
+if TYPE_CHECKING:
+    from langchain_art.training.experiments.fits import Fit
+
+Root = Annotated[Path, typer.Option(help="The folder below which fits are looked for.")]
+
+
+def fits(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Folders of fits. None: all.")
+    ] = None,
+    root: Root = Path("out"),
+    as_json: AsJson = False,
+) -> None:
+    """List fits and compare them: how far they are, what they gained, which version to use.
+
+    With names, what differs between the first of them and the others is listed too.
+
+    \b
+    Examples:
+      langchain-art fits
+      langchain-art fits lr-1 lr-3
+    """
+    from langchain_art.training.experiments.fits import chosen_fits
+
+    found = chosen_fits(root, names or [])
+    if as_json:
+        typer.echo(json.dumps([_json(fit) for fit in found], indent=2, allow_nan=False))
+        return
+    console.print(_table(found))
+    for other in found[1:] if names else []:
+        differences = found[0].state.identity.differences(other.state.identity)
+        words = "; ".join(differences) or "nothing but chance"
+        console.print(
+            f"{found[0].name} -> {other.name}: {words}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def curve(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Folders of fits. None: all.")
+    ] = None,
+    root: Root = Path("out"),
+    png: Annotated[Path | None, typer.Option(help="Draw into this image, with matplotlib.")] = None,
+) -> None:
+    """Draw reward by step, of one fit or of several for comparison.
+
+    \b
+    Examples:
+      langchain-art curve my-agent
+      langchain-art curve lr-1 lr-3 --png out/rates.png
+    """
+    from langchain_art.training.experiments.curves import Curve, draw, text_plot
+    from langchain_art.training.experiments.fits import chosen_fits
+
+    curves = [Curve(fit.name, fit.steps, fit.evals) for fit in chosen_fits(root, names or [])]
+    if png is None:
+        typer.echo(text_plot(curves, min(console.width, 100)))
+    else:
+        console.print(f"{draw(curves, png, 'Reward during training')}", highlight=False)
+
+
+def _table(found: list[Fit]) -> Table:
+    names = ("steps", "reward", "first", "best", "last", "when")
+    columns = [Column(name, no_wrap=True) for name in names]
+    table = Table(
+        Column("fit", overflow="fold"), *columns, Column("use", overflow="fold"), box=None
+    )
+    for fit in found:
+        figures = [f"{mean:.3f}" for _, mean in fit.rewards]
+        best = "-" if fit.best is None else f"{fit.best[1]:.3f}"
+        steps = f"{fit.done}/{fit.state.steps}" + (" done" if fit.finished else "")
+        table.add_row(
+            escape(fit.name),
+            steps,
+            "held out" if fit.held_out else "training",
+            *([figures[0], best, figures[-1]] if figures else ["-", "-", "-"]),
+            _when(fit.at),
+            escape(fit.versions),
+        )
+    return table
+
+
+def _when(at: float) -> str:
+    from datetime import datetime
+
+    return datetime.fromtimestamp(at).astimezone().strftime("%m-%d %H:%M")
+
+
+def _json(fit: Fit) -> dict[str, Any]:
+    rewards = fit.rewards
+    return {
+        "name": fit.name,
+        "finished": fit.finished,
+        "steps": {"done": fit.done, "asked": fit.state.steps},
+        "reward": {
+            "of": "held out" if fit.held_out else "training",
+            "first": rewards[0][1] if rewards else None,
+            "best": None if fit.best is None else fit.best[1],
+            "last": rewards[-1][1] if rewards else None,
+        },
+        "at": fit.at,
+        "use": fit.versions,
+        "identity": fit.state.identity.model_dump(mode="json"),
+    }

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from langchain_art.errors import ConfigError
+from langchain_art.training.experiments.fits import chosen_fits, latest_of, read_fits
+from langchain_art.training.fit_state import History
+from tests.support.fits import identity, write_fit
+
+
+def test_fits_are_read_from_their_folders(tmp_path: Path) -> None:
+    write_fit(tmp_path / "slow", [0.1, 0.2], {0: 0.1, 2: 0.3})
+    write_fit(tmp_path / "fast", [0.1, 0.6], {0: 0.1, 1: 0.9, 2: 0.4}, steps=5, seed=1)
+    write_fit(tmp_path / "in" / "deep", [0.25])
+    (tmp_path / "fast" / "history.jsonl").open("a").write('{"kind": "st')  # being written
+    fits = {fit.name: fit for fit in read_fits(tmp_path)}
+    assert set(fits) == {"slow", "fast", "in/deep"}
+    slow, fast, deep = fits["slow"], fits["fast"], fits["in/deep"]
+    assert (slow.finished, slow.done, slow.best, slow.versions) == (True, 2, (2, 0.3), "p@2")
+    assert (fast.finished, fast.done, fast.best, fast.versions) == (False, 2, (1, 0.9), "p@1")
+    assert (deep.held_out, deep.rewards, deep.versions) == (False, [(1, 0.25)], "p@1")
+    assert [fit.name for fit in chosen_fits(tmp_path, ["fast", "slow"])] == ["fast", "slow"]
+    found = latest_of(tmp_path, "p")
+    assert found is not None and found.at == max(fit.at for fit in fits.values())
+    assert latest_of(tmp_path, "q") is None
+
+
+def test_what_a_fresh_fit_moved_aside_is_found_by_its_name_alone(tmp_path: Path) -> None:
+    old = write_fit(tmp_path / "a", [0.1])
+    History(tmp_path / "a", identity(), fresh=True)
+    assert [fit.name for fit in read_fits(tmp_path)] == ["a"]
+    [moved] = chosen_fits(tmp_path, [f"a/earlier/{old.state.fit_id}"])
+    assert moved.done == 1
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="There is no fit below"):
+        chosen_fits(tmp_path, [])
+    write_fit(tmp_path / "a", [0.1])
+    with pytest.raises(ConfigError, match=r"got the fit 'b', expected one of those below .*: a"):
+        chosen_fits(tmp_path, ["b"])
