@@ -2,9 +2,10 @@
 
 A process of its own because a schema can take llguidance minutes and gigabytes, or end its process
 (1.9 has a stack overflow and a segmentation fault). Standard input has a JSON object with the
-tokenizer and the limits, and then grammars; standard output an empty answer when the tokenizer is
-loaded, and then one for each grammar: empty, or why it cannot be compiled. Before each of them
-stands its length as four bytes, big-endian.
+tokenizer and the limits, and then one for each question, with a ``grammar`` and perhaps the tokens
+of a ``reply``; standard output an empty answer when the tokenizer is loaded, and then one for each
+question: `_problem`, or of a reply `_masks`. Before each of them stands its length as four bytes,
+big-endian.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import resource
 import struct
 import sys
 import time
+from base64 import b64encode
 from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
@@ -30,14 +32,37 @@ def main() -> None:
     memory = _address_space() + setup["memory"]
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     _write(b"")
-    while grammar := _read():
+    while frame := _read():
         # A process is ended when it has used that many seconds in all.
         seconds = math.ceil(time.process_time() + setup["cpu"])
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
-        matcher = LLMatcher(tokens, grammar.decode(), log_level=0)
-        if not matcher.is_error():
-            matcher.compute_logit_bias()  # the first step of the engine's
-        _write(matcher.get_error().encode())
+        asked = json.loads(frame)
+        matcher = LLMatcher(tokens, asked["grammar"], log_level=0)
+        _write(_masks(matcher, asked["reply"]) if "reply" in asked else _problem(matcher))
+
+
+def _problem(matcher: LLMatcher) -> bytes:
+    """Why a grammar cannot be used; empty if it can."""
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # the first step of the engine's
+    return matcher.get_error().encode()
+
+
+def _masks(matcher: LLMatcher, reply: list[int]) -> bytes:
+    """What is allowed at each token of a reply, in bits, each distinct mask once.
+
+    JSON with the ``masks``, and the ``numbers`` of each token's mask; there are fewer of these than
+    tokens if the grammar forbids one.
+    """
+    masks: dict[bytes, int] = {}
+    numbers: list[int] = []
+    for token in reply:
+        numbers.append(masks.setdefault(matcher.compute_bitmask(), len(masks)))
+        if not matcher.consume_token(token):
+            numbers.pop()
+            break
+    found = {"masks": [b64encode(mask).decode() for mask in masks], "numbers": numbers}
+    return json.dumps(found).encode()
 
 
 def _address_space() -> int:

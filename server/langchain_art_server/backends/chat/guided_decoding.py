@@ -10,6 +10,7 @@ import json
 import threading
 from copy import copy
 from functools import cached_property
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from langchain_art.errors import InvalidRequest
 from langchain_art_server.algorithms.sequences import token_sets
 from langchain_art_server.backends.base import MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH, ChatRequest
-from langchain_art_server.backends.chat.grammar_check import GrammarCheck
+from langchain_art_server.backends.chat.grammar_check import GrammarCheck, GrammarReplay
 from langchain_art_server.backends.chat.tool_parser import ToolFormat
 
 #: White space as `json.dumps` writes it and templates render it again, and no other.
@@ -102,6 +103,14 @@ class GrammarCompiler:
                 "schema.",
                 param="tool_choice" if grammar.startswith("start: calls\n") else "response_format",
             )
+
+    def replay(self, eos: list[int], python: Path) -> GrammarReplay:
+        """What computes again what another engine's grammars allowed.
+
+        That engine runs in `python`, and ends its replies by `eos`.
+        """
+        vocab = max(self._vocab, len(self._tokenizer))
+        return GrammarReplay(self._serialized, vocab, eos, str(python))
 
     def logits_processor(self, grammar: str) -> GrammarLogitsProcessor:
         """Compile a grammar that passed `check`."""

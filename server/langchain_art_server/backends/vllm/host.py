@@ -13,13 +13,14 @@ import math
 import os
 import shutil
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from langchain_art.errors import ArtError, ConfigError, EngineUnavailable
-from langchain_art_server.algorithms.sequences.token_sets import DrawnFrom, single
+from langchain_art_server.algorithms.sequences.token_sets import DrawnFrom, of_bits, single
 from langchain_art_server.backends.base import Sampling
-from langchain_art_server.backends.chat.guided_decoding import GrammarCompiler
+from langchain_art_server.backends.chat.grammar_check import GrammarReplay
 from langchain_art_server.backends.chat.output_processor import truncates
 from langchain_art_server.backends.chat.sampler_host import ChatCall, SamplerHost
 from langchain_art_server.backends.chat.tool_parser import FORMATS
@@ -95,11 +96,8 @@ class VllmHost(SamplerHost[CopiedAdapter]):
             settings, self.info, copies.folder, copies.targets, copies.max_rank
         )
         self._vllm = self.process.client
-        # vLLM ends a reply under a grammar by the tokenizer's end token alone.
-        ends = [outline.tokenizer.eos_token_id]
-        self._same_grammars = GrammarCompiler(outline.tokenizer, self.info.vocab_size, ends)
-        #: Why what its grammars allow cannot be computed here; empty if it can.
-        self._other_grammars = ""
+        self._replays = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._end, self._python = outline.tokenizer.eos_token_id, settings.sampler.python
         self.pauses = LongestPause()
         self._loading = asyncio.Lock()
         self._running: dict[int, tuple[EngineCall, asyncio.Task[None]]] = {}
@@ -119,7 +117,6 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         """Start vLLM and wait for its first answer. Raises ConfigError."""
         try:
             await self.process.start()
-            self._other_grammars = await self.process.other_grammars()
             await self.process.ready()
             if self.info.device == "cpu":
                 await self._vllm.load(_ZERO_ADAPTER, self._copies.zero_adapter())
@@ -265,20 +262,28 @@ class VllmHost(SamplerHost[CopiedAdapter]):
             return DrawnFrom("vLLM does not say which tokens it kept")
         if chat.grammar is None or sampling.temperature == 0.0:
             return DrawnFrom()
-        if self._other_grammars:
-            return DrawnFrom(self._other_grammars)
         replay = functools.partial(self._replay, chat.grammar, done)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, replay)
+        return await asyncio.get_running_loop().run_in_executor(self._replays, replay)
+
+    @functools.cached_property
+    def _grammar_replay(self) -> GrammarReplay:
+        """As vLLM makes grammars: with its library, and one end token, the tokenizer's."""
+        return self._grammars.replay([self._end], self._python)
 
     def _replay(self, grammar: str, done: Completion) -> DrawnFrom:
         """What the grammar allowed at each token of a reply, computed again."""
-        processor, found = self._same_grammars.logits_processor(grammar), DrawnFrom()
-        for token, logprob in zip(done.token_ids, done.logprobs, strict=True):
-            allowed = processor.allowed()
+        try:
+            masks = self._grammar_replay.masks(grammar, done.token_ids)
+        except ArtError as error:  # vLLM's Python cannot do it
+            return DrawnFrom(f"what it allowed could not be computed: {error}")
+        if masks is None or len(masks) < len(done.token_ids):
+            return DrawnFrom("what it allowed could not be computed")
+        found = DrawnFrom()
+        for bits, token, logprob in zip(masks, done.token_ids, done.logprobs, strict=True):
+            allowed = of_bits(bits, self.info.vocab_size)
             found.add(allowed)
-            forced = allowed == single(token)
-            if not processor.advance(token) or (forced and logprob < -_FORCED_SLACK):
-                return DrawnFrom(f"vLLM drew the token {token} by another grammar")
+            if allowed == single(token) and logprob < -_FORCED_SLACK:
+                return DrawnFrom("vLLM followed another grammar")
         return found
 
     # --- adapters -------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 from langchain_art.errors import ConfigError
@@ -27,8 +26,6 @@ _GUARD = Path(process_guard.__file__)
 _FORKED_START = Path(forked_start.__file__)
 _CPU_KV_CACHE_BYTES = 1 << 30
 _POLL = 0.1
-#: The library that makes masks of grammars, which must be the same to make the same ones.
-_GRAMMARS = "llguidance"
 #: Bytes of vLLM's output that are searched for exceptions, how many of those are reported, and
 #: lines of each. A failed start writes some 40,000 bytes of tracebacks.
 _LAST_BYTES, _CAUSES, _CAUSE_LINES = 1 << 17, 6, 6
@@ -121,21 +118,6 @@ class VllmProcess:
         assert guard.stdout is not None
         self.pid = int(await guard.stdout.readline() or 0)
         self.ended = asyncio.create_task(self._wait(guard))
-
-    async def other_grammars(self) -> str:
-        """Why the grammars of its environment are not this one's; empty if they are."""
-        program = f"from importlib.metadata import version; print(version({_GRAMMARS!r}))"
-        asked = await asyncio.create_subprocess_exec(
-            *(str(self._options.python), "-I", "-c", program),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        theirs, ours = (await asked.communicate())[0].decode().strip() or "none", version(_GRAMMARS)
-        if theirs == ours:
-            return ""
-        why = f"vLLM has {_GRAMMARS} {theirs}, and this server {ours}"
-        log.warning("%s: calls under a grammar are not trained.", why)
-        return why
 
     async def ready(self) -> None:
         """Wait until it answers. Raises ConfigError with its last output if it does not."""

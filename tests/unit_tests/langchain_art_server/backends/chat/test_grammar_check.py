@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from langchain_art_server.backends.chat.grammar_check import GrammarCheck
+from langchain_art.errors import ArtError
+from langchain_art_server.algorithms.sequences.token_sets import mask_of, of_bits
+from langchain_art_server.backends.chat.grammar_check import GrammarCheck, GrammarReplay
 
 FINE = 'start: "a" | "b"'
 
 
-@pytest.fixture(scope="module")
-def check() -> Iterator[GrammarCheck]:
+def letters_of_bytes() -> tuple[str, dict[str, int]]:
+    """A tokenizer with a token for each byte and one that ends a reply."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {letter: at for at, letter in enumerate([*letters, "<end>"])}
     raw = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     raw.add_special_tokens(["<end>"])
-    made = GrammarCheck(raw.to_str(), len(vocab), [vocab["<end>"]])
+    return raw.to_str(), vocab
+
+
+@pytest.fixture(scope="module")
+def check() -> Iterator[GrammarCheck]:
+    tokenizer, vocab = letters_of_bytes()
+    made = GrammarCheck(tokenizer, len(vocab), [vocab["<end>"]])
     yield made
     if made._child is not None:
         made._reap()
@@ -65,3 +75,27 @@ def test_time_is_limited(check: GrammarCheck) -> None:
     said = check.problem(f'start: %json {{"allOf": [{patterns}]}}')
     assert said
     assert time.monotonic() - begun < 20
+
+
+def test_what_a_grammar_allowed_is_computed_again() -> None:
+    tokenizer, vocab = letters_of_bytes()
+    made = GrammarReplay(tokenizer, len(vocab), [vocab["<end>"]], sys.executable)
+    try:
+        reply = [vocab[letter] for letter in ("a", "c", "<end>")]
+        masks = made.masks('start: "ab" | "ac" | "d"', reply)
+        assert masks is not None
+        allowed = [np.flatnonzero(mask_of(of_bits(one, len(vocab)), len(vocab))) for one in masks]
+        assert [one.tolist() for one in allowed] == [
+            sorted(vocab[letter] for letter in letters) for letters in ("ad", "bc", ["<end>"])
+        ]
+        short = made.masks('start: "ab" | "d"', reply)
+        assert short is not None and len(short) == 1  # it forbids the second
+    finally:
+        made._reap()
+
+
+def test_a_python_that_has_no_compiler_is_named() -> None:
+    tokenizer, vocab = letters_of_bytes()
+    made = GrammarReplay(tokenizer, len(vocab), [vocab["<end>"]], "/bin/true")
+    with pytest.raises(ArtError, match="cannot be started"):
+        made.masks(FINE, [1])
