@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 SEED ?= 0
-OUT ?= out/demo
+OUT ?=
+FRESH ?=
 REWARD ?= answer
 # Processes that run tests side by side; each has servers of its own.
 JOBS ?= auto
@@ -28,9 +29,10 @@ $(VENV)/.installed: pyproject.toml requirements/torch-cpu.txt requirements/insta
 	$(BIN)/python -m pip install --quiet --group dev -e '.[local,examples]'
 	touch $@
 
-demo: install  ## train the e-mail agent on this machine: SEED=0 CONTROL= REWARD=answer|ruler JUDGE=scripted
-	$(BIN)/langchain-art demo --seed $(SEED) --out $(OUT) $(if $(CONTROL),--control) \
-		--reward $(REWARD) $(if $(JUDGE),--judge $(JUDGE))
+# Stopped and run again, it goes on; FRESH=1 begins anew.
+demo: install  ## train the e-mail agent on this machine: SEED=0 CONTROL= REWARD=answer|ruler JUDGE=scripted FRESH= OUT=
+	$(BIN)/langchain-art demo --seed $(SEED) $(if $(OUT),--out $(OUT)) $(if $(CONTROL),--control) \
+		--reward $(REWARD) $(if $(JUDGE),--judge $(JUDGE)) $(if $(FRESH),--fresh)
 
 test: install  ## all tests but those that need vLLM
 	$(PYTEST) -m 'not vllm'

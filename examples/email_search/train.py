@@ -51,7 +51,15 @@ GROUPS_PER_STEP = 16
 GROUP_SIZE = 8
 HELD_OUT = 200
 MAX_TOKENS = 48
-FILES = ("server", "mails.sqlite3", "fit.json", "history.jsonl", "pending.json", "judge.sqlite3")
+FILES = (
+    "server",
+    "mails.sqlite3",
+    "fit.json",
+    "history.jsonl",
+    "pending.json",
+    "judge.sqlite3",
+    "earlier",
+)
 
 Rollout = Callable[[Scenario], Awaitable[Run]]
 
@@ -130,6 +138,7 @@ async def train(
     steps: int,
     seed: int,
     evaluator: RulerEvaluator | Callable[[TrajectoryGroup], Sequence[float]] | None = None,
+    fresh: bool = False,
 ) -> FitResult:
     """Train for `steps` steps against a server that has the base model, and evaluate.
 
@@ -139,6 +148,7 @@ async def train(
         steps: optimizer steps.
         seed: of the mails and of the order of questions.
         evaluator: scores training runs. None: they bring their rewards.
+        fresh: begin anew from the base, on a server that trained the policy before.
     """
     database = build(
         out / "mails.sqlite3", n_train=GROUPS_PER_STEP * steps, n_test=HELD_OUT, seed=seed
@@ -167,9 +177,18 @@ async def train(
             steps=steps,
             eval_scenarios=mails.scenarios("test"),
             eval_every=max(1, -(-steps // 3)),
+            fresh=fresh,
         )
     finally:
         mails.close()
+
+
+def folder_of(seed: int, control: bool, by: Reward) -> Path:
+    """Where the demo with these settings goes: each has a folder, so that none is mixed up."""
+    words = [f"seed{seed}"] if seed else []
+    words += ["control"] if control else []
+    words += [by.value] if by is not Reward.ANSWER else []
+    return Path("out", "-".join(["demo", *words]))
 
 
 def main(
@@ -182,11 +201,18 @@ def main(
     judge: Annotated[
         str | None, typer.Option(help="Of --reward ruler: scripted, or as litellm names a model")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where results go")] = Path("out/demo"),
+    out: Annotated[
+        Path | None, typer.Option(help="Where results go. Default: out/demo, or by the settings")
+    ] = None,
     base_url: Annotated[str | None, typer.Option(help="A server that runs; else start one")] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with what is in the directory")] = False,
+    fresh: Annotated[
+        bool, typer.Option(help="Erase what a former demo left in the directory, and begin anew")
+    ] = False,
 ) -> None:
-    """Train a small model to search an inbox, read the right mail and answer, by reward alone."""
+    """Train a small model to search an inbox, read the right mail and answer, by reward alone.
+
+    Stopped (Ctrl-C) and run again, it goes on; finished and run again, it shows its result.
+    """
     console = Console()
     if control and by is Reward.RULER:
         raise typer.BadParameter("--control shuffles the rewards of answers: no --reward ruler")
@@ -194,7 +220,8 @@ def main(
         raise typer.BadParameter(f"--judge {judge} is not asked; add --reward ruler")
     judge = judge or "scripted"
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if not resume:
+    out = out or folder_of(seed, control, by)
+    if fresh:
         for old in FILES:
             path = out / old
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -207,11 +234,14 @@ def main(
         with local if base_url is None else nullcontext():
             url = base_url or local.base_url
             console.print(f"Server: {url}   data: {out / 'server'}   log: {local.log}")
-            result = asyncio.run(train(url, out, steps, seed, evaluator))
-            seconds = time.monotonic() - begun
+            started = time.monotonic() - begun
+            result = asyncio.run(train(url, out, steps, seed, evaluator, fresh))
+            seconds = started + result.seconds  # those of a demo that was stopped included
     except ArtError as error:
         console.print(f"[bold red]{type(error).__name__}:[/]", end=" ")
         console.print(str(error), markup=False, highlight=False)
+        if "holds another fit" in str(error):
+            console.print(f"Of the demo: --out is another folder, --fresh erases {out}.")
         raise typer.Exit(1) from error
     note = " (control: shuffled rewards)" if control else f" (RULER: {judge})" if judging else ""
     plot = reward_plot(
@@ -224,7 +254,7 @@ def main(
     )
     figures = summary(result, seconds, seed, control)
     if judging is not None:
-        figures["judge"] = {"model": judge, **asdict(judging.spent)}
+        figures["judge"] = {"model": judge, **asdict(judging.spent), "cost": result.judge_cost}
         console.print(f"Judge {judge}: {judging.spent}")
     (out / "summary.json").write_text(json.dumps(figures, indent=2) + "\n")
     console.print(

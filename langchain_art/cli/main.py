@@ -108,7 +108,8 @@ def scrub(context: typer.Context) -> None:
 def demo(context: typer.Context) -> None:
     """Train a small e-mail agent on this machine, from server start to reward plot.
 
-    Options: see `python -m examples.email_search.train --help`.
+    Stopped and run again, it goes on; --fresh begins anew. Options: see
+    `python -m examples.email_search.train --help`.
 
     \b
     Example (in a checkout of the repository):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 
+from langchain_art.client.waiting import SILENCE
 from langchain_art.errors import ConfigError, ServerUnreachable
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,11 @@ class LocalServer:
 
     def _await_ready(self) -> None:
         assert self._process is not None
+        begun: float | None = time.monotonic()
         while self._process.poll() is None:
+            if begun is not None and time.monotonic() - begun > SILENCE:
+                log.warning("waiting for the local server, which loads its model (%s)", self.log)
+                begun = None
             with contextlib.suppress(httpx.TransportError):
                 url = f"http://127.0.0.1:{self.port}/readyz"
                 if httpx.get(url, timeout=5).status_code == 200:

@@ -1,0 +1,65 @@
+"""The demo, stopped and run again, goes on; finished and run again, it runs nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from examples.email_search import train as demo
+from langchain_art import ArtClient
+from langchain_art.training import fit_state
+from langchain_art.training.results import StepRecord
+from tests.support.live_server import LiveServer
+
+
+def test_the_demo_goes_on_where_it_was_stopped(
+    art_server: LiveServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small = {"POLICY": "demo-resumed", "HELD_OUT": 4, "GROUPS_PER_STEP": 4, "GROUP_SIZE": 4}
+    for name, value in small.items():
+        monkeypatch.setattr(demo, name, value)
+    options: dict[str, Any] = {"steps": 2, "out": tmp_path, "base_url": art_server.base_url}
+    append = fit_state.History.append
+
+    def stopped(self: fit_state.History, record: Any) -> None:
+        append(self, record)
+        if isinstance(record, StepRecord):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fit_state.History, "append", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            demo.main(**options)
+    assert "Run the same again to go on" in capsys.readouterr().out
+
+    demo.main(**options)
+    assert "Going on after step 1" in capsys.readouterr().out
+    figures = json.loads((tmp_path / "summary.json").read_text())
+    assert figures["steps"] == 2
+    with ArtClient(art_server.base_url) as client:
+        jobs = len(client.jobs("demo-resumed"))
+    assert jobs == 2, "each step once"
+
+    demo.main(**options)
+    assert "Finished already: 2 steps" in capsys.readouterr().out
+    again = json.loads((tmp_path / "summary.json").read_text())
+    assert again["after"] == figures["after"]
+    assert abs(again["seconds"] - figures["seconds"]) < 1, "those of the fit, not of looking at it"
+
+    with pytest.raises(typer.Exit):
+        demo.main(**options, seed=1)
+    said = capsys.readouterr().out
+    assert "seed 0 -> 1" in said.replace("\n", " ") and "--fresh erases" in said
+
+
+def test_each_kind_of_demo_has_a_folder() -> None:
+    assert demo.folder_of(0, False, demo.Reward.ANSWER) == Path("out/demo")
+    assert demo.folder_of(1, True, demo.Reward.ANSWER) == Path("out/demo-seed1-control")
+    assert demo.folder_of(0, False, demo.Reward.RULER) == Path("out/demo-ruler")
