@@ -5,15 +5,31 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from langchain_art.client.conversations import read_jsonl
 from langchain_art.errors import ConfigError
 from langchain_art.rollout.graph_rollout import is_graph
 from langchain_art.rollout.runner import Rollout
+
+if TYPE_CHECKING:
+    from langchain_art.chat_models.chat_art import ChatART
+
+#: Fields of a chat model that another one makes anew: its name, its address, its connections.
+_OF_ITS_OWN = {
+    "model_name",
+    "openai_api_base",
+    "client",
+    "async_client",
+    "root_client",
+    "root_async_client",
+    "callbacks",
+    "metadata",
+}
 
 
 def load(name: str) -> Any:
@@ -29,8 +45,24 @@ def load(name: str) -> Any:
         raise ConfigError(f"{name!r} cannot be loaded: {error}") from error
 
 
-def load_rollout(name: str, policy: str, base_url: str | None) -> Rollout:
-    """The rollout `name`, its parameter ``model`` bound to a ChatART. Raises ConfigError."""
+@dataclass(frozen=True)
+class Loaded:
+    """A rollout of the command line, and the chat model that it will call."""
+
+    rollout: Rollout
+    model: ChatART | None
+    """None: it is one that the rollout makes itself, where it cannot be seen."""
+    notes: list[str]
+    """What to say of the model's settings."""
+
+
+def load_rollout(name: str, policy: str, base_url: str | None, root: Path) -> Loaded:
+    """The rollout `name`, which will call `policy` with the settings of its own chat model.
+
+    Its own is the default of its parameter ``model``, or a ChatART of its module or its closure; a
+    rollout without the parameter calls that very object, under the new name. Where it has none,
+    the settings are those of the latest fit of the policy below `root`. Raises ConfigError.
+    """
     rollout = load(name)
     if is_graph(rollout):
         raise ConfigError(
@@ -39,12 +71,81 @@ def load_rollout(name: str, policy: str, base_url: str | None) -> Rollout:
         )
     if not callable(rollout):
         raise ConfigError(f"{name!r} is {rollout!r:.100}, expected a function of one scenario")
-    if "model" not in inspect.signature(rollout).parameters:
-        return cast(Rollout, rollout)
+    from langchain_art.training.experiments.fits import latest_of
+
+    base, loaded = policy.partition("@")[0], cast(Rollout, rollout)
+    fit = latest_of(root, base) if root.is_dir() else None
+    trained = None if fit is None else fit.state.identity.models.get(base)
+    where = "" if fit is None else f"training ({root / fit.name})"
+    parameter = inspect.signature(rollout).parameters.get("model")
+    models = _own_models(rollout, name, parameter)
+    named = [model for model in models if model.model_name.partition("@")[0] == base]
+    if parameter is None:
+        for model in named:
+            model.model_name = policy
+        notes = _different(named[0], trained, where) if named else []
+        return Loaded(loaded, named[0] if named else None, notes)
+    chosen, notes = _one_of(named or models, policy, base_url), list[str]()
+    if chosen is None and trained is not None:
+        chosen = _chat_model(policy, base_url, trained)
+        notes.append(f"{name} has no ChatART of its own: its settings are those of {where}")
+    elif chosen is None:
+        chosen = _chat_model(policy, base_url, {})
+        notes.append(
+            f"{name} has no single ChatART of its own, and no fit of {base} is below {root}: "
+            "replies are as long as the server allows (no max_tokens). Give its parameter a "
+            "default, such as model=ChatART(model=…, max_tokens=…)"
+        )
+    else:
+        notes += _different(chosen, trained, where)
+    return Loaded(partial(cast("Any", loaded), model=chosen), chosen, notes)
+
+
+def _own_models(rollout: Any, name: str, parameter: inspect.Parameter | None) -> list[ChatART]:
     from langchain_art.chat_models.chat_art import ChatART
 
-    address: dict[str, Any] = {"base_url": base_url} if base_url else {}
-    return cast(Rollout, partial(rollout, model=ChatART(model=policy, **address)))
+    if parameter is not None and isinstance(parameter.default, ChatART):
+        return [parameter.default]
+    module = vars(sys.modules[name.partition(":")[0]]).values()
+    cells = getattr(inspect.unwrap(rollout), "__closure__", None) or ()
+    found = [*module, *(cell.cell_contents for cell in cells)]
+    return list({id(one): one for one in found if isinstance(one, ChatART)}.values())
+
+
+def _one_of(models: list[ChatART], policy: str, base_url: str | None) -> ChatART | None:
+    """A model with the settings of all of `models`; None if they differ, or there is none."""
+    if not models or any(_settings(one) != _settings(models[0]) for one in models):
+        return None
+    first = models[0]
+    given = {name: getattr(first, name) for name in first.model_fields_set - _OF_ITS_OWN}
+    return _chat_model(policy, base_url or first.openai_api_base, given)
+
+
+def _chat_model(policy: str, base_url: str | None, settings: dict[str, Any]) -> ChatART:
+    from langchain_art.chat_models.chat_art import ChatART
+
+    given: dict[str, Any] = dict(settings)
+    if base_url:
+        given["base_url"] = base_url
+    return ChatART(model=policy, **given)
+
+
+def _settings(model: ChatART) -> dict[str, Any]:
+    from langchain_art.training.addresses import sampling_settings
+
+    return sampling_settings(model)[model.model_name]
+
+
+def _different(model: ChatART, trained: dict[str, Any] | None, where: str) -> list[str]:
+    """Settings that are others than in training, in words."""
+    if trained is None:
+        return []
+    here = _settings(model)
+    return [
+        f"{name} is {here.get(name)} here and was {trained.get(name)} in {where}"
+        for name in sorted({*here, *trained})
+        if here.get(name) != trained.get(name)
+    ]
 
 
 def load_scenarios(name: str) -> list[Any]:

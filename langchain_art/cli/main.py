@@ -17,7 +17,7 @@ from rich.text import Text
 from langchain_art.cli import checkpoints, key
 from langchain_art.cli.canary import canary
 from langchain_art.cli.doctor import doctor
-from langchain_art.cli.fits import curve, fits
+from langchain_art.cli.fits import Root, curve, fits
 from langchain_art.cli.options import (
     AsJson,
     BaseUrl,
@@ -224,13 +224,16 @@ def evaluate(
     policy: Annotated[str, typer.Option(help="Policy, POLICY@N, or the base model.")],
     samples: Annotated[int, typer.Option(min=1, help="Runs per scenario.")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="Most runs at once.")] = 64,
+    root: Root = Path("out"),
     base_url: BaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Mean reward of a rollout on scenarios, with its 95 % interval.
 
-    A rollout with a parameter `model` gets a ChatART of --policy. One without makes its own model;
-    the command fails if that is not the one that --policy names.
+    The rollout's own ChatART is called, with its settings, under the name that --policy gives: the
+    default of its parameter `model`, or the one of its module. If it has none, a parameter `model`
+    gets one with the settings of the policy's latest fit below --root. What differs from the
+    settings in training is said.
 
     \b
     Example:
@@ -239,13 +242,14 @@ def evaluate(
     from langchain_art.cli.load_rollout import load_rollout, load_scenarios
     from langchain_art.training.trainer import Trainer
 
-    run = load_rollout(rollout, policy, base_url)
+    loaded = load_rollout(rollout, policy, base_url, root)
     chosen = load_scenarios(scenarios)
+    stderr = Console(stderr=True)
+    for note in loaded.notes:
+        stderr.print(note, style="bold red", markup=False, highlight=False, soft_wrap=True)
     with client_of(base_url) as client:
-        trainer = Trainer(
-            policy, client=client, concurrency=concurrency, console=Console(stderr=True)
-        )
-        result = asyncio.run(trainer.evaluate(run, chosen, samples=samples))
+        trainer = Trainer(policy, client=client, concurrency=concurrency, console=stderr)
+        result = asyncio.run(trainer.evaluate(loaded.rollout, chosen, samples=samples))
     show(result, as_json, lambda found: Text(f"{found.version}: {found}"))
 
 

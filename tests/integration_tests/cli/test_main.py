@@ -22,6 +22,7 @@ from langchain_art.tracing.run import Run
 from langchain_art.training.results import EVALUATION
 from langchain_art.wire import Checkpoint, Trajectory, Turn, Usage
 from langchain_art.wire.api_keys import key_problem
+from tests.support.fits import write_fit
 from tests.support.live_server import BASE_MODEL, LiveServer
 
 COMMANDS = [
@@ -43,7 +44,7 @@ COMMANDS = [
 def text(command: list[str]) -> str:
     done = CliRunner().invoke(main.app, command, env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
-    return done.output
+    return done.stdout
 
 
 @pytest.fixture
@@ -213,7 +214,7 @@ def test_scenarios_are_files_or_names(tmp_path: Path, monkeypatch: pytest.Monkey
     assert load_scenarios("s.jsonl") == [{"id": 1}, {"id": 2}]
     assert load_scenarios("my_scenarios_mod:ALL") == ["a", "b"]
     assert load_scenarios("my_scenarios_mod:make") == ["a", "b"]
-    rollout: Any = load_rollout("my_scenarios_mod:with_model", "p@3", None)
+    rollout: Any = load_rollout("my_scenarios_mod:with_model", "p@3", None, tmp_path).rollout
     assert rollout("x") == "p@3"
     for broken in ("nothing", "no_such_module:x", "my_scenarios_mod:nope"):
         with pytest.raises(ConfigError):
@@ -348,6 +349,48 @@ def test_eval_measures_the_policy_it_is_told(
     kept = json.loads(text(["runs", "--scenario", "a", "--json"]))
     assert [run["metadata"] for run in kept[:3]] == [{EVALUATION: f"{here.policy}@0"}] * 3
     assert " eval " in text(["runs", "--scenario", "a"])
+
+
+@pytest.mark.parametrize("own", ["model", "other"])
+def test_eval_samples_with_the_rollouts_own_settings(
+    here: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    """A rollout that calls its module's model, and one that takes a model as its parameter."""
+    monkeypatch.chdir(tmp_path)
+    name = f"eval_settings_{own}"
+    call = {"model": "llm", "other": "model"}[own]
+    (tmp_path / f"{name}.py").write_text(
+        "from langchain_art import ChatART\n"
+        f"llm = ChatART(model={here.policy!r}, max_tokens=3, temperature=1.0)\n"
+        f"async def rollout(scenario{', model' if own == 'other' else ''}):\n"
+        f"    reply = await {call}.ainvoke(scenario['q'])\n"
+        "    return float(reply.usage_metadata['output_tokens'])\n"
+    )
+    (tmp_path / "s.jsonl").write_text('{"id": "a", "q": "Hi"}\n{"id": "b", "q": "Ho"}\n')
+    trained = {here.policy: {"max_tokens": 48, "temperature": 1.0}}
+    write_fit(tmp_path / "out" / "trained", [0.5], policies=(here.policy,), models=trained)
+    command = ["eval", f"{name}:rollout", "s.jsonl", "--policy", f"{here.policy}@0", "--json"]
+    done = CliRunner().invoke(main.app, command, env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["mean"] <= 3 and found["versions"] == [f"{here.policy}@0"]
+    words = "max_tokens is 3 here and was 48 in training (out/trained)"
+    assert words in done.stderr and "temperature" not in done.stderr
+
+
+def test_eval_takes_the_fits_settings_where_a_rollout_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "no_model_mod.py").write_text("def rollout(scenario, model): return 1.0\n")
+    plain = load_rollout("no_model_mod:rollout", "p@3", None, Path("out"))
+    assert plain.model is not None and plain.model.max_tokens is None
+    assert "no max_tokens" in plain.notes[0]
+    write_fit(Path("out/t"), [0.5], models={"p": {"max_tokens": 48}})
+    loaded = load_rollout("no_model_mod:rollout", "p@3", None, Path("out"))
+    assert loaded.model is not None
+    assert (loaded.model.max_tokens, loaded.model.model_name) == (48, "p@3")
+    assert "those of training (out/t)" in loaded.notes[0]
 
 
 def test_a_new_key_is_one_that_a_server_takes() -> None:
