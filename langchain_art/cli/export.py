@@ -12,6 +12,7 @@ from typing import Any
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import Checkpoint
+from langchain_art.wire.identifiers import is_folder
 
 
 def export_adapter(
@@ -48,15 +49,20 @@ def export_merged(
 
     Another process merges, so that torch is not imported here. It checks that the merged model's
     logits differ from the adapter's by at most 1e-3; its error becomes an ArtError. A ConfigError
-    if `directory` exists and is not empty.
+    if `directory` exists and is not empty, or if the base model is a folder that is not here.
     """
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory} exists and is not empty; choose another directory")
+    model = base or client.status().model_path
+    if is_folder(model) and not Path(model).is_dir():
+        raise ConfigError(
+            f"The base model is the folder {model}, which is not on this machine, and merging "
+            "needs its weights. Copy it here and name it, or its name on the Hub: --base MODEL"
+        )
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".merge-") as temporary:
         adapter, whole = Path(temporary) / "adapter", Path(temporary) / "merged"
         export_adapter(client, policy, version, adapter, base, merged=True)
-        model = base or client.status().model_path
         merge = [sys.executable, "-m", "langchain_art_server.merge_adapter"]
         command = [*merge, model, str(adapter), str(whole)]
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)

@@ -27,6 +27,7 @@ from langchain_art_server.config import Settings, load_settings
 from langchain_art_server.gateway.app import create_app
 from langchain_art_server.gateway.http_protocol import DeadlineHttp, max_connections
 from langchain_art_server.gateway.service import Service
+from langchain_art_server.start_checks import check_start
 
 console = Console(stderr=True)
 cli = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -148,6 +149,7 @@ def main(
         options["policies"] = tuple(policy) if policy else None
         options["lora"] = {"rank": lora_rank} if lora_rank else None
         settings = load_settings(config, **options)
+        check_start(settings)
         os.environ.pop("ART_API_KEY", None)  # the engines need none
         with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:  # uvloop, where it is
             runner.run(run(settings))

@@ -237,6 +237,8 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
     if key := os.environ.get("ART_API_KEY"):
         values["api_key"] = key
     values |= {name: value for name, value in overrides.items() if value is not None}
+    if isinstance(model := values.get("model"), str) and Path(model).is_dir():
+        values["model"] = str(Path(model).absolute())  # adapters say so where they are from
     try:
         return Settings.model_validate(values)
     except ValidationError as error:

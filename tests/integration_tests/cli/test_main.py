@@ -332,6 +332,17 @@ def test_merged_weights_load_as_any_model(here: LiveServer, tmp_path: Path) -> N
     assert "merged into these weights" in (tmp_path / "whole" / "README.md").read_text()
 
 
+def test_a_base_model_that_is_elsewhere_is_said_before_anything_is_fetched(
+    here: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it was merged"))
+    with ArtClient() as client:
+        whole = tmp_path / "whole"
+        with pytest.raises(ConfigError, match="folder /not/here, which is not on this machine"):
+            export.export_merged(client, here.policy, 0, whole, "/not/here")
+    assert not list(tmp_path.iterdir())
+
+
 def test_eval_measures_the_policy_it_is_told(
     here: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,63 @@
+"""What is checked before a model is loaded: that it is there, and that the port is free."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from pathlib import Path
+
+from langchain_art.errors import ConfigError
+from langchain_art.wire.identifiers import is_folder
+from langchain_art_server.config import Settings
+
+
+def check_start(settings: Settings) -> None:
+    """Raises ConfigError where the start would fail, or a model load in vain."""
+    check_model(settings.model)
+    if settings.port:
+        check_port(settings.host, settings.port)
+
+
+def check_model(model: str) -> None:
+    """Raises ConfigError if `model` is a folder that is not there, or that has no model."""
+    folder = Path(model).absolute()
+    expected = (
+        "expected a folder with a config.json, as transformers' save_pretrained writes it, or a "
+        "name on the Hub, such as Qwen/Qwen2.5-0.5B-Instruct"
+    )
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ConfigError(
+                f"got the model {model!r}, a folder without a config.json; {expected}"
+            )
+    elif folder.exists():
+        raise ConfigError(f"got the model {model!r}, which is a file; {expected}")
+    elif is_folder(model):
+        raise ConfigError(f"got the model {model!r}, but {folder} does not exist; {expected}")
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises ConfigError if nobody can listen there now."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ConfigError(
+            f"got the host {host!r}, which is no address of this machine ({error.strerror}); "
+            "expected 127.0.0.1, 0.0.0.0 or another address of it"
+        ) from error
+    problems: list[str] = []
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(address)
+            except OSError as error:
+                problems.append(f"cannot listen at {address[0]}:{port}: {error.strerror}")
+                if error.errno == errno.EADDRINUSE:
+                    raise ConfigError(
+                        f"cannot listen at {address[0]}:{port}: another process listens there. "
+                        "Take another --port, or end that process; `langchain-art status` says "
+                        "whether it is a server of yours"
+                    ) from error
+    if len(problems) == len(found):  # of several (IPv4 and IPv6), one will do
+        raise ConfigError(f"{'; '.join(problems)}. Take another --host or --port")

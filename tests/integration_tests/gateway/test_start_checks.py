@@ -1,0 +1,68 @@
+"""A start that cannot succeed is refused in words before a model is loaded."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from langchain_art.errors import ConfigError
+from langchain_art_server.config import load_settings
+from langchain_art_server.start_checks import check_model, check_port
+from tests.support.live_server import BASE_MODEL, REPO, LiveServer, free_port
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_a_server_says_so_at_once(tmp_path: Path, taken: int) -> None:
+    """Nothing is loaded, nothing is written, and the Hub is not asked."""
+    begun = time.monotonic()
+    nowhere = LiveServer(tmp_path / "a", model=Path("no/such/model")).refusal()
+    assert "got the model 'no/such/model'" in nowhere and "does not exist" in nowhere
+    said = LiveServer(tmp_path / "b", "--port", str(taken)).refusal()
+    assert f"cannot listen at 127.0.0.1:{taken}: another process listens there" in said
+    assert "Loading" not in nowhere + said
+    assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
+    assert time.monotonic() - begun < 60  # of two processes that import, on a busy machine
+
+
+def test_a_port_in_use_is_named(taken: int) -> None:
+    for host in ("127.0.0.1", "localhost"):
+        with pytest.raises(ConfigError, match=f":{taken}: another process .*Take another --port"):
+            check_port(host, taken)
+    check_port("127.0.0.1", free_port())
+    with pytest.raises(ConfigError, match=r"'no\.such\.host\.invalid', which is no address"):
+        check_port("no.such.host.invalid", 8000)
+    with pytest.raises(ConfigError, match=r"cannot listen at 192\.0\.2\.1:8000: "):
+        check_port("192.0.2.1", 8000)
+
+
+@pytest.mark.parametrize("model", ["./no/such/model", "/no/such", "~/model", "a/b/c", "../x"])
+def test_a_folder_that_is_not_there_is_named(model: str) -> None:
+    with pytest.raises(ConfigError, match=f"got the model '{model}', but /.* does not exist"):
+        check_model(model)
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a folder without a config\.json; expected a folder"):
+        check_model(str(tmp_path))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="which is a file"):
+        check_model(str(tmp_path / "file"))
+    check_model(str(BASE_MODEL))
+    check_model("Qwen/Qwen2.5-0.5B-Instruct")
+
+
+def test_a_model_is_known_by_its_whole_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPO / "examples")
+    assert load_settings(model="email_search/base_model").model == str(BASE_MODEL)
+    assert load_settings(model="Qwen/Qwen2.5-0.5B-Instruct").model == "Qwen/Qwen2.5-0.5B-Instruct"
