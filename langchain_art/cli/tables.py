@@ -89,7 +89,7 @@ def runs_table(runs: Sequence[Trajectory]) -> Table:
             escape(run.id[:shown]),
             Text(run.scenario or "-", no_wrap=True, overflow="ellipsis"),
             _status(run),
-            _or_dash(run.reward, ".3f"),
+            _or_dash(run.total_return, ".3f"),
             str(len(run.turns)),
             f"{spoken['prompt']} + {spoken['completion']}" if known else "-",
             escape(" ".join(sorted({turn.model for turn in run.turns if turn.model})) or "-"),
@@ -152,8 +152,8 @@ def _telling(ids: Collection[str]) -> int:
 
 
 def _outcome(run: Trajectory | TrajectoryAudit) -> str:
-    reward = "not scored" if run.reward is None else f"reward {run.reward:.3f}"
-    return f"{run.status}, {reward}"
+    worth = run.total_return if isinstance(run, Trajectory) else run.reward
+    return f"{run.status}, " + ("not scored" if worth is None else f"reward {worth:.3f}")
 
 
 def audit_table(audit: TrajectoryAudit) -> Table:

@@ -192,6 +192,8 @@ class Trainer:
         check_scenarios(eval_scenarios or (), "eval_scenarios")
         if steps < 0 or (eval_every is not None and eval_every < 1) or eval_samples < 1:
             raise ConfigError(f"got {steps=}, {eval_every=}, {eval_samples=}, expected counts")
+        if steps and not train_scenarios:
+            raise ConfigError("train_scenarios: got none, expected at least one")
         if on_step is not None and not callable(on_step):
             raise ConfigError(f"got {on_step=!r:.200}, expected a function of a step's record")
         schedule = Schedule(steps, eval_scenarios or (), eval_every, eval_samples)

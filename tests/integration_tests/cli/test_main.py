@@ -166,6 +166,13 @@ def test_a_run_is_shown_turn_by_turn() -> None:
         assert words in shown
 
 
+def test_a_run_whose_calls_alone_have_rewards_is_shown_with_them() -> None:
+    turns = (Turn(call_id="a", reward=0.25), Turn(call_id="b", reward=0.5))
+    run = Trajectory(id="t", scenario="q", turns=turns)
+    shown = in_columns(80, run_view(run), runs_table([run]))
+    assert shown.count("0.750") == 2 and "not scored" not in shown
+
+
 def in_columns(width: int, *views: Any) -> str:
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(*views)

@@ -32,6 +32,10 @@ def test_what_is_no_list_of_scenarios_is_refused(tmp_path: Path, scenarios: Any)
         Trainer("p", out_dir=tmp_path).evaluate_sync(lambda _: 1.0, scenarios)
 
 
+def test_no_scenarios_are_refused(tmp_path: Path) -> None:
+    assert "train_scenarios: got none" in str(refused(tmp_path, []).value)
+
+
 def test_the_text_is_shown_as_it_should_be_written(tmp_path: Path) -> None:
     assert "['Which project?']" in str(refused(tmp_path, "Which project?").value)
 
