@@ -1,0 +1,115 @@
+"""A graph whose router answers by structured output learns where to send its questions."""
+
+from __future__ import annotations
+
+import io
+import logging
+import uuid
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from langgraph.graph import END, START, StateGraph
+from pydantic import BaseModel
+from rich.console import Console
+from typing_extensions import TypedDict
+
+from examples.email_search.inbox import EVENTS, PROJECTS
+from langchain_art import ArtClient, ChatART, TrainConfig, Trainer, capture
+from langchain_art.tracing.handler import Run
+from langchain_art.wire import LoraConfig
+from tests.support.live_server import LiveServer
+from tests.support.tiny_models import WORST
+
+
+class Route(BaseModel):
+    """Who answers the question."""
+
+    to: Literal["calendar", "people"]
+
+
+class State(TypedDict, total=False):
+    question: str
+    route: Route
+    answer: str
+
+
+def graph_of(model: ChatART) -> Any:
+    """A router, and two nodes that each know the answers to questions of one kind."""
+    router = model.with_structured_output(Route)
+
+    async def route(state: State) -> State:
+        return {"route": await router.ainvoke(f"{state['question']} calendar or people?")}  # type: ignore[typeddict-item]
+
+    def calendar(state: State) -> State:
+        return {"answer": "June 7" if state["question"].startswith("When") else "no idea"}
+
+    def people(state: State) -> State:
+        return {"answer": "Ann" if state["question"].startswith("Who") else "no idea"}
+
+    built = StateGraph(State)
+    built.add_node("router", route)
+    built.add_node("calendar", calendar)
+    built.add_node("people", people)
+    built.add_edge(START, "router")
+    built.add_conditional_edges("router", lambda state: state["route"].to)
+    built.add_edge("calendar", END)
+    built.add_edge("people", END)
+    return built.compile()
+
+
+def questions(projects: list[str]) -> list[str]:
+    return [
+        f"{word} {event} of {project}?"
+        for project in projects
+        for event in EVENTS
+        for word in ("When is the", "Who comes to the")
+    ]
+
+
+@pytest.mark.slow
+async def test_a_router_with_structured_output_learns_to_route(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    policy = f"router-{uuid.uuid4().hex[:8]}"
+    model = ChatART(model=policy, base_url=art_server.base_url, max_tokens=24)
+    graph = graph_of(model)
+
+    async def rollout(question: str) -> Run:
+        async with capture(scenario=question) as run:
+            state = await graph.ainvoke({"question": question})
+            run.reward = float(state["answer"] != "no idea")
+        return run
+
+    trainer = Trainer(
+        model,
+        group_size=8,
+        groups_per_step=8,
+        config=TrainConfig(learning_rate=1e-3, advantage="standardized"),
+        lora=LoraConfig(rank=8, alpha=16.0),
+        out_dir=tmp_path,
+        console=Console(file=io.StringIO(), width=80),
+    )
+    held_out = questions(sorted(PROJECTS)[:4])
+    found = await trainer.fit(
+        rollout, questions(sorted(PROJECTS)[4:]), steps=12, eval_scenarios=held_out
+    )
+    assert found.before is not None and found.after is not None
+    gaps = [
+        result.metrics["logprob_gap_max"]
+        for step in found.history
+        for result in step.results.values()
+        if "logprob_gap_max" in result.metrics
+    ]
+    learned = f"held-out reward {found.before} to {found.after}; gap at most {max(gaps):.1e} nats"
+    logging.getLogger(__name__).warning(learned)
+    assert found.before.mean < 0.6 and found.after.mean > 0.9
+    assert max(gaps) <= WORST
+    assert found.history[0].nodes["router"].calls >= 8
+    for step in found.history:
+        assert set(step.excluded) <= {"groups.zero_variance"}
+    with ArtClient(art_server.base_url) as client:
+        audits = [client.audit(run.id) for run in client.trajectories(200)]
+    [turn] = next(audit for audit in audits if policy in audit.trained_by).turns
+    assert (turn.node, turn.excluded_because) == ("router", None)
+    assert turn.trained_tokens == turn.sampled_tokens > 0
