@@ -10,7 +10,6 @@ import functools
 import http.server
 import importlib.util
 import os
-import re
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.live_server import REPO
+from tests.support.pages import PAGES, REPO
 
 _spec = importlib.util.spec_from_file_location("it", REPO / "requirements/install_torch.py")
 assert _spec is not None and _spec.loader is not None
@@ -119,12 +118,12 @@ def test_make_install_and_the_pages_take_it_so() -> None:
     makefile = (REPO / "Makefile").read_text()
     assert "python requirements/install_torch.py" in makefile
     line = f'pip install "torch=={RELEASE}" --index-url {install_torch.CPU_INDEX}'
-    for page in ("README.md", "docs/quickstart.md"):
-        text = (REPO / page).read_text()
+    for page in PAGES:
+        if 'pip install "langchain-art[local]"\n' not in (text := page.read_text()):
+            continue
         before = text.partition('pip install "langchain-art[local]"')[0]
         assert line in before, f"{page}: torch comes first, from PyTorch's own index"
-    pins = re.findall(r"torch==([\d.]+)", (REPO / "README.md").read_text())
-    assert set(pins) == {RELEASE}
+    assert line in (REPO / "README.md").read_text()
 
 
 @pytest.mark.slow
