@@ -74,11 +74,13 @@ async def test_a_router_with_structured_output_learns_to_route(
     policy = f"router-{uuid.uuid4().hex[:8]}"
     model = ChatART(model=policy, base_url=art_server.base_url, max_tokens=24)
     graph = graph_of(model)
+    runs: list[Run] = []
 
     async def rollout(question: str) -> Run:
         async with capture(scenario=question) as run:
             state = await graph.ainvoke({"question": question})
             run.reward = float(state["answer"] != "no idea")
+        runs.append(run)
         return run
 
     trainer = Trainer(
@@ -109,7 +111,7 @@ async def test_a_router_with_structured_output_learns_to_route(
     for step in found.history:
         assert set(step.excluded) <= {"groups.zero_variance"}
     with ArtClient(art_server.base_url) as client:
-        audits = [client.audit(run.id) for run in client.trajectories(200)]
-    [turn] = next(audit for audit in audits if policy in audit.trained_by).turns
+        audits = (client.audit(run.id) for run in runs)
+        [turn] = next(audit for audit in audits if policy in audit.trained_by).turns
     assert (turn.node, turn.excluded_because) == ("router", None)
     assert turn.trained_tokens == turn.sampled_tokens > 0
