@@ -78,7 +78,7 @@ def curve(
 
 
 def _table(found: list[Fit]) -> Table:
-    names = ("steps", "reward", "first", "best", "last", "when")
+    names = ("state", "steps", "reward", "first", "best", "last", "when")
     columns = [Column(name, no_wrap=True) for name in names]
     table = Table(
         Column("fit", overflow="fold"), *columns, Column("use", overflow="fold"), box=None
@@ -86,10 +86,10 @@ def _table(found: list[Fit]) -> Table:
     for fit in found:
         figures = [f"{mean:.3f}" for _, mean in fit.rewards]
         best = "-" if fit.best is None else f"{fit.best[1]:.3f}"
-        steps = f"{fit.done}/{fit.state.steps}" + (" done" if fit.finished else "")
         table.add_row(
             escape(fit.name),
-            steps,
+            fit.words,
+            f"{fit.done}/{fit.state.steps}",
             "held out" if fit.held_out else "training",
             *([figures[0], best, figures[-1]] if figures else ["-", "-", "-"]),
             _when(fit.at),
@@ -108,7 +108,7 @@ def _json(fit: Fit) -> dict[str, Any]:
     rewards = fit.rewards
     return {
         "name": fit.name,
-        "finished": fit.finished,
+        "state": fit.words,
         "steps": {"done": fit.done, "asked": fit.state.steps},
         "reward": {
             "of": "held out" if fit.held_out else "training",

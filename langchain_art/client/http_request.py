@@ -162,7 +162,7 @@ class Backoff:
         if left <= 0 or (asked is not None and asked > left):
             if isinstance(failure, httpx.TransportError):
                 where = f"{self._waiting.base_url} in {passed:.0f} s"
-                raise ServerUnreachable(no_answer(where, reason(failure))) from failure
+                raise ServerUnreachable(no_answer(where, reason(failure))) from None
             raise failure
         if isinstance(failure, httpx.TransportError) or passed + pause >= SILENCE:
             self._waiting.because(reason(failure))

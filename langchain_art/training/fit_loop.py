@@ -88,7 +88,7 @@ class FitLoop:
 
     def _say_where_it_begins(self, versions: Mapping[str, int]) -> None:
         history, display = self.history, self.display
-        if history.resumed:
+        if history.resumed and (history.steps or history.evals or history.pending()):
             display.line(f"Going on after step {history.done} ({history.directory}).")
             return
         for policy, version in versions.items():

@@ -6,9 +6,11 @@ the step that is in progress.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -21,7 +23,7 @@ from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 
 M = TypeVar("M", bound=BaseModel)
 #: The names of a fit's files.
-FIT, HISTORY = "fit.json", "history.jsonl"
+FIT, HISTORY, LOCK = "fit.json", "history.jsonl", "fit.lock"
 
 
 def read_state(path: Path, kind: type[M]) -> M | None:
@@ -44,6 +46,34 @@ def write_state(path: Path, value: BaseModel) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+@contextmanager
+def alone(directory: Path) -> Generator[None, None, None]:
+    """Holds a fit's folder; raises ConfigError if another process runs the fit in it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"Another process runs the fit in {directory} just now. Wait for it or stop it, "
+                "or give this one a folder of its own: Trainer(name=…)."
+            ) from error
+        yield
+
+
+def is_running(directory: Path) -> bool:
+    """Whether some process runs the fit of a folder just now."""
+    path = directory / LOCK
+    if not path.exists():
+        return False
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 class FitState(Record):

@@ -35,7 +35,7 @@ from langchain_art.training.fit_loop import (
     serving_version,
 )
 from langchain_art.training.fit_settings import FitSettings, check_trainable
-from langchain_art.training.fit_state import History
+from langchain_art.training.fit_state import History, alone
 from langchain_art.training.identity import identity_of
 from langchain_art.training.progress import Display
 from langchain_art.training.results import EvalResult, FitResult
@@ -183,8 +183,8 @@ class Trainer:
                 trained before it in the step keep their version; resumed, the step is repeated.
             ServerUnreachable: the server never answered (for ten seconds), or it did and then did
                 not for five minutes.
-            ConfigError: `out_dir` holds another fit, no run has a reward, a name in `trainable`
-                is no call's, scenarios are a text, or one is not an input for the graph.
+            ConfigError: `out_dir` holds another fit or one that runs, no run has a reward, a name
+                in `trainable` is no call's, scenarios are a text, or one is no input for the graph.
         """
         trained_policies(self.policies)
         self._require_reward(rollout)
@@ -200,29 +200,34 @@ class Trainer:
         identity = identity_of(
             self._plan, self._models, rollout, train_scenarios, schedule.eval_scenarios
         )
-        async with self._client() as client:
-            if fresh:
-                await client.ready()
-                base = warm_version(self.out_dir, self.policies)
-                await roll_back(client, self.policies, self._display, base)
-            history = History(self.out_dir, identity, fresh=fresh)
-            if history.state.finished > 0 and steps <= history.done:
-                self._display.line(
-                    f"Finished already: {history.done} steps are in {self.out_dir}, so nothing was "
-                    "run. Ask for more steps to go on; fresh=True begins anew from the base."
+        with alone(self.out_dir):
+            async with self._client() as client:
+                if fresh:
+                    await client.ready()
+                    base = warm_version(self.out_dir, self.policies)
+                    await roll_back(client, self.policies, self._display, base)
+                history = History(self.out_dir, identity, fresh=fresh)
+                if history.state.finished > 0 and steps <= history.done:
+                    self._display.line(
+                        f"Finished already: {history.done} steps are in {self.out_dir}, so "
+                        "nothing was run. Ask for more steps to go on; fresh=True begins anew from "
+                        "the base."
+                    )
+                    result = result_of(history, history.steps[-1].versions)
+                    self._display.summary(result)
+                    return result
+                fit = FitLoop(
+                    self._plan, client, history, self._display, rollout, schedule, on_step
                 )
-                result = result_of(history, history.steps[-1].versions)
-                self._display.summary(result)
-                return result
-            fit = FitLoop(self._plan, client, history, self._display, rollout, schedule, on_step)
-            try:
-                result = await fit.run(train_scenarios)
-            except (asyncio.CancelledError, KeyboardInterrupt):
-                self._display.line(
-                    f"Stopped after step {history.done} of {steps}. Run the same again to go on "
-                    f"from there ({self.out_dir})" + (", without fresh=True." if fresh else ".")
-                )
-                raise
+                try:
+                    result = await fit.run(train_scenarios)
+                except (asyncio.CancelledError, KeyboardInterrupt):
+                    self._display.line(
+                        f"Stopped after step {history.done} of {steps}. Run the same again to go "
+                        f"on from there ({self.out_dir})"
+                        + (", without fresh=True." if fresh else ".")
+                    )
+                    raise
         self._display.summary(result)
         return result
 

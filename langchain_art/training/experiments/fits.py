@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from langchain_art.errors import ConfigError
-from langchain_art.training.fit_state import FIT, HISTORY, FitState, read_records, read_state
+from langchain_art.training.fit_state import (
+    FIT,
+    HISTORY,
+    FitState,
+    is_running,
+    read_records,
+    read_state,
+)
 from langchain_art.training.results import EvalResult, StepRecord
 
 
@@ -22,11 +29,18 @@ class Fit:
     evals: list[EvalResult]
     at: float
     """Seconds since the epoch: when its files were last written."""
+    running: bool
+    """Whether a process runs it just now."""
 
     @property
     def done(self) -> int:
         """Steps that are finished."""
         return self.steps[-1].step if self.steps else 0
+
+    @property
+    def words(self) -> str:
+        """``finished``, ``running`` or ``stopped``."""
+        return "running" if self.running else "finished" if self.finished else "stopped"
 
     @property
     def finished(self) -> bool:
@@ -108,5 +122,6 @@ def _read(folder: Path, root: Path) -> Fit | None:
         state=state,
         steps=[one for one in records if isinstance(one, StepRecord)],
         evals=[one for one in records if isinstance(one, EvalResult)],
+        running=is_running(folder),
         at=max(path.stat().st_mtime for path in (folder / FIT, lines) if path.exists()),
     )

@@ -31,13 +31,13 @@ def test_fits_are_listed_and_compared() -> None:
     lines = shown("fits").splitlines()
     assert max(map(len, lines)) <= 80
     first, second = lines[-2].split(), lines[-1].split()
-    assert first[:7] == ["lr-1", "2/2", "done", "held", "out", "0.125", "0.875"]
+    assert first[:7] == ["lr-1", "finished", "2/2", "held", "out", "0.125", "0.875"]
     assert first[7] == "0.500" and first[-1] == "p@1"
-    assert second[:6] == ["lr-3", "1/4", "training", "0.300", "0.300", "0.300"]
+    assert second[:5] == ["lr-3", "stopped", "1/4", "training", "0.300"]
     told = shown("fits", "lr-1", "lr-3")
     assert "lr-1 -> lr-3: config.learning_rate 1e-05 -> 0.001" in told
     [one] = json.loads(shown("fits", "lr-1", "--json"))
-    assert (one["finished"], one["use"], one["reward"]["best"]) == (True, "p@1", 0.875)
+    assert (one["state"], one["use"], one["reward"]["best"]) == ("finished", "p@1", 0.875)
 
 
 def test_curves_are_drawn() -> None:

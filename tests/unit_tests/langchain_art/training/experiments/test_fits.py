@@ -6,7 +6,7 @@ import pytest
 
 from langchain_art.errors import ConfigError
 from langchain_art.training.experiments.fits import chosen_fits, latest_of, read_fits
-from langchain_art.training.fit_state import History
+from langchain_art.training.fit_state import History, alone
 from tests.support.fits import identity, write_fit
 
 
@@ -33,6 +33,24 @@ def test_what_a_fresh_fit_moved_aside_is_found_by_its_name_alone(tmp_path: Path)
     assert [fit.name for fit in read_fits(tmp_path)] == ["a"]
     [moved] = chosen_fits(tmp_path, [f"a/earlier/{old.state.fit_id}"])
     assert moved.done == 1
+
+
+def test_a_fit_runs_once_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    write_fit(folder, [0.1], steps=2)
+
+    def told() -> str:
+        [fit] = read_fits(tmp_path)
+        return fit.words
+
+    assert told() == "stopped"
+    with alone(folder):
+        assert told() == "running"
+        with pytest.raises(ConfigError, match="Another process"), alone(folder):
+            pass
+    with alone(folder):
+        pass
+    assert told() == "stopped"
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
