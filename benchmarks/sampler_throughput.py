@@ -17,7 +17,8 @@ from langchain_art_server.backends.base import Sampling
 from langchain_art_server.backends.embedded.model_runner import make_runner
 from langchain_art_server.backends.embedded.multi_lora import AdapterBank
 from langchain_art_server.backends.embedded.prefix_cache import PrefixCache
-from langchain_art_server.backends.embedded.scheduler import Scheduler, SequenceState
+from langchain_art_server.backends.embedded.scheduler import Scheduler
+from langchain_art_server.backends.embedded.sequence import SequenceState
 from langchain_art_server.backends.embedded.token_sampler import SamplingState
 
 PROMPT, SHARED, DRAWN, VOCAB = 300, 280, 20, 512

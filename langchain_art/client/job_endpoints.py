@@ -16,7 +16,7 @@ from langchain_art.client.conversations import (
 )
 from langchain_art.client.endpoint import Address, endpoint
 from langchain_art.client.http_request import Flow, Request
-from langchain_art.client.routes import many, pages, path_of, post_group
+from langchain_art.client.routes import pages, path_of, post_group
 from langchain_art.errors import ConfigError, JobFailed
 from langchain_art.wire import (
     JobEvent,
@@ -122,9 +122,7 @@ class JobEndpoints(Address):
         while True:
             state: TrainJob = yield poll
             if on_event:
-                events: list[JobEvent]
-                events = yield Request("GET", f"{path}/events", many(JobEvent), {"after": seen})
-                for event in events:
+                for event in (yield from pages(f"{path}/events", JobEvent, {}, after=str(seen))):
                     seen = max(seen, event.seq)
                     on_event(event)
             if state.state == "failed":

@@ -51,9 +51,13 @@ def many(model: type[ModelT]) -> Callable[[bytes], list[ModelT]]:
 
 
 def pages(
-    path: str, model: type[ModelT], params: Mapping[str, Param], limit: int | None = None
+    path: str,
+    model: type[ModelT],
+    params: Mapping[str, Param],
+    limit: int | None = None,
+    after: str | None = None,
 ) -> Flow[list[ModelT]]:
-    """The first `limit` items of a list, or all, page by page."""
+    """The first `limit` items of a list `after` one, or all, page by page."""
     found: list[ModelT] = []
 
     def read(content: bytes) -> str | None:
@@ -61,7 +65,6 @@ def pages(
         found.extend(map(model.model_validate, page["data"]))
         return page["last_id"] if page["has_more"] else None
 
-    after: str | None = None
     while limit is None or len(found) < limit:
         size = _PAGE if limit is None else min(_PAGE, limit - len(found))
         after = yield Request("GET", path, read, {**params, "limit": size, "after": after})

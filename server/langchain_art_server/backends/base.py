@@ -83,6 +83,8 @@ class ChatRequest:
     """Name of a loaded adapter; None is the base model."""
     sampling: Sampling = Sampling()
     stream: bool = False
+    client: str = ""
+    """Whose it is: an engine is shared between clients. The server's own are ``""``."""
 
 
 @dataclass(frozen=True)

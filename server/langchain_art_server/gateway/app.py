@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from math import isinf
 from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Header, Path, Query, Request, Response
@@ -18,11 +17,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from langchain_art import wire
 from langchain_art._version import __version__
 from langchain_art.errors import ArtError, InvalidRequest, UnknownModel
-from langchain_art_server.gateway.auth import AccessControl
+from langchain_art_server.gateway.auth import CHAT, AccessControl
 from langchain_art_server.gateway.chat_completions import ChatCompletions
-from langchain_art_server.gateway.chat_request import parse_json
+from langchain_art_server.gateway.chat_request import parse_json, refuse_overflow
 from langchain_art_server.gateway.lists import After, Limit, ListOf, PageOf
-from langchain_art_server.gateway.openapi import CHAT, body_docs, document
+from langchain_art_server.gateway.openapi import body_docs, document
 from langchain_art_server.gateway.refusals import answer, no_such_route, refuse
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.jobs.audit import chosen_calls
@@ -68,36 +67,18 @@ def create_app(service: Service) -> ASGIApp:
         completes = scope["type"] == "http" and (scope["method"], scope["path"]) == ("POST", CHAT)
         await (chat if completes else app)(scope, receive, send)
 
-    return AccessControl(front, service.settings)
+    return AccessControl(front, service.settings, service.sampler.info.max_model_len)
 
 
 async def _model(request: Request, kind: type[M]) -> M:
     """The body as a wire model. FastAPI's own parser would accept NaN."""
     raw = parse_json(await request.body())
-    if isinstance(raw, dict) and (field := _overflowing(raw)):
-        raise InvalidRequest(
-            f"{field}: got a number that overflows to infinity, expected at most 1.8e308",
-            param=field,
-        )
+    if isinstance(raw, dict):
+        refuse_overflow(raw)
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
         raise refuse(error.errors(), kind) from error
-
-
-def _overflowing(raw: dict[str, Any]) -> str | None:
-    """The field of a parsed body that holds a number like ``1e400``, which is infinity by now."""
-    for field, value in raw.items():
-        left = [value]
-        while left:
-            one = left.pop()
-            if isinstance(one, dict):
-                left += one.values()
-            elif isinstance(one, list):
-                left += one
-            elif isinstance(one, float) and isinf(one):
-                return field
-    return None
 
 
 def _openai_routes(app: FastAPI, service: Service) -> None:
@@ -306,20 +287,21 @@ def _job_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/jobs/{job_id}/events")
     async def list_job_events(
         job_id: str,
+        limit: Limit = 100,
         after: Annotated[int, Query(ge=0, le=MAX_NUMBER)] = 0,
         wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0,
-    ) -> ListOf[wire.JobEvent]:
-        """List a job's events after event number `after`.
+    ) -> PageOf[wire.JobEvent]:
+        """List a job's events after event number `after`, oldest first.
 
         With `wait`, answers when there are some, when the job has ended, or after so many seconds.
         """
         deadline = time.monotonic() + wait
         while True:
             job = await service.store.jobs.get(job_id)
-            found = await service.store.jobs.events(job_id, after)
+            page = await service.store.jobs.events(job_id, after, limit)
             left = deadline - time.monotonic()
-            if found or left <= 0 or job.ended:
-                return ListOf(data=found)
+            if page.items or left <= 0 or job.ended:
+                return PageOf(data=page.items, last_id=page.last_id, has_more=page.has_more)
             await service.jobs.wait(min(left, 1.0))
 
 

@@ -21,6 +21,7 @@ from langchain_art_server.gateway.refusals import answer
 from langchain_art_server.gateway.request_bodies import RequestBodies
 
 log = logging.getLogger(__name__)
+CHAT = "/v1/chat/completions"
 OPEN_PATHS = {"/healthz", "/readyz"}
 #: Wrong keys of a peer that are answered at once, seconds that each further one takes, how many of
 #: them may wait, and seconds after the last one until the peer starts anew.
@@ -101,11 +102,13 @@ class AccessControl:
     one the server is on loopback, and web pages must not reach it: the Host header must be a
     loopback name (against DNS rebinding), an Origin the server's own (against CSRF). A body is JSON
     and says so, which a page of another origin cannot send unasked.
+
+    `context`: of the model, in tokens; it bounds the body of a chat request.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, context: int | None = None) -> None:
         self._app = app
-        self._bodies = RequestBodies(settings.max_body_bytes)
+        self._bodies = RequestBodies(settings.max_body_bytes, context)
         self._wrong = WrongKeys()
         key = settings.api_key.get_secret_value() if settings.api_key else None
         self._expected = f"Bearer {key}".encode() if key else None
@@ -129,7 +132,8 @@ class AccessControl:
                     await self._wrong.note(peer_of(scope))
                 raise wrong
             _check_form(scope, headers)
-            with self._bodies.admit(headers, receive) as body:
+            chat = scope["path"] == CHAT
+            with self._bodies.admit(headers, receive, chat=chat) as body:
                 await self._app(scope, body.receive, begin)
         except ArtError as error:
             await answer(error)(scope, receive, send)

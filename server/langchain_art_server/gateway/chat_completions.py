@@ -13,7 +13,6 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Self
 
-from pydantic_core import to_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -59,17 +58,17 @@ class ChatCompletions:
         # The texts of a body are no longer than the body.
         if len(await request.body()) > min(most, MAX_SCHEMA_CHARS):
             refuse_oversize(call.body, most)
-        with service.slots.take(peer_of(scope), call.count) as slots:
+        with service.slots.take(peer := peer_of(scope), call.count) as slots:
             async with (
                 _WhileConnected(receive) as client,
                 service.jobs.gate.through(call.count),
                 service.router.use(call.body.model) as target,
             ):
-                completion = _Completion(service, call, target, slots)
+                completion = _Completion(service, call, target, slots, peer)
                 if call.body.stream:
                     return await completion.stream(scope, receive, send, client.stop)
                 answer = await completion.whole()
-        response = Response(to_json(answer), media_type="application/json")
+        response = Response(answer, media_type="application/json")
         await response(scope, receive, send)
 
 
@@ -116,9 +115,15 @@ class _Completion:
     """One request: sample, record, answer."""
 
     def __init__(
-        self, service: Service, call: CheckedChatRequest, target: RoutedModel, slots: Lease
+        self,
+        service: Service,
+        call: CheckedChatRequest,
+        target: RoutedModel,
+        slots: Lease,
+        client: str,
     ) -> None:
         self._service, self._call, self._target, self._slots = service, call, target, slots
+        self._client = client
         self._began, self._start = service.store.next_began(), time.monotonic()
         made = time.time()
         # Ids that grow with time are adjacent in the table's index: a batch writes few pages.
@@ -136,6 +141,7 @@ class _Completion:
             id=self._call_id(index),
             adapter=self._target.adapter,
             sampling=sampling,
+            client=self._client,
             **self._call.asked,
         )
 
@@ -163,15 +169,15 @@ class _Completion:
 
     # --- whole ----------------------------------------------------------------------------------
 
-    async def whole(self) -> dict[str, Any]:
-        """Sample and record; returns the answer as one object."""
+    async def whole(self) -> bytes:
+        """Sample and record; returns the answer."""
         if self._call.count == 1:  # without a task of its own
             replies = [await self._one(0)]
         else:
             replies = await asyncio.gather(*map(self._one, range(self._call.count)))
         records = [self._record(index, reply) for index, reply in enumerate(replies)]
         await self._service.store.add_calls(records)
-        return chat_response.completion(self._frame, replies, bool(self._call.body.logprobs))
+        return await chat_response.completion(self._frame, replies, bool(self._call.body.logprobs))
 
     async def _one(self, index: int) -> ChatReply:
         reply = None
@@ -240,7 +246,7 @@ class _Completion:
                 else:
                     await self._service.store.add_calls([self._record(index, piece)])
                     replies.append(piece)
-                    yield choices[index].end(piece, bool(body.logprobs))
+                    yield await choices[index].end(piece, bool(body.logprobs))
                 following = await anext(pieces, None)
         except ArtError as error:
             refusal = error if isinstance(error, RequestRefused) else EngineUnavailable(str(error))

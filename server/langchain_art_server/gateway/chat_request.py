@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from math import isinf
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -198,6 +199,27 @@ def _is_longer(value: Any, most: int) -> bool:
     return most < 0
 
 
+def refuse_overflow(raw: dict[str, Any]) -> None:
+    """Refuse a parsed body with a number like ``1e400``, which is infinity by now.
+
+    Raises:
+        InvalidRequest: with the name of the field.
+    """
+    for field, value in raw.items():
+        left = [value]
+        while left:
+            one = left.pop()
+            if one.__class__ is dict:
+                left += one.values()
+            elif one.__class__ is list:
+                left += one
+            elif one.__class__ is float and isinf(one):
+                raise InvalidRequest(
+                    f"{field}: got a number that overflows to infinity, expected at most 1.8e308",
+                    param=field,
+                )
+
+
 async def read_json(request: Request) -> Any:
     """The body, parsed as JSON.
 
@@ -244,6 +266,7 @@ def _body(raw: Any, header_tags: dict[str, Any]) -> ChatBody:
         body = ChatBody.model_validate(raw)
     except ValidationError as error:
         raise refuse(error.errors(), ChatBody) from error
+    refuse_overflow(raw)
     for index, message in enumerate(body.messages):
         _check_message(index, message)
     _check_pairs(body)

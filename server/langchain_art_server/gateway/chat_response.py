@@ -5,12 +5,15 @@ Format: OpenAI's API reference, "The chat completion object" and "The chat compl
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from pydantic_core import to_json
 
 from langchain_art_server.backends.base import ChatDelta, ChatReply
 
+#: Tokens whose logprobs are written in one turn of the event loop.
+_SLICE = 64
 DONE = b"data: [DONE]\n\n"
 
 
@@ -22,14 +25,23 @@ def message(reply: ChatReply) -> dict[str, Any]:
     return answer
 
 
-def logprobs(reply: ChatReply) -> dict[str, Any]:
-    """The ``logprobs`` of a choice."""
-    content: list[dict[str, Any]] = []
-    for index, text in enumerate(reply.token_texts):
-        top = reply.top_logprobs[index] if reply.top_logprobs else []
-        others = [_token(other, value) for _, value, other in top]
-        content.append(_token(text, reply.logprobs[index]) | {"top_logprobs": others})
-    return {"content": content, "refusal": None}
+async def logprobs(reply: ChatReply) -> bytes:
+    """The ``logprobs`` of a choice, as JSON.
+
+    With all that may be asked for they take a tenth of a second, so other requests have turns of
+    the event loop in between.
+    """
+    parts: list[bytes] = []
+    for start in range(0, len(reply.token_texts), _SLICE):
+        if start:
+            await asyncio.sleep(0)
+        tokens: list[dict[str, Any]] = []
+        for index, text in enumerate(reply.token_texts[start : start + _SLICE], start):
+            top = reply.top_logprobs[index] if reply.top_logprobs else []
+            others = [_token(other, value) for _, value, other in top]
+            tokens.append(_token(text, reply.logprobs[index]) | {"top_logprobs": others})
+        parts.append(to_json(tokens)[1:-1])
+    return b'{"content":[' + b",".join(parts) + b'],"refusal":null}'
 
 
 def _token(text: str, logprob: float) -> dict[str, Any]:
@@ -43,20 +55,24 @@ def usage(replies: list[ChatReply]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def completion(
-    frame: dict[str, Any], replies: list[ChatReply], with_logprobs: bool
-) -> dict[str, Any]:
+async def completion(frame: dict[str, Any], replies: list[ChatReply], with_logprobs: bool) -> bytes:
     """The whole answer. `frame` holds ``id``, ``created`` and ``model``."""
+    answer = frame | {"object": "chat.completion", "usage": usage(replies)}
     choices = [
         {
             "index": index,
             "message": message(reply),
             "finish_reason": reply.finish_reason,
-            "logprobs": logprobs(reply) if with_logprobs else None,
+            "logprobs": None,
         }
         for index, reply in enumerate(replies)
     ]
-    return frame | {"object": "chat.completion", "choices": choices, "usage": usage(replies)}
+    if not with_logprobs:
+        return to_json(answer | {"choices": choices})
+    parts: list[bytes] = []
+    for choice, reply in zip(choices, replies, strict=True):
+        parts.append(to_json(choice).removesuffix(b"null}") + await logprobs(reply) + b"}")
+    return to_json(answer)[:-1] + b',"choices":[' + b",".join(parts) + b"]}"
 
 
 class Chunks:
@@ -81,15 +97,16 @@ class Chunks:
             self._calls += len(piece.tool_calls)
         return self._event(delta)
 
-    def end(self, reply: ChatReply, with_logprobs: bool) -> bytes:
+    async def end(self, reply: ChatReply, with_logprobs: bool) -> bytes:
         """The last chunk: the reason to stop, and the logprobs of all tokens."""
-        return self._event({}, reply.finish_reason, logprobs(reply) if with_logprobs else None)
+        event = self._event({}, reply.finish_reason)
+        if not with_logprobs:
+            return event
+        return event.removesuffix(b"null}]}\n\n") + await logprobs(reply) + b"}]}\n\n"
 
-    def _event(
-        self, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None
-    ) -> bytes:
-        choice = {"index": self._index, "delta": delta, "finish_reason": finish}
-        return sse(self._frame | {"choices": [choice | {"logprobs": logprobs}]})
+    def _event(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
+        choice = {"index": self._index, "delta": delta, "finish_reason": finish, "logprobs": None}
+        return sse(self._frame | {"choices": [choice]})
 
 
 def usage_chunk(frame: dict[str, Any], replies: list[ChatReply]) -> bytes:

@@ -8,9 +8,9 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from langchain_art_server.gateway.auth import CHAT
 from langchain_art_server.gateway.chat_request import ChatBody
 
-CHAT = "/v1/chat/completions"
 _CHAT_DOCS: dict[str, Any] = {
     "summary": "Create Chat Completion",
     "description": "Sample a completion from a policy, one of its versions, or the base model.",

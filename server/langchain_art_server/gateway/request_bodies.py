@@ -13,27 +13,48 @@ from langchain_art.errors import BodyTooLarge, EngineUnavailable
 _LARGEST_AT_ONCE = 4
 
 
-class RequestBodies:
-    """The bodies that are being received. `limit`: bytes of one."""
+#: Bytes of a chat request beyond those of its prompt: a schema, the fields' names; and for each
+#: token of the context, as JSON.
+_CHAT_BYTES, _TOKEN_BYTES = 1 << 20, 16
 
-    def __init__(self, limit: int) -> None:
+
+class RequestBodies:
+    """The bodies that are being received.
+
+    Args:
+        limit: bytes of one.
+        context: tokens of the model's context, which bound a chat request: parsing one occupies
+            the event loop.
+    """
+
+    def __init__(self, limit: int, context: int | None = None) -> None:
         self._limit, self._budget = limit, limit * _LARGEST_AT_ONCE
+        self._context = context
+        chat = limit if context is None else _CHAT_BYTES + _TOKEN_BYTES * context
+        self._chat_limit = min(limit, chat)
         self._held = 0
         self._unfinished: set[RequestBody] = set()
 
-    def admit(self, headers: dict[bytes, bytes], receive: Receive) -> RequestBody:
+    def admit(
+        self, headers: dict[bytes, bytes], receive: Receive, *, chat: bool = False
+    ) -> RequestBody:
         """The body of a new request, as a context. Raises BodyTooLarge by its Content-Length."""
         length = headers.get(b"content-length", b"0")
-        self.check(int(length) if length.isdigit() and len(length) < 20 else 0)
-        return RequestBody(self, receive)
+        body = RequestBody(self, receive, self._chat_limit if chat else self._limit)
+        body.check(int(length) if length.isdigit() and len(length) < 20 else 0)
+        return body
 
-    def check(self, length: int) -> None:
-        """Raises BodyTooLarge."""
-        if length > self._limit:
-            raise BodyTooLarge(
-                f"got a body of {length} bytes or more, expected at most {self._limit}. Send fewer "
-                "trajectories at a time, or raise max_body_bytes on the server."
+    def too_large(self, length: int, most: int) -> BodyTooLarge:
+        """The refusal of a body of `length` bytes, of which `most` were allowed."""
+        hint = "Send fewer trajectories at a time, or raise max_body_bytes on the server."
+        if most < self._limit:
+            hint = (
+                f"The model's context has {self._context} tokens. Shorten the messages, or serve "
+                "with a larger max_model_len."
             )
+        return BodyTooLarge(
+            f"got a body of {length} bytes or more, expected at most {most}. {hint}"
+        )
 
     def hold(self, body: RequestBody, more: int) -> None:
         """Count bytes of an unfinished body. Beyond the budget, the largest loses its request."""
@@ -51,10 +72,10 @@ class RequestBodies:
 class RequestBody:
     """One request's body; `receive` is ASGI's, and `held` the bytes of an unfinished body."""
 
-    __slots__ = ("_all", "_dropped", "_receive", "_seen", "_task", "held")
+    __slots__ = ("_all", "_dropped", "_most", "_receive", "_seen", "_task", "held")
 
-    def __init__(self, bodies: RequestBodies, receive: Receive) -> None:
-        self._all, self._receive = bodies, receive
+    def __init__(self, bodies: RequestBodies, receive: Receive, most: int) -> None:
+        self._all, self._receive, self._most = bodies, receive, most
         self._seen = self.held = 0
         self._dropped = False
         self._task: asyncio.Task[Any] | None = None
@@ -74,7 +95,7 @@ class RequestBody:
                 raise self._refusal() from None
             raise
         self._seen += (more := len(message.get("body", b"")))
-        self._all.check(self._seen)
+        self.check(self._seen)
         if not message.get("more_body"):
             self._release()
         elif more:
@@ -84,6 +105,11 @@ class RequestBody:
             if self._dropped:
                 raise self._refusal()
         return message
+
+    def check(self, length: int) -> None:
+        """Raises BodyTooLarge."""
+        if length > self._most:
+            raise self._all.too_large(length, self._most)
 
     def drop(self) -> None:
         """Refuse the request, which waits for the rest of its body."""

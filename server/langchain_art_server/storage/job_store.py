@@ -231,16 +231,16 @@ class JobStore:
         """Append an event to a job."""
         await self._database.write(lambda c: _append(c, job_id, message, progress))
 
-    async def events(self, job_id: str, after: int) -> list[wire.JobEvent]:
-        """Events with `seq` above `after`."""
+    async def events(self, job_id: str, after: int, limit: int) -> Page[wire.JobEvent]:
+        """The first `limit` events with `seq` above `after`; a page's cursor is a `seq`."""
         mine = (EVENTS.c.job_id == job_id) & (EVENTS.c.seq > after)
-        query = sa.select(EVENTS).where(mine).order_by(EVENTS.c.seq)
+        query = sa.select(EVENTS).where(mine).order_by(EVENTS.c.seq).limit(limit + 1)
 
-        def read(connection: sa.Connection) -> list[wire.JobEvent]:
-            rows = [intact(EVENTS, row) for row in connection.execute(query)]
-            return [wire.JobEvent.model_validate(row, from_attributes=True) for row in rows]
+        def item(row: sa.Row[Any]) -> tuple[str, wire.JobEvent, int]:
+            event = wire.JobEvent.model_validate(intact(EVENTS, row), from_attributes=True)
+            return str(event.seq), event, len(event.message)
 
-        return await self._database.read(read)
+        return await self._database.read(lambda c: take_page(c.execute(query), limit, item))
 
 
 #: A failed job that waits again, as if it had never begun; its number keeps its place.

@@ -258,22 +258,25 @@ def test_train_refuses_what_cannot_be_a_request() -> None:
 def test_wait_tells_each_event_once_and_in_order(server: Scripted) -> None:
     result = {"policy": "p", "version": 4, "metrics": {}, "excluded": {}}
 
-    def events(*seqs: int) -> Answer:
-        return give({"data": [{"seq": n, "at": 0.0, "message": str(n)} for n in seqs]})
+    def events(*seqs: int, more: bool = False) -> Answer:
+        data = [{"seq": n, "at": 0.0, "message": str(n)} for n in seqs]
+        return give({"data": data, "last_id": str(seqs[-1]), "has_more": more})
 
     server.answers = [
         give(JOB | {"state": "running"}),
         events(1, 2),
         give(JOB | {"state": "succeeded", "result": result}),
-        events(3),
+        events(3, more=True),
+        events(4),
     ]
     heard: list[JobEvent] = []
     with ArtClient(server.base_url) as client:
         assert client.wait("j", heard.append).version == 4
-    assert [event.seq for event in heard] == [1, 2, 3]
+    assert [event.seq for event in heard] == [1, 2, 3, 4]
     assert [url for _, url, _, _ in server.seen if "events" in url] == [
-        "/v1/jobs/j/events?after=0",
-        "/v1/jobs/j/events?after=2",
+        "/v1/jobs/j/events?limit=1000&after=0",
+        "/v1/jobs/j/events?limit=1000&after=2",
+        "/v1/jobs/j/events?limit=1000&after=3",
     ]
 
 

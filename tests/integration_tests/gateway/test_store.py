@@ -117,7 +117,7 @@ async def filled(store: Store) -> dict[str, list[object]]:
         "policies": [store.policies, lambda: store.set_serving("p", 1)],
         "checkpoints": [lambda: store.checkpoints("p"), lambda: store.set_pinned("p", 0, True)],
         "jobs": [lambda: store.jobs.get("job-1"), lambda: store.jobs.payload("job-1")],
-        "job_events": [lambda: store.jobs.events("job-1", 0)],
+        "job_events": [lambda: store.jobs.events("job-1", 0, 9)],
     }
 
 
@@ -328,7 +328,11 @@ async def test_ending_a_job_is_one_transaction(store: Store) -> None:
 async def test_events_are_numbered(store: Store) -> None:
     for text in ("a", "b", "c"):
         await store.jobs.add_event("job-1", text)
-    assert [(e.seq, e.message) for e in await store.jobs.events("job-1", 1)] == [(2, "b"), (3, "c")]
+    page = await store.jobs.events("job-1", 1, 9)
+    assert [(e.seq, e.message) for e in page.items] == [(2, "b"), (3, "c")]
+    assert not page.has_more
+    first = await store.jobs.events("job-1", 0, 2)
+    assert ([e.seq for e in first.items], first.last_id, first.has_more) == ([1, 2], "2", True)
 
 
 async def test_a_store_that_cannot_write_acknowledges_nothing(tmp_path: Path) -> None:

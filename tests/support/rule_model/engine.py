@@ -19,6 +19,7 @@ from torch import Tensor
 from langchain_art_server.backends.chat.sampler_host import ChatCall
 from langchain_art_server.backends.embedded import process, scheduler, token_sampler
 from langchain_art_server.backends.embedded.multi_lora import RoutedAdapter
+from langchain_art_server.backends.embedded.sequence import SequenceState
 from langchain_art_server.backends.ipc.channel import Channel
 from tests.support.rule_model.rules import reply_to
 
@@ -63,20 +64,14 @@ class RuleHost(process.TransformersHost):
 
     journal = Path(os.environ.get("RULE_JOURNAL", os.devnull))
 
-    def _begin(self, *prepared: Any, **by_name: Any) -> None:
-        super()._begin(*prepared, **by_name)
-        sequence, chat = next(reversed(self._running.items()))  # the one that was begun
-        try:
-            said = reply_to(chat.request)
-        except Exception:
-            self._running.pop(sequence)
-            self.scheduler._waiting.remove(sequence)
-            raise
-        tokens = [*self._template._encode(said), min(self._eos)]
-        state = sequence.sampling
-        sequence.sampling = Led(**vars(state), tokens=tokens)
+    def _prepare_sampling(
+        self, *call: Any
+    ) -> tuple[ChatCall[RoutedAdapter], token_sampler.SamplingState]:
+        chat, state = super()._prepare_sampling(*call)
+        tokens = [*self._template._encode(reply_to(chat.request)), min(self._eos)]
+        return chat, Led(**vars(state), tokens=tokens)
 
-    def _end(self, chat: ChatCall[RoutedAdapter], sequence: scheduler.SequenceState) -> None:
+    def _end(self, chat: ChatCall[RoutedAdapter], sequence: SequenceState) -> None:
         line: dict[str, Any] = {
             "id": chat.request.id,
             "adapter": chat.request.adapter,

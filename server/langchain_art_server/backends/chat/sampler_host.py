@@ -31,7 +31,7 @@ from langchain_art_server.backends.models.loading import LoadedModel
 #: Requests of more bytes are prepared by a thread; smaller ones take a millisecond or few.
 _QUICK_BYTES = 8192
 #: Such threads. Each may keep a core busy for seconds, which the engine then lacks.
-_THREADS = 2
+THREADS = 2
 AdapterT = TypeVar("AdapterT", bound=LoadedAdapter)
 
 
@@ -66,53 +66,46 @@ class SamplerHost(Generic[AdapterT]):
         self._template = ChatTemplate(model.tokenizer, model.eos, tools)
         self._grammars = GrammarCompiler(model.tokenizer, model.info.vocab_size, sorted(model.eos))
         self._adapters: dict[str, AdapterT] = {}
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
 
     # --- chat calls -----------------------------------------------------------------------------
 
-    def _admit(self, call: EngineCall) -> tuple[ChatRequest, AdapterT | None]:
-        """Read a call, and count it as a user of its adapter, which the caller releases.
-
-        Raises:
-            InvalidRequest: its messages or temperature are wrong.
-            UnknownModel: its adapter is not loaded.
-        """
-        request = unpack_request(call.params)
-        sampling = request.sampling
-        if not request.messages:
-            raise InvalidRequest("got no messages, expected at least one.", param="messages")
-        if 0.0 < sampling.temperature < self.min_temperature:
-            raise InvalidRequest(
-                f"got temperature={sampling.temperature}, expected 0 (greedy) or at least "
-                f"{self.min_temperature}.",
-                param="temperature",
+    def _hold(self, call: EngineCall) -> AdapterT | None:
+        """Count a call as a user of its adapter, which the caller releases. Raises UnknownModel."""
+        if (name := call.params["adapter"]) is None:
+            return None
+        if (adapter := self._adapters.get(name)) is None:
+            raise UnknownModel(
+                f"got the adapter {name!r}, expected one of {sorted(self._adapters)} or the base "
+                f"model {self.info.name!r}."
             )
-        adapter = None
-        if request.adapter is not None:
-            if (adapter := self._adapters.get(request.adapter)) is None:
-                raise UnknownModel(
-                    f"got the adapter {request.adapter!r}, expected one of "
-                    f"{sorted(self._adapters)} or the base model {self.info.name!r}."
-                )
-            adapter.users += 1
-        return request, adapter
+        adapter.users += 1
+        return adapter
 
-    def _is_quick(self, call: EngineCall, request: ChatRequest) -> bool:
+    def _is_quick(self, call: EngineCall) -> bool:
         """Whether `_prepare` takes so little time that the engine's loop may do it."""
-        free = request.response_format is None and request.tool_choice in ("auto", "none")
+        asked = call.params
+        free = asked["response_format"] is None and asked["tool_choice"] in ("auto", "none")
         return free and call.size <= _QUICK_BYTES
 
-    def _prepare(
-        self, call: EngineCall, request: ChatRequest, adapter: AdapterT | None
-    ) -> ChatCall[AdapterT]:
-        """Render and tokenise an admitted call, and make its grammar. Threads may do it.
+    def _prepare(self, call: EngineCall, adapter: AdapterT | None) -> ChatCall[AdapterT]:
+        """Check, render and tokenise a call, and make its grammar. Threads may do it.
 
         Raises:
-            InvalidRequest: its messages, tools or schema are wrong.
+            InvalidRequest: its messages, tools, schema or temperature are wrong.
             PromptTooLong: there is no room for a reply.
         """
         if call.cancelled:
             raise ArtError("The call was cancelled.")
+        request = unpack_request(call.params)
+        if not request.messages:
+            raise InvalidRequest("got no messages, expected at least one.", param="messages")
+        if 0.0 < (temperature := request.sampling.temperature) < self.min_temperature:
+            raise InvalidRequest(
+                f"got temperature={temperature}, expected 0 (greedy) or at least "
+                f"{self.min_temperature}.",
+                param="temperature",
+            )
         template, info = self._template, self.info
         prompt = template.prompt(request.messages, request.tools, most=info.max_prompt_chars)
         limit = reply_limit(len(prompt.ids), request.sampling.max_tokens, info.max_model_len)

@@ -76,10 +76,10 @@ class SlotRunner:
         to = self.device
         return self._forward(first, ids.to(to), seen.to(to), written.to(to), longest)
 
-    def decode(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
-        """Feed slots 0 … n-1 one token each: `tokens` ``[n]`` at `positions` ``[n]``."""
+    def decode(self, tokens: Tensor, positions: Tensor, longest: int, first: int = 0) -> Tensor:
+        """Feed `tokens` ``[n]`` at `positions` ``[n]``, one for each slot from `first` on."""
         positions = positions.unsqueeze(1)
-        return self._forward(0, tokens.unsqueeze(1), positions, positions, longest + 1)
+        return self._forward(first, tokens.unsqueeze(1), positions, positions, longest + 1)
 
     def _forward(
         self, first: int, ids: Tensor, positions: Tensor, written: Tensor, length: int
@@ -133,7 +133,7 @@ class SerialRunner:
             self._state, self._seen = {}, []
         return self._feed(tokens[0])
 
-    def decode(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
+    def decode(self, tokens: Tensor, positions: Tensor, longest: int, first: int = 0) -> Tensor:
         """See `SlotRunner`."""
         return self._feed(tokens.tolist())
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import queue
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,13 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from langchain_art.errors import ArtError
-from langchain_art_server.backends.base import ChatRequest
-from langchain_art_server.backends.chat.sampler_host import ChatCall, SamplerHost
+from langchain_art_server.backends.chat.fair_queue import FairQueue
+from langchain_art_server.backends.chat.sampler_host import THREADS, ChatCall, SamplerHost
 from langchain_art_server.backends.embedded.model_runner import make_runner
 from langchain_art_server.backends.embedded.multi_lora import AdapterBank, RoutedAdapter
 from langchain_art_server.backends.embedded.prefix_cache import PrefixCache
-from langchain_art_server.backends.embedded.scheduler import Scheduler, SequenceState
+from langchain_art_server.backends.embedded.scheduler import Scheduler
+from langchain_art_server.backends.embedded.sequence import SequenceState
 from langchain_art_server.backends.embedded.token_sampler import SamplingState
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
 from langchain_art_server.backends.ipc.longest_pause import LongestPause
@@ -30,6 +33,10 @@ from langchain_art_server.backends.models.loading import load_model
 from langchain_art_server.config import Settings
 
 log = logging.getLogger(__name__)
+#: Slow calls that threads have at once: each thread one, and its next.
+_AHEAD = 2 * THREADS
+#: Seconds of a turn after which no further call that has ended is answered in it.
+_ANSWER_SECONDS = 0.005
 
 
 def serve(channel: Channel, config: dict[str, Any]) -> None:
@@ -48,6 +55,29 @@ def serve(channel: Channel, config: dict[str, Any]) -> None:
     channel.flush()
     while True:
         host.step()
+
+
+@dataclass(eq=False)
+class _WaitingCall:
+    """A call that waits to be sampled. Threads prepare a slow one before."""
+
+    host: TransformersHost
+    call: EngineCall
+    adapter: RoutedAdapter | None
+    prepared: Future[tuple[ChatCall[RoutedAdapter], SamplingState]] | None = None
+
+    @property
+    def client(self) -> str:
+        """See `Queued`."""
+        return self.call.params["client"]
+
+    def cancelled(self) -> bool:
+        """See `Queued`."""
+        return self.call.cancelled
+
+    def prepare(self) -> SequenceState | None:
+        """See `Queued`."""
+        return self.host.begin(self)
 
 
 class TransformersHost(SamplerHost[RoutedAdapter]):
@@ -83,10 +113,13 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
         )
         self._pauses = LongestPause()
         self._running: dict[SequenceState, ChatCall[RoutedAdapter]] = {}
+        self._ended: FairQueue[SequenceState] = FairQueue()
+        self._slow: FairQueue[_WaitingCall] = FairQueue()
+        self._preparing: Counter[str] = Counter()
         self._methods: dict[str, Callable[[EngineCall], None]] = {
             "chat": self._chat,
             "longest_pause": lambda call: self._channel.result(call, self._pauses.seconds),
-            "begin": lambda call: self._begin(**call.params),
+            "prepared": self._prepared,
             "load_adapter": self._load_adapter,
             "unload_adapter": self._unload_adapter,
         }
@@ -96,16 +129,27 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
         begun = self._take()
         if self.scheduler.busy:
             for sequence in self.scheduler.step():
-                self._end(self._running.pop(sequence), sequence)
-            for sequence, chat in list(self._running.items()):
-                if chat.request.stream:
+                self._ended.put(sequence.client, sequence)
+            for sequence in self.scheduler.stepped:
+                chat = self._running[sequence]
+                over = sequence.finish or sequence.error
+                if chat.request.stream and not over:
                     self._stream(chat, chat.output.update(sequence.out))
+        self._answer()
         self._channel.flush()
         self._pauses.add(time.monotonic() - begun)
 
+    def _answer(self) -> None:
+        """Answer calls that have ended, for a while: many with `top_logprobs` take long in all."""
+        begun = time.monotonic()
+        while (sequence := self._ended.take({})) is not None:
+            self._end(self._running.pop(sequence), sequence)
+            if time.monotonic() - begun > _ANSWER_SECONDS:
+                break
+
     def _take(self) -> float:
         """Begin new calls; returns the time at which there was something to do."""
-        wait, begun = not self.scheduler.busy, time.monotonic()
+        wait, begun = not (self.scheduler.busy or self._ended), time.monotonic()
         while True:
             try:
                 call = self._channel.inbox.get(block=wait)
@@ -117,43 +161,56 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
                 continue
             try:
                 self._methods[call.method](call)
-            except Exception as error:  # one bad call must not end the others
-                if not isinstance(error, ArtError):
-                    log.exception("The call %s failed.", call.method)
-                self._channel.error(call, error)
+            except Exception as error:  # noqa: BLE001  one bad call must not end the others
+                self._fail(call, error)
 
     def _chat(self, call: EngineCall) -> None:
-        request, adapter = self._admit(call)
-        prepare = functools.partial(self._prepare_sampling, call, request, adapter)
-        if self._is_quick(call, request):
-            self._begin(adapter, prepare)
-            return
-        prepared = self._threads.submit(prepare)
-        params = {"adapter": adapter, "prepared": prepared.result}
-        begin = EngineCall(call.id, "begin", params)
-        prepared.add_done_callback(lambda _: self._channel.inbox.put(begin))
+        waiting = _WaitingCall(self, call, self._hold(call))
+        if self._is_quick(call):
+            self.scheduler.add(waiting)
+        else:
+            self._slow.put(waiting.client, waiting)
+            self._use_threads()
+
+    def _use_threads(self) -> None:
+        """Keep the threads busy, with the calls of each client in turn."""
+        while self._preparing.total() < _AHEAD and (one := self._slow.take(self._preparing)):
+            self._preparing[one.client] += 1
+            call, adapter = one.call, one.adapter
+            one.prepared = self._threads.submit(self._prepare_sampling, call, adapter)
+            prepared = EngineCall(call.id, "prepared", {"waiting": one})
+            one.prepared.add_done_callback(lambda _, done=prepared: self._channel.inbox.put(done))
+
+    def _prepared(self, call: EngineCall) -> None:
+        one: _WaitingCall = call.params["waiting"]
+        self._preparing -= Counter([one.client])
+        self._use_threads()
+        self.scheduler.add(one)
 
     def _prepare_sampling(
-        self, call: EngineCall, request: ChatRequest, adapter: RoutedAdapter | None
+        self, call: EngineCall, adapter: RoutedAdapter | None
     ) -> tuple[ChatCall[RoutedAdapter], SamplingState]:
-        chat, sampling = self._prepare(call, request, adapter), request.sampling
+        chat = self._prepare(call, adapter)
         processor = None if chat.grammar is None else self._grammars.logits_processor(chat.grammar)
+        sampling = chat.request.sampling
         return chat, SamplingState(sampling, random.Random(sampling.seed), processor)
 
-    def _begin(
-        self,
-        adapter: RoutedAdapter | None,
-        prepared: Callable[[], tuple[ChatCall[RoutedAdapter], SamplingState]],
-    ) -> None:
-        """Queue a call for sampling. Raises what its preparation raised."""
+    def begin(self, waiting: _WaitingCall) -> SequenceState | None:
+        """The sequence of a call; None if it is refused, which its caller is told."""
+        call, adapter, prepared = waiting.call, waiting.adapter, waiting.prepared
         try:
-            chat, state = prepared()
-        except BaseException:
+            chat, state = prepared.result() if prepared else self._prepare_sampling(call, adapter)
+        except Exception as error:  # noqa: BLE001  see `_take`
             self._free(self._release(adapter))
-            raise
-        call = chat.call
+            self._fail(call, error)
+            return None
         sequence = SequenceState(
-            chat.prompt.ids, chat.limit, state, adapter, cancelled=lambda: call.cancelled
+            chat.prompt.ids,
+            chat.limit,
+            state,
+            waiting.client,
+            adapter,
+            cancelled=waiting.cancelled,
         )
 
         def stops(_token: int) -> bool:
@@ -163,7 +220,13 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
         if state.sampling.stop:
             sequence.on_token = stops
         self._running[sequence] = chat
-        self.scheduler.add(sequence)
+        return sequence
+
+    def _fail(self, call: EngineCall, error: Exception) -> None:
+        """Answer a call by an error."""
+        if not isinstance(error, ArtError):
+            log.error("The call %s failed.", call.method, exc_info=error)
+        self._channel.error(call, error)
 
     def _end(self, chat: ChatCall[RoutedAdapter], sequence: SequenceState) -> None:
         self._free(self._release(chat.adapter))

@@ -3,77 +3,48 @@
 A step admits waiting sequences, prefills what the prefix cache lacks of their prompts, and then
 samples one token for every running sequence. Slots ``0 … ready-1`` are decoded, those behind them
 are still prefilled; `rows` lists the sequences in order of their slots.
+
+Clients share it: the client with the fewest rows is admitted first, one that has more than its
+share gives slots and memory back, and a step computes all rows or those of some clients
+(`client_shares`).
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import time
+from collections import Counter
+from collections.abc import Callable, Set
 
 import torch
 
-from langchain_art.errors import ArtError, InvalidRequest
-from langchain_art.wire.prefixes import common_prefix_length
-from langchain_art_server.backends.base import FinishReason
+from langchain_art_server.backends.chat.fair_queue import FairQueue
+from langchain_art_server.backends.embedded.client_shares import ClientShares, TurnOf
 from langchain_art_server.backends.embedded.model_runner import SerialRunner, SlotRunner
-from langchain_art_server.backends.embedded.multi_lora import AdapterBank, RoutedAdapter
+from langchain_art_server.backends.embedded.multi_lora import AdapterBank
 from langchain_art_server.backends.embedded.prefix_cache import BLOCK, PrefixCache
-from langchain_art_server.backends.embedded.token_sampler import (
-    SampledTokens,
-    SamplingState,
-    TokenSampler,
-)
+from langchain_art_server.backends.embedded.sequence import Queued, SequenceState
+from langchain_art_server.backends.embedded.shared_prefixes import SharedPrefixes
+from langchain_art_server.backends.embedded.slot_moves import close_gaps, to_end
+from langchain_art_server.backends.embedded.token_sampler import SampledTokens, TokenSampler
 
 #: Padded tokens that one prefill pass takes.
 PREFILL_TOKENS = 2048
+#: The most that a turn of some clients prefills, decodes of heavy ones, and admits.
+_TURN_PREFILL, _TURN_ROWS, _TURN_ADMITS = 256, 32, 8
 #: Tokens that an admitted sequence must have room for, so that it is not preempted at once.
 _HEADROOM = 64
-
-
-@dataclass(eq=False)
-class SequenceState:
-    """One reply while it is sampled.
-
-    Attributes:
-        prompt: token ids of the prompt.
-        limit: most tokens of the reply, at least 1.
-        sampling: how they are sampled.
-        adapter: whose weights; None for the base model.
-        on_token: gets each token that does not end the reply; True ends it (a stop string).
-        cancelled: asked at every step.
-        out: token ids of the reply so far, with their `logprobs` and, if asked for, `top` logprobs.
-        finish: why it ended; None if it runs, was cancelled or has an `error`.
-        filled: tokens whose keys and values are in the KV cache.
-        leader: a running sequence with the same prefix, whose prefill this one waits for.
-    """
-
-    prompt: list[int]
-    limit: int
-    sampling: SamplingState
-    adapter: RoutedAdapter | None = None
-    on_token: Callable[[int], bool] | None = None
-    cancelled: Callable[[], bool] = bool
-    out: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    top: list[list[tuple[int, float]]] = field(default_factory=list[list[tuple[int, float]]])
-    finish: FinishReason | None = None
-    error: ArtError | None = None
-    filled: int = 0
-    leader: SequenceState | None = None
-
-    @property
-    def tokens(self) -> list[int]:
-        """Prompt and reply so far."""
-        return self.prompt + self.out if self.out else self.prompt
 
 
 class Scheduler:
     """Runs sequences to their end, at most `max_batch` at once; one, if the runner has no slots.
 
+    `clock` measures turns, in seconds.
+
     Attributes:
         prefilled: prompt tokens that went through the model.
-        preempted: times that a sequence was sent back to wait because memory was short.
+        preempted: times that a sequence was sent back to wait, because memory was short or another
+            client had less.
+        stepped: the sequences that the last step sampled a token of.
     """
 
     def __init__(
@@ -83,120 +54,192 @@ class Scheduler:
         prefixes: PrefixCache | None,
         eos: set[int],
         max_batch: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._runner, self._bank, self._prefixes, self._eos = runner, bank, prefixes, eos
+        self._runner, self._bank, self._eos = runner, bank, eos
         self._max_batch = max_batch if prefixes is not None else 1
-        self._waiting: deque[SequenceState] = deque()
+        self._waiting: FairQueue[Queued] = FairQueue()
         self._rows: list[SequenceState] = []
         self._ready = 0
-        #: Blocks of the prefix cache that are being computed, and by which sequence.
-        self._claims: dict[tuple[int, tuple[int, ...]], SequenceState] = {}
+        #: Rows of each client.
+        self._held: Counter[str] = Counter()
+        self._shares = ClientShares(clock, linear=runner.device.type == "cpu")
+        #: Slots from which on ready rows are of light clients, if some have turns of their own;
+        #: and the first slot of the next heavy ones.
+        self._border = self._next_heavy = 0
+        self._shared = SharedPrefixes(runner.cache, prefixes)
         self._sampler: TokenSampler | None = None
+        self._span = (0, 0)
         self._tokens = self._positions = torch.zeros(0, dtype=torch.long)
         self.prefilled = self.preempted = 0
+        self.stepped: list[SequenceState] = []
 
     @property
     def busy(self) -> bool:
         """True while a step has something to do."""
         return bool(self._rows or self._waiting)
 
-    def add(self, sequence: SequenceState) -> None:
-        """Queue a sequence; the next step may admit it."""
-        self._waiting.append(sequence)
+    def add(self, queued: Queued) -> None:
+        """Queue a call or a sequence; the next step may admit it."""
+        self._waiting.put(queued.client, queued)
 
     @torch.inference_mode()
     def step(self) -> list[SequenceState]:
         """Admit, prefill, sample one token each. Returns what ended, cancelled sequences too."""
-        ended = [s for s in self._waiting if s.cancelled()]
-        for sequence in ended:
-            self._waiting.remove(sequence)
+        cancelled = self._waiting.drop(lambda one: one.cancelled())
+        ended = [sequence for one in cancelled if (sequence := one.prepare()) is not None]
         if gone := [s for s in self._rows if s.cancelled()]:
             self._remove(gone)
             ended += gone
-        budget = PREFILL_TOKENS
-        while budget > 0:
-            self._admit()
-            if self._ready == len(self._rows):
-                break
-            budget -= self._prefill(budget, ended)
-        if self._ready:
-            self._decode(ended)
-        if not self.busy and self._runner.cache is not None:
-            self._runner.cache.shrink()
+        self.stepped = []
+        present = self._held.keys() | self._waiting.clients
+        turn = self._shares.begin(self._rows, self._waiting.clients)
+        if turn == "all":
+            self._take_turn(turn, None, ended)
+        else:
+            groups = {"light": self._shares.light, "heavy": present - self._shares.light}
+            self._take_turn(turn, groups[turn], ended)
+            if not self._shares.computed:  # they wait for slots or memory that the others have
+                other = self._shares.pass_on()
+                self._take_turn(other, groups[other], ended)
+            if not self._shares.computed:
+                self._take_turn("all", None, ended)
+        if not self.busy:
+            self._shares.end()
+            if self._runner.cache is not None:
+                self._runner.cache.shrink()
         return ended
+
+    def _take_turn(self, turn: TurnOf, among: Set[str] | None, ended: list[SequenceState]) -> None:
+        """A step for the rows of some clients; None: for all."""
+        budget = PREFILL_TOKENS if among is None else _TURN_PREFILL
+        while budget > 0:
+            self._admit(among, kept=self._max_batch // 8 if turn == "heavy" else 0)
+            if not (pending := self._arrange(among)):
+                break
+            budget -= self._prefill(budget, self._ready + pending, ended)
+        if not self._rows:
+            return
+        self._make_room()
+        self._arrange(among)
+        first, last = 0, self._ready
+        if turn == "light":
+            first = self._border
+        elif turn == "heavy" and self._border > _TURN_ROWS:
+            first = self._next_heavy if self._next_heavy < self._border else 0
+            last = min(first + _TURN_ROWS, self._border)
+            self._next_heavy = last
+        elif turn == "heavy":
+            last = self._border
+        if last > first:
+            self._decode(first, last, ended)
 
     # --- admission ------------------------------------------------------------------------------
 
-    def _admit(self) -> None:
+    def _admit(self, among: Set[str] | None, kept: int) -> None:
         """Give waiting sequences slots, with what the prefix cache has of them.
 
-        One whose next missing block is being computed for another sequence waits for that.
+        So many slots are `kept` free for other clients, so that no row must be taken back for one.
+        A sequence whose next missing block is being computed for another one waits for that.
         """
         later: list[SequenceState] = []
         placed: list[tuple[SequenceState, list[int]]] = []
-        while self._waiting and len(self._rows) + len(placed) < self._max_batch:
-            sequence = self._waiting.popleft()
-            tokens, indices, missing = sequence.tokens, list[int](), None
-            if self._prefixes is not None:
-                indices, missing = self._prefixes.match(_root(sequence), tokens, len(tokens) - 1)
-                leader = self._claims.get(missing) if missing else None
-                if leader is not None:
-                    sequence.leader = leader
-                    later.append(sequence)
-                    continue
-            if not self._fits([*self._rows, *(other for other, _ in placed), sequence]):
-                self._waiting.appendleft(sequence)
+        most = self._max_batch if among is None else _TURN_ADMITS
+        while len(placed) < most and len(later) < self._max_batch:
+            if kept and len(self._rows) + len(placed) + kept >= self._max_batch:
                 break
-            if missing:
-                self._claims[missing] = sequence
+            queued = self._waiting.take(self._held, among)
+            sequence = None if queued is None else queued.prepare()
+            if queued is None:
+                break
+            if sequence is None:
+                continue
+            if not self._fits([*self._rows, *(other for other, _ in placed), sequence]):
+                self._waiting.put_back(sequence.client, sequence)
+                self._place(placed)  # or what is kept of a preempted one might take its blocks
+                placed = []
+                if not self._preempt_for(sequence):
+                    break
+                continue
+            if (indices := self._shared.find(sequence, among)) is None:
+                later.append(sequence)
+                continue
             placed.append((sequence, indices))
-        self._waiting.extendleft(reversed(later))
-        placed.sort(key=lambda pair: len(pair[0].tokens) - len(pair[1]) * BLOCK)
+            self._held[sequence.client] += 1
+        for sequence in reversed(later):
+            self._waiting.put_back(sequence.client, sequence)
         self._place(placed)
 
     def _fits(self, sequences: list[SequenceState]) -> bool:
         cache, last = self._runner.cache, sequences[-1]
+        if len(sequences) > self._max_batch:
+            return False
         if cache is None:
             return True
         room = min(_HEADROOM, last.limit - len(last.out))
-        return cache.reserve(len(sequences), max(_longest(sequences), _longest([last]) + room))
+        return cache.reserve(len(sequences), max(_longest(sequences), last.length + room))
+
+    def _preempt_for(self, sequence: SequenceState) -> bool:
+        """Send back the last row of the client that has most, if it still has no less then."""
+        if self._held.keys() <= {sequence.client}:
+            return False
+        has, full = Counter[str](), len(self._rows) >= self._max_batch
+        for row in self._rows:
+            has[row.client] += 1 if full else row.length
+        last = self._last_of_most(has)
+        own, other = (1, 1) if full else (sequence.length, last.length)
+        if has[last.client] - other < has[sequence.client] + own:
+            return False
+        self._preempt(last)
+        return True
+
+    def _last_of_most(self, has: Counter[str]) -> SequenceState:
+        """The last row of the client that has most."""
+        [(client, _)] = has.most_common(1)
+        return next(row for row in reversed(self._rows) if row.client == client)
+
+    def _preempt(self, sequence: SequenceState) -> None:
+        """Send a row back to wait; it goes on from the prefix cache, or is computed again."""
+        self._remove([sequence])
+        self.preempted += 1
+        self._waiting.put_back(sequence.client, sequence)
 
     def _place(self, placed: list[tuple[SequenceState, list[int]]]) -> None:
-        shared: dict[tuple[int, ...], list[int]] = {}
-        for sequence, indices in placed:
-            slot = len(self._rows)
-            self._rows.append(sequence)
-            sequence.filled = len(indices) * BLOCK
-            if not self._copy_leader(sequence, slot) and indices:
-                shared.setdefault(tuple(indices), []).append(slot)
-        cache = self._runner.cache
-        if self._prefixes is not None and cache is not None:
-            for indices, slots in shared.items():
-                cache.write(slots, self._prefixes.gather(list(indices)))
-
-    def _copy_leader(self, sequence: SequenceState, slot: int) -> bool:
-        """Copy the keys and values of the prefix that a sequence shares with its leader."""
-        leader, sequence.leader = sequence.leader, None
-        cache = self._runner.cache
-        if leader is None or cache is None or leader not in self._rows:
-            return False
-        mine, theirs = sequence.tokens, leader.tokens
-        same = common_prefix_length(mine[:-1], theirs[: leader.filled])
-        if same < sequence.filled:
-            return False
-        sequence.filled = same
-        cache.write([slot], cache.read(self._rows.index(leader), same))
-        return True
+        placed.sort(key=lambda pair: pair[0].length - len(pair[1]) * BLOCK)
+        self._shared.fill(self._rows, placed)
 
     # --- computing ------------------------------------------------------------------------------
 
-    def _prefill(self, budget: int, ended: list[SequenceState]) -> int:
+    def _arrange(self, among: Set[str] | None) -> int:
+        """Bring the rows of a turn together; returns how many of them wait for prefill.
+
+        Ready rows of light clients come last of the ready ones, and rows of this turn that wait
+        first of those.
+        """
+        count, ready = len(self._rows), self._ready
+        if among is None:
+            return count - ready
+        light = [row.client in self._shares.light for row in self._rows]
+        others = [row.client not in among for row in self._rows]
+        swaps = [*to_end(light, 0, ready), *to_end(others, ready, count)]
+        if swaps:
+            rows, moves = self._rows, [pair for a, b in swaps for pair in ((a, b), (b, a))]
+            longest = max(rows[slot].filled for slot, _ in moves)
+            if self._runner.cache is not None and longest:
+                self._runner.cache.move(moves, longest)
+            for a, b in swaps:
+                rows[a], rows[b] = rows[b], rows[a]
+            self._sampler = None
+        self._border = ready - sum(light[:ready])
+        return count - ready - sum(others[ready:])
+
+    def _prefill(self, budget: int, limit: int, ended: list[SequenceState]) -> int:
         """One forward pass over prompts, of about `budget` padded tokens. Returns its size."""
         batch: list[SequenceState] = []
         width = 0
-        limit = len(self._rows) if self._runner.cache is not None else self._ready + 1
+        limit = limit if self._runner.cache is not None else self._ready + 1
         for sequence in self._rows[self._ready : limit]:
-            wide = max(width, len(sequence.tokens) - sequence.filled)
+            wide = max(width, sequence.length - sequence.filled)
             if batch and wide * (len(batch) + 1) > budget:
                 break
             batch.append(sequence)
@@ -209,48 +252,46 @@ class Scheduler:
         for sequence, tokens in zip(batch, feed, strict=True):
             sequence.filled += len(tokens)
             self.prefilled += len(tokens)
-        if batch[0].filled < len(batch[0].tokens):
+        self._shares.computed = True
+        if batch[0].filled < batch[0].length:
             return width  # a prompt longer than the budget, in a batch of its own: continued next
         finite: list[bool] = logits.isfinite().all(-1).tolist()
         for slot, sequence in enumerate(batch, self._ready):
             if finite[slot - self._ready]:
-                self._keep_prefix(slot, sequence)
-        self._claims = {key: s for key, s in self._claims.items() if s not in batch}
+                self._shared.keep(slot, sequence)
+        self._shared.let_go(batch)
         self._ready += len(batch)
         sampler = TokenSampler([s.sampling for s in batch], self._runner.device)
         self._accept(batch, sampler.sample(logits), ended)
         return width * len(batch)
 
-    def _decode(self, ended: list[SequenceState]) -> None:
-        if self._sampler is None or not self._make_room():
-            self._make_room()
-            self._gather_state()
-        rows = self._rows[: self._ready]
+    def _decode(self, first: int, last: int, ended: list[SequenceState]) -> None:
+        if self._sampler is None or self._span != (first, last):
+            self._gather_state(first, last)
+        rows = self._rows[first:last]
         assert self._sampler is not None
         longest = max(s.filled for s in rows)
-        logits = self._runner.decode(self._tokens, self._positions, longest)
+        logits = self._runner.decode(self._tokens, self._positions, longest, first)
         for sequence in rows:
             sequence.filled += 1
+        self._shares.computed = True
         sampled = self._sampler.sample(logits)
         self._tokens, self._positions = sampled.ids, self._positions + 1
         self._accept(rows, sampled, ended)
 
-    def _gather_state(self) -> None:
-        rows, device = self._rows[: self._ready], self._runner.device
+    def _gather_state(self, first: int, last: int) -> None:
+        rows, device = self._rows[first:last], self._runner.device
+        self._span = (first, last)
         self._tokens = torch.tensor([s.out[-1] for s in rows], device=device)
         self._positions = torch.tensor([s.filled for s in rows], device=device)
         self._sampler = TokenSampler([s.sampling for s in rows], device)
         self._bank.route([s.adapter for s in rows])
 
-    def _make_room(self) -> bool:
-        """Grow the slots by a token; False if that preempted the newest sequences."""
-        cache, count = self._runner.cache, len(self._rows)
+    def _make_room(self) -> None:
+        """Grow the slots by a token; where memory is short, rows of who has most are sent back."""
+        cache = self._runner.cache
         while cache is not None and not cache.reserve(len(self._rows), _longest(self._rows)):
-            newest = self._rows[-1]
-            self._remove([newest])
-            self.preempted += 1
-            self._waiting.appendleft(newest)
-        return len(self._rows) == count
+            self._preempt(self._last_of_most(self._held))
 
     def _accept(
         self, rows: list[SequenceState], sampled: SampledTokens, ended: list[SequenceState]
@@ -258,12 +299,13 @@ class Scheduler:
         """Append the sampled tokens; take out the sequences that ended."""
         over: list[SequenceState] = []
         eos = self._eos
+        self.stepped += rows
         for sequence, token, logprob in zip(rows, sampled.tokens, sampled.logprobs, strict=True):
             sequence.out.append(token)
             sequence.logprobs.append(logprob)
             processor = sequence.sampling.logits_processor
             if logprob != logprob or (processor and processor.error):
-                sequence.error = _failure(sequence)
+                sequence.error = sequence.failure()
             elif token in eos or (sequence.on_token is not None and sequence.on_token(token)):
                 sequence.finish = "stop"
             elif len(sequence.out) >= sequence.limit:
@@ -285,13 +327,14 @@ class Scheduler:
         """Take sequences out of their slots, keep their prefixes, and close the gaps."""
         for slot, sequence in enumerate(self._rows):
             if sequence in sequences:
-                self._keep_prefix(slot, sequence)
-        self._claims = {key: s for key, s in self._claims.items() if s not in sequences}
+                self._shared.keep(slot, sequence)
+        self._shared.let_go(sequences)
+        self._held -= Counter(sequence.client for sequence in sequences)
         decoding, prefilling = (
             [slot for slot in part if self._rows[slot] not in sequences]
             for part in (range(self._ready), range(self._ready, len(self._rows)))
         )
-        order = _close_gaps(decoding, 0) + _close_gaps(prefilling, len(decoding))
+        order = close_gaps(decoding, 0) + close_gaps(prefilling, len(decoding))
         moves = [(source, target) for target, source in enumerate(order) if source != target]
         if self._runner.cache is not None and moves:
             longest = max(self._rows[slot].filled for slot, _ in moves)
@@ -300,41 +343,6 @@ class Scheduler:
         self._ready = len(decoding)
         self._sampler = None
 
-    def _keep_prefix(self, slot: int, sequence: SequenceState) -> None:
-        cache = self._runner.cache
-        if self._prefixes is None or cache is None:
-            return
-        if sequence.error is not None:
-            cache.clear(slot)
-        elif sequence.filled >= BLOCK:
-            tokens = sequence.tokens[: sequence.filled]
-            self._prefixes.insert(_root(sequence), tokens, cache.read(slot, sequence.filled))
-
-
-def _close_gaps(slots: list[int], start: int) -> list[int]:
-    """The slots that go to ``start, start + 1, …``; those that are there already stay."""
-    places = range(start, start + len(slots))
-    moving = [slot for slot in slots if slot not in places]
-    return [place if place in slots else moving.pop() for place in places]
-
 
 def _longest(sequences: list[SequenceState]) -> int:
-    return max(len(sequence.prompt) + len(sequence.out) for sequence in sequences)
-
-
-def _root(sequence: SequenceState) -> int:
-    return sequence.adapter.root if sequence.adapter else 0
-
-
-def _failure(sequence: SequenceState) -> ArtError:
-    processor = sequence.sampling.logits_processor
-    if processor and processor.error:
-        return InvalidRequest(
-            "The schema allows no reply: its grammar has no next token "
-            f"({processor.error.splitlines()[0][:200]})",
-            param="response_format",
-        )
-    return ArtError(
-        "The model gave logits that are not finite. Its weights, or the adapter's, have diverged; "
-        "go back to an earlier version."
-    )
+    return max((sequence.length for sequence in sequences), default=0)

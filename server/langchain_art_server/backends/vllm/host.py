@@ -20,9 +20,10 @@ from typing import Any
 from langchain_art.errors import ArtError, ConfigError, EngineUnavailable
 from langchain_art_server.algorithms.sequences.token_sets import DrawnFrom, of_bits, single
 from langchain_art_server.backends.base import Sampling
+from langchain_art_server.backends.chat.fair_slots import FairSlots
 from langchain_art_server.backends.chat.grammar_check import GrammarReplay
 from langchain_art_server.backends.chat.output_processor import truncates
-from langchain_art_server.backends.chat.sampler_host import ChatCall, SamplerHost
+from langchain_art_server.backends.chat.sampler_host import THREADS, ChatCall, SamplerHost
 from langchain_art_server.backends.chat.tool_parser import FORMATS
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
 from langchain_art_server.backends.ipc.longest_pause import LongestPause, watch_event_loop
@@ -34,7 +35,7 @@ from langchain_art_server.backends.vllm.client import (
     VllmError,
     completion_body,
 )
-from langchain_art_server.backends.vllm.process import VllmProcess
+from langchain_art_server.backends.vllm.process import VllmProcess, kept_slots
 from langchain_art_server.config import Settings
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,9 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         self.pauses = LongestPause()
         self._loading = asyncio.Lock()
         self._running: dict[int, tuple[EngineCall, asyncio.Task[None]]] = {}
+        self._preparing = FairSlots(THREADS)
+        most = settings.sampler.max_batch
+        self._sampling = FairSlots(most, kept_slots(most))
         self._base = BASE
         self._base_probe: list[tuple[int, float]] = []
         self._flush_is_due = False
@@ -199,13 +203,15 @@ class VllmHost(SamplerHost[CopiedAdapter]):
     # --- chat calls -----------------------------------------------------------------------------
 
     async def _chat(self, call: EngineCall) -> dict[str, Any]:
-        request, adapter = self._admit(call)
+        adapter, client = self._hold(call), call.params["client"]
         try:
-            prepare = functools.partial(self._prepare, call, request, adapter)
-            if self._is_quick(call, request):
-                chat = prepare()
+            if self._is_quick(call):
+                chat = self._prepare(call, adapter)
             else:
-                chat = await asyncio.get_running_loop().run_in_executor(self._threads, prepare)
+                async with self._preparing.one(client):
+                    loop = asyncio.get_running_loop()
+                    chat = await loop.run_in_executor(self._threads, self._prepare, call, adapter)
+            request = chat.request
             body = completion_body(
                 adapter.vllm_name if adapter else self._base,
                 chat.prompt.ids,
@@ -215,7 +221,8 @@ class VllmHost(SamplerHost[CopiedAdapter]):
                 grammar=chat.grammar,
                 stream=request.stream,
             )
-            done = await self._complete(chat, body)
+            async with self._sampling.one(client):
+                done = await self._complete(chat, body)
             if done.prompt_ids != chat.prompt.ids:
                 raise EngineUnavailable("vLLM was shown another prompt than it was sent.")
             drawn_from = await self._drawn_from(chat, done)

@@ -36,6 +36,11 @@ _PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )?([A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^
 _HEALTH_EVERY, _HEALTH_WITHIN, _HEALTH_FAILURES = 4.0, 10.0, 2
 
 
+def kept_slots(max_batch: int) -> int:
+    """Rows of vLLM's batch beyond `max_batch`, for clients other than one that has as many."""
+    return max(1, max_batch // 8)
+
+
 class VllmProcess:
     """One run of vLLM. `folder`, which has the socket, is removed with the process.
 
@@ -65,7 +70,7 @@ class VllmProcess:
             "--uds": str(self._socket),
             "--dtype": self._info.dtype,
             "--max-model-len": str(self._info.max_model_len),
-            "--max-num-seqs": str(chosen.max_batch),
+            "--max-num-seqs": str(chosen.max_batch + kept_slots(chosen.max_batch)),
             # Not the model's generation_config, whose top_k and the like would apply by default.
             "--generation-config": "vllm",
             "--logprobs-mode": "processed_logprobs",

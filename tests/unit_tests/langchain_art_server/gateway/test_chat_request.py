@@ -87,3 +87,17 @@ def test_messages_and_tools_that_cannot_fit_are_refused_before_they_are_shown() 
     many = ChatBody(model="m", messages=[{"role": "user", "content": parts}])
     with pytest.raises(PromptTooLong):
         refuse_oversize(many, 800)
+
+
+@pytest.mark.parametrize("field", ["messages", "tools", "response_format"])
+def test_a_number_that_overflows_is_refused_wherever_it_is(field: str) -> None:
+    far = {"a": [{"b": float("inf")}]}
+    call = {"id": "c", "type": "function", "function": {"name": "x", "arguments": "{}"}, "x": far}
+    values: dict[str, Any] = {
+        "messages": [{"role": "assistant", "content": None, "tool_calls": [call]}],
+        "tools": [{"type": "function", "function": {"name": "x", "parameters": far}}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": far}},
+    }
+    with pytest.raises(InvalidRequest, match=f"{field}: got a number that overflows") as caught:
+        checked(**{field: values[field]})
+    assert caught.value.param == field

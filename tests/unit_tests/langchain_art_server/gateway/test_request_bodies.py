@@ -72,3 +72,12 @@ async def test_each_body_has_a_limit() -> None:
     with pytest.raises(BodyTooLarge, match="max_body_bytes"):
         await sender.task
     assert bodies._held == 0
+
+
+def test_a_chat_request_is_bounded_by_the_context() -> None:
+    bodies = RequestBodies(32 << 20, context=1024)
+    most = (1 << 20) + 16 * 1024
+    for length, chat in ((most, True), (most + 1, False)):
+        bodies.admit({b"content-length": b"%d" % length}, asyncio.Queue().get, chat=chat)
+    with pytest.raises(BodyTooLarge, match=f"expected at most {most}.*max_model_len"):
+        bodies.admit({b"content-length": b"%d" % (most + 1)}, asyncio.Queue().get, chat=True)

@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import queue
+import select
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,7 @@ from langchain_art_server.algorithms.loss.loss_stats import LossStats
 from langchain_art_server.algorithms.sequences.rank_shares import shares
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
+from langchain_art_server.backends.ipc.pulse import TICK_SECONDS, Pulse
 from langchain_art_server.backends.ipc.step_codec import (
     pack_step,
     read_rows,
@@ -139,18 +144,27 @@ class RankZero(DataParallelCore):
         self._folder = tempfile.TemporaryDirectory(prefix="art-ranks-")  # mode 0700
         self._rows, meeting = (Path(self._folder.name, name) for name in ("rows.npz", "meeting"))
         self._others: list[subprocess.Popen[str]] = []
+        self._ready = threading.Event()
         for rank in range(1, ranks):
+            beats, alive = os.pipe()
             other = subprocess.Popen(
-                [sys.executable, "-m", __name__], stdin=subprocess.PIPE, text=True
+                [sys.executable, "-m", __name__],
+                stdin=subprocess.PIPE,
+                text=True,
+                pass_fds=(alive,),
             )
+            os.close(alive)
             self._others.append(other)
-            threading.Thread(target=_end_with, args=(other, rank), daemon=True).start()
+            watch = partial(end_with, other, rank, beats, self._ready.is_set)
+            threading.Thread(target=watch, daemon=True).start()
             core = base | {"device": devices[rank], "shard": shard}
             group = {"rank": rank, "size": ranks, "meeting": str(meeting)}
-            self._send({"threads": threads, "group": group, "core": core}, other)
+            start = {"threads": threads, "group": group, "core": core, "alive": alive}
+            self._send(start, other)
         try:
             own = Ranks(0, ranks, meeting, torch.device(devices[0]))
             super().__init__(**base | {"device": devices[0]}, ranks=own, shard=shard)
+            self._ready.set()
         except ArtError as error:
             raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from error
 
@@ -207,10 +221,36 @@ def make_core(threads: int | None, ranks: int, shard: bool, **base: Any) -> Lear
     return process_core(lambda: RankZero(own, ranks, shard, **base), own)
 
 
-def _end_with(other: subprocess.Popen[str], rank: int) -> None:
-    """End this process when that one ends: else it would wait for it forever."""
+def end_with(
+    other: subprocess.Popen[str], rank: int, beats: int, is_ready: Callable[[], bool]
+) -> None:
+    """End this process when that one ends, or is silent: else it would wait for it forever.
+
+    Args:
+        other: another rank's process. It is killed if it is silent.
+        rank: its number.
+        beats: a pipe into which it writes at every tick of a pulse.
+        is_ready: whether all ranks have loaded the model.
+    """
+    pulse = Pulse(math.inf)
+    while True:
+        if select.select([beats], [], [], TICK_SECONDS)[0]:
+            if not os.read(beats, 4096):
+                break
+            pulse.answered(0)
+        elif why := pulse.tick(ready=is_ready(), busy=False):
+            log.error("Rank %d of the learner %s; all ranks are started again.", rank, why)
+            other.kill()
+            break
     log.error("Rank %d of the learner ended (exit status %s).", rank, other.wait())
     os._exit(LOST)
+
+
+def _beat(alive: int) -> None:
+    """Show rank 0 that this process is not stopped."""
+    while True:
+        os.write(alive, b".")
+        time.sleep(TICK_SECONDS / 2)
 
 
 def rank_main() -> None:
@@ -224,6 +264,7 @@ def rank_main() -> None:
 
     threading.Thread(target=read, daemon=True, name="rank-0").start()
     start = lines.get()
+    threading.Thread(target=_beat, args=(start["alive"],), daemon=True, name="beat").start()
     core_args, group = start["core"], start["group"]
     ranks = Ranks(**group | {"device": torch.device(core_args["device"])})
     try:

@@ -2,7 +2,7 @@
 
 Gradients are summed by torch.distributed: gloo between CPUs, NCCL between GPUs. Everything else
 goes over gloo. An exception on one rank is raised on all. A rank that dies ends the others at their
-next collective, and the parent starts the step again.
+next collective, one that is stopped is killed by rank 0, and the parent starts the step again.
 """
 
 from __future__ import annotations

@@ -1,0 +1,90 @@
+"""The engine's time is shared between clients, by turns.
+
+A step that decodes a hundred rows of one client would make another's single row wait for all of
+them, token by token. So while clients ask for very different amounts, those that ask for less than
+the average are *light*: their rows have turns of their own. The *heavy* ones' rows are computed a
+part at a time, for as long in all.
+
+Where a step takes about as long however many rows it has, as on a GPU, all rows share every step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Set
+from typing import Literal
+
+from langchain_art_server.backends.embedded.sequence import SequenceState
+
+#: Seconds for which a client that has no call now may come back: between two of its calls, others'
+#: turns stay short.
+_RECENT = 0.5
+#: Below so many tokens of heavy clients, or so many times those of the light ones, all rows share a
+#: step: much of its time is that of loading the weights.
+_FEW, _TIMES = 8, 2
+#: Tokens of a prompt that take as long as a decoded one, and what a client's queue counts as.
+_PREFILLED, _QUEUE = 4, 16
+
+TurnOf = Literal["all", "light", "heavy"]
+
+
+class ClientShares:
+    """Whose turn it is.
+
+    Args:
+        clock: in seconds, monotonic.
+        linear: whether a step's time grows with its tokens; otherwise there are no turns.
+
+    Attributes:
+        light: the clients whose rows have turns of their own.
+        computed: set by the caller if something was computed in this turn.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, linear: bool) -> None:
+        self._clock, self._linear, self._began = clock, linear, clock()
+        self._seen: dict[str, float] = {}
+        self._turn: TurnOf = "all"
+        self._credit = 0.0
+        self.light: Set[str] = set[str]()
+        self.computed = False
+
+    def begin(self, rows: list[SequenceState], waiting: Set[str]) -> TurnOf:
+        """End the last turn and begin one, for these rows and for clients with calls that wait."""
+        self.end()
+        now = self._began = self._clock()
+        present = waiting | {row.client for row in rows}
+        self._seen.update(dict.fromkeys(present, now))
+        if len(self._seen) > 1:
+            self._seen = {one: at for one, at in self._seen.items() if now - at <= _RECENT}
+        self.light = self._light(rows, waiting) if self._linear and len(self._seen) > 1 else set()
+        if not self.light:
+            self._turn, self._credit = "all", 0.0
+        elif self._credit >= 0 and not self.light.isdisjoint(present):
+            self._turn = "light"
+        else:
+            self._turn = "heavy"
+        return self._turn
+
+    def _light(self, rows: list[SequenceState], waiting: Set[str]) -> Set[str]:
+        """Those who ask for less than the average; nobody, if all ask for about as much."""
+        tokens = Counter(dict.fromkeys(waiting, _QUEUE))
+        for row in rows:
+            tokens[row.client] += max(1, (row.length - row.filled) // _PREFILLED)
+        average = tokens.total() / len(self._seen)
+        light = {client for client in self._seen if tokens[client] < average}
+        asked = sum(tokens[client] for client in light)
+        return light if tokens.total() - asked >= max(_FEW, _TIMES * asked) else set[str]()
+
+    def pass_on(self) -> TurnOf:
+        """The others' turn instead: these have nothing that can be computed."""
+        self._turn = "heavy" if self._turn == "light" else "light"
+        return self._turn
+
+    def end(self) -> None:
+        """Count the time of a turn: light and heavy clients get as much of it."""
+        if not self.computed:
+            return
+        took = self._clock() - self._began
+        light = self._turn == "light"
+        self._credit = max(self._credit, 0.0) - took if light else min(self._credit + took, took)
+        self.computed = False

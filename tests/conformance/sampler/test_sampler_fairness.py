@@ -1,0 +1,120 @@
+"""Clients share the engine: what one sends costs another little, by a clock that counts tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_art_server.backends.base import ChatReply
+from tests.support.tiny_models import LocalSampler, ask, check_logprobs, load_plain
+
+BATCH = 16
+
+
+class Clock:
+    """The engine's time, by the rows and tokens that it computes."""
+
+    def __init__(self, sampler: LocalSampler, a_pass: float, a_token: float) -> None:
+        self.now, self._a_pass, self._a_token = 0.0, a_pass, a_token
+        runner = sampler.host.scheduler._runner
+        runner.decode = self._counted(runner.decode, lambda tokens, *_: len(tokens))
+        runner.prefill = self._counted(runner.prefill, lambda _f, _s, rows: sum(map(len, rows)))
+        shares = sampler.host.scheduler._shares
+        shares._clock, shares._linear = lambda: self.now, a_token > 0
+
+    def _counted(self, compute: Callable[..., Any], count: Callable[..., int]) -> Any:
+        def timed(*args: Any) -> Any:
+            self.now += self._a_pass + self._a_token * count(*args)
+            return compute(*args)
+
+        return timed
+
+
+@pytest.fixture
+def sampler(model: Path) -> LocalSampler:
+    return LocalSampler(
+        model, sampler={"threads": 1, "kv_cache_bytes": 64 << 20, "max_batch": BATCH}
+    )
+
+
+def innocent(sampler: LocalSampler, clock: Clock, count: int = 8) -> list[float]:
+    """The engine's time for each of an innocent client's calls, one after the other."""
+    took = list[float]()
+    for number in range(count):
+        begun = clock.now
+        call = sampler.send(ask(f"{number} mail", client="b", seed=number, max_tokens=8))
+        while call.id not in sampler.results:
+            sampler.host.step()
+        took.append(clock.now - begun)
+        sampler.turn()  # the client reads its answer and makes the next request
+    return took
+
+
+def test_a_client_with_hundreds_of_long_calls_makes_another_wait_little(
+    sampler: LocalSampler, model: Path
+) -> None:
+    clock = Clock(sampler, 0.002, 0.0005)
+    quiet = max(innocent(sampler, clock))
+    asked = [ask(f"{n} the team", client="a", seed=n, max_tokens=120) for n in range(60)]
+    hostile = [sampler.send(one) for one in asked]
+    for _ in range(80):  # half a second: the other client may have left for good
+        sampler.turn()
+    begun, tokens = clock.now, sum(len(s.out) for s in sampler.host.scheduler._rows)
+    waits = innocent(sampler, clock)
+    assert max(waits) <= 3 * quiet, "it waited for its turn only"
+    assert sampler.host.scheduler.preempted > 0, "the batch was full of the other's calls"
+    still = sum(len(s.out) for s in sampler.host.scheduler._rows if s.client == "a")
+    assert still - tokens > 0.3 * (clock.now - begun) / 0.001, "whose calls went on meanwhile"
+    sampler.run()
+    replies = [sampler.reply(call) for call in hostile]
+    check_logprobs(load_plain(model), replies[::6])
+    alone = LocalSampler(model).chat(*asked)
+    assert tokens_of(alone) == tokens_of(replies), "and got what they would have got alone"
+
+
+def test_long_prompts_of_one_client_make_another_wait_little(
+    sampler: LocalSampler, model: Path
+) -> None:
+    clock = Clock(sampler, 0.002, 0.0005)
+    quiet = max(innocent(sampler, clock))
+    asked = [ask(f"{n} " + "the team " * 240, client="a", seed=n) for n in range(12)]
+    hostile = [sampler.send(one) for one in asked]
+    sampler.turn()
+    assert max(innocent(sampler, clock, 4)) <= 3 * quiet + 256 * 0.0005
+    sampler.run()
+    check_logprobs(load_plain(model), [sampler.reply(call) for call in hostile[::4]])
+
+
+def test_rows_share_every_step_where_a_step_takes_as_long_for_one(sampler: LocalSampler) -> None:
+    clock = Clock(sampler, 0.02, 0.0)
+    asked = [ask(f"{n} the team", client="a", seed=n, max_tokens=60) for n in range(8)]
+    hostile = [sampler.send(one) for one in asked]
+    for _ in range(5):
+        sampler.turn()
+    waits = innocent(sampler, clock, 4)
+    assert waits[-1] <= 0.02 * 10
+    sampler.run()
+    assert clock.now <= 0.02 * (60 + 30), "no step was spent on a part of the rows for long"
+    assert all(len(sampler.reply(call).token_ids) <= 60 for call in hostile)
+
+
+def test_a_client_that_has_less_is_admitted_first(sampler: LocalSampler) -> None:
+    clock = Clock(sampler, 0.02, 0.0)
+    calls = {
+        client: [
+            sampler.send(ask(f"{n}{client}", client=client, seed=n, max_tokens=30))
+            for n in range(count)
+        ]
+        for client, count in {"a": 64, "b": 3, "c": 1}.items()
+    }
+    while not all(one.id in sampler.results for client in "bc" for one in calls[client]):
+        sampler.host.step()
+    assert clock.now <= 0.02 * 45, "all of theirs ran at once"
+    sampler.run()
+
+
+def tokens_of(replies: list[ChatReply]) -> list[list[int]]:
+    return [list(reply.token_ids) for reply in replies]

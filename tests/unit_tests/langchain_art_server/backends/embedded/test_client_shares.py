@@ -1,0 +1,81 @@
+"""Whose turn it is, by what clients ask of the engine."""
+
+from __future__ import annotations
+
+import random
+
+from langchain_art_server.backends.base import Sampling
+from langchain_art_server.backends.embedded.client_shares import ClientShares
+from langchain_art_server.backends.embedded.sequence import SequenceState
+from langchain_art_server.backends.embedded.token_sampler import SamplingState
+
+NOBODY: set[str] = set()
+
+
+class Engine:
+    """Each turn takes 1 ms and 0.1 ms for each of its rows."""
+
+    def __init__(self, *, linear: bool = True) -> None:
+        self.now = 0.0
+        self.shares = ClientShares(lambda: self.now, linear=linear)
+        self.spent = {"all": 0.0, "light": 0.0, "heavy": 0.0}
+
+    def turn(self, **rows: int) -> str:
+        found = [row(client) for client, count in rows.items() for _ in range(count)]
+        turn = self.shares.begin(found, NOBODY)
+        light = self.shares.light
+        mine = [one for one in found if turn == "all" or (one.client in light) == (turn == "light")]
+        self.shares.computed = True
+        took = 0.001 + 0.0001 * len(mine)
+        self.now += took
+        self.spent[turn] += took
+        return turn
+
+
+def row(client: str) -> SequenceState:
+    sampling = SamplingState(Sampling(), random.Random(0))
+    return SequenceState([1, 2, 3], 9, sampling, client, filled=3)
+
+
+def test_who_has_little_has_turns_for_half_of_the_time() -> None:
+    engine = Engine()
+    for _ in range(500):
+        engine.turn(a=100, b=1)
+    assert engine.spent["light"] > 0.4 * engine.now
+    assert engine.spent["heavy"] > 0.4 * engine.now
+
+
+def test_one_client_and_clients_with_as_much_share_every_step() -> None:
+    engine = Engine()
+    assert {engine.turn(a=100) for _ in range(50)} == {"all"}
+    assert {engine.turn(a=20, b=20, c=25) for _ in range(200)} == {"all"}
+
+
+def test_a_long_prompt_is_heavy_as_many_rows_are() -> None:
+    engine = Engine()
+    long = row("a")
+    long.prompt = [1] * 4000
+    assert engine.shares.begin([long, row("b")], NOBODY) == "light"
+    assert engine.shares.light == {"b"}
+
+
+def test_others_go_on_if_those_whose_turn_it_is_cannot() -> None:
+    engine = Engine()
+    rows = [*(row("a") for _ in range(100)), row("b")]
+    assert engine.shares.begin(rows, NOBODY) == "light"
+    assert engine.shares.pass_on() == "heavy"
+
+
+def test_between_two_calls_of_a_light_client_the_others_turns_stay_short() -> None:
+    engine = Engine()
+    for _ in range(20):
+        engine.turn(a=100, b=1)
+    assert engine.turn(a=100) == "heavy"
+    for _ in range(100):
+        engine.turn(a=100)
+    assert engine.turn(a=100) == "all", "it has gone"
+
+
+def test_no_turns_where_a_step_takes_as_long_for_any_number_of_rows() -> None:
+    engine = Engine(linear=False)
+    assert {engine.turn(a=100, b=1) for _ in range(100)} == {"all"}
