@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import errno
+import logging
 import socket
+import time
 from pathlib import Path
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire.identifiers import is_folder
 from langchain_art_server.config import Settings
+
+log = logging.getLogger(__name__)
+#: Seconds that a port may be in use.
+PATIENCE = 5.0
+_POLL = 0.1
 
 
 def check_start(settings: Settings) -> None:
@@ -36,28 +43,51 @@ def check_model(model: str) -> None:
         raise ConfigError(f"got the model {model!r}, but {folder} does not exist; {expected}")
 
 
-def check_port(host: str, port: int) -> None:
-    """Raises ConfigError if nobody can listen there now."""
+def check_port(host: str, port: int, patience: float = PATIENCE) -> None:
+    """Raises ConfigError if nobody can listen there, `patience` seconds from now at the latest.
+
+    The engines of a server that was killed have its socket until they end, a moment later.
+    """
+    deadline, said = time.monotonic() + patience, False
+    while (problem := _port_problem(host, port)) is not None:
+        if problem.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
+            raise ConfigError(_in_words(host, port, problem)) from problem
+        if not said:
+            log.info("%s:%d is in use; waiting %g s for it to be free", host, port, patience)
+        said = True
+        time.sleep(_POLL)
+
+
+def _port_problem(host: str, port: int) -> OSError | None:
+    """Why nobody can listen there; None if one address of several (IPv4, IPv6) is free.
+
+    One that is in use is a problem whatever the others are.
+    """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise ConfigError(
-            f"got the host {host!r}, which is no address of this machine ({error.strerror}); "
-            "expected 127.0.0.1, 0.0.0.0 or another address of it"
-        ) from error
-    problems: list[str] = []
+        return error
+    problems: list[OSError] = []
     for family, kind, protocol, _, address in found:
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(address)
             except OSError as error:
-                problems.append(f"cannot listen at {address[0]}:{port}: {error.strerror}")
-                if error.errno == errno.EADDRINUSE:
-                    raise ConfigError(
-                        f"cannot listen at {address[0]}:{port}: another process listens there. "
-                        "Take another --port, or end that process; `langchain-art status` says "
-                        "whether it is a server of yours"
-                    ) from error
-    if len(problems) == len(found):  # of several (IPv4 and IPv6), one will do
-        raise ConfigError(f"{'; '.join(problems)}. Take another --host or --port")
+                problems.append(error)
+    in_use = [one for one in problems if one.errno == errno.EADDRINUSE]
+    return next(iter(in_use or (problems if len(problems) == len(found) else [])), None)
+
+
+def _in_words(host: str, port: int, problem: OSError) -> str:
+    if isinstance(problem, socket.gaierror):
+        return (
+            f"got the host {host!r}, which is no address of this machine ({problem.strerror}); "
+            "expected 127.0.0.1, 0.0.0.0 or another address of it"
+        )
+    if problem.errno == errno.EADDRINUSE:
+        return (
+            f"cannot listen at {host}:{port}: another process listens there. Take another --port, "
+            "or end that process; `langchain-art status` says whether it is a server of yours"
+        )
+    return f"cannot listen at {host}:{port}: {problem.strerror}. Take another --host or --port"
