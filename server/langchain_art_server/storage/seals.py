@@ -18,6 +18,10 @@ from langchain_art.errors import Damaged
 #: The column of the digest, and the one of numbers that the database gives.
 SEAL, NUMBER = "seal", "number"
 RowT = TypeVar("RowT", bound=sa.Row[Any])
+#: Of fewer bytes hashlib keeps the interpreter's lock. Given up for each call's row, it is waited
+#: for while the event loop has it, and both threads lose time. From `_LONG` bytes on, the loop
+#: should not wait for the hash.
+_NO_SWITCH, _LONG = 2047, 1 << 17
 
 
 class Blob(sa.LargeBinary):
@@ -36,7 +40,11 @@ def seal(table: sa.Table, row: Mapping[str, Any]) -> bytes:
             values[index] += 0.0
     blobs = [value for value in values if type(value) is bytes]
     plain = [len(value) if type(value) is bytes else value for value in values]
-    return hashlib.sha256(b"".join([repr(plain).encode(), *blobs])).digest()
+    whole, found = b"".join([repr(plain).encode(), *blobs]), hashlib.sha256()
+    part = _NO_SWITCH if len(whole) < _LONG else len(whole)
+    for start in range(0, len(whole), part):
+        found.update(whole[start : start + part])
+    return found.digest()
 
 
 @cache

@@ -29,6 +29,8 @@ _ARRAYS = {"prompt_token_ids": "i", "token_ids": "i", "logprobs": "d"}
 _NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 #: Of the tables below. Another number, or another column, is refused at the start.
 SCHEMA_VERSION = 2
+#: Bytes of JSON from which on it is compressed, and the first byte of what zlib compressed.
+_LONG, _ZLIB = 1024, b"x"
 SCHEMA = sa.Table(
     "art_schema",
     META,
@@ -237,13 +239,14 @@ class StoredRun:
 
 
 def pack(value: Any) -> bytes:
-    """A value as compressed JSON."""
-    return zlib.compress(to_json(value), 1)
+    """A value as JSON, compressed if it is long: each time, zlib gives up the interpreter's lock."""
+    body = to_json(value)
+    return body if len(body) < _LONG else zlib.compress(body, 1)
 
 
 def unpack(blob: bytes) -> Any:
-    """The value of compressed JSON."""
-    return from_json(zlib.decompress(blob))
+    """The value that `pack` was given. JSON of an object does not begin as zlib's header does."""
+    return from_json(zlib.decompress(blob) if blob.startswith(_ZLIB) else blob)
 
 
 def digest(body: bytes) -> str:

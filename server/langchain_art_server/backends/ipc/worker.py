@@ -24,7 +24,7 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from langchain_art.errors import ArtError, ConfigError, EngineUnavailable
 from langchain_art_server.backends.ipc.channel import PING, frames, pack, revive
@@ -37,7 +37,34 @@ log = logging.getLogger(__name__)
 MAX_FAILED_STARTS = 5
 #: Longest pause between them, in seconds.
 MAX_PAUSE = 30.0
-_CHUNK = 1 << 18  # bytes
+
+
+class EngineSocket(asyncio.Protocol):
+    """The parent's end: gives its frames to `take`, and calls `lost` when the child closes or dies.
+
+    No stream of asyncio's: to wake a task for each frame would cost each call a twentieth more.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(self, take: Callable[[int, str, Any], None], lost: Callable[[], None]) -> None:
+        self._take, self._lost, self._received = take, lost, bytearray()
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is open."""
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        self._received += data
+        for call_id, kind, payload in frames(self._received):
+            self._take(call_id, kind, payload)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """There will be no more."""
+        self._lost()
+        self.gone.set_result(None)
 
 
 class Worker:
@@ -72,7 +99,7 @@ class Worker:
             self._env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         self._pending: dict[int, PendingCall] = {}
         self._ids = itertools.count(1)
-        self._writer: asyncio.StreamWriter | None = None
+        self._socket: EngineSocket | None = None
         self._unsent: list[bytes] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -196,7 +223,7 @@ class Worker:
             self._write(pack(call_id, "cancel", None))
 
     def _send(self, pending: PendingCall) -> None:
-        if self._writer and not pending.sent:
+        if self._socket and not pending.sent:
             pending.sent = True
             self._write(pending.frame)
 
@@ -208,8 +235,8 @@ class Worker:
 
     def _flush(self) -> None:
         data, self._unsent = b"".join(self._unsent), []
-        if self._writer:
-            self._writer.write(data)
+        if self._socket:
+            self._socket.transport.write(data)
 
     async def _spawn(self) -> None:
         """Start the child and wait until it is ready. If that fails, the child is ended."""
@@ -230,23 +257,18 @@ class Worker:
     async def _launch(self) -> None:
         self._process, ours = launch(self._argv, self._config, self._env)
         self._pulse = Pulse(self._hang_seconds)
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._gone = asyncio.create_task(self._read(reader))
+        loop = asyncio.get_running_loop()
+        _, self._socket = await loop.create_connection(
+            lambda: EngineSocket(self._take, self._lost), sock=ours
+        )
+        self._gone = self._socket.gone
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Take the child's frames until it closes its end, or dies."""
-        received = bytearray()
-        try:
-            with contextlib.suppress(OSError):
-                while chunk := await reader.read(_CHUNK):
-                    received += chunk
-                    for call_id, kind, payload in frames(received):
-                        if pending := self._pending.get(call_id):
-                            pending.receive(kind, revive(payload) if kind == "error" else payload)
-                        elif call_id == PING:
-                            self._pulse.answered(payload)
-        finally:
-            self._lost()
+    def _take(self, call_id: int, kind: str, payload: Any) -> None:
+        """A frame from the child."""
+        if pending := self._pending.get(call_id):
+            pending.receive(kind, revive(payload) if kind == "error" else payload)
+        elif call_id == PING:
+            self._pulse.answered(payload)
 
     def _lost(self) -> None:
         self.ready.clear()
@@ -314,10 +336,10 @@ class Worker:
 
     async def _reap(self) -> None:
         self.ready.clear()
-        if self._writer:
-            self._writer.close()
+        if self._socket:
+            self._socket.transport.abort()
             await asyncio.wait([self._gone])
-            self._writer = None
+            self._socket = None
         if process := self._process:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

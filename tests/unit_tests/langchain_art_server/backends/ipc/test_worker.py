@@ -19,7 +19,7 @@ from langchain_art_server.backends.ipc import pulse
 from langchain_art_server.backends.ipc import worker as worker_module
 from langchain_art_server.backends.ipc.channel import pack
 from langchain_art_server.backends.ipc.pending_call import PendingCall, WorkerDied, WorkerHung
-from langchain_art_server.backends.ipc.worker import Worker
+from langchain_art_server.backends.ipc.worker import EngineSocket, Worker
 
 REPO = Path(__file__).parents[5]
 TARGET = "tests.support.worker_child:serve"
@@ -62,21 +62,20 @@ async def test_frames_are_heard_whole_however_they_are_cut() -> None:
     sent = [("event", "é" * i) for i in range(12)]
     stream = b"".join(pack(1, *frame) for frame in sent)
     for size in (*range(1, 12), len(stream)):
-        worker, reader = Worker(TARGET, {}), asyncio.StreamReader()
+        worker = Worker(TARGET, {})
+        end = EngineSocket(worker._take, worker._lost)
         heard: list[tuple[str, Any]] = []
 
         def hear(*frame: Any, heard: list[tuple[str, Any]] = heard) -> None:
             heard.append(frame)
 
         worker._pending[1] = PendingCall(b"", True, True, hear)
-        reading = asyncio.create_task(worker._read(reader))
         for at in range(0, len(stream), size):
-            reader.feed_data(stream[at : at + size])
-            await asyncio.sleep(0)
+            end.data_received(stream[at : at + size])
         assert heard == sent
-        assert not reading.done()
-        reader.feed_eof()
-        await reading
+        assert not end.gone.done()
+        end.connection_lost(None)
+        assert end.gone.done()
         assert isinstance(heard[-1][1], WorkerDied)
 
 
