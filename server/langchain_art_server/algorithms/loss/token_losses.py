@@ -24,7 +24,7 @@ DPPO_TAU = 1e-3
 CHUNK_ELEMENTS = 1 << 24
 
 
-class DrawnFrom(Protocol):
+class AllowedTokens(Protocol):
     """The tokens that each of T tokens was drawn from."""
 
     def forbidden(self, part: slice, size: int) -> NDArray[Any] | None:
@@ -36,7 +36,7 @@ def token_logprobs(
     logits_TV: Tensor,
     targets_T: Tensor,
     temperature: float | Tensor = 1.0,
-    drawn_from: DrawnFrom | None = None,
+    drawn_from: AllowedTokens | None = None,
 ) -> Tensor:
     """Logprob of each target under softmax(logits / temperature), in little memory.
 
@@ -64,7 +64,7 @@ class _TokenLogprobs(torch.autograd.Function):
         logits_TV: Tensor,
         targets_T: Tensor,
         temperature_T: Tensor,
-        drawn_from: DrawnFrom | None,
+        drawn_from: AllowedTokens | None,
     ) -> Tensor:
         dtype = temperature_T.dtype
         lse_T = torch.empty(len(targets_T), dtype=dtype, device=logits_TV.device)
@@ -97,7 +97,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _scaled(
-    logits_TV: Tensor, temperature_T: Tensor, drawn_from: DrawnFrom | None, part: slice
+    logits_TV: Tensor, temperature_T: Tensor, drawn_from: AllowedTokens | None, part: slice
 ) -> Tensor:
     """Logits of some tokens over their temperature, -inf where a token was not drawn from."""
     z_TV = logits_TV[part].to(temperature_T.dtype) / temperature_T[part, None]
