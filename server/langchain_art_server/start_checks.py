@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import errno
-import logging
 import socket
-import time
 from pathlib import Path
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire.identifiers import is_folder
 from langchain_art_server.config import Settings
-
-log = logging.getLogger(__name__)
-#: Seconds that a port may be in use.
-PATIENCE = 5.0
-_POLL = 0.1
 
 
 def check_start(settings: Settings) -> None:
@@ -43,19 +36,10 @@ def check_model(model: str) -> None:
         raise ConfigError(f"got the model {model!r}, but {folder} does not exist; {expected}")
 
 
-def check_port(host: str, port: int, patience: float = PATIENCE) -> None:
-    """Raises ConfigError if nobody can listen there, `patience` seconds from now at the latest.
-
-    The engines of a server that was killed have its socket until they end, a moment later.
-    """
-    deadline, said = time.monotonic() + patience, False
-    while (problem := _port_problem(host, port)) is not None:
-        if problem.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
-            raise ConfigError(_in_words(host, port, problem)) from problem
-        if not said:
-            log.info("%s:%d is in use; waiting %g s for it to be free", host, port, patience)
-        said = True
-        time.sleep(_POLL)
+def check_port(host: str, port: int) -> None:
+    """Raises ConfigError if nobody can listen there now."""
+    if (problem := _port_problem(host, port)) is not None:
+        raise ConfigError(_in_words(host, port, problem)) from problem
 
 
 def _port_problem(host: str, port: int) -> OSError | None:
