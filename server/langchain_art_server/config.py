@@ -165,7 +165,8 @@ class Settings(_Table):
     32768."""
     max_body_bytes: int = Field(default=32 << 20, ge=1024)
     max_running_calls: int = Field(default=1024, ge=1)
-    """Calls that may wait or run at once; more get 429 with Retry-After."""
+    """Calls of one client that may wait or run at once, and of all but for a sixteenth more; others
+    get 429 with Retry-After."""
     take_turns: bool = False
     """Sampler and learner take turns, for the two on one device: calls that arrive during a
     training step wait for its end, and are answered by the new version. vLLM sleeps in that time:

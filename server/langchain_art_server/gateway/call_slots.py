@@ -16,13 +16,13 @@ _MAX_WAITING = 1024
 class CallSlots:
     """Slots for `limit` calls.
 
-    One client may have all of them, but while another waits (it was refused), a client gets none
-    beyond its share: the limit over the number of clients that have slots or wait. A client is a
-    peer's address: there is one key.
+    One client may have all of them, and a sixteenth more are for others. While another waits (it
+    was refused), a client gets none beyond its share: the limit over the number of clients that
+    have slots or wait. A client is a peer's address: there is one key.
     """
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self._limit, self._of_all = limit, limit + limit // 16
         self._of: Counter[str] = Counter()
         self._waiting: dict[str, float] = {}
         self.running = 0
@@ -30,7 +30,7 @@ class CallSlots:
     def take(self, client: str, count: int) -> Lease:
         """Slots for the choices of one request. Raises Overloaded."""
         mine = self._of[client] + count
-        full = self.running + count > self._limit
+        full = self.running + count > self._of_all or mine > self._limit
         if full or (self._waiting and mine > count and self._beyond_share(client, mine)):
             self._refuse(client, full)
         if self._waiting:

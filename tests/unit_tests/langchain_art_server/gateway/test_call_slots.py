@@ -28,6 +28,16 @@ def test_one_client_alone_has_all_of_them() -> None:
     assert not refused(slots, "a")
 
 
+def test_who_has_all_of_them_shuts_nobody_out() -> None:
+    slots = CallSlots(32)
+    held = slots.take("a", 32)
+    assert refused(slots, "a")
+    with slots.take("b", 1), slots.take("c", 1):
+        assert refused(slots, "d")
+    held.give_back(32)
+    assert slots.running == 0
+
+
 def test_while_another_waits_a_client_gets_no_more_than_its_share() -> None:
     slots = CallSlots(8)
     greedy = [slots.take("a", 1) for _ in range(8)]
