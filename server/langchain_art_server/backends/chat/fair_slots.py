@@ -13,8 +13,8 @@ from langchain_art_server.backends.chat.fair_queue import FairQueue
 class FairSlots:
     """`limit` slots. The next free one is for the client that has fewest.
 
-    Further slots, `kept`, are for clients other than the one that has most, so that they need not
-    wait until one of its calls ends.
+    One client may have all of them. Further slots, `kept`, are for others, which then need not wait
+    until one of its calls ends.
     """
 
     def __init__(self, limit: int, kept: int = 0) -> None:
