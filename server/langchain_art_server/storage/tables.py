@@ -239,7 +239,7 @@ class StoredRun:
 
 
 def pack(value: Any) -> bytes:
-    """A value as JSON, compressed if it is long: zlib gives up the interpreter's lock each time."""
+    """A value as JSON, compressed if it is long; zlib gives up the interpreter's lock."""
     body = to_json(value)
     return body if len(body) < _LONG else zlib.compress(body, 1)
 
