@@ -220,11 +220,16 @@ class CallRecord:
         return cls(**values)
 
     def public(self) -> dict[str, Any]:
-        """What ``GET /v1/calls/{id}`` answers."""
-        tags = self.tags.model_dump(exclude_defaults=True)
+        """What ``GET /v1/calls/{id}`` answers.
+
+        ``restricted``: it was drawn from a part of the vocabulary, which this does not show.
+        """
         known = asdict(self)
-        del known["drawn_from"]
-        return known | {"tags": tags, "trainable": self.excluded_because is None}
+        return known | {
+            "tags": self.tags.model_dump(exclude_defaults=True),
+            "trainable": self.excluded_because is None,
+            "restricted": bool(known.pop("drawn_from")),
+        }
 
 
 @dataclass(frozen=True)

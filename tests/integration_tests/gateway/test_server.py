@@ -143,6 +143,7 @@ def test_what_cannot_be_trained_says_why(http: httpx.Client) -> None:
         assert answer.status_code == 200, answer.text
         call = http.get(f"/v1/calls/{answer.json()['id']}").json()
         assert (call["trainable"], call["excluded_because"]) == (reason is None, reason)
+        assert call["restricted"] == (reason is None)  # at temperature 0 nothing is drawn
 
 
 def test_models_lists_base_policy_and_versions(sdk: openai.OpenAI) -> None:

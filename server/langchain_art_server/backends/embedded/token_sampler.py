@@ -76,7 +76,7 @@ class TokenSampler:
         """Sample from float32 logits ``[rows, vocab]``, which may be overwritten."""
         for row, state, processor in self._constrained:
             allowed = processor.apply(logits[row])
-            if not truncates(state.sampling):
+            if state.sampling.temperature > 0 and not truncates(state.sampling):
                 state.drawn_from.add(allowed)
         logprobs = logits.div_(self._scales).log_softmax(-1)
         weights = logprobs.exp()
