@@ -46,7 +46,7 @@ def test_a_port_in_use_is_named(taken: int) -> None:
         check_port("192.0.2.1", 8000)
 
 
-@pytest.mark.parametrize("model", ["./no/such/model", "/no/such", "~/model", "a/b/c", "../x"])
+@pytest.mark.parametrize("model", ["./no/such/model", "/no/such", "~/model", "a/b/c", "../no/x"])
 def test_a_folder_that_is_not_there_is_named(model: str) -> None:
     with pytest.raises(ConfigError, match=f"got the model '{model}', but /.* does not exist"):
         check_model(model)

@@ -84,7 +84,7 @@ def test_a_healthy_server_passes_and_is_left_as_it_was(server: FaultyServer) -> 
         ("hot", "trains", "logprobs are those of temperature 1.3, while the calls say 1"),
         ("shifted", "trains", "shifted by one"),
         ("truncated", "trains", "nats apart"),
-        ("likelier of two", "drawn as reported", "standard errors"),
+        ("likeliest of four", "drawn as reported", "standard errors"),
         ("base drifts", "base stays as it was", ""),  # by nats, or to other tokens altogether
         ("learner unlearns", "learns", "standard errors"),
     ],

@@ -42,13 +42,13 @@ class FaultySampler(TransformersSampler):
             request = replace(request, sampling=replace(sampling, temperature=1.3))
         elif now == "truncated":
             request = replace(request, sampling=replace(sampling, top_k=2))
-        other: ChatReply | None = None
-        if now == "likelier of two":
-            async for reply in super().chat(request):
-                other = reply if isinstance(reply, ChatReply) else other
+        others: list[ChatReply] = []
+        for _ in range(3 if now == "likeliest of four" else 0):
+            others += [one async for one in super().chat(request) if isinstance(one, ChatReply)]
         async for reply in super().chat(request):
-            if other is not None and isinstance(reply, ChatReply):
-                reply = max(other, reply, key=lambda one: sum(one.logprobs) / len(one.logprobs))
+            if others and isinstance(reply, ChatReply):
+                drawn = [*others, reply]
+                reply = max(drawn, key=lambda one: sum(one.logprobs) / len(one.logprobs))
             yield _spoilt(reply, now) if isinstance(reply, ChatReply) else reply
 
     async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:

@@ -170,7 +170,7 @@ def test_the_command_line_asks_for_a_function(
         "from langchain_core.runnables import RunnableLambda\ngraph = RunnableLambda(len)\n"
     )
     with pytest.raises(ConfigError, match="brings no reward"):
-        load_rollout("my_graph_mod:graph", "p", None)
+        load_rollout("my_graph_mod:graph", "p", None, tmp_path)
 
 
 # --- what goes along for the evaluator ------------------------------------------------------------
