@@ -74,7 +74,9 @@ def from_root(name: str) -> str:
 
 def openapi() -> dict[str, Any]:
     """The document that a server gives at /openapi.json, without a server."""
-    served = create_app(SimpleNamespace(settings=Settings(model="any")))  # type: ignore[arg-type]
+    info = SimpleNamespace(max_model_len=32768)  # no limit of it is in the document
+    service = SimpleNamespace(settings=Settings(model="any"), sampler=SimpleNamespace(info=info))
+    served = create_app(service)  # type: ignore[arg-type]
 
     async def ask() -> dict[str, Any]:
         transport = httpx.ASGITransport(served)
