@@ -40,7 +40,7 @@ def address_of(
     model: Model | Sequence[Model], client: ArtClient | AsyncArtClient | None
 ) -> tuple[tuple[str, ...], str | None, str | None]:
     """Policies, base URL and key. A client's server goes before the models'."""
-    models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
+    models = _models(model)
     names = tuple(_policy_name(one) for one in models)
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"got models {list(names)}, expected at least one, and each only once")
@@ -58,6 +58,10 @@ def address_of(
     return names, next(iter(urls), None), next(iter(keys), None)
 
 
+def _models(model: Model | Sequence[Model]) -> list[Any]:
+    return list(model) if isinstance(model, list | tuple) else [model]
+
+
 def _policy_name(model: Any) -> str:
     name: Any = model if isinstance(model, str) else getattr(model, "model_name", None)
     if not isinstance(name, str) or not name:
@@ -67,14 +71,13 @@ def _policy_name(model: Any) -> str:
 
 def sampling_settings(model: Model | Sequence[Model]) -> dict[str, dict[str, Any]]:
     """Policy -> how its chat model samples, where it is given as a chat model."""
-    models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
     return {
         _policy_name(one): {
             name: to_jsonable_python(value, fallback=repr)
             for name in _SAMPLING
             if (value := getattr(one, name, None)) not in (None, {}, [])
         }
-        for one in models
+        for one in _models(model)
         if not isinstance(one, str)
     }
 

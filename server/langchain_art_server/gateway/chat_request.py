@@ -206,14 +206,16 @@ def refuse_overflow(raw: dict[str, Any]) -> None:
         InvalidRequest: with the name of the field.
     """
     for field, value in raw.items():
-        left = [value]
-        while left:
-            one = left.pop()
-            if one.__class__ is dict:
-                left += one.values()
-            elif one.__class__ is list:
-                left += one
-            elif one.__class__ is float and isinf(one):
+        found = [value]
+        for one in found:  # which grows meanwhile
+            kind = one.__class__
+            if kind is str:  # most are, and each call of each client comes by here
+                continue
+            if kind is dict:
+                found += one.values()
+            elif kind is list:
+                found += one
+            elif kind is float and isinf(one):
                 raise InvalidRequest(
                     f"{field}: got a number that overflows to infinity, expected at most 1.8e308",
                     param=field,
@@ -333,4 +335,5 @@ def _check_message(index: int, message: dict[str, Any]) -> None:
                 "support; the model would not be shown it. Write tool calls as tool_calls.",
                 param="messages",
             )
-    check_calls(index, message.get("tool_calls"))
+    if calls := message.get("tool_calls"):
+        check_calls(index, calls)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from pydantic_core import from_json
 
@@ -75,10 +75,10 @@ def _choice(problem: str) -> InvalidRequest:
 
 
 def check_calls(index: int, calls: Any) -> None:
-    """Check the tool calls of message `index`, if it has any. Raises InvalidRequest."""
-    if calls and not isinstance(calls, list):
+    """Check the tool calls of message `index`. Raises InvalidRequest."""
+    if not isinstance(calls, list):
         raise _malformed_call(index, calls)
-    for call in calls or ():
+    for call in cast(list[Any], calls):
         if not _function(call):
             raise _malformed_call(index, call)
         _check_arguments(index, call["function"].get("arguments"))

@@ -24,6 +24,9 @@ def connect(url: str) -> sa.Engine:
         kind = parsed.get_backend_name()
         if kind == "sqlite":
             engine = sa.create_engine(parsed)
+            # One statement for many rows: sqlite3 gives the interpreter's lock up for each
+            # statement, and would wait for the event loop as often.
+            engine.dialect.use_insertmanyvalues_wo_returning = True
             event.listen(engine, "connect", _sqlite_pragmas)
             return engine
         if kind == "postgresql":  # replaces connections that broke while they were idle

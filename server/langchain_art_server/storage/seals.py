@@ -27,6 +27,9 @@ _NO_SWITCH, _LONG = 2047, 1 << 17
 class Blob(sa.LargeBinary):
     """Bytes, as the drivers give them: SQLAlchemy would convert what a damaged row has instead."""
 
+    def bind_processor(self, dialect: sa.Dialect) -> None:
+        """None: both drivers take bytes as they are."""
+
     def result_processor(self, dialect: sa.Dialect, coltype: object) -> None:
         """None: there is nothing to convert."""
 
