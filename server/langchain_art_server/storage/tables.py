@@ -29,8 +29,10 @@ _ARRAYS = {"prompt_token_ids": "i", "token_ids": "i", "logprobs": "d"}
 _NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 #: Of the tables below. Another number, or another column, is refused at the start.
 SCHEMA_VERSION = 2
-#: Bytes of JSON from which on it is compressed, and the first byte of what zlib compressed.
-_LONG, _ZLIB = 1024, b"x"
+#: Bytes of JSON from which on it is compressed, and the first byte of what zlib compressed. zlib
+#: gives up the interpreter's lock, and to get it back takes the writer of many calls longer than to
+#: write the bytes; SQLite writes pages of 4096.
+_LONG, _ZLIB = 4096, b"x"
 SCHEMA = sa.Table(
     "art_schema",
     META,
@@ -244,7 +246,7 @@ class StoredRun:
 
 
 def pack(value: Any) -> bytes:
-    """A value as JSON, compressed if it is long; zlib gives up the interpreter's lock."""
+    """A value as JSON, compressed if it is long."""
     body = to_json(value)
     return body if len(body) < _LONG else zlib.compress(body, 1)
 
