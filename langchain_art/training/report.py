@@ -14,7 +14,8 @@ from langchain_art.wire import NodeReport
 
 def summary_table(result: FitResult) -> Table:
     """A fit in a few rows."""
-    title = f"{' and '.join(result.versions)}: {len(result.history)} steps"
+    steps = f"{len(result.history)} step{'' if len(result.history) == 1 else 's'}"
+    title = f"{' and '.join(result.versions)}: {steps}"
     table = Table(Column(style="bold"), Column(overflow="fold"), title=title, show_header=False)
     evals = {"held out before": result.before, "held out after": result.after, "best": result.best}
     for name, found in evals.items():
@@ -29,8 +30,8 @@ def summary_table(result: FitResult) -> Table:
         table.add_row(
             "resampled", f"{resampled} of {groups} groups, in place of zero-variance ones"
         )
-    steps = sum(record.seconds.get("total", 0.0) for record in result.history)
-    table.add_row("time", f"{duration(steps)} in steps, {duration(result.seconds)} in all")
+    in_steps = sum(record.seconds.get("total", 0.0) for record in result.history)
+    table.add_row("time", f"{duration(in_steps)} in steps, {duration(result.seconds)} in all")
     prompts, sampled = (result.tokens.get(name, 0) for name in ("prompt", "completion"))
     learned = sum(report.tokens for report in result.nodes.values())
     table.add_row("tokens", f"{prompts} read, {sampled} sampled, {learned} trained")
@@ -42,6 +43,8 @@ def summary_table(result: FitResult) -> Table:
         newest = f"{policy}@{version}"
         name = chosen.get(policy, newest)
         beside = "" if name == newest else f'  the best; the newest is "{newest}"'
+        if not learned:
+            beside = "  as it was: NOTHING was trained"
         table.add_row("use it as", f'ChatART(model="{name}"){beside}')
     return table
 

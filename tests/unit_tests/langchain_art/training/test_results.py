@@ -166,7 +166,7 @@ def test_the_summary_counts_tokens_and_names_every_adapter() -> None:
     found = FitResult(fit_id="f", versions=record.versions, history=(record,))
     text = screen(summary_table(found), node_table(found.nodes, "by node"))
     for words in (
-        "w and c: 1 steps",
+        "w and c: 1 step ",
         "0 read, 40 sampled, 24 trained",
         '"w@3"',
         '"c@2"',
@@ -181,7 +181,16 @@ def test_the_summary_says_to_use_the_best_version() -> None:
     text = screen(summary_table(found), width=100)
     assert 'ChatART(model="agent@1")  the best; the newest is "agent@2"' in text
     alone = FitResult(fit_id="f", versions={"agent": 2}, history=(step(ONE),))
-    assert 'ChatART(model="agent@2")' in screen(summary_table(alone))
+    text = screen(summary_table(alone), width=100)
+    assert 'ChatART(model="agent@2")' in text and "NOTHING" not in text
+
+
+def test_the_summary_says_that_nothing_was_trained() -> None:
+    zero = result("agent", 0, excluded={"groups.zero_variance": 2}, nodes={"a": node(0, 0.0)})
+    found = FitResult(fit_id="f", versions={"agent": 0}, history=(step(zero),))
+    assert 'ChatART(model="agent@0")  as it was: NOTHING was trained' in screen(
+        summary_table(found), width=100
+    )
 
 
 def test_a_result_is_a_line() -> None:
