@@ -25,7 +25,11 @@ from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire.redaction import redact
 from langchain_art_server.config import Settings, load_settings
 from langchain_art_server.gateway.app import create_app
-from langchain_art_server.gateway.http_protocol import DeadlineHttp, max_connections
+from langchain_art_server.gateway.http_protocol import (
+    IDLE_SECONDS,
+    DeadlineHttp,
+    max_connections,
+)
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.start_checks import check_start
 
@@ -70,6 +74,7 @@ async def run(settings: Settings) -> None:
             proxy_headers=False,  # slots are shared by who connects, and anyone can write a header
             http=DeadlineHttp,
             ws="none",
+            timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=10,
         )
         DeadlineHttp.limit = max_connections()

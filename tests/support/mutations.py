@@ -143,7 +143,8 @@ def _mutate(root: Any, rng: random.Random) -> None:
         value, other = parent[key], rng.choice(places)
         other[0][other[1]] = copy.deepcopy(value)
     elif isinstance(parent, dict):
-        parent[rng.choice(["x", "model", "id", "messages", "type", "n", ""])] = rng.choice(HOSTILE)
+        name = rng.choice(["x", "model", "id", "messages", "type", "n", ""])
+        parent[name] = copy.deepcopy(rng.choice(HOSTILE))
     else:
         parent += [copy.deepcopy(parent[key])] * rng.choice((1, 20))
 

@@ -1,7 +1,8 @@
 """HTTP with deadlines: uvicorn's protocol, which has one for idle connections and no other.
 
 A peer loses its connection if it sends no whole header, a body too slowly, or does not read its
-answer. This holds before its key is read, and after.
+answer. This holds before its key is read, and after. One that is answered before it has sent all
+hears the answer: its connection is closed in stages.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import (
@@ -24,6 +26,15 @@ log = logging.getLogger(__name__)
 #: Seconds for a whole header, for a whole body, and in which a peer reads `_LEAST_READ` bytes.
 HEADER_SECONDS, BODY_SECONDS, READ_SECONDS = 10.0, 60.0, 30.0
 _LEAST_READ = 16 << 10
+#: Seconds for which a connection may be idle between two requests. Longer than clients keep theirs
+#: (OpenAI's and httpx 5 s, aiohttp 15 s): of a request to a connection that the server closes at
+#: that moment, nobody can tell whether it was served.
+IDLE_SECONDS = 30
+#: What a peer may send after the answer to a request that it has not sent whole. It is not kept.
+_LINGER_BYTES = 64 << 20
+#: Seconds from the end of a deadline to what follows: a process that was stopped (Ctrl-Z, a
+#: debugger, a frozen container) finds its timers over before it has read what came meanwhile.
+_LOOK_AGAIN = 0.05
 #: Of a header, with its first line; its number of fields, trailers included; and requests that a
 #: connection may send ahead of their answers.
 MAX_HEADER_BYTES, MAX_FIELDS, MAX_AHEAD = 64 << 10, 128, 16
@@ -50,6 +61,22 @@ class _Refused(Exception):
     """The header is not taken."""
 
 
+class _Deadline:
+    """A timer. It is over when what had come by then was read, and was not what it waits for."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, seconds: float, over: Callable[[], None]
+    ) -> None:
+        self._loop, self._over = loop, over
+        self._timer = loop.call_later(seconds, self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = self._loop.call_later(_LOOK_AGAIN, self._over)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+
 class DeadlineHttp(HttpToolsProtocol):
     """One connection. Timers run only while a header or a body is unfinished."""
 
@@ -59,8 +86,10 @@ class DeadlineHttp(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._part = ""  # of a request that is unfinished: header, body or none
         self._header_bytes = 0
-        self._deadline: asyncio.TimerHandle | None = None
-        self._reading: asyncio.TimerHandle | None = None
+        self._deadline: _Deadline | None = None
+        self._reading: _Deadline | None = None
+        self._lingers = False  # the answer is sent, and what still comes is not kept
+        self._after_answer = 0  # bytes of a body whose request was answered
 
     # --- connection -----------------------------------------------------------------------------
 
@@ -69,7 +98,8 @@ class DeadlineHttp(HttpToolsProtocol):
         super().connection_made(transport)
         if len(self.connections) > self.limit:
             problem = f"{self.limit} connections are open, and no more may be."
-            self._refuse(EngineUnavailable(problem, retry_after=5))
+            self._say(EngineUnavailable(problem, retry_after=5))
+            self.transport.close()  # at once: of open files there are few
         else:
             self._within(HEADER_SECONDS)
 
@@ -80,15 +110,58 @@ class DeadlineHttp(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def timeout_keep_alive_handler(self) -> None:
+        """No new request came, as far as it was looked."""
+        self.timeout_keep_alive_task = self.loop.call_later(_LOOK_AGAIN, self._idle)
+
+    def _idle(self) -> None:
         """No new request came. What is left of an answer is given up if it is not read."""
         super().timeout_keep_alive_handler()
-        self.loop.call_later(READ_SECONDS, self.transport.abort)
+        self._end_soon()
+
+    def write(self, data: bytes) -> None:
+        """Write a part of an answer, unless the peer was told that there is no more."""
+        if not self._lingers:
+            self.transport.write(data)
+
+    def close(self) -> None:
+        """Close after an answer.
+
+        In stages if the peer may still send (RFC 9112, 9.6): what comes to a closed connection
+        resets it, and a reset may take away the answer that was not read yet.
+        """
+        if not self._part:
+            self.transport.close()
+        if self._lingers or self.transport.is_closing():
+            return
+        self._lingers = True
+        self._end_soon()
+        self.pipeline.clear()
+        if (cycle := cast("RequestResponseCycle | None", self.cycle)) is not None:
+            cycle.disconnected = True  # its application may wait for the rest of the body
+            cycle.message_event.set()
+        self.transport.write_eof()
+        self.flow.resume_reading()
+
+    def _end_soon(self) -> None:
+        self._in_time()
+        self._deadline = _Deadline(self.loop, READ_SECONDS, self.transport.abort)
+
+    def shutdown(self) -> None:
+        """The server ends."""
+        if self._lingers:
+            self.transport.abort()
+        super().shutdown()
 
     # --- reading --------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come."""
+        if self._lingers:
+            self._not_kept(len(data))
+            return
         super().data_received(data)
+        if self._part == "body" and self._answers_nothing():
+            self._not_kept(len(data))
         if self._part:
             self._unfinished(len(data))
         elif self._answers_nothing():
@@ -97,7 +170,7 @@ class DeadlineHttp(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A header begins."""
         super().on_message_begin()
-        self._part, self._header_bytes = "header", 0
+        self._part, self._header_bytes, self._after_answer = "header", 0, 0
 
     def on_headers_complete(self) -> None:
         """A header is whole."""
@@ -106,6 +179,7 @@ class DeadlineHttp(HttpToolsProtocol):
         self._in_time()
         self._part = "body"
         super().on_headers_complete()
+        self.cycle.transport = cast("asyncio.Transport", self)  # of which it writes and closes
 
     def on_message_complete(self) -> None:
         """A request is whole."""
@@ -131,6 +205,11 @@ class DeadlineHttp(HttpToolsProtocol):
         else:
             self._within(HEADER_SECONDS if self._part == "header" else BODY_SECONDS)
 
+    def _not_kept(self, more: int) -> None:
+        self._after_answer += more
+        if self._after_answer > _LINGER_BYTES:
+            self.transport.abort()
+
     # --- writing --------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
@@ -147,7 +226,7 @@ class DeadlineHttp(HttpToolsProtocol):
 
     def _expect_reading(self) -> None:
         unread = self.transport.get_write_buffer_size()
-        self._reading = self.loop.call_later(READ_SECONDS, self._has_it_read, unread)
+        self._reading = _Deadline(self.loop, READ_SECONDS, lambda: self._has_it_read(unread))
 
     def _has_it_read(self, unread: int) -> None:
         if self.transport.get_write_buffer_size() <= unread - _LEAST_READ:
@@ -160,7 +239,7 @@ class DeadlineHttp(HttpToolsProtocol):
 
     def _within(self, seconds: float) -> None:
         if self._deadline is None and not self.transport.is_closing():
-            self._deadline = self.loop.call_later(seconds, self._too_slow)
+            self._deadline = _Deadline(self.loop, seconds, self._too_slow)
 
     def _in_time(self) -> None:
         if self._deadline is not None:
@@ -182,16 +261,19 @@ class DeadlineHttp(HttpToolsProtocol):
     def _refuse(self, error: RequestRefused) -> None:
         """Answer without the application, unless it answers already, and close."""
         self._in_time()
-        if self.transport.is_closing():
+        if self._lingers or self.transport.is_closing():
             return
         if self._part == "body":  # of a request that may have been answered, or wait for others
             unanswered = not (self.cycle.response_started or self.pipeline)
         else:
             unanswered = self._answers_nothing()
         if unanswered:
-            response = answer(error)
-            lines = [STATUS_LINE[response.status_code], b"connection: close\r\n"]
-            lines += [b"%b: %b\r\n" % pair for pair in response.raw_headers]
-            self.transport.write(b"".join([*lines, b"\r\n", bytes(response.body)]))
-        self.transport.close()  # the application learns of it when it is closed
-        self.loop.call_later(READ_SECONDS, self.transport.abort)
+            self._say(error)
+        self.close()
+        self._end_soon()
+
+    def _say(self, error: RequestRefused) -> None:
+        response = answer(error)
+        lines = [STATUS_LINE[response.status_code], b"connection: close\r\n"]
+        lines += [b"%b: %b\r\n" % pair for pair in response.raw_headers]
+        self.transport.write(b"".join([*lines, b"\r\n", bytes(response.body)]))
