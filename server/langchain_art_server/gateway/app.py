@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from langchain_art import wire
 from langchain_art._version import __version__
-from langchain_art.errors import ArtError, InvalidRequest, UnknownModel
+from langchain_art.errors import ArtError, EngineUnavailable, InvalidRequest, UnknownModel
 from langchain_art_server.gateway.auth import CHAT, AccessControl
 from langchain_art_server.gateway.chat_completions import ChatCompletions
 from langchain_art_server.gateway.chat_request import parse_json, refuse_overflow
@@ -321,5 +321,7 @@ def _status_routes(app: FastAPI, service: Service) -> None:
         """200 while calls are answered and jobs run; 503 otherwise, with the reasons by part."""
         if not (reasons := service.health.reasons):
             return JSONResponse({"ready": True})
-        found = {"ready": False, "reasons": reasons}
+        why = "; ".join(f"{part}: {reason}" for part, reason in reasons.items())
+        error = EngineUnavailable(f"The server is not ready. {why}.").body()
+        found = {"ready": False, "reasons": reasons} | error
         return JSONResponse(found, status_code=503, headers={"Retry-After": "2"})

@@ -106,7 +106,7 @@ def wrong(answer: httpx.Response, sent: Sent, documented: dict[str, set[str]]) -
     # A name that is empty, or has a slash, is another path (307: one slash less).
     if str(status) not in known and not (status in (307, 404, 405) and "{" in sent.path):
         return f"{status} is not among {sorted(known)}"
-    if status >= 400 and sent.path not in ("/readyz", "/healthz"):
+    if status >= 400:
         error = answer.json().get("error")
         if not isinstance(error, dict) or not error.get("message"):
             return f"{status} without OpenAI's error"

@@ -11,6 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from langchain_art.client.sync_client import ArtClient
+from langchain_art.errors import EngineUnavailable
 from tests.support.engines import engines
 from tests.support.live_server import LiveServer
 from tests.support.postgres import Postgres
@@ -49,6 +51,10 @@ def test_an_engine_that_is_stopped_is_noticed_and_replaced(art_server: LiveServe
         assert answer.json()["ready"] is False
         assert "has not answered for" in answer.json()["reasons"][part]
         assert int(answer.headers["retry-after"]) > 0
+        with ArtClient(art_server.base_url) as client:
+            words = rf"The server is not ready\. {part}: .* has not answered for"
+            with pytest.raises(EngineUnavailable, match=words):
+                client.ready(timeout=0.1)
         assert httpx.get(f"{art_server.root}/healthz").status_code == 200
         if part == "sampler":  # a call that it was sent meanwhile is not sent to the next one
             ended = httpx.post(f"{art_server.base_url}/chat/completions", json=ASK, timeout=60)
