@@ -31,7 +31,7 @@ _LEAST_READ = 16 << 10
 #: that moment, nobody can tell whether it was served.
 IDLE_SECONDS = 30
 #: What a peer may send after the answer to a request that it has not sent whole. It is not kept.
-_LINGER_BYTES = 64 << 20
+_LINGER_BYTES = 512 << 20
 #: Seconds from the end of a deadline to what follows: a process that was stopped (Ctrl-Z, a
 #: debugger, a frozen container) finds its timers over before it has read what came meanwhile.
 _LOOK_AGAIN = 0.05
