@@ -30,8 +30,10 @@ _LEAST_READ = 16 << 10
 #: (OpenAI's and httpx 5 s, aiohttp 15 s): of a request to a connection that the server closes at
 #: that moment, nobody can tell whether it was served.
 IDLE_SECONDS = 30
-#: What a peer may send after the answer to a request that it has not sent whole. It is not kept.
-_LINGER_BYTES = 512 << 20
+#: What a peer may send after the answer to a request that it has not sent whole. It is not kept; of
+#: all connections together, so many bytes a second are read: a socket has megabytes ready, and to
+#: read them takes turns of the event loop from others.
+_LINGER_BYTES, _LINGER_RATE = 512 << 20, 64 << 20
 #: Seconds from the end of a deadline to what follows: a process that was stopped (Ctrl-Z, a
 #: debugger, a frozen container) finds its timers over before it has read what came meanwhile.
 _LOOK_AGAIN = 0.05
@@ -81,6 +83,8 @@ class DeadlineHttp(HttpToolsProtocol):
     """One connection. Timers run only while a header or a body is unfinished."""
 
     limit = MAX_CONNECTIONS
+    #: When as much as `_LINGER_RATE` allows will have been read.
+    _lingering_until = 0.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -209,6 +213,16 @@ class DeadlineHttp(HttpToolsProtocol):
         self._after_answer += more
         if self._after_answer > _LINGER_BYTES:
             self.transport.abort()
+            return
+        now = self.loop.time()
+        until = max(now, DeadlineHttp._lingering_until) + more / _LINGER_RATE
+        DeadlineHttp._lingering_until = until
+        self.flow.pause_reading()
+        self.loop.call_later(until - now, self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
 
     # --- writing --------------------------------------------------------------------------------
 

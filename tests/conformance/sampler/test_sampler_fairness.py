@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from langchain_art_server.backends.base import ChatReply
+from langchain_art_server.backends.embedded import process
+from langchain_art_server.backends.embedded.sequence import SequenceState
 from tests.support.tiny_models import LocalSampler, ask, check_logprobs, load_plain
 
 BATCH = 16
@@ -114,6 +117,97 @@ def test_a_client_that_has_less_is_admitted_first(sampler: LocalSampler) -> None
         sampler.host.step()
     assert clock.now <= 0.02 * 45, "all of theirs ran at once"
     sampler.run()
+
+
+# --- work in one step ---------------------------------------------------------------------------
+
+
+class Counted:
+    """How often some functions were called, in the step that called them most."""
+
+    def __init__(self, sampler: LocalSampler, **functions: tuple[Any, str]) -> None:
+        self.most = dict.fromkeys(functions, 0)
+        self._now = dict(self.most)
+        for name, (owner, attribute) in functions.items():
+            setattr(owner, attribute, self._count(name, getattr(owner, attribute)))
+        step = sampler.host.step
+
+        def counted() -> None:
+            self._now = dict.fromkeys(self._now, 0)
+            step()
+            self.most = {name: max(most, self._now[name]) for name, most in self.most.items()}
+
+        sampler.host.step = counted
+
+    def _count(self, name: str, function: Callable[..., Any]) -> Any:
+        def called(*args: Any) -> Any:
+            self._now[name] += 1
+            return function(*args)
+
+        return called
+
+
+@pytest.fixture
+def large(model: Path) -> LocalSampler:
+    return LocalSampler(model, sampler={"threads": 1, "kv_cache_bytes": 64 << 20, "max_batch": 64})
+
+
+def test_a_step_begins_few_calls_of_a_client_with_many(large: LocalSampler) -> None:
+    sampler, host = large, large.host
+    clock = Clock(sampler, 0.002, 0.0005)
+    innocent(sampler, clock, 1)
+    runner = host.scheduler._runner
+    for n in range(BATCH):
+        sampler.send(ask(f"{n} the team", client="a", seed=n, max_tokens=120))
+    sampler.turn()
+    counted = Counted(sampler, begun=(host, "begin"), passes=(runner, "prefill"))
+    same = [ask("the same team and mail", client="a", max_tokens=9) for _ in range(40)]
+    short = [ask(f"{n}", client="a", seed=n, max_tokens=9) for n in range(40)]
+    refused = [ask(f"{n}", client="a", temperature=1e-6) for n in range(80)]
+    for one in (*same, *short, *refused):
+        sampler.send(one)
+    innocent(sampler, clock, 30)
+    assert counted.most["begun"] <= 32
+    assert counted.most["passes"] == 1
+    sampler.run()
+    assert len(sampler.errors) == 80 and len(sampler.results) == 111 + BATCH
+
+
+def test_calls_that_are_cancelled_at_once_leave_in_several_steps(large: LocalSampler) -> None:
+    sampler = large
+    asked = [ask(f"{n} the team", client="a", seed=n, max_tokens=120) for n in range(100)]
+    calls = [sampler.send(one) for one in asked]
+    for _ in range(40):
+        sampler.turn()
+    assert len(sampler.host.scheduler._rows) > 50
+    counted = Counted(sampler, kept=(sampler.host.scheduler._shared, "keep"))
+    for call in calls:
+        call.cancelled = True
+    sampler.run()
+    assert 0 < counted.most["kept"] <= 20, "16, and what ends by itself"
+    while sampler.host._ended:
+        sampler.host.step()
+    assert not sampler.errors, "nobody is told: nobody waits"
+    assert not sampler.host._running
+
+
+def test_long_answers_of_one_client_take_a_part_of_the_steps_of_another(
+    sampler: LocalSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, host = Clock(sampler, 0.004, 0.0), sampler.host
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    quiet, end = max(innocent(sampler, clock)), host._end
+
+    def slow(chat: Any, sequence: SequenceState) -> None:
+        end(chat, sequence)
+        clock.now += 0.004 if sequence.client == "a" else 0.0
+
+    monkeypatch.setattr(host, "_end", slow)
+    for n in range(BATCH):
+        sampler.send(ask(f"{n} the team", client="a", seed=n, max_tokens=4))
+    while not host._ended:
+        sampler.turn()
+    assert max(innocent(sampler, clock, 4)) <= 2.2 * quiet
 
 
 def tokens_of(replies: list[ChatReply]) -> list[list[int]]:

@@ -288,6 +288,36 @@ def test_unfinished_bodies_share_their_memory(small: Small) -> None:
     assert all(b"retry-after" in answer for answer in answers if b" 503 " in answer)
 
 
+def test_the_rest_of_a_refused_body_is_read_slowly(small: Small) -> None:
+    """Read at once, it keeps the event loop from others: a socket has megabytes ready."""
+    connections = [small.connect(0.1) for _ in range(4)]
+    for connection in connections:
+        connection.sendall(POST % (1 << 40))
+    begun, sent = time.monotonic(), 0
+    while time.monotonic() - begun < 0.5:
+        for connection in connections:
+            with contextlib.suppress(TimeoutError):
+                sent += connection.send(bytes(1 << 20))
+    # Of each socket the buffers too.
+    assert sent < (64 + 4 * 8) << 20
+    assert all(b"HTTP/1.1 413" in connection.recv(4096) for connection in connections)
+
+
+@pytest.mark.parametrize("size", [2 << 20, 30 << 20])
+def test_who_sends_too_much_is_told_so(small: Small, size: int) -> None:
+    async def send(http: httpx.AsyncClient) -> int:
+        return (await http.post("/size", json="x" * size)).status_code
+
+    async def in_turn() -> list[int]:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{small.port}") as http:
+            return [await send(http) for _ in range(2)]
+
+    assert asyncio.run(in_turn()) == [413] * 2
+    with httpx.Client(base_url=f"http://127.0.0.1:{small.port}") as http:
+        assert [http.post("/size", json="x" * size).status_code for _ in range(2)] == [413] * 2
+        assert http.post("/size", json="x").text == "3"
+
+
 def test_who_does_not_read_loses_its_answer(small: Small) -> None:
     connection = small.connect()
     connection.sendall(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")

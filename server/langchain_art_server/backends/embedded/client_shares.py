@@ -3,7 +3,7 @@
 A step that decodes a hundred rows of one client would make another's single row wait for all of
 them, token by token. So while clients ask for very different amounts, those that ask for less than
 the average are *light*: their rows have turns of their own. The *heavy* ones' rows are computed a
-part at a time, for as long in all.
+part at a time, for half as long in all: light clients wait for each token, and need little.
 
 Where a step takes about as long however many rows it has, as on a GPU, all rows share every step.
 """
@@ -22,6 +22,10 @@ _RECENT = 0.5
 #: Below so many tokens of heavy clients, or so many times those of the light ones, all rows share a
 #: step: much of its time is that of loading the weights.
 _FEW, _TIMES = 8, 2
+#: So many times as long as heavy clients' turns are those of light ones, if they need it.
+_LIGHT_TIMES = 2
+#: Rows of heavy clients that are decoded in one turn.
+_TURN_ROWS = 32
 #: Tokens of a prompt that take as long as a decoded one, and what a client's queue counts as.
 _PREFILLED, _QUEUE = 4, 16
 
@@ -36,6 +40,7 @@ class ClientShares:
         linear: whether a step's time grows with its tokens; otherwise there are no turns.
 
     Attributes:
+        several: whether others wait for this turn.
         light: the clients whose rows have turns of their own.
         computed: set by the caller if something was computed in this turn.
     """
@@ -45,6 +50,7 @@ class ClientShares:
         self._seen: dict[str, float] = {}
         self._turn: TurnOf = "all"
         self._credit = 0.0
+        self.several = False
         self.light: Set[str] = set[str]()
         self.computed = False
 
@@ -56,7 +62,8 @@ class ClientShares:
         self._seen.update(dict.fromkeys(present, now))
         if len(self._seen) > 1:
             self._seen = {one: at for one, at in self._seen.items() if now - at <= _RECENT}
-        self.light = self._light(rows, waiting) if self._linear and len(self._seen) > 1 else set()
+        self.several = self._linear and len(self._seen) > 1
+        self.light = self._light(rows, waiting) if self.several else set()
         if not self.light:
             self._turn, self._credit = "all", 0.0
         elif self._credit >= 0 and not self.light.isdisjoint(present):
@@ -81,10 +88,35 @@ class ClientShares:
         return self._turn
 
     def end(self) -> None:
-        """Count the time of a turn: light and heavy clients get as much of it."""
+        """Count the time of a turn."""
         if not self.computed:
             return
         took = self._clock() - self._began
-        light = self._turn == "light"
-        self._credit = max(self._credit, 0.0) - took if light else min(self._credit + took, took)
+        if self._turn == "light":
+            self._credit = max(self._credit, 0.0) - took
+        else:
+            self._credit = min(self._credit, 0.0) + took * _LIGHT_TIMES
         self.computed = False
+
+
+class HeavyTurns:
+    """What the turns of heavy clients compute: a prefill pass and a part of their rows, by turns.
+
+    Attributes:
+        prefilled: whether the last one was a prefill pass.
+    """
+
+    def __init__(self) -> None:
+        self.prefilled = False
+        self._next = 0
+
+    def only_tokens(self) -> bool:
+        """Begin a turn; returns whether it is one for tokens, if any can be decoded."""
+        last, self.prefilled = self.prefilled, False
+        return last
+
+    def span(self, border: int) -> tuple[int, int]:
+        """The next of the rows before `border`, to be decoded in this turn."""
+        first = self._next if _TURN_ROWS < border > self._next else 0
+        self._next = min(first + _TURN_ROWS, border)
+        return first, self._next

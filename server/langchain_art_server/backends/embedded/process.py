@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import queue
 import random
@@ -35,8 +36,9 @@ from langchain_art_server.config import Settings
 log = logging.getLogger(__name__)
 #: Slow calls that threads have at once: each thread one, and its next.
 _AHEAD = 2 * THREADS
-#: Seconds of a turn after which no further call that has ended is answered in it.
-_ANSWER_SECONDS = 0.005
+#: Seconds of a turn, and part of its step's time, after which no further call that has ended is
+#: answered in it: it may be another client's.
+_ANSWER_SECONDS, _ANSWER_PART = 0.005, 0.25
 
 
 def serve(channel: Channel, config: dict[str, Any]) -> None:
@@ -53,6 +55,10 @@ def serve(channel: Channel, config: dict[str, Any]) -> None:
         return
     channel.result(start, vars(host.info))
     channel.flush()
+    # As in the gateway: a look at everything would stop all calls for a tenth of a second.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     while True:
         host.step()
 
@@ -127,7 +133,9 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
     def step(self) -> None:
         """Take new calls, do one step, write what is new. Blocks while there is nothing to do."""
         begun = self._take()
+        answering = _ANSWER_SECONDS
         if self.scheduler.busy:
+            stepping = time.monotonic()
             for sequence in self.scheduler.step():
                 self._ended.put(sequence.client, sequence)
             for sequence in self.scheduler.stepped:
@@ -135,16 +143,17 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
                 over = sequence.finish or sequence.error
                 if chat.request.stream and not over:
                     self._stream(chat, chat.output.update(sequence.out))
-        self._answer()
+            answering = min(answering, (time.monotonic() - stepping) * _ANSWER_PART)
+        self._answer(answering)
         self._channel.flush()
         self._pauses.add(time.monotonic() - begun)
 
-    def _answer(self) -> None:
+    def _answer(self, seconds: float) -> None:
         """Answer calls that have ended, for a while: many with `top_logprobs` take long in all."""
         begun = time.monotonic()
         while (sequence := self._ended.take({})) is not None:
             self._end(self._running.pop(sequence), sequence)
-            if time.monotonic() - begun > _ANSWER_SECONDS:
+            if time.monotonic() - begun > seconds:
                 break
 
     def _take(self) -> float:
@@ -202,7 +211,8 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
             chat, state = prepared.result() if prepared else self._prepare_sampling(call, adapter)
         except Exception as error:  # noqa: BLE001  see `_take`
             self._free(self._release(adapter))
-            self._fail(call, error)
+            if not call.cancelled:
+                self._fail(call, error)
             return None
         sequence = SequenceState(
             chat.prompt.ids,

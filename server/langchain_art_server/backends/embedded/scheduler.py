@@ -18,7 +18,7 @@ from collections.abc import Callable, Set
 import torch
 
 from langchain_art_server.backends.chat.fair_queue import FairQueue
-from langchain_art_server.backends.embedded.client_shares import ClientShares, TurnOf
+from langchain_art_server.backends.embedded.client_shares import ClientShares, HeavyTurns, TurnOf
 from langchain_art_server.backends.embedded.model_runner import SerialRunner, SlotRunner
 from langchain_art_server.backends.embedded.multi_lora import AdapterBank
 from langchain_art_server.backends.embedded.prefix_cache import BLOCK, PrefixCache
@@ -29,8 +29,11 @@ from langchain_art_server.backends.embedded.token_sampler import SampledTokens, 
 
 #: Padded tokens that one prefill pass takes.
 PREFILL_TOKENS = 2048
-#: The most that a turn of some clients prefills, decodes of heavy ones, and admits.
-_TURN_PREFILL, _TURN_ROWS, _TURN_ADMITS = 256, 32, 8
+#: The most that a turn of some clients prefills, and that one of some, and of all, admits (half a
+#: millisecond each).
+_TURN_PREFILL, _TURN_ADMITS, _STEP_ADMITS = 256, 8, 32
+#: Cancelled rows that leave in one step: to keep the prefix of one takes a tenth of a millisecond.
+_LEAVE_AT_ONCE = 16
 #: Tokens that an admitted sequence must have room for, so that it is not preempted at once.
 _HEADROOM = 64
 
@@ -64,9 +67,9 @@ class Scheduler:
         #: Rows of each client.
         self._held: Counter[str] = Counter()
         self._shares = ClientShares(clock, linear=runner.device.type == "cpu")
-        #: Slots from which on ready rows are of light clients, if some have turns of their own;
-        #: and the first slot of the next heavy ones.
-        self._border = self._next_heavy = 0
+        self._heavy = HeavyTurns()
+        #: Slots from which on ready rows are of light clients, if some have turns of their own.
+        self._border = 0
         self._shared = SharedPrefixes(runner.cache, prefixes)
         self._sampler: TokenSampler | None = None
         self._span = (0, 0)
@@ -88,7 +91,7 @@ class Scheduler:
         """Admit, prefill, sample one token each. Returns what ended, cancelled sequences too."""
         cancelled = self._waiting.drop(lambda one: one.cancelled())
         ended = [sequence for one in cancelled if (sequence := one.prepare()) is not None]
-        if gone := [s for s in self._rows if s.cancelled()]:
+        if gone := [s for s in self._rows if s.cancelled()][:_LEAVE_AT_ONCE]:
             self._remove(gone)
             ended += gone
         self.stepped = []
@@ -111,26 +114,27 @@ class Scheduler:
         return ended
 
     def _take_turn(self, turn: TurnOf, among: Set[str] | None, ended: list[SequenceState]) -> None:
-        """A step for the rows of some clients; None: for all."""
+        """A step for the rows of some clients; None: for all. Short, if others wait for it."""
         budget = PREFILL_TOKENS if among is None else _TURN_PREFILL
+        only_tokens = turn == "heavy" and self._heavy.only_tokens()
         while budget > 0:
             self._admit(among, kept=self._max_batch // 8 if turn == "heavy" else 0)
-            if not (pending := self._arrange(among)):
+            pending = self._arrange(among)
+            if not pending or (only_tokens and self._border):
                 break
             budget -= self._prefill(budget, self._ready + pending, ended)
+            if turn == "heavy":
+                self._heavy.prefilled = True
+                return
+            if self._shares.several:
+                break
         if not self._rows:
             return
         self._make_room()
         self._arrange(among)
-        first, last = 0, self._ready
-        if turn == "light":
-            first = self._border
-        elif turn == "heavy" and self._border > _TURN_ROWS:
-            first = self._next_heavy if self._next_heavy < self._border else 0
-            last = min(first + _TURN_ROWS, self._border)
-            self._next_heavy = last
-        elif turn == "heavy":
-            last = self._border
+        first, last = self._border if turn == "light" else 0, self._ready
+        if turn == "heavy":
+            first, last = self._heavy.span(self._border)
         if last > first:
             self._decode(first, last, ended)
 
@@ -144,8 +148,8 @@ class Scheduler:
         """
         later: list[SequenceState] = []
         placed: list[tuple[SequenceState, list[int]]] = []
-        most = self._max_batch if among is None else _TURN_ADMITS
-        while len(placed) < most and len(later) < self._max_batch:
+        most = _STEP_ADMITS if among is None else _TURN_ADMITS
+        for _ in range(most if self._shares.several else self._max_batch):
             if kept and len(self._rows) + len(placed) + kept >= self._max_batch:
                 break
             queued = self._waiting.take(self._held, among)
@@ -172,10 +176,8 @@ class Scheduler:
 
     def _fits(self, sequences: list[SequenceState]) -> bool:
         cache, last = self._runner.cache, sequences[-1]
-        if len(sequences) > self._max_batch:
-            return False
-        if cache is None:
-            return True
+        if cache is None or len(sequences) > self._max_batch:
+            return len(sequences) <= self._max_batch
         room = min(_HEADROOM, last.limit - len(last.out))
         return cache.reserve(len(sequences), max(_longest(sequences), last.length + room))
 
