@@ -13,6 +13,8 @@ from typing import Any
 CHAT = "/v1/chat/completions"
 ASK = [{"role": "user", "content": "When is the falcon review?"}]
 LOWEST = -(2**63)
+#: The attacker that does nothing.
+CONTROL = "none: control"
 MB = 1 << 20
 
 
@@ -158,15 +160,21 @@ def slow(drip: bytes) -> Attack:
     return connections(500, use)
 
 
-async def unfinished_body(
-    target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
+def unfinished_body(
+    path: str,
+) -> Callable[[Target, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
     """A body of 30 MB whose last byte never comes."""
-    writer.write(target.head("POST", CHAT, 30 * MB))
-    for size in [MB] * 29 + [MB - 1]:
-        writer.write(bytes(size))
-        await writer.drain()
-    await reader.read(1)
+
+    async def use(
+        target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        writer.write(target.head("POST", path, 30 * MB))
+        for size in [MB] * 29 + [MB - 1]:
+            writer.write(bytes(size))
+            await writer.drain()
+        await reader.read(1)
+
+    return use
 
 
 async def unread_streams(
@@ -178,6 +186,11 @@ async def unread_streams(
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     writer.write(target.head("POST", CHAT, len(data)) + data)
     await writer.wait_closed()
+
+
+async def nothing(_target: Target) -> None:
+    """A client that does nothing."""
+    await asyncio.Event().wait()
 
 
 async def policies(target: Target) -> None:
@@ -196,6 +209,7 @@ def attacks() -> dict[str, Attack]:
     properties = {f"p{number}": {"type": "string"} for number in range(20_000)}
     group = {"id": "g", "trajectories": [{"id": "t", "turns": [], "metadata": {"x": "y" * 8 * MB}}]}
     return {
+        CONTROL: nothing,
         "top_k of 63 bits": chat(top_k=2**63 - 1),
         "seed of 80 bits": chat(seed=2**80),
         "max_tokens of 63 bits": chat(max_tokens=2**63 - 1),
@@ -240,6 +254,7 @@ def attacks() -> dict[str, Attack]:
         "100 MB of short headers": connections(1, short_headers),
         "500 idle connections": slow(b""),
         "500 slow headers": slow(b"GET / HTTP/1.1\r\nHost: x\r\na: "),
-        "30 unfinished bodies of 30 MB": connections(30, unfinished_body),
+        "30 unfinished bodies of 30 MB": connections(30, unfinished_body(CHAT)),
+        "30 unfinished groups of 30 MB": connections(30, unfinished_body("/v1/groups")),
         "wrong keys": again("GET", "/status", b"", key="wrong", at_once=32),
     }

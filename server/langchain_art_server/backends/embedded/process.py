@@ -36,9 +36,11 @@ from langchain_art_server.config import Settings
 log = logging.getLogger(__name__)
 #: Slow calls that threads have at once: each thread one, and its next.
 _AHEAD = 2 * THREADS
-#: Seconds of a turn, and part of its step's time, after which no further call that has ended is
-#: answered in it: it may be another client's.
-_ANSWER_SECONDS, _ANSWER_PART = 0.005, 0.25
+#: Seconds of a turn after which no further call that has ended is answered in it.
+_ANSWER_SECONDS = 0.005
+#: The part of the time that may go into one client's answers while sequences run, and the seconds
+#: over which that is counted.
+_ANSWER_PART, _ANSWER_SPAN = 0.25, 0.01
 
 
 def serve(channel: Channel, config: dict[str, Any]) -> None:
@@ -120,6 +122,8 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
         self._pauses = LongestPause()
         self._running: dict[SequenceState, ChatCall[RoutedAdapter]] = {}
         self._ended: FairQueue[SequenceState] = FairQueue()
+        #: When the answers of a client have had no more than their part of the time.
+        self._paid: dict[str, float] = {}
         self._slow: FairQueue[_WaitingCall] = FairQueue()
         self._preparing: Counter[str] = Counter()
         self._methods: dict[str, Callable[[EngineCall], None]] = {
@@ -133,9 +137,7 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
     def step(self) -> None:
         """Take new calls, do one step, write what is new. Blocks while there is nothing to do."""
         begun = self._take()
-        answering = _ANSWER_SECONDS
         if self.scheduler.busy:
-            stepping = time.monotonic()
             for sequence in self.scheduler.step():
                 self._ended.put(sequence.client, sequence)
             for sequence in self.scheduler.stepped:
@@ -143,18 +145,24 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
                 over = sequence.finish or sequence.error
                 if chat.request.stream and not over:
                     self._stream(chat, chat.output.update(sequence.out))
-            answering = min(answering, (time.monotonic() - stepping) * _ANSWER_PART)
-        self._answer(answering)
+        self._answer()
         self._channel.flush()
         self._pauses.add(time.monotonic() - begun)
 
-    def _answer(self, seconds: float) -> None:
-        """Answer calls that have ended, for a while: many with `top_logprobs` take long in all."""
-        begun = time.monotonic()
-        while (sequence := self._ended.take({})) is not None:
-            self._end(self._running.pop(sequence), sequence)
-            if time.monotonic() - begun > seconds:
+    def _answer(self) -> None:
+        """Answer calls that have ended, for a while: those with many logprobs take long."""
+        begun = now = time.monotonic()
+        while now - begun <= _ANSWER_SECONDS:
+            paid = {one: at for one, at in self._paid.items() if at > now - _ANSWER_SPAN}
+            may = {one for one in self._ended.clients if paid.get(one, 0.0) <= now}
+            sequence = self._ended.take({}, may if self.scheduler.busy else None)
+            if sequence is None:
                 break
+            self._end(self._running.pop(sequence), sequence)
+            since, now = now, time.monotonic()
+            client, cost = sequence.client, (now - since) / _ANSWER_PART
+            paid[client] = max(paid.get(client, 0.0), since - _ANSWER_SPAN) + cost
+            self._paid = paid
 
     def _take(self) -> float:
         """Begin new calls; returns the time at which there was something to do."""
