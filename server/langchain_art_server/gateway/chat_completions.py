@@ -38,6 +38,9 @@ from langchain_art_server.policies.router import RoutedModel
 from langchain_art_server.storage.tables import CallRecord
 
 _LISTEN_AFTER = 0.5  # seconds
+#: Bytes of a body from which on to parse it, to check it and to measure its texts take milliseconds
+#: each.
+_LARGE = 64 << 10
 #: A choice's index, and a part of its reply.
 IndexedPiece = tuple[int, ChatDelta | ChatReply]
 
@@ -53,10 +56,14 @@ class ChatCompletions:
         service = self._service
         service.health.require_space()  # for the call's record
         request = Request(scope, receive)
-        call = CheckedChatRequest(await read_json(request), scope["headers"])
+        raw, size = await read_json(request), len(await request.body())
+        if size > _LARGE:  # other requests have turns of the event loop in between
+            await asyncio.sleep(0)
+        call = CheckedChatRequest(raw, scope["headers"])
         most = service.sampler.info.max_prompt_chars
         # The texts of a body are no longer than the body.
-        if len(await request.body()) > min(most, MAX_SCHEMA_CHARS):
+        if size > min(most, MAX_SCHEMA_CHARS):
+            await asyncio.sleep(0)
             refuse_oversize(call.body, most)
         with service.slots.take(peer := peer_of(scope), call.count) as slots:
             async with (
