@@ -133,7 +133,7 @@ class AccessControl:
                 raise wrong
             _check_form(scope, headers)
             chat = scope["path"] == CHAT
-            with self._bodies.admit(headers, receive, chat=chat) as body:
+            with self._bodies.admit(headers, receive, peer_of(scope), chat=chat) as body:
                 await self._app(scope, body.receive, begin)
         except ArtError as error:
             await answer(error)(scope, receive, send)

@@ -1,4 +1,4 @@
-"""Limits of requests' bodies: of each, and of the memory of all that have not come whole."""
+"""Limits of requests' bodies: of each, of the memory of all, and of the time for one client's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from langchain_art.errors import BodyTooLarge, EngineUnavailable
 #: The largest bodies that may be in memory, unfinished, at once.
 _LARGEST_AT_ONCE = 4
 
-
+#: Bytes of a body from which on it is large, and of one client's large bodies that are taken in a
+#: second: to parse and to check 30 MB takes the event loop a second, so they get a quarter of it.
+_LARGE, _TAKEN_PER_SECOND = 64 << 10, 8 << 20
 #: Bytes of a chat request beyond those of its prompt: a schema, the fields' names; and for each
 #: token of the context, as JSON.
 _CHAT_BYTES, _TOKEN_BYTES = 1 << 20, 16
@@ -33,14 +35,19 @@ class RequestBodies:
         chat = limit if context is None else _CHAT_BYTES + _TOKEN_BYTES * context
         self._chat_limit = min(limit, chat)
         self._held = 0
+        #: By client: when the next large body is taken from it.
+        self._free_at: dict[str, float] = {}
         self._unfinished: set[RequestBody] = set()
 
     def admit(
-        self, headers: dict[bytes, bytes], receive: Receive, *, chat: bool = False
+        self, headers: dict[bytes, bytes], receive: Receive, client: str, *, chat: bool = False
     ) -> RequestBody:
-        """The body of a new request, as a context. Raises BodyTooLarge by its Content-Length."""
+        """The body of a client's new request, as a context.
+
+        Raises BodyTooLarge by its Content-Length.
+        """
         length = headers.get(b"content-length", b"0")
-        body = RequestBody(self, receive, self._chat_limit if chat else self._limit)
+        body = RequestBody(self, receive, client, self._chat_limit if chat else self._limit)
         body.check(int(length) if length.isdigit() and len(length) < 20 else 0)
         return body
 
@@ -55,6 +62,14 @@ class RequestBodies:
         return BodyTooLarge(
             f"got a body of {length} bytes or more, expected at most {most}. {hint}"
         )
+
+    async def turn(self, client: str, size: int) -> None:
+        """Wait until a large body of so many bytes is taken from a client."""
+        now = asyncio.get_running_loop().time()
+        self._free_at = {one: at for one, at in self._free_at.items() if at > now}
+        begin = self._free_at.get(client, now)
+        self._free_at[client] = begin + size / _TAKEN_PER_SECOND
+        await asyncio.sleep(begin - now)
 
     def hold(self, body: RequestBody, more: int) -> None:
         """Count bytes of an unfinished body. Beyond the budget, the largest loses its request."""
@@ -72,10 +87,10 @@ class RequestBodies:
 class RequestBody:
     """One request's body; `receive` is ASGI's, and `held` the bytes of an unfinished body."""
 
-    __slots__ = ("_all", "_dropped", "_most", "_receive", "_seen", "_task", "held")
+    __slots__ = ("_all", "_client", "_dropped", "_most", "_receive", "_seen", "_task", "held")
 
-    def __init__(self, bodies: RequestBodies, receive: Receive, most: int) -> None:
-        self._all, self._receive, self._most = bodies, receive, most
+    def __init__(self, bodies: RequestBodies, receive: Receive, client: str, most: int) -> None:
+        self._all, self._receive, self._client, self._most = bodies, receive, client, most
         self._seen = self.held = 0
         self._dropped = False
         self._task: asyncio.Task[Any] | None = None
@@ -90,20 +105,24 @@ class RequestBody:
         """ASGI's `receive`. Raises BodyTooLarge, or EngineUnavailable if bodies take too much."""
         try:
             message = await self._receive()
+            last = not message.get("more_body")
+            self._seen += (more := len(message.get("body", b"")))
+            self.check(self._seen)
+            large = self._seen > _LARGE and message["type"] == "http.request"
+            if more and (large or not last):
+                self._task = asyncio.current_task()
+                self.held += more
+                self._all.hold(self, more)
+                if self._dropped:
+                    raise self._refusal()
+            if last and large:
+                await self._all.turn(self._client, self._seen)
         except asyncio.CancelledError:
             if self._dropped:
                 raise self._refusal() from None
             raise
-        self._seen += (more := len(message.get("body", b"")))
-        self.check(self._seen)
-        if not message.get("more_body"):
+        if last:
             self._release()
-        elif more:
-            self._task = asyncio.current_task()
-            self.held += more
-            self._all.hold(self, more)
-            if self._dropped:
-                raise self._refusal()
         return message
 
     def check(self, length: int) -> None:

@@ -14,13 +14,13 @@ from langchain_art_server.gateway.request_bodies import RequestBodies
 class Sender:
     """A body whose parts come when they are told to."""
 
-    def __init__(self, bodies: RequestBodies) -> None:
+    def __init__(self, bodies: RequestBodies, client: str = "") -> None:
         self._parts: asyncio.Queue[Message] = asyncio.Queue()
-        self.task = asyncio.create_task(self._receive(bodies))
+        self.task = asyncio.create_task(self._receive(bodies, client))
 
-    async def _receive(self, bodies: RequestBodies) -> int:
+    async def _receive(self, bodies: RequestBodies, client: str) -> int:
         received, more = 0, True
-        with bodies.admit({}, self._parts.get) as body:
+        with bodies.admit({}, self._parts.get, client) as body:
             while more:
                 message = await body.receive()
                 received, more = received + len(message["body"]), message["more_body"]
@@ -65,7 +65,7 @@ async def test_a_client_that_leaves_takes_its_part_along() -> None:
 async def test_each_body_has_a_limit() -> None:
     bodies = RequestBodies(1000)
     with pytest.raises(BodyTooLarge):
-        bodies.admit({b"content-length": b"1001"}, asyncio.Queue().get)
+        bodies.admit({b"content-length": b"1001"}, asyncio.Queue().get, "")
     sender = Sender(bodies)
     await sender.send(600)
     await sender.send(600)
@@ -74,10 +74,39 @@ async def test_each_body_has_a_limit() -> None:
     assert bodies._held == 0
 
 
+async def test_large_bodies_of_one_client_are_taken_one_after_the_other() -> None:
+    bodies, loop = RequestBodies(32 << 20), asyncio.get_running_loop()
+    begun, mega = loop.time(), 1 << 20
+    mine, other = [Sender(bodies, "a") for _ in range(3)], Sender(bodies, "b")
+    for sender in (*mine, other):
+        await sender.send(mega - 1)
+        await sender.send(1, more=False)
+    assert [sender.task.done() for sender in (*mine, other)] == [True, False, False, True]
+    assert bodies._held == 2 * mega, "those that wait count"
+    assert await asyncio.gather(*(sender.task for sender in mine)) == [mega] * 3
+    assert loop.time() - begun >= 0.24
+    small = [Sender(bodies, "a") for _ in range(3)]
+    for sender in small:
+        await sender.send(1000, more=False)
+    assert all(sender.task.done() for sender in small)
+    assert bodies._held == 0
+
+
+async def test_large_bodies_that_wait_share_the_budget() -> None:
+    bodies = RequestBodies(100_000)
+    senders = [Sender(bodies, "a") for _ in range(6)]
+    for sender in senders:
+        await sender.send(90_000, more=False)
+    found = await asyncio.gather(*(s.task for s in senders), return_exceptions=True)
+    assert sum(isinstance(one, EngineUnavailable) for one in found) == 1
+    assert found.count(90_000) == 5
+    assert bodies._held == 0
+
+
 def test_a_chat_request_is_bounded_by_the_context() -> None:
     bodies = RequestBodies(32 << 20, context=1024)
     most = (1 << 20) + 16 * 1024
     for length, chat in ((most, True), (most + 1, False)):
-        bodies.admit({b"content-length": b"%d" % length}, asyncio.Queue().get, chat=chat)
+        bodies.admit({b"content-length": b"%d" % length}, asyncio.Queue().get, "", chat=chat)
     with pytest.raises(BodyTooLarge, match=f"expected at most {most}.*max_model_len"):
-        bodies.admit({b"content-length": b"%d" % (most + 1)}, asyncio.Queue().get, chat=True)
+        bodies.admit({b"content-length": b"%d" % (most + 1)}, asyncio.Queue().get, "", chat=True)
