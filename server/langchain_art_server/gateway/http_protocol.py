@@ -211,6 +211,8 @@ class DeadlineHttp(HttpToolsProtocol):
 
     def _not_kept(self, more: int) -> None:
         self._after_answer += more
+        if (cycle := cast("RequestResponseCycle | None", self.cycle)) is not None:
+            cycle.body = bytearray()  # what had come of it before the answer
         if self._after_answer > _LINGER_BYTES:
             self.transport.abort()
             return

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -78,6 +78,11 @@ class Small:
 
     def connect(self, timeout: float = 10) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout)
+
+    def kept(self) -> list[int]:
+        """Bytes of the body of each connection's request."""
+        open_ones = [cast(DeadlineHttp, one) for one in self._server.server_state.connections]
+        return [len(one.cycle.body) for one in open_ones]
 
     def stop(self) -> None:
         self._server.should_exit = True
@@ -302,6 +307,19 @@ def test_the_rest_of_a_refused_body_is_read_slowly(small: Small) -> None:
     # Of each socket the buffers too.
     assert sent < (64 + 4 * 8) << 20
     assert all(b"HTTP/1.1 413" in connection.recv(4096) for connection in connections)
+
+
+def test_nothing_of_a_refused_body_is_kept(small: Small) -> None:
+    """Each would have some 200 KB, and a client makes a hundred such requests in a second."""
+    connections = [small.connect() for _ in range(4)]
+    for connection in connections:
+        connection.sendall(POST % (1 << 30) + bytes(200 << 10))
+        assert b"HTTP/1.1 413" in connection.recv(4096)
+        connection.sendall(bytes(100 << 10))
+    deadline = time.monotonic() + 5
+    while (kept := small.kept()) != [0] * 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert kept == [0] * 4
 
 
 @pytest.mark.parametrize("size", [2 << 20, 30 << 20])
