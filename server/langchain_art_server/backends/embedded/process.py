@@ -36,8 +36,9 @@ from langchain_art_server.config import Settings
 log = logging.getLogger(__name__)
 #: Slow calls that threads have at once: each thread one, and its next.
 _AHEAD = 2 * THREADS
-#: Seconds of a turn after which no further call that has ended is answered in it.
-_ANSWER_SECONDS = 0.005
+#: Seconds of a turn after which no further call that has ended is answered in it: while others
+#: wait, and while nobody does, when to answer all at once makes the next batch full.
+_ANSWER_SECONDS, _ANSWER_ALONE_SECONDS = 0.005, 0.05
 #: The part of the time that may go into one client's answers while sequences run, and the seconds
 #: over which that is counted.
 _ANSWER_PART, _ANSWER_SPAN = 0.25, 0.01
@@ -151,11 +152,13 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
 
     def _answer(self) -> None:
         """Answer calls that have ended, for a while: those with many logprobs take long."""
+        others = self.scheduler.busy and self.scheduler.several
         begun = now = time.monotonic()
-        while now - begun <= _ANSWER_SECONDS:
+        until = begun + (_ANSWER_SECONDS if others else _ANSWER_ALONE_SECONDS)
+        while now <= until:
             paid = {one: at for one, at in self._paid.items() if at > now - _ANSWER_SPAN}
             may = {one for one in self._ended.clients if paid.get(one, 0.0) <= now}
-            sequence = self._ended.take({}, may if self.scheduler.busy else None)
+            sequence = self._ended.take({}, may if others else None)
             if sequence is None:
                 break
             self._end(self._running.pop(sequence), sequence)

@@ -78,6 +78,11 @@ class Scheduler:
         self.stepped: list[SequenceState] = []
 
     @property
+    def several(self) -> bool:
+        """Whether several clients have asked lately, and a turn of one is a wait of others."""
+        return self._shares.several
+
+    @property
     def busy(self) -> bool:
         """True while a step has something to do."""
         return bool(self._rows or self._waiting)
