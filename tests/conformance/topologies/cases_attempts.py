@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from itertools import count
 from typing import Any
 
@@ -218,15 +218,20 @@ def caught(kit: Kit) -> Program:
 )
 def branch_fails(kit: Kit) -> Program:
     meeting = Meeting(2)
-    left = chain(kit, "left 0", "left 1", meeting=meeting)
 
-    def right(state: Any) -> Generator[Any, AIMessage, Any]:
-        for number in range(2):
-            yield meeting
-            yield [HumanMessage(kit.says(f"right {number}"))]
-        Failing(1)()
+    def branch(name: str, then: Callable[[], Any]) -> Any:
+        def body(state: Any) -> Generator[Any, AIMessage, Any]:
+            for number in range(2):
+                yield meeting
+                yield [HumanMessage(kit.says(f"{name} {number}"))]
+            yield meeting  # before the one fails, the other has its replies
+            return then()
 
-    graph = beside(Said, left=left, right=talk(kit, right))
+        return talk(kit, body)
+
+    graph = beside(
+        Said, left=branch("left", lambda: {"said": []}), right=branch("right", Failing(1))
+    )
     yield kit.run(graph.compile(), {"said": []})
 
 

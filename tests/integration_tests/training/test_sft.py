@@ -94,12 +94,12 @@ def test_the_loss_is_the_mean_over_the_assistants_tokens(client: ArtClient, poli
     whole = [user("One?"), said("Yes, one."), user("Two?"), said("Two, yes indeed.")]
     job = client.sft([whole], policy, FAST)
     result = client.wait(job)
-    [stored] = [t for t in client.trajectories(9) if len(t.turns) == 2 and t.turns[0].ours is False]
-    audit = client.audit(stored.id, policy, sft=True)
+    [stored] = read_conversations([whole])
+    audit = client.audit(stored, policy, sft=True)
     assert [turn.prefix for turn in audit.turns] == ["starts", "extends"]
     assert (audit.rows, audit.sampled_tokens) == (1, audit.trained_tokens)
     assert result.metrics["tokens_trained"] == audit.trained_tokens
-    plain = client.audit(stored.id, policy)
+    plain = client.audit(stored, policy)
     assert (plain.trained_tokens, plain.turns[0].excluded_because) == (0, "foreign")
     other = client.create_policy(new_id("p"), SMALL).name
     cut = [whole[:2], [*whole[:1], said("Yes, one.", weight=0), *whole[2:]]]
@@ -231,9 +231,9 @@ def test_what_cannot_be_shown_fails_the_job_and_names_the_turn(
     with pytest.raises(JobFailed, match=r"run 'conversation:\w+', turn 1: .*image_url"):
         client.wait(job)
     assert client.policy(policy).version == 0
-    stored = next(t for t in client.trajectories(9) if len(t.turns) == 2)
+    [stored] = read_conversations([bad])
     with pytest.raises(InvalidRequest, match="image_url"):
-        client.audit(stored.id, policy, sft=True)
+        client.audit(stored, policy, sft=True)
 
 
 def test_what_is_too_long_is_excluded_and_counted(client: ArtClient, policy: str) -> None:
