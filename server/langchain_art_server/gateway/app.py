@@ -17,10 +17,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from langchain_art import wire
 from langchain_art._version import __version__
 from langchain_art.errors import ArtError, EngineUnavailable, InvalidRequest, UnknownModel
-from langchain_art_server.gateway.auth import CHAT, AccessControl
+from langchain_art_server.gateway.auth import CHAT, AccessControl, peer_of
 from langchain_art_server.gateway.chat_completions import ChatCompletions
 from langchain_art_server.gateway.chat_request import parse_json, refuse_overflow
-from langchain_art_server.gateway.lists import After, Limit, ListOf, PageOf
+from langchain_art_server.gateway.lists import After, Limit, ListOf, PageOf, PageTurns
 from langchain_art_server.gateway.openapi import body_docs, document
 from langchain_art_server.gateway.refusals import answer, no_such_route, refuse
 from langchain_art_server.gateway.service import Service
@@ -173,6 +173,8 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
 
 
 def _trajectory_routes(app: FastAPI, service: Service) -> None:
+    turns = PageTurns()
+
     @app.post("/v1/trajectories", openapi_extra=body_docs(wire.Trajectory))
     async def add_trajectory(request: Request) -> dict[str, Any]:
         """Store a trajectory. Idempotent by id; the answer is sent when it is on disk."""
@@ -191,6 +193,7 @@ def _trajectory_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/trajectories", response_model=PageOf[wire.Trajectory])
     async def list_trajectories(
+        request: Request,
         limit: Limit = 50,
         scenario: str | None = None,
         after: After = None,
@@ -201,7 +204,10 @@ def _trajectory_routes(app: FastAPI, service: Service) -> None:
         With `scenario`, those of that scenario; with `prefix`, those whose id begins so. A page has
         at most `limit` items and, but for its first one, 8 MiB.
         """
-        page = await service.store.recent_trajectories(limit, scenario, after, prefix)
+        page = await turns.take(
+            peer_of(request.scope),
+            lambda: service.store.recent_trajectories(limit, scenario, after, prefix),
+        )
         about = {"object": "list", "last_id": page.last_id, "has_more": page.has_more}
         whole = to_json(about)[:-1] + b',"data":[' + b",".join(page.items) + b"]}"
         return Response(whole, media_type="application/json")

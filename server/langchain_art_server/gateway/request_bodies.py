@@ -10,7 +10,7 @@ from starlette.types import Message, Receive
 from langchain_art.errors import BodyTooLarge, EngineUnavailable
 
 #: The largest bodies that may be in memory, unfinished, at once.
-_LARGEST_AT_ONCE = 4
+_LARGEST_AT_ONCE = 2
 
 #: Bytes of a body from which on it is large, and of one client's large bodies that are taken in a
 #: second: to parse and to check 30 MB takes the event loop a second, so they get a quarter of it.

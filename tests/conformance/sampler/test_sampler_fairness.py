@@ -205,8 +205,11 @@ def test_long_answers_of_one_client_take_a_part_of_the_steps_of_another(
     monkeypatch.setattr(host, "_end", slow)
     for n in range(BATCH):
         sampler.send(ask(f"{n} the team", client="a", seed=n, max_tokens=4))
+    begun = clock.now
     while not host._ended:
+        begun = clock.now
         sampler.turn()
+    assert clock.now - begun <= 0.02, "none was running, but another had asked"
     assert max(innocent(sampler, clock, 4)) <= 1.6 * quiet
 
 

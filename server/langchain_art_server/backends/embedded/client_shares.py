@@ -54,15 +54,20 @@ class ClientShares:
         self.light: Set[str] = set[str]()
         self.computed = False
 
+    @property
+    def shared(self) -> bool:
+        """Whether several clients have asked lately."""
+        return len(self._seen) > 1
+
     def begin(self, rows: list[SequenceState], waiting: Set[str]) -> TurnOf:
         """End the last turn and begin one, for these rows and for clients with calls that wait."""
         self.end()
         now = self._began = self._clock()
         present = waiting | {row.client for row in rows}
         self._seen.update(dict.fromkeys(present, now))
-        if len(self._seen) > 1:
+        if self.shared:
             self._seen = {one: at for one, at in self._seen.items() if now - at <= _RECENT}
-        self.several = self._linear and len(self._seen) > 1
+        self.several = self._linear and self.shared
         self.light = self._light(rows, waiting) if self.several else set()
         if not self.light:
             self._turn, self._credit = "all", 0.0

@@ -152,13 +152,13 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
 
     def _answer(self) -> None:
         """Answer calls that have ended, for a while: those with many logprobs take long."""
-        others = self.scheduler.busy and self.scheduler.several
-        begun = now = time.monotonic()
-        until = begun + (_ANSWER_SECONDS if others else _ANSWER_ALONE_SECONDS)
+        others = self.scheduler.shared
+        now = time.monotonic()
+        until = now + (_ANSWER_SECONDS if others else _ANSWER_ALONE_SECONDS)
         while now <= until:
             paid = {one: at for one, at in self._paid.items() if at > now - _ANSWER_SPAN}
             may = {one for one in self._ended.clients if paid.get(one, 0.0) <= now}
-            sequence = self._ended.take({}, may if others else None)
+            sequence = self._ended.take({}, may if others and self.scheduler.busy else None)
             if sequence is None:
                 break
             self._end(self._running.pop(sequence), sequence)

@@ -78,9 +78,9 @@ class Scheduler:
         self.stepped: list[SequenceState] = []
 
     @property
-    def several(self) -> bool:
-        """Whether several clients have asked lately, and a turn of one is a wait of others."""
-        return self._shares.several
+    def shared(self) -> bool:
+        """Whether several clients have asked lately."""
+        return self._shares.shared
 
     @property
     def busy(self) -> bool:
