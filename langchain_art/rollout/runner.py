@@ -111,8 +111,8 @@ class RolloutWorker:
                     run.reward = float(outcome)
                     outcome = run
                 return _trajectory(outcome, name), None
-            except _WrongOutcome:
-                raise  # an error in the program, which more runs would only hide
+            except _WrongOutcome as error:  # of the program, which more runs would only hide
+                raise ConfigError(str(error)) from None
             except Exception as error:  # noqa: BLE001 - user code may raise anything
                 return _failure(error, scopes[-1], name), error
 

@@ -221,8 +221,9 @@ async def test_forgetting_to_return_is_said_at_once(value: Any) -> None:
     async def rollout(_: Scenario) -> Any:
         return value
 
-    with pytest.raises(ConfigError, match="return run"):
+    with pytest.raises(ConfigError, match="return run") as raised:
         await gather(rollout, SCENARIOS)
+    assert raised.type is ConfigError, "what a user reads has a name that is documented"
 
 
 async def test_the_same_trajectory_twice_is_no_group() -> None:
