@@ -6,11 +6,9 @@ SEED ?= 0
 OUT ?=
 FRESH ?=
 REWARD ?= answer
-# Processes that run tests side by side; each has servers of its own. By default one for each core,
-# and for `test` one more, since some of its tests wait for seconds.
-JOBS ?=
-ONE_MORE = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
-PYTEST = $(BIN)/python -m pytest --numprocesses $(or $(JOBS),$(ONE_MORE)) --dist worksteal
+# Processes that run tests side by side; each has servers of its own.
+JOBS ?= auto
+PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 export OMP_NUM_THREADS ?= 1
 # Some images set it. Then each process that a test starts would compile what it imports once more.
 unexport PYTHONDONTWRITEBYTECODE
@@ -41,7 +39,7 @@ test: install  ## all tests but those that need vLLM
 
 # Tests of one server are a group: another process would start the server once more.
 test-vllm: install  ## the tests that need vLLM, whose CPU build they install for themselves
-	$(BIN)/python -m pytest --numprocesses $(or $(JOBS),auto) --dist loadgroup --no-loadscope-reorder -m vllm
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder -m vllm
 
 soak: install  ## the whole of what the tests of endurance show a part of: swaps, kills; hours
 	ART_SOAK=1 $(BIN)/python -m pytest -m soak
