@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from itertools import groupby, islice
 from pathlib import Path
 
 import pytest
@@ -24,7 +22,6 @@ settings.load_profile("side-by-side")
 SLOW_TIMEOUT = 1800
 
 
-@pytest.hookimpl(trylast=True)  # when those that are not run are gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests come first, and have a limit that holds on a busy machine unless they set one.
 
@@ -40,25 +37,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT))
-    if not any(item.get_closest_marker("xdist_group") for item in items):
-        items[:] = _dealt(items, slow, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
-
-
-def _dealt(items: list[pytest.Item], slow: set[Path], processes: int) -> list[pytest.Item]:
-    """Each process begins with an equal part of the tests; slow files come first in each part.
-
-    That is ``--dist worksteal``: who has run its part takes over the end of another's.
-    """
-    hands: list[list[pytest.Item]] = [[] for _ in range(processes)]
-    files = (list(file) for path, file in groupby(items, lambda one: one.path) if path in slow)
-    for number, file in enumerate(files):
-        hands[number % processes].extend(file)
-    others = iter([item for item in items if item.path not in slow])
-    left = len(items)
-    for number, hand in enumerate(hands):
-        hand.extend(islice(others, max(0, left // (processes - number) - len(hand))))
-        left -= len(hand)
-    return [item for hand in hands for item in hand]
 
 
 @pytest.fixture(scope="session")
