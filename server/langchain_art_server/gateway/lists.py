@@ -14,8 +14,8 @@ from langchain_art import wire
 from langchain_art_server.storage.pages import MAX_PAGE, Page
 
 T = TypeVar("T")
-#: Bytes of one client's pages that are read in a second: a page of 8 MiB takes a core an eighth of
-#: one, so they get a quarter of its time.
+#: Bytes of one client's pages that are read in a second: a page of 8 MiB takes a core a twentieth
+#: of one, so they get a tenth of its time.
 _READ_PER_SECOND = 16 << 20
 
 
