@@ -8,7 +8,11 @@ from tests.support.live_server import LiveServer
 
 
 def engines(server: LiveServer) -> list[int]:
-    """Process ids of the server's children: the sampler and the learner."""
+    """Process ids of a server's sampler and learner, which are forked from a child of its own."""
     assert server.process is not None
-    path = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-    return [int(pid) for pid in path.read_text().split()]
+    return [pid for child in _children(server.process.pid) for pid in _children(child)]
+
+
+def _children(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in path.read_text().split()]

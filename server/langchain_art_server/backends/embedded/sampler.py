@@ -17,3 +17,4 @@ class TransformersSampler(ProcessSampler):
     """
 
     target: ClassVar[str] = "langchain_art_server.backends.embedded.process:serve"
+    imports: ClassVar[tuple[str, ...]] = ("langchain_art_server.backends.embedded.process",)

@@ -177,14 +177,18 @@ def import_function(name: str) -> Callable[..., Any]:
         gc.enable()
 
 
-def child_main() -> None:
-    """Entry point of the child: ``python -m …channel MODULE:FUNCTION FD JSON``.
+def run_engine(target: str, sock: socket.socket, config: Any) -> None:
+    """Be the engine that ``MODULE:FUNCTION`` names.
 
     The function gets ``(channel, config)``, answers call 0 (``start``) when it is ready, and then
     serves until the process ends.
     """
-    serve, fd, config = import_function(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
-    serve(Channel(socket.socket(fileno=fd)), config)
+    import_function(target)(Channel(sock), config)
+
+
+def child_main() -> None:
+    """Entry point of the child: ``python -m …channel MODULE:FUNCTION FD JSON``."""
+    run_engine(sys.argv[1], socket.socket(fileno=int(sys.argv[2])), json.loads(sys.argv[3]))
 
 
 if __name__ == "__main__":

@@ -6,48 +6,103 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import langchain_art
 import langchain_art_server
 from langchain_art.errors import ConfigError
+from langchain_art_server.backends.ipc.fork_server import ForkRequest, ForkServer, can_fork
 
 
-def launch(
-    argv: Sequence[str], config: Mapping[str, Any], env: Mapping[str, str]
-) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a child and return it with our end of its socket; `env` is added to ours.
+class ChildProcess(Protocol):
+    """What `subprocess.Popen` and `ForkedProcess` have in common."""
 
-    Its last arguments are the number of its end's file descriptor, and `config` as JSON.
+    @property
+    def pid(self) -> int | None:
+        """The process id; None if it is not known yet."""
+        ...
 
-    Raises:
-        ConfigError: its Python cannot be run.
-    """
-    ours, theirs = socket.socketpair()
-    with theirs:
+    def poll(self) -> int | None:
+        """The exit status; None while it runs."""
+        ...
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        ...
+
+    def wait(self) -> int:
+        """Wait until it has ended; returns the exit status."""
+        ...
+
+
+class EngineProgram:
+    """What a child process is. For the arguments see `Worker`."""
+
+    #: Of all engines of this process, once one was forked.
+    _forks: ForkServer | None = None
+
+    def __init__(
+        self,
+        target: str,
+        config: Mapping[str, Any],
+        env: Mapping[str, str],
+        imports: Sequence[str],
+        python: str,
+    ) -> None:
+        self.target = target
+        self._config, self._env, self._python = config, dict(env), python
+        self._imports = imports if can_fork() else ()
+        if Path(python) != Path(sys.executable):
+            self._imports = ()
+            self._packages = _package_links()
+            paths = (self._packages.name, os.environ.get("PYTHONPATH"))
+            self._env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+
+    def launch(self) -> tuple[ChildProcess, socket.socket]:
+        """Start a child and return it with our end of its socket.
+
+        Raises:
+            ConfigError: its Python cannot be run.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                return self._forked(theirs) if self._imports else self._started(theirs), ours
+            except OSError as error:
+                ours.close()
+                raise ConfigError(
+                    f"The engine's Python cannot be run: {error}. See that the setting `python` is "
+                    "the path of one, such as /opt/learner/bin/python."
+                ) from error
+
+    def _forked(self, theirs: socket.socket) -> ChildProcess:
+        kind = EngineProgram
+        if kind._forks is None or not kind._forks.alive:
+            kind._forks = ForkServer()
+        request = ForkRequest(
+            target=self.target, config=self._config, env=self._env, imports=self._imports
+        )
+        return kind._forks.fork(request, theirs)
+
+    def _started(self, theirs: socket.socket) -> ChildProcess:
+        channel = "langchain_art_server.backends.ipc.channel"
+        argv = [self._python, "-m", channel, self.target, str(theirs.fileno())]
         # Not in a thread, where a cancelled start would lose the process; vfork is quick.
-        try:
-            process = subprocess.Popen(
-                [*argv, str(theirs.fileno()), json.dumps(config)],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                env=os.environ | env,
-                # Ctrl-C reaches the parent only, which ends the child.
-                start_new_session=True,
-            )
-        except OSError as error:
-            ours.close()
-            raise ConfigError(
-                f"The engine's Python cannot be run: {error}. See that the setting `python` is "
-                "the path of one, such as /opt/learner/bin/python."
-            ) from error
-    return process, ours
+        return subprocess.Popen(
+            [*argv, json.dumps(self._config)],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            env=os.environ | self._env,
+            # Ctrl-C reaches the parent only, which ends the child.
+            start_new_session=True,
+        )
 
 
-def package_links() -> tempfile.TemporaryDirectory[str]:
+def _package_links() -> tempfile.TemporaryDirectory[str]:
     """A folder with links to the two packages and nothing else of the server's environment."""
     folder = tempfile.TemporaryDirectory(prefix="art-packages-")
     for package in (langchain_art, langchain_art_server):

@@ -41,6 +41,8 @@ class ProcessSampler:
 
     target: ClassVar[str]
     """What the child process runs, as ``module:function``."""
+    imports: ClassVar[tuple[str, ...]] = ()
+    """See `Worker`."""
 
     def __init__(self, settings: Settings) -> None:
         config = settings.model_dump(mode="json", exclude={"api_key", "host", "database_url"})
@@ -54,6 +56,7 @@ class ProcessSampler:
             self._restore,
             hang_seconds=settings.sampler.hang_seconds,
             env=env,
+            imports=self.imports,
         )
         self._suspects = CrashSuspects()
         self._info: ModelInfo | None = None

@@ -19,16 +19,13 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
-import subprocess
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, cast
 
 from langchain_art.errors import ArtError, ConfigError, EngineUnavailable
 from langchain_art_server.backends.ipc.channel import PING, frames, pack, revive
-from langchain_art_server.backends.ipc.child_process import launch, package_links
+from langchain_art_server.backends.ipc.child_process import ChildProcess, EngineProgram
 from langchain_art_server.backends.ipc.pending_call import PendingCall, WorkerDied, WorkerHung
 from langchain_art_server.backends.ipc.pulse import TICK_SECONDS, Pulse
 
@@ -76,6 +73,8 @@ class Worker:
         on_ready: awaited with the result of ``start``, after every (re)start and before waiting
             calls are sent; restores the engine's state (loaded adapters).
         env: added to the child's environment.
+        imports: modules that the child needs: it is forked, where that can be, from a process that
+            has imported them (`fork_server`).
         hang_seconds: the child is ended if it has calls and its loop makes no turn for so long.
         python: that the child runs. In another environment than the server's, the child imports
             the server's own copy of the two packages: both ends are of one version.
@@ -89,19 +88,16 @@ class Worker:
         *,
         hang_seconds: float = 300.0,
         env: dict[str, str] | None = None,
+        imports: Sequence[str] = (),
         python: str = sys.executable,
     ) -> None:
-        self._argv = [python, "-m", "langchain_art_server.backends.ipc.channel", target]
-        self._config, self._on_ready, self._env = config, on_ready, dict(env or {})
-        if Path(python) != Path(sys.executable):
-            self._packages = package_links()
-            paths = (self._packages.name, os.environ.get("PYTHONPATH"))
-            self._env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        self._program = EngineProgram(target, config, env or {}, imports, python)
+        self._on_ready = on_ready
         self._pending: dict[int, PendingCall] = {}
         self._ids = itertools.count(1)
         self._socket: EngineSocket | None = None
         self._unsent: list[bytes] = []
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ChildProcess | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._hang_seconds, self._pulse = hang_seconds, Pulse(hang_seconds)
@@ -255,7 +251,7 @@ class Worker:
             self._send(pending)
 
     async def _launch(self) -> None:
-        self._process, ours = launch(self._argv, self._config, self._env)
+        self._process, ours = self._program.launch()
         self._pulse = Pulse(self._hang_seconds)
         loop = asyncio.get_running_loop()
         _, self._socket = await loop.create_connection(
@@ -288,7 +284,7 @@ class Worker:
                 continue
             answers, busy = self._pulse.answers, any(p.sent for p in self._pending.values())
             if why := self._pulse.tick(ready=self.ready.is_set(), busy=busy):
-                log.error("The engine %s %s; it is ended.", self._argv[-1], why)
+                log.error("The engine %s %s; it is ended.", self._program.target, why)
                 self.end()
             elif answers:
                 self._write(pack(PING, "ping", None))
@@ -300,7 +296,7 @@ class Worker:
             await self._reap()
             self._drop_lost_calls()
             self.restarts += 1
-            log.warning("The engine %s ended; starting it again.", self._argv[-1])
+            log.warning("The engine %s ended; starting it again.", self._program.target)
             for failures in itertools.count(1):
                 try:
                     await self._spawn()

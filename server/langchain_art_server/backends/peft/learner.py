@@ -44,6 +44,10 @@ class PeftLearner(Worker):
 
     core: ClassVar[str] = "langchain_art_server.backends.peft.distributed.data_parallel:make_core"
     """The function that makes the child's `LearnerCore`, as ``module:function``."""
+    imports: ClassVar[tuple[str, ...]] = (
+        "langchain_art_server.backends.peft.distributed.data_parallel",
+    )
+    """See `Worker`."""
     env: ClassVar[dict[str, str]] = {}
     """Environment variables of the child, in addition to the server's."""
 
@@ -54,6 +58,7 @@ class PeftLearner(Worker):
             self._note_vocabulary,
             hang_seconds=settings.learner.hang_seconds,
             env=self.env,
+            imports=self.imports,
             python=str(settings.learner.python),
         )
         self._vocab_size = 0

@@ -16,6 +16,7 @@ class UnslothLearner(PeftLearner):
     """
 
     core: ClassVar[str] = "langchain_art_server.backends.unsloth.learner_core:make_core"
+    imports: ClassVar[tuple[str, ...]] = ()  # Unsloth comes first: it patches the others
     # Without it, Unsloth downloads a file from a model hub at each start, to count its users.
     env: ClassVar[dict[str, str]] = {"UNSLOTH_DISABLE_STATISTICS": "1"}
 

@@ -18,20 +18,24 @@ from langchain_art.errors import ArtError, ConfigError, EngineUnavailable, Promp
 from langchain_art_server.backends.ipc import pulse
 from langchain_art_server.backends.ipc import worker as worker_module
 from langchain_art_server.backends.ipc.channel import pack
+from langchain_art_server.backends.ipc.fork_server import can_fork
 from langchain_art_server.backends.ipc.pending_call import PendingCall, WorkerDied, WorkerHung
 from langchain_art_server.backends.ipc.worker import EngineSocket, Worker
 
 REPO = Path(__file__).parents[5]
 TARGET = "tests.support.worker_child:serve"
+IMPORTS = ("tests.support.worker_child",)
 ENV = {"PYTHONPATH": f"{REPO}:{REPO / 'server'}"}
 
 
-@pytest.fixture
-async def make() -> AsyncIterator[Callable[..., Any]]:
+@pytest.fixture(params=["program", "forked"])
+async def make(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., Any]]:
     made: list[Worker] = []
+    imports = IMPORTS if request.param == "forked" else ()
+    assert can_fork() or not imports
 
     async def start(config: dict[str, Any] | None = None, **options: Any) -> Worker:
-        made.append(Worker(TARGET, config or {}, env=ENV, **options))
+        made.append(Worker(TARGET, config or {}, env=ENV, imports=imports, **options))
         await made[-1].start()
         return made[-1]
 
@@ -94,16 +98,18 @@ async def test_errors_keep_their_class_message_and_param(make: Any) -> None:
         await worker.call("bug", {})
 
 
-async def test_a_refused_start_raises_and_leaves_no_process() -> None:
-    worker = Worker(TARGET, {"refuse": "no such model"}, env=ENV)
+@pytest.mark.parametrize("imports", [(), IMPORTS])
+async def test_a_refused_start_raises_and_leaves_no_process(imports: tuple[str, ...]) -> None:
+    worker = Worker(TARGET, {"refuse": "no such model"}, env=ENV, imports=imports)
     with pytest.raises(ConfigError, match=r"^no such model$"):
         await worker.start()
     assert worker.pid is None
     assert not worker.ready.is_set()
 
 
-async def test_a_child_that_dies_at_start_raises(tmp_path: Path) -> None:
-    worker = Worker(TARGET, {"dies_at_start": str(tmp_path)}, env=ENV)
+@pytest.mark.parametrize("imports", [(), IMPORTS])
+async def test_a_child_that_dies_at_start_raises(tmp_path: Path, imports: tuple[str, ...]) -> None:
+    worker = Worker(TARGET, {"dies_at_start": str(tmp_path)}, env=ENV, imports=imports)
     with pytest.raises(EngineUnavailable, match="process ended"):
         await worker.start()
 
@@ -300,12 +306,13 @@ async def test_close_fails_open_calls_and_ends_the_child(make: Any) -> None:
         await worker.call("echo", {})
 
 
-def test_the_child_ends_when_its_parent_is_killed() -> None:
+@pytest.mark.parametrize("imports", [(), IMPORTS])
+def test_the_child_ends_when_its_parent_is_killed(imports: tuple[str, ...]) -> None:
     code = (
         "import asyncio, sys\n"
         "from langchain_art_server.backends.ipc.worker import Worker\n"
         "async def main():\n"
-        f"    worker = Worker({TARGET!r}, {{}})\n"
+        f"    worker = Worker({TARGET!r}, {{}}, imports={imports!r})\n"
         "    await worker.start()\n"
         "    print(worker.pid, flush=True)\n"
         "    await asyncio.sleep(60)\n"
