@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from langchain_art_server.backends.ipc.fork_server import MODEL_IMPORTS
 from langchain_art_server.backends.ipc.process_sampler import ProcessSampler
 
 
@@ -17,4 +18,7 @@ class TransformersSampler(ProcessSampler):
     """
 
     target: ClassVar[str] = "langchain_art_server.backends.embedded.process:serve"
-    imports: ClassVar[tuple[str, ...]] = ("langchain_art_server.backends.embedded.process",)
+    imports: ClassVar[tuple[str, ...]] = (
+        "langchain_art_server.backends.embedded.process",
+        *MODEL_IMPORTS,
+    )

@@ -36,6 +36,8 @@ from typing import Any, TypedDict
 
 from langchain_art_server.backends.ipc.channel import run_engine
 
+#: What every model of transformers imports when it is loaded.
+MODEL_IMPORTS = ("transformers.modeling_layers", "transformers.generation.utils")
 #: Bytes of a request: an engine's settings.
 _MOST = 1 << 17
 
@@ -150,7 +152,7 @@ def serve(control: socket.socket) -> tuple[ForkRequest, socket.socket]:
     woken, wakes = socket.socketpair()
     woken.setblocking(False)
     wakes.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGCHLD, _wake)
     signal.set_wakeup_fd(wakes.fileno())
     told: dict[int, socket.socket] = {}
     while True:
@@ -182,6 +184,10 @@ def serve(control: socket.socket) -> tuple[ForkRequest, socket.socket]:
         except OSError:  # it is not wanted any more
             os.kill(pid, signal.SIGKILL)
             tell.close()
+
+
+def _wake(_signal: int, _frame: object) -> None:
+    """What is to be done is done where `set_wakeup_fd` writes to."""
 
 
 def _reap(told: dict[int, socket.socket]) -> None:

@@ -20,6 +20,7 @@ from langchain_art.errors import ArtError, EngineUnavailable
 from langchain_art.wire import LoraConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row, check_rows
 from langchain_art_server.backends.base import Demonstration, LearnerStep, TokenTurn
+from langchain_art_server.backends.ipc.fork_server import MODEL_IMPORTS
 from langchain_art_server.backends.ipc.pending_call import WorkerDied, WorkerHung
 from langchain_art_server.backends.ipc.step_codec import pack_step, write_rows
 from langchain_art_server.backends.ipc.worker import Worker
@@ -46,6 +47,7 @@ class PeftLearner(Worker):
     """The function that makes the child's `LearnerCore`, as ``module:function``."""
     imports: ClassVar[tuple[str, ...]] = (
         "langchain_art_server.backends.peft.distributed.data_parallel",
+        *MODEL_IMPORTS,
     )
     """See `Worker`."""
     env: ClassVar[dict[str, str]] = {}
