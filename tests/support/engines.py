@@ -8,11 +8,23 @@ from tests.support.live_server import LiveServer
 
 
 def engines(server: LiveServer) -> list[int]:
-    """Process ids of a server's sampler and learner, which are forked from a child of its own."""
+    """Process ids of a server's sampler and learner, forked from a child of its own or not."""
     assert server.process is not None
-    return [pid for child in _children(server.process.pid) for pid in _children(child)]
+    children = _children(server.process.pid)
+    forks = [pid for pid in children if "ipc.fork_server" in _read(pid, "cmdline")]
+    forked = [pid for fork in forks for pid in _children(fork)]
+    return [pid for pid in children if pid not in forks] + forked
+
+
+def part_of(pid: int) -> str:
+    """Whether an engine's process is the ``learner`` or the ``sampler``."""
+    learns = "backends.peft" in _read(pid, "cmdline") or _read(pid, "comm") == "peft"
+    return "learner" if learns else "sampler"
 
 
 def _children(pid: int) -> list[int]:
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in path.read_text().split()]
+    return [int(child) for child in _read(pid, f"task/{pid}/children").split()]
+
+
+def _read(pid: int, name: str) -> str:
+    return Path(f"/proc/{pid}/{name}").read_text().strip()

@@ -12,8 +12,8 @@ import pytest
 
 from langchain_art import ArtClient, Trajectory
 from langchain_art.errors import Overloaded, QuotaExceeded
-from tests.integration_tests.gateway.test_readiness import ASK, part_of
-from tests.support.engines import engines
+from tests.integration_tests.gateway.test_readiness import ASK
+from tests.support.engines import engines, part_of
 from tests.support.live_server import LiveServer
 
 SETTINGS = "max_policies = 2\nmax_queued_jobs = 1\nmax_stored_bytes = 3000000\n"

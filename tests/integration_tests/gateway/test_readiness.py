@@ -13,7 +13,7 @@ import pytest
 
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import EngineUnavailable
-from tests.support.engines import engines
+from tests.support.engines import engines, part_of
 from tests.support.live_server import LiveServer
 from tests.support.postgres import Postgres
 
@@ -33,11 +33,6 @@ def await_readiness(server: LiveServer, holds: Callable[[httpx.Response], bool])
             return answer
         assert time.monotonic() < deadline, answer.text
         time.sleep(0.1)
-
-
-def part_of(pid: int) -> str:
-    """Whether an engine's process is the ``learner`` or the ``sampler``."""
-    return "learner" if Path(f"/proc/{pid}/comm").read_text().strip() == "peft" else "sampler"
 
 
 @pytest.mark.slow

@@ -32,7 +32,8 @@ ENV = {"PYTHONPATH": f"{REPO}:{REPO / 'server'}"}
 async def make(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., Any]]:
     made: list[Worker] = []
     imports = IMPORTS if request.param == "forked" else ()
-    assert can_fork() or not imports
+    if imports and not can_fork():
+        pytest.skip("needs Linux and a CPU build of torch")
 
     async def start(config: dict[str, Any] | None = None, **options: Any) -> Worker:
         made.append(Worker(TARGET, config or {}, env=ENV, imports=imports, **options))
