@@ -92,59 +92,71 @@ class ForkedProcess:
     """A forked engine: the part of `subprocess.Popen` that its parent uses."""
 
     def __init__(self, told: socket.socket) -> None:
-        self._told, self._lines, self._lock = told, b"", threading.Lock()
+        self._told, self._lines, self._lock = told, b"", threading.RLock()
         told.setblocking(False)
         self._pid: int | None = None
         self._pidfd: int | None = None
         self._status: int | None = None
+        #: The server was killed, and nobody knows the status.
+        self._deaf = False
 
     @property
     def pid(self) -> int | None:
         """Its process id; None until it was forked, which waits for the imports."""
-        self._hear()
+        self.poll()
         return self._pid
 
     def poll(self) -> int | None:
         """Its exit status; negative for a signal, None while it runs."""
-        self._hear()
+        with self._lock:
+            while self._status is None and not self._deaf and _is_ready(self._told.fileno()):
+                self._hear(self._told.recv(64))
+            running = self._pidfd is not None and not _is_ready(self._pidfd)
+            if self._deaf and not running and self._status is None:
+                self._end(-signal.SIGKILL)
         return self._status
 
     def kill(self) -> None:
         """Kill it. One that is not forked yet ends as soon as it begins."""
-        if self.poll() is not None:
-            return
-        if self._pidfd is not None:
+        with self._lock:
+            if self.poll() is not None:
+                return
+            if self._pidfd is None:
+                self._end(-signal.SIGKILL)
+                return
             with contextlib.suppress(ProcessLookupError):  # it has ended, which is told next
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        else:
-            self._end(-signal.SIGKILL)
 
     def wait(self) -> int:
         """Wait until it has ended; returns its exit status."""
         while (status := self.poll()) is None:
-            select.select([self._told], [], [])
+            _is_ready(self._pidfd if self._deaf and self._pidfd else self._told.fileno(), wait=True)
         return status
 
-    def _hear(self) -> None:
-        with self._lock, contextlib.suppress(BlockingIOError):
-            while self._status is None:
-                data = self._told.recv(64)
-                if not data:  # the server was killed, and nobody knows more
-                    self._end(-signal.SIGKILL)
-                *lines, self._lines = (self._lines + data).split(b"\n")
-                for line in map(int, lines):
-                    if self._pid is None:
-                        self._pid = line
-                        with contextlib.suppress(ProcessLookupError):
-                            self._pidfd = os.pidfd_open(line)
-                    else:
-                        self._end(line)
+    def _hear(self, data: bytes) -> None:
+        self._deaf = not data
+        *lines, self._lines = (self._lines + data).split(b"\n")
+        for line in map(int, lines):
+            if self._pid is None:
+                self._pid = line
+                with contextlib.suppress(ProcessLookupError):
+                    self._pidfd = os.pidfd_open(line)
+            else:
+                self._end(line)
 
     def _end(self, status: int) -> None:
         self._status = status
         self._told.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
+            self._pidfd = None
+
+
+def _is_ready(fd: int, *, wait: bool = False) -> bool:
+    """Whether something can be read. `select.select` would take no number above 1,023."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(None if wait else 0))
 
 
 def serve(control: socket.socket) -> tuple[ForkRequest, socket.socket]:

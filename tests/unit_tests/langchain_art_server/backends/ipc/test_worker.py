@@ -196,6 +196,23 @@ async def test_a_call_that_always_kills_the_child_is_given_up(make: Any) -> None
     assert await worker.call("echo", {}) == {}
 
 
+@pytest.mark.skipif(not can_fork(), reason="needs Linux and a CPU build of torch")
+async def test_engines_outlive_what_they_were_forked_from() -> None:
+    worker = Worker(TARGET, {}, env=ENV, imports=IMPORTS)
+    await worker.start()
+    try:
+        first = worker.pid
+        server = int(Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(server, signal.SIGKILL)
+        assert await worker.call("echo", {"i": 1}) == {"i": 1}
+        assert worker.restarts == 0
+        worker.end()  # it is forked again, from another one
+        assert await asyncio.wait_for(worker.call("echo", {"i": 2}), 30) == {"i": 2}
+        assert worker.restarts == 1 and worker.pid not in (None, first)
+    finally:
+        await worker.close()
+
+
 async def test_on_ready_puts_the_state_back_before_calls_are_sent_again(
     make: Any, tmp_path: Path
 ) -> None:
