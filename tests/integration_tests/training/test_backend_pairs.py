@@ -32,6 +32,7 @@ from langchain_art import ArtClient, TrainConfig
 from langchain_art.errors import InvalidRequest, NotFound
 from langchain_art.wire import LoraConfig, TrainResult
 from langchain_art_server.backends.base import ChatReply
+from tests.support.engines import engines, part_of
 from tests.support.environments import unsloth_python
 from tests.support.live_server import LiveServer
 from tests.support.tiny_models import WEATHER, load_plain, teacher_logprobs, with_adapter
@@ -86,9 +87,8 @@ class Pair(LiveServer):
 
     def learning(self) -> int:
         """Process id of the learner."""
-        assert self.process is not None
-        found = [p for p in children(self.process.pid) if "backends.peft.child:" in str(command(p))]
-        return found[0]
+        [found] = [pid for pid in engines(self) if part_of(pid) == "learner"]
+        return found
 
 
 def pairs() -> Iterator[Any]:
@@ -113,9 +113,9 @@ def pair(
     made.start(timeout=600)
     yield made
     assert made.process is not None
-    engines = children(made.process.pid)
+    family = [*children(made.process.pid), *engines(made)]
     made.stop()
-    assert gone(engines)
+    assert gone(family)
 
 
 @pytest.fixture
