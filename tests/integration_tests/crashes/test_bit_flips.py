@@ -137,7 +137,10 @@ def contents(answer: httpx.Response) -> bytes:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
+    # Under nohup it is ignored, which children inherit, and a server then ignores it, too.
+    former = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     server = LiveServer(tmp_path_factory.mktemp("flips") / "data").start()
+    signal.signal(signal.SIGHUP, former)
     made = Stored(server)
     yield made
     made.http.close()
