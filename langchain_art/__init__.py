@@ -43,14 +43,16 @@ if TYPE_CHECKING:  # `lazy_names` reads these imports too
         RulerEvaluator as RulerEvaluator,
         ruler_score_group as ruler_score_group,
     )
+    from langchain_art.export.exporter import Exporter as Exporter
     from langchain_art.rollout.gather import (
         GatherResult as GatherResult,
         gather as gather,
         gather_sync as gather_sync,
     )
     from langchain_art.rollout.runner import Rollout as Rollout
-    from langchain_art.tracing.handler import CaptureHandler as CaptureHandler, capture as capture
+    from langchain_art.tracing.handler import CaptureHandler as CaptureHandler
     from langchain_art.tracing.run import Run as Run
+    from langchain_art.tracing.scope import capture as capture
     from langchain_art.training.experiments.curves import reward_plot as reward_plot
     from langchain_art.training.results import (
         EvalResult as EvalResult,
@@ -70,6 +72,7 @@ if TYPE_CHECKING:  # `lazy_names` reads these imports too
         KLPenalty as KLPenalty,
         LRSchedule as LRSchedule,
         OverlongPenalty as OverlongPenalty,
+        PreferenceConfig as PreferenceConfig,
         SFTConfig as SFTConfig,
         SequenceMask as SequenceMask,
         SimpleAdvantage as SimpleAdvantage,

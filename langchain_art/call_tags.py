@@ -132,7 +132,7 @@ def tags_from_metadata(
     if node := metadata.get("langgraph_node"):
         found["node"] = str(node)[:_NAME_LENGTH]
     namespace = str(metadata.get("langgraph_checkpoint_ns") or "")
-    path = _node_names(namespace)
+    path = node_names(namespace)
     if source := metadata.get("lc_source"):
         path.append(str(source))
     if namespace:
@@ -154,11 +154,11 @@ def tags_from_metadata(
 def prepend_outer_path(tags: dict[str, Any], namespaces: Sequence[str]) -> None:
     """Puts the nodes of the enclosing tasks, given by namespace, in front of a call's path."""
     if namespaces:
-        outer = [name for namespace in namespaces for name in _node_names(namespace)]
+        outer = [name for namespace in namespaces for name in node_names(namespace)]
         tags["path"] = [*outer, *tags.get("path", ())][:_PATH_DEPTH]
 
 
-def _node_names(namespace: str) -> list[str]:
+def node_names(namespace: str) -> list[str]:
     """The node names of a checkpoint namespace, without task ids and counters.
 
     Example: ``"team:8f…|1|writer:03…"`` → ``["team", "writer"]``.

@@ -77,8 +77,17 @@ def read_conversations(given: Conversations) -> list[Trajectory | str]:
 
 
 def to_post(read: Sequence[Trajectory | str]) -> list[TrajectoryGroup]:
-    """The conversations that the server may not have yet, in groups to post."""
-    new = [one for one in read if isinstance(one, Trajectory)]
+    """The conversations that the server may not have yet, each once, in groups to post.
+
+    Raises ConfigError if two different runs have the same id.
+    """
+    known: dict[str, Trajectory] = {}
+    for one in read:
+        if isinstance(one, Trajectory) and known.setdefault(one.id, one) != one:
+            raise ConfigError(
+                f"got two different runs with the id {one.id!r}, expected an id of its own for each"
+            )
+    new = list(known.values())
     starts = range(0, len(new), _POSTED_AT_ONCE)
     parts = [tuple(new[start : start + _POSTED_AT_ONCE]) for start in starts]
     return [TrajectoryGroup(id="conversations", trajectories=part) for part in parts]

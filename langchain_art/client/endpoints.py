@@ -24,6 +24,7 @@ from langchain_art.client.routes import (
     pages,
     path_of,
     post_group,
+    put_all,
     run_path,
     stored_of,
     version_path,
@@ -34,6 +35,8 @@ from langchain_art.wire import (
     LoraConfig,
     PolicySpec,
     PolicyStatus,
+    Review,
+    ReviewsKept,
     Reward,
     ServerStatus,
     Trajectory,
@@ -224,3 +227,31 @@ class Endpoints(JobEndpoints):
     def call(self, call_id: str) -> Request[dict[str, Any]]:
         """The server's record of one completion: token ids, logprobs, tags and the model."""
         return Request("GET", path_of("calls", call_id), json.loads)
+
+    @endpoint
+    def put_reviews(self, reviews: Sequence[Review]) -> Flow[ReviewsKept]:
+        """Keep what people said of runs and calls; any number of reviews, each id once.
+
+        Idempotent by source and id: of two revisions the later one holds (`Review.at`). Those of a
+        run or a call that the server does not know are refused, and the answer names them.
+        """
+        return put_all(reviews)
+
+    @endpoint
+    def reviews(
+        self,
+        *,
+        policy: str | None = None,
+        run: HasId | str | None = None,
+        source: str | None = None,
+    ) -> Flow[list[Review]]:
+        """What people said, in the order in which it first came; as many pages as it takes.
+
+        Args:
+            policy: only of runs that have a call of this policy.
+            run: only of this run and its calls.
+            source: only from this source (`Review.source`).
+        """
+        trajectory = run if run is None or isinstance(run, str) else run.id
+        params = {"policy": policy, "trajectory": trajectory, "source": source}
+        return pages("/v1/reviews", Review, params)

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 
 from langchain_art.client.conversations import (
+    Conversation,
     Conversations,
     read_conversations,
     sft_config,
@@ -20,6 +21,7 @@ from langchain_art.client.routes import pages, path_of, post_group
 from langchain_art.errors import ConfigError, JobFailed
 from langchain_art.wire import (
     JobEvent,
+    PreferenceConfig,
     SFTConfig,
     TrainConfig,
     TrainJob,
@@ -44,6 +46,8 @@ class JobEndpoints(Address):
         key: str | None = None,
         trainable: Mapping[str, bool] | None = None,
         retrain: bool = False,
+        rewards: Mapping[str, float] | None = None,
+        turns: Mapping[str, float] | None = None,
     ) -> Flow[TrainJob]:
         """Order one training step, and return at once.
 
@@ -57,6 +61,9 @@ class JobEndpoints(Address):
             trainable: which calls learn, by node, tag or model (`Turn.learns`). None: all that the
                 policy sampled.
             retrain: train also what earlier jobs trained (`TrainRequest.retrain`).
+            rewards: run's id -> its reward for this job alone (`TrainRequest.rewards`). None: the
+                rewards that the runs have.
+            turns: call's id -> the same of a call (`TrainRequest.turns`).
         """
         ids: list[tuple[str, ...]] = []
         for group in groups:
@@ -66,6 +73,7 @@ class JobEndpoints(Address):
             else:
                 ids.append(tuple(group))
         what = {"policy": policy, "groups": tuple(ids), "config": config or TrainConfig()}
+        what |= {"rewards": dict(rewards or {}), "turns": dict(turns or {})}
         return (yield _order(key, trainable, **what, retrain=retrain))
 
     @endpoint
@@ -101,6 +109,43 @@ class JobEndpoints(Address):
             yield post_group(group)
         ids = tuple(one if isinstance(one, str) else one.id for one in read)
         return (yield _order(key, trainable, policy=policy, groups=(ids,), config=config))
+
+    @endpoint
+    def prefer(
+        self,
+        pairs: Sequence[tuple[Conversation, Conversation]],
+        policy: str,
+        config: PreferenceConfig | None = None,
+        key: str | None = None,
+    ) -> Flow[TrainJob]:
+        """Order one preference step (DPO): the policy learns to say rather the first of each pair.
+
+        ``preference_loss``, ``preference_margin``, ``preference_accuracy`` and ``chosen_logprob``
+        of the result's metrics are those before the step. A pair may be learned from again, and a
+        run may be in several pairs.
+
+        Args:
+            pairs: chosen and rejected, each as `sft` takes a conversation. A reply that was written
+                by hand beside one that was sampled here is compared on the same prompt tokens.
+            policy: the policy that learns.
+            config: None: the defaults of `PreferenceConfig`.
+            key: as for `train`.
+
+        Raises:
+            ConfigError: there is no pair, a conversation is malformed, or two different runs have
+                the same id.
+        """
+        read = [read_conversations(pair) for pair in pairs]
+        if not read or any(len(pair) != 2 for pair in read):
+            raise ConfigError(
+                f"got {len(read)} pairs of the lengths {sorted({len(pair) for pair in read})}, "
+                "expected at least one pair: the chosen conversation and the rejected one"
+            )
+        for group in to_post([one for pair in read for one in pair]):
+            yield post_group(group)
+        ids = tuple(tuple(one if isinstance(one, str) else one.id for one in pair) for pair in read)
+        config = config or PreferenceConfig()
+        return (yield _order(key, None, policy=policy, groups=ids, config=config))
 
     @endpoint
     def wait(

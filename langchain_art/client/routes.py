@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
@@ -11,7 +12,14 @@ from pydantic import BaseModel
 
 from langchain_art.client.http_request import Flow, Param, Request
 from langchain_art.errors import ConfigError
-from langchain_art.wire import TrajectoryGroup
+from langchain_art.wire import (
+    MAX_REVIEWS,
+    RefusedReview,
+    Review,
+    Reviews,
+    ReviewsKept,
+    TrajectoryGroup,
+)
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 #: The most that the server gives at once.
@@ -86,3 +94,15 @@ def stored_of(content: bytes) -> int:
 def post_group(group: TrajectoryGroup) -> Request[int]:
     """The request that stores a group."""
     return Request("POST", "/v1/groups", stored_of, body=group)
+
+
+def put_all(reviews: Sequence[Review]) -> Flow[ReviewsKept]:
+    """Keep any number of reviews; what became of them all."""
+    counts: Counter[str] = Counter()
+    refused: list[RefusedReview] = []
+    for start in range(0, len(reviews), MAX_REVIEWS):
+        some = Reviews(reviews=tuple(reviews[start : start + MAX_REVIEWS]))
+        kept = yield Request("PUT", "/v1/reviews", ReviewsKept.model_validate_json, body=some)
+        counts.update(kept.model_dump(exclude={"refused"}))
+        refused += kept.refused
+    return ReviewsKept(**counts, refused=tuple(refused))

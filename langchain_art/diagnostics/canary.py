@@ -34,7 +34,7 @@ from langchain_art.diagnostics.canary_checks import (
     tokens_of,
 )
 from langchain_art.errors import ArtError, ConfigError
-from langchain_art.tracing.handler import capture
+from langchain_art.tracing.scope import capture
 from langchain_art.wire import ServerStatus, TrainConfig, TrainResult, Trajectory, TrajectoryGroup
 from langchain_art.wire.tolerances import logprob_tolerance
 

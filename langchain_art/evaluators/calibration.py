@@ -236,10 +236,10 @@ def _correlation(
     if value is None or not defined:
         return Correlation(value, None, None)
     tail = (1 - confidence) / 2
-    return Correlation(value, _quantile(defined, tail), _quantile(defined, 1 - tail))
+    return Correlation(value, quantile(defined, tail), quantile(defined, 1 - tail))
 
 
-def _quantile(ordered: Sequence[float], share: float) -> float:
+def quantile(ordered: Sequence[float], share: float) -> float:
     """The quantile of sorted values, interpolated linearly between the two nearest."""
     place = share * (len(ordered) - 1)
     below, above = ordered[math.floor(place)], ordered[math.ceil(place)]

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from langchain_art._callables import run_sync
 from langchain_art.errors import ConfigError
@@ -15,6 +15,9 @@ from langchain_art.rollout.group_stream import GroupStream
 from langchain_art.rollout.runner import Rollout, RolloutWorker
 from langchain_art.rollout.scenarios import check_scenarios, group_ids, scenario_id
 from langchain_art.wire import Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from langchain_art.tracing.run import Run
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ async def gather(
     retries: int = 5,
     ready: Callable[[], Awaitable[object]] | None = None,
     max_failed: float = 0.5,
+    on_run: Callable[[Run], None] | None = None,
 ) -> GatherResult:
     """Run every scenario `group_size` times, at most `concurrency` runs at once.
 
@@ -68,6 +72,7 @@ async def gather(
         retries: how often one run is repeated because the server was unavailable.
         ready: awaited before a repeated run, after a pause that grows from 0.5 s to 10 s.
         max_failed: fraction of the runs that may raise.
+        on_run: called with what was recorded of each run, in the event loop (`RolloutWorker`).
 
     Raises:
         RolloutFailed: more of them raised; the message has the first error.
@@ -82,7 +87,13 @@ async def gather(
     started = time.monotonic()
     names = list(group_ids(prefix or uuid.uuid4().hex, map(scenario_id, scenarios)))
     worker = RolloutWorker(
-        rollout, concurrency, on_done=on_done, retries=retries, ready=ready, max_failed=max_failed
+        rollout,
+        concurrency,
+        on_done=on_done,
+        retries=retries,
+        ready=ready,
+        max_failed=max_failed,
+        on_run=on_run,
     )
     async with GroupStream(
         worker, scenarios.__getitem__, lambda n, _: names[n], group_size

@@ -30,7 +30,8 @@ from langchain_art.rollout.graph_rollout import Graph, as_function, is_graph
 from langchain_art.wire import Trajectory
 
 if TYPE_CHECKING:
-    from langchain_art.tracing.handler import Run
+    from langchain_art.tracing.run import Run
+    from langchain_art.tracing.scope import OpenedRuns
 
 RolloutOutcome: TypeAlias = "Run | Trajectory | float"
 Rollout: TypeAlias = "Callable[[Any], RolloutOutcome | Awaitable[RolloutOutcome]] | Graph"
@@ -55,6 +56,8 @@ class RolloutWorker:
     retries: int = 5
     ready: Callable[[], Awaitable[object]] | None = None
     max_failed: float = 0.5
+    on_run: Callable[[Run], None] | None = None
+    """Called with what was recorded of each run, beside its trajectory: for an export."""
 
     def __post_init__(self) -> None:
         self._is_graph = is_graph(self.rollout)
@@ -81,7 +84,7 @@ class RolloutWorker:
         """One run of one scenario, repeated while the server is unavailable."""
         attempt = 0
         while True:
-            trajectory, error = await self._once(scenario, name)
+            within, trajectory, error = await self._once(scenario, name)
             if error is None or attempt == self.retries or not is_server_away(error):
                 break
             self.retried += 1
@@ -91,15 +94,32 @@ class RolloutWorker:
                 await self.ready()
         if error is not None:
             self._count(error, name)
+        for recorded in within.runs:
+            if self.on_run is not None and recorded.id == trajectory.id:
+                self.on_run(recorded)
         if self.on_done is not None:
             self.on_done(trajectory)
         return trajectory
 
-    async def _once(self, scenario: Any, name: str) -> tuple[Trajectory, Exception | None]:
-        # langchain-core, on first use
-        from langchain_art.tracing.handler import capture, opened  # noqa: PLC0415
+    async def _once(
+        self, scenario: Any, name: str
+    ) -> tuple[OpenedRuns, Trajectory, Exception | None]:
+        # langchain-core and its langsmith, on first use
+        from langsmith import tracing_context  # noqa: PLC0415
 
-        opened.set(scopes := [])
+        from langchain_art.tracing.scope import OpenedRuns, opened  # noqa: PLC0415
+
+        opened.set(within := OpenedRuns(exported=self.on_run is not None))
+        # Thousands of rollouts would go to a paid account, because a program's environment says
+        # LANGSMITH_TRACING. One that is to be traced opens a tracing_context of its own.
+        with tracing_context(enabled=False):
+            return within, *await self._captured(scenario, name, within)
+
+    async def _captured(
+        self, scenario: Any, name: str, within: OpenedRuns
+    ) -> tuple[Trajectory, Exception | None]:
+        from langchain_art.tracing.scope import capture  # noqa: PLC0415
+
         async with capture(scenario=name) as run:
             try:
                 if self._is_graph:
@@ -114,7 +134,7 @@ class RolloutWorker:
             except _WrongOutcome as error:  # of the program, which more runs would only hide
                 raise ConfigError(str(error)) from None
             except Exception as error:  # noqa: BLE001 - user code may raise anything
-                return _failure(error, scopes[-1], name), error
+                return _failure(error, within.runs[-1], name), error
 
     async def _call(self, *given: Any) -> Any:
         if self._is_async:

@@ -1,4 +1,4 @@
-"""Captures a graph run as turns: `capture()`, or `CaptureHandler` as a callback.
+"""`CaptureHandler`: a callback handler that records a graph run as turns and spans.
 
 Callbacks see every model call of a graph, in whatever node, subgraph, branch, tool or attempt it
 is made. A `Turn` holds the call's place in the graph, its prompt and its reply; the sampled tokens
@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextvars import ContextVar, Token
 from functools import wraps
 from itertools import count
-from threading import Lock
-from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec
 from uuid import UUID
 
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.outputs import LLMResult
-from langchain_core.runnables.config import RunnableConfig, var_child_runnable_config
-from langchain_core.tracers.context import register_configure_hook
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 
 from langchain_art.call_tags import (
@@ -30,12 +25,9 @@ from langchain_art.call_tags import (
     publish_tags,
     tags_from_metadata,
 )
-from langchain_art.errors import ConfigError
 from langchain_art.tracing.recorder import ModelCall
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.spans import Span
-
-__all__ = ["CaptureHandler", "Run", "capture"]
 
 P = ParamSpec("P")
 _serials = count()
@@ -60,7 +52,11 @@ def _safely(
 
 
 def _span(
-    kind: Literal["chain", "model"], run_id: UUID, parent: UUID | None, metadata: dict[str, Any]
+    kind: Literal["chain", "tool", "model"],
+    run_id: UUID,
+    parent: UUID | None,
+    metadata: dict[str, Any],
+    name: str = "",
 ) -> Span:
     thread = metadata.get("thread_id")
     return Span(
@@ -69,6 +65,7 @@ def _span(
         kind=kind,
         namespace=metadata.get("langgraph_checkpoint_ns") or "",
         thread=None if thread is None else str(thread),
+        name=name,
     )
 
 
@@ -139,6 +136,13 @@ class CaptureHandler(GraphCallbackHandler):
         messages: list[list[BaseMessage]] = [[HumanMessage(prompt)] for prompt in prompts]
         self.on_chat_model_start(serialized, messages, run_id=run_id, **kwargs)
 
+    def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Note when a call that streams gave its first token."""
+        if run_id in self._open:  # without the lock: one call's tokens come one after the other
+            span = self.run.recorder.spans[run_id]
+            if span.first_token_at is None:
+                span.first_token_at = time.perf_counter()
+
     @_safely
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """End a turn with its reply."""
@@ -173,21 +177,40 @@ class CaptureHandler(GraphCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """Start the span of a graph, a node or a chain."""
-        span = _span("chain", run_id, parent_run_id, metadata or {})
+        self._start("chain", serialized, inputs, run_id, parent_run_id, metadata, kwargs)
+
+    def _start(
+        self,
+        kind: Literal["chain", "tool"],
+        serialized: dict[str, Any] | None,
+        inputs: Any,
+        run_id: UUID,
+        parent: UUID | None,
+        metadata: dict[str, Any] | None,
+        more: dict[str, Any],
+    ) -> None:
+        name = more.get("name") or (serialized or {}).get("name") or ""
+        span = _span(kind, run_id, parent, metadata or {}, name)
+        if self.run.recorder.keeps_values:
+            span.input = inputs
         if self.run.recorder.spans.start(span) and self.run.input is None:
             self.run.input = inputs
 
+    @_safely
     def on_tool_start(
         self,
         serialized: dict[str, Any],
         input_str: str,
         *,
         run_id: UUID,
+        parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
         inputs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         """Start the span of a tool, whose body may call models."""
-        self.on_chain_start(serialized, inputs or input_str, run_id=run_id, **kwargs)
+        given = inputs or input_str
+        self._start("tool", serialized, given, run_id, parent_run_id, metadata, kwargs)
 
     @_safely
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
@@ -220,113 +243,3 @@ class CaptureHandler(GraphCallbackHandler):
     def on_interrupt(self, event: GraphInterruptEvent) -> None:
         """Record that a graph waits, for example at a node named in ``interrupt_before``."""
         self.run.recorder.spans.interrupt(event.run_id)
-
-
-# One hook per depth of nested scopes, so that all scopes' handlers are called. LangChain never
-# removes hooks, so all runs share them: one is enough until scopes nest.
-_scopes: list[ContextVar[CaptureHandler | None]] = []
-#: Where scopes add their runs, if set: `gather` finds here the run of a rollout that raised.
-opened: ContextVar[list[Run] | None] = ContextVar("langchain_art_opened", default=None)
-_scopes_lock = Lock()
-
-
-def _add_scope() -> None:
-    scope = ContextVar[CaptureHandler | None](f"langchain_art_scope_{len(_scopes)}", default=None)
-    register_configure_hook(scope, inheritable=True)
-    _scopes.append(scope)
-
-
-_add_scope()
-
-
-def _config_with(handler: CaptureHandler) -> RunnableConfig | None:
-    """The config for graphs inside of a scope, with its handler; None inside of a running node.
-
-    Models and chains get the handler by the hook, but LangGraph's interrupt event goes only to the
-    handlers of the graph's config (before LangGraph 1.2.3: not to these, if the graph is run with
-    callbacks of its own). Inside of a running node the config is LangGraph's and stays as it is.
-    """
-    config = var_child_runnable_config.get() or {}
-    callbacks = config.get("callbacks") or []
-    if not isinstance(callbacks, list):
-        return None
-    return {**config, "callbacks": [*callbacks, handler]}
-
-
-class capture:
-    """A scope that records every model call made inside of it, whatever graph makes it.
-
-    Use it with ``with`` or ``async with``; it yields the `Run`. Scopes nest: each records all calls
-    made inside, and calls are tagged with the id of the innermost. Not recorded are calls in raw
-    threads that copy no context (LangChain's own executors copy it): give the model a
-    `CaptureHandler` there; and graphs that another process runs: name the trajectory in the
-    config's metadata, and the server assembles it (`call_tags`).
-
-    One scope is one trajectory with one reward, whatever is run in it: several turns of a thread,
-    forks of it, ``graph.batch``. Open a scope around each run that is to be scored by itself. A
-    thread that is resumed or forked in another scope continues in another trajectory: earlier
-    replies are context there, and are trained in the trajectory where they were sampled.
-
-    An exception that leaves the scope marks the run as failed (truncated, if the graph's recursion
-    limit was reached) and is raised on.
-
-    Args:
-        scenario: which task this is a run of (runs of one are judged as a group); default none.
-        id: of the trajectory, unique; default a new one.
-        metadata: kept with the run for review; default nothing.
-
-    Raises:
-        ConfigError: `id` or `scenario` cannot go over the wire.
-
-    Example::
-
-        async with capture(scenario="q-7") as run:
-            await graph.ainvoke(state)
-            run.reward = 1.0
-    """
-
-    def __init__(
-        self,
-        *,
-        scenario: str | None = None,
-        id: str | None = None,
-        metadata: dict[str, Any] | None = None,
-    ) -> None:
-        self._run = Run(scenario=scenario, id=id, metadata=metadata)
-        self._entered: list[tuple[ContextVar[Any], Token[Any]]] = []
-
-    def __enter__(self) -> Run:
-        if self._entered:
-            raise ConfigError(
-                "got a scope that was entered before, expected a new capture() per run"
-            )
-        with _scopes_lock:
-            if all(scope.get() is not None for scope in _scopes):
-                _add_scope()
-            scope = next(scope for scope in _scopes if scope.get() is None)
-        handler = CaptureHandler(self._run)
-        self._entered.append((scope, scope.set(handler)))
-        config = _config_with(handler)
-        if config is not None:
-            configs = var_child_runnable_config
-            self._entered.append((configs, configs.set(config)))
-        if (runs := opened.get()) is not None:
-            runs.append(self._run)
-        return self._run
-
-    def __exit__(
-        self, kind: object, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._run.fail(error)
-        for variable, token in reversed(self._entered):
-            try:
-                variable.reset(token)
-            except ValueError:  # left in another context than entered, as in a fixture's finalizer
-                variable.set(None)
-
-    async def __aenter__(self) -> Run:
-        return self.__enter__()
-
-    async def __aexit__(self, *raised: Any) -> None:
-        self.__exit__(*raised)

@@ -14,7 +14,7 @@ from langchain_core.outputs import ChatGeneration, Generation, LLMResult
 
 from langchain_art.tracing.candidates import CandidateReplies
 from langchain_art.tracing.message_log import LoggedPrompt, MessageLog, jsonable
-from langchain_art.tracing.spans import SpanTree
+from langchain_art.tracing.spans import Span, SpanTree
 from langchain_art.wire import Message, Turn, Usage
 from langchain_art.wire.turn_links import superseded_attempts
 
@@ -68,6 +68,8 @@ class RunRecorder:
         # The wall clock is read once: if it jumps later, the calls' distances stay as they were.
         self._epoch = time.time() - time.perf_counter()
         self.spans = SpanTree()
+        self.keeps_values = False
+        """Whether spans keep what they were given and gave: set where the run is exported."""
         self._candidates = CandidateReplies()
         self._messages = MessageLog()
         self._calls: list[ModelCall] = []
@@ -80,6 +82,8 @@ class RunRecorder:
         """`SpanTree.end`, with the span's output."""
         if output is not None:
             self._candidates.add_output(run_id, output)
+            if self.keeps_values:
+                self.spans[run_id].output = output
         return self.spans.end(run_id, error)
 
     def start_call(self, call: ModelCall, messages: Sequence[BaseMessage]) -> None:
@@ -129,6 +133,15 @@ class RunRecorder:
                 self._turn(call, index in superseded, index in unchosen)
                 for index, call in enumerate(self._calls)
             ]
+
+    def wall_clock(self, at: float) -> float:
+        """A time of the monotonic clock (`Span.begun_at`) as seconds since the epoch."""
+        return self._epoch + at
+
+    def span_list(self) -> tuple[list[Span], list[UUID]]:
+        """The spans so far, in the order of their start, and the span of each of the `turns`."""
+        with self.lock:
+            return list(self.spans), [call.run_id for call in self._calls]
 
     def sampled_elsewhere(self, output: Any) -> list[str]:
         """Ids of calls of other runs whose replies are in this run's prompts or `output`."""

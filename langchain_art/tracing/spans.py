@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Literal, TypeAlias
+from time import perf_counter
+from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
@@ -22,7 +24,7 @@ class Span:
 
     run_id: UUID
     parent: UUID | None
-    kind: Literal["chain", "model"]
+    kind: Literal["chain", "tool", "model"]
     namespace: str = ""
     thread: str | None = None
     root: UUID | None = None
@@ -39,6 +41,19 @@ class Span:
     """Logical time of the start."""
     ended: int = 0
     """Logical time of the end; 0 while it runs."""
+    name: str = ""
+    """Of the graph, node, chain or tool; empty for a model call."""
+    begun_at: float = field(default_factory=perf_counter)
+    """Seconds of the monotonic clock, as `first_token_at` and `ended_at`."""
+    first_token_at: float | None = None
+    """Of a model call that streams."""
+    ended_at: float | None = None
+    """None while it runs."""
+    error: str | None = None
+    input: Any = None
+    """As the graph gave it, if the run keeps values (`RunRecorder.keeps_values`); so is `output`.
+    Of a model call, the turn has both."""
+    output: Any = None
 
     @property
     def task(self) -> Task:
@@ -59,6 +74,10 @@ class SpanTree:
     def __getitem__(self, run_id: UUID) -> Span:
         return self._spans[run_id]
 
+    def __iter__(self) -> Iterator[Span]:
+        """In the order in which they started."""
+        return iter(self._spans.values())
+
     def start(self, span: Span) -> bool:
         """Add a span. Returns whether it is a graph or chain with no known span above it."""
         if (known := self._spans.get(span.run_id)) is not None:
@@ -72,13 +91,13 @@ class SpanTree:
             span.attempt = span.run_id
             self._attempts[span.parent, span.namespace] += 1
             span.attempt_number = self._attempts[span.parent, span.namespace]
-        elif span.kind == "chain":
+        elif span.kind != "model":
             span.attempt = span.parent  # the scope was opened inside of the node
         if span.namespace and span.attempt:
             self._latest_attempt[span.task] = span.attempt
         span.started = next(self._clock)
         self._spans[span.run_id] = span
-        top = above is None and span.kind == "chain"
+        top = above is None and span.kind != "model"
         if top:
             self._graphs.append(span)
         return top
@@ -87,11 +106,13 @@ class SpanTree:
         """Record a span's end. Returns whether the run ends with this span."""
         span = self._spans[run_id]
         span.ended = next(self._clock)
+        span.ended_at = perf_counter()
         span.outcome = "ok"
         if isinstance(error, GraphInterrupt):
             span.outcome = "interrupted"
         elif error is not None and not isinstance(error, GraphBubbleUp):
             span.outcome = "error"  # the other bubble-up, a handoff to a parent graph, is no error
+            span.error = f"{type(error).__name__}: {error}"
         above = self._above(span)
         # Only outside of nodes: a node may run a graph of its own, let it wait, and continue.
         waits = span.outcome == "interrupted" or (span.waits and not span.namespace)
@@ -99,7 +120,7 @@ class SpanTree:
             above.waits = True
         if span.root != run_id:
             return False
-        return span.kind == "chain" or not self._graphs
+        return span.kind != "model" or not self._graphs
 
     def interrupt(self, run_id: UUID | None) -> None:
         """Record that a graph waits at a node named in ``interrupt_before`` or ``_after``."""

@@ -13,6 +13,7 @@ from langchain_art.rollout import remote_graph
 from langchain_art.rollout.gather import gather
 from langchain_art.rollout.graph_rollout import is_remote
 from langchain_art.rollout.runner import Rollout
+from langchain_art.training.fit_export import FitExport
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.progress import Display, MeanReward
 from langchain_art.training.results import EVALUATION, EvalResult, summarize
@@ -28,6 +29,7 @@ async def evaluate(
     *,
     samples: int,
     step: int | None = None,
+    export: FitExport | None = None,
 ) -> EvalResult:
     """Run every scenario `samples` times on the policies of `plan` and average the rewards.
 
@@ -47,6 +49,7 @@ async def evaluate(
             on_done=lambda run: advance(note(run)),
             ready=client.ready,
             max_failed=plan.max_failed,
+            on_run=None if export is None else export.keep,
         )
         groups = found.groups
         unscored = [
@@ -63,13 +66,16 @@ async def evaluate(
         _check(runs, expected, await _serving(client, plan.policies))
         await _keep(client, groups, " + ".join(expected), remote=is_remote(rollout))
     now = cost_of(plan.evaluator)
-    return summarize(
+    result = summarize(
         runs,
         step=step,
         versions=expected,
         seconds=time.monotonic() - started,
         judge_cost=None if now is None else now - (paid or 0.0),
     )
+    if export is not None:
+        await export.evaluation(groups, result)
+    return result
 
 
 async def _keep(

@@ -14,12 +14,15 @@ from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ConfigError, Conflict, JobFailed, NotFound
 from langchain_art.rollout import remote_graph
 from langchain_art.rollout.runner import Rollout
+from langchain_art.trackers.base import Tracker
 from langchain_art.training.evaluate import evaluate
+from langchain_art.training.fit_export import FitExport
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.progress import Display
 from langchain_art.training.results import EvalResult, FitResult, StepRecord, node_rewards, tokens
 from langchain_art.training.step_batch import StepBatchBuilder
+from langchain_art.training.tracking import FitTracking
 from langchain_art.wire import LoraConfig, TrainResult
 
 OnStep: TypeAlias = "Callable[[StepRecord], object]"
@@ -52,11 +55,22 @@ class FitLoop:
     rollout: Rollout
     schedule: Schedule
     on_step: OnStep | None = None
+    trackers: Sequence[Tracker] = ()
+    export: FitExport | None = None
 
     async def run(self, scenarios: Sequence[Any]) -> FitResult:
         """Run all steps that are not done yet, and the evaluations."""
-        history, steps = self.history, self.schedule.steps
+        if self.export is not None:
+            self.export.begin(self.history.state.fit_id)
         await self.client.ready()
+        self._tracking = FitTracking(self.trackers, self.history, self.display)
+        try:
+            return await self._run(scenarios)
+        finally:
+            self._tracking.finish()
+
+    async def _run(self, scenarios: Sequence[Any]) -> FitResult:
+        history, steps = self.history, self.schedule.steps
         versions = await self._versions()
         done = history.done
         history.save(steps=steps)
@@ -71,7 +85,14 @@ class FitLoop:
         with self.display.bar("steps", max(steps, done), done) as advance:
             await self._evaluate(done)
             batches = StepBatchBuilder(
-                self.plan, self.client, history, self.display, self.rollout, scenarios, steps
+                self.plan,
+                self.client,
+                history,
+                self.display,
+                self.rollout,
+                scenarios,
+                steps,
+                on_run=None if self.export is None else self.export.keep,
             )
             begun = time.monotonic()
             async with batches.stream:
@@ -84,7 +105,9 @@ class FitLoop:
                     await self._evaluate(step)
                     advance()
         history.save(finished=history.done)
-        return result_of(history, versions)
+        result = result_of(history, versions)
+        await self._tracking.adapters(self.client, result)
+        return result
 
     def _say_where_it_begins(self, versions: Mapping[str, int]) -> None:
         history, display = self.history, self.display
@@ -161,8 +184,11 @@ class FitLoop:
             tokens=tokens(pending.trajectories) | {"trained": trained},
             judge_cost=pending.judge_cost,
         )
+        if self.export is not None:  # before the step counts as done: its runs are not lost
+            await self.export.step(pending, results)
         self.history.append(record)
         self.history.end()
+        self._tracking.record(record, pending.groups)
         return record
 
     async def _train(self, pending: PendingStep) -> dict[str, TrainResult]:
@@ -201,8 +227,10 @@ class FitLoop:
                 schedule.eval_scenarios,
                 samples=schedule.eval_samples,
                 step=step,
+                export=self.export,
             )
             self.history.append(result)
+            self._tracking.record(result)
             self.display.eval(result)
         await self._pin_best()
 

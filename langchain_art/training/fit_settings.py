@@ -12,6 +12,7 @@ from pydantic import StrictBool, StrictStr, TypeAdapter, ValidationError
 
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators.scoring import Evaluator
+from langchain_art.export.exporter import Exporter
 from langchain_art.wire import LoraConfig, TrainConfig, Trajectory
 
 _SHOWN = 40
@@ -34,6 +35,7 @@ class FitSettings:
     max_failed: float
     max_steps_ahead: int
     dynamic_sampling_rounds: int
+    export: Exporter | None = None
 
 
 def check_trainable(trainable: Mapping[str, bool] | None) -> dict[str, bool]:
@@ -45,6 +47,13 @@ def check_trainable(trainable: Mapping[str, bool] | None) -> dict[str, bool]:
             f"got trainable={trainable!r:.200}, expected names of nodes, tags or models with True "
             'or False, such as {"writer": True, "critic": False}'
         ) from error
+
+
+def check_export(export: object) -> Exporter | None:
+    """`export` as it is, or ConfigError."""
+    if export is None or isinstance(export, Exporter):
+        return export
+    raise ConfigError(f'got export={export!r:.200}, expected an Exporter, such as Exporter("otlp")')
 
 
 def unmatched_frozen_names(trainable: Mapping[str, bool], runs: Sequence[Trajectory]) -> list[str]:

@@ -51,10 +51,10 @@ class FitIdentity(Record):
             names = (" and ".join(one.policies) for one in (self, other))
             found.append("policy {} -> {}".format(*names))
         found += _changed({"seed": self.seed}, {"seed": other.seed})
-        found += _changed(_flat(self.config, "config"), _flat(other.config, "config"))
-        found += _changed(_flat(self.settings, ""), _flat(other.settings, ""))
+        found += _changed(flat(self.config, "config"), flat(other.config, "config"))
+        found += _changed(flat(self.settings, ""), flat(other.settings, ""))
         for policy in self.models.keys() & other.models.keys():
-            before, after = (_flat(one.models[policy], policy) for one in (self, other))
+            before, after = (flat(one.models[policy], policy) for one in (self, other))
             found += _changed(before, after)
         found += _sources(self.rollout, other.rollout, "rollout")
         found += _sources(self.evaluator, other.evaluator, "evaluator")
@@ -128,13 +128,13 @@ def _digest_of(scenarios: Sequence[Any]) -> str:
     return f"{len(scenarios)} {found.hexdigest()[:16]}"
 
 
-def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Nested settings by their path: ``config.schedule.warmup_steps``."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         path = f"{prefix}.{name}" if prefix else name
         if isinstance(value, Mapping):
-            found |= _flat(cast("Mapping[str, Any]", value), path)
+            found |= flat(cast("Mapping[str, Any]", value), path)
         else:
             found[path] = value
     return found

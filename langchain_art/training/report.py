@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from rich.markup import escape
 from rich.table import Column, Table
 
-from langchain_art.training.exclusions import meaning
 from langchain_art.training.results import FitResult, StepRecord
 from langchain_art.wire import NodeReport
+from langchain_art.wire.exclusions import meaning
 
 
 def summary_table(result: FitResult) -> Table:

@@ -18,6 +18,7 @@ from langchain_art.rollout.graph_rollout import check_inputs, is_remote
 from langchain_art.rollout.group_stream import GroupStream
 from langchain_art.rollout.runner import Rollout, RolloutWorker
 from langchain_art.rollout.scenarios import draw, group_ids
+from langchain_art.tracing.run import Run
 from langchain_art.training.fit_settings import FitSettings, unmatched_frozen_names
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.progress import Display, MeanReward
@@ -39,6 +40,7 @@ class StepBatchBuilder:
     rollout: Rollout
     scenarios: Sequence[Any]
     steps: int
+    on_run: Callable[[Run], None] | None = None
 
     def __post_init__(self) -> None:
         check_inputs(self.rollout, self.scenarios)
@@ -58,6 +60,7 @@ class StepBatchBuilder:
             on_done=self._on_done,
             ready=self.client.ready,
             max_failed=self.plan.max_failed,
+            on_run=self.on_run,
         )
         self.stream = GroupStream(
             self._worker,

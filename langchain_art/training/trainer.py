@@ -15,9 +15,12 @@ from langchain_art.client.conversations import Conversations, sft_config
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators.scoring import Evaluator
+from langchain_art.export.exporter import Exporter
 from langchain_art.rollout.graph_rollout import is_graph
 from langchain_art.rollout.runner import Rollout
 from langchain_art.rollout.scenarios import check_scenarios
+from langchain_art.trackers.base import Tracker
+from langchain_art.trackers.choice import chosen_trackers
 from langchain_art.training.addresses import (
     Model,
     address_of,
@@ -26,6 +29,7 @@ from langchain_art.training.addresses import (
     trained_policies,
 )
 from langchain_art.training.evaluate import evaluate
+from langchain_art.training.fit_export import exporting
 from langchain_art.training.fit_loop import (
     FitLoop,
     OnStep,
@@ -34,7 +38,7 @@ from langchain_art.training.fit_loop import (
     roll_back,
     serving_version,
 )
-from langchain_art.training.fit_settings import FitSettings, check_trainable
+from langchain_art.training.fit_settings import FitSettings, check_export, check_trainable
 from langchain_art.training.fit_state import History, alone
 from langchain_art.training.identity import identity_of
 from langchain_art.training.progress import Display
@@ -83,12 +87,16 @@ class Trainer:
             the learner corrects (importance sampling, `TrainConfig.max_staleness`).
         dynamic_sampling_rounds: how often, at most, a step rolls out further scenarios in place
             of groups with zero variance or not judged (DAPO, arXiv 2503.14476, section 3.2).
+        trackers: where the fit is shown beside its folder: ``["wandb", "tensorboard"]``, or objects
+            (`trackers.Tracker`). None: W&B if WANDB_PROJECT or WANDB_MODE is set.
+        export: where runs go for review when they are judged and trained. None: nowhere.
         console: where progress goes. None: standard output.
 
     Raises:
         ConfigError: a number is out of range, `trainable` is not such a mapping, `name` is no name
             or comes with an `out_dir`, or `model` names no policy, names one twice, or is spread
-            over several servers.
+            over several servers; a tracker is not known, or its package is not installed; or
+            `export` is no Exporter.
     """
 
     def __init__(
@@ -109,6 +117,8 @@ class Trainer:
         max_failed: float = 0.5,
         max_steps_ahead: int = 0,
         dynamic_sampling_rounds: int = 0,
+        trackers: Sequence[str | Tracker] | None = None,
+        export: Exporter | None = None,
         console: Console | None = None,
     ) -> None:
         if group_size < 2 or groups_per_step < 1 or concurrency < 1:
@@ -140,7 +150,9 @@ class Trainer:
             max_failed=max_failed,
             max_steps_ahead=max_steps_ahead,
             dynamic_sampling_rounds=dynamic_sampling_rounds,
+            export=check_export(export),
         )
+        self._trackers = chosen_trackers(trackers)
         self._display = Display(console)
 
     async def fit(
@@ -200,7 +212,7 @@ class Trainer:
         identity = identity_of(
             self._plan, self._models, rollout, train_scenarios, schedule.eval_scenarios
         )
-        with alone(self.out_dir):
+        with alone(self.out_dir), exporting(self._plan, self.out_dir, self._display) as export:
             async with self._client() as client:
                 if fresh:
                     await client.ready()
@@ -216,9 +228,8 @@ class Trainer:
                     result = result_of(history, history.steps[-1].versions)
                     self._display.summary(result)
                     return result
-                fit = FitLoop(
-                    self._plan, client, history, self._display, rollout, schedule, on_step
-                )
+                plan, display, more = self._plan, self._display, (on_step, self._trackers, export)
+                fit = FitLoop(plan, client, history, display, rollout, schedule, *more)
                 try:
                     result = await fit.run(train_scenarios)
                 except (asyncio.CancelledError, KeyboardInterrupt):
@@ -302,11 +313,13 @@ class Trainer:
         """
         self._require_reward(rollout)
         check_scenarios(scenarios, "scenarios")
-        async with self._client() as client:
-            await client.ready()
-            return await evaluate(
-                self._plan, client, self._display, rollout, scenarios, samples=samples
-            )
+        plan, display = self._plan, self._display
+        with exporting(plan, self.out_dir, display) as out:
+            async with self._client() as client:
+                await client.ready()
+                return await evaluate(
+                    plan, client, display, rollout, scenarios, samples=samples, export=out
+                )
 
     def evaluate_sync(
         self, rollout: Rollout, scenarios: Sequence[Any], *, samples: int = 1

@@ -26,14 +26,17 @@ def group_has_zero_variance(
 ) -> bool:
     """True if the server would exclude the whole group, because its runs have equal rewards.
 
-    What is compared follows `TrainConfig.credit`: for ``run`` and ``node``, and for scores, just as
-    the server does it. For ``turn`` and ``anchor``, where it depends on what each call was worth,
-    a group with rewards of single calls or with discounted rewards never has zero variance.
+    What is compared follows `TrainConfig.credit`: for ``run``, ``node`` and ``call``, and for
+    scores, just as the server does it. For ``turn`` and ``anchor``, where it depends on what each
+    call was worth, a group with rewards of single calls or with discounted rewards never has zero
+    variance.
     """
     runs = [run for run in group.trajectories if is_rewarded(run, config)]
+    tolerance = config.zero_variance_tolerance
+    if config.credit.kind == "call":
+        return all(has_zero_variance(v, tolerance) for v in _by_call(runs, trainable))
     if len(runs) < 2:
         return True
-    tolerance = config.zero_variance_tolerance
     if config.scores:
         return all(
             has_zero_variance([run.scores[name] for run in runs], tolerance)
@@ -75,6 +78,15 @@ def _by_node(
         for node, turns in own.items():
             pools[node].append(_own(run, config, trainable) + math.fsum(_rewards(turns)))
     return list(pools.values())
+
+
+def _by_call(runs: Sequence[Trajectory], trainable: Mapping[str, bool]) -> list[list[float]]:
+    """The runs' own rewards, and for each node that learns those of its calls."""
+    pools: defaultdict[str, list[float]] = defaultdict(list)
+    for turn in (turn for run in runs for turn in _steps(run, trainable)):
+        if turn.reward is not None:
+            pools[label(turn)].append(turn.reward)
+    return [[run.reward for run in runs if run.reward is not None], *pools.values()]
 
 
 def _steps(run: Trajectory, trainable: Mapping[str, bool]) -> list[Turn]:

@@ -21,6 +21,15 @@ from langchain_art.wire.policies import (
     PolicyStatus as PolicyStatus,
     ServerStatus as ServerStatus,
 )
+from langchain_art.wire.reviews import (
+    HUMAN_REWARD as HUMAN_REWARD,
+    MAX_REVIEWS as MAX_REVIEWS,
+    RefusedReview as RefusedReview,
+    Review as Review,
+    ReviewKind as ReviewKind,
+    Reviews as Reviews,
+    ReviewsKept as ReviewsKept,
+)
 from langchain_art.wire.train_config import (
     CISPO as CISPO,
     DPPOTV as DPPOTV,
@@ -38,11 +47,13 @@ from langchain_art.wire.train_config import (
     Loss as Loss,
     LRSchedule as LRSchedule,
     OverlongPenalty as OverlongPenalty,
+    PreferenceConfig as PreferenceConfig,
     SequenceMask as SequenceMask,
     SFTConfig as SFTConfig,
     SimpleAdvantage as SimpleAdvantage,
     SimpleCredit as SimpleCredit,
     Standardized as Standardized,
+    StepConfig as StepConfig,
     TrainConfig as TrainConfig,
     TruncatedIS as TruncatedIS,
     TurnCredit as TurnCredit,

@@ -1,4 +1,4 @@
-"""How a job trains: `TrainConfig` for reinforcement learning, `SFTConfig` for supervised steps.
+"""How a job trains: `TrainConfig` by rewards, `SFTConfig` by examples, `PreferenceConfig` by pairs.
 
 Choices that have settings of their own (loss, advantage, credit assignment, importance sampling)
 are unions discriminated by `kind`, so that a setting exists only where it is read. The plain string
@@ -180,12 +180,14 @@ Advantage = Annotated[SimpleAdvantage | Standardized, *_Choice]
 
 
 class SimpleCredit(_Group):
-    """Credit assignment without settings: whole runs (``run``), or runs by node (``node``).
+    """Credit assignment without settings.
 
-    ``node`` is Dr. MAS (arXiv 2602.08847).
+    ``run``: whole runs are compared. ``node``: runs by node, as in Dr. MAS (arXiv 2602.08847).
+    ``call``: runs by their own rewards, and calls of one node by theirs; one without a reward is
+    not compared, and counts as 0 nowhere.
     """
 
-    kind: Literal["run", "node"] = "run"
+    kind: Literal["run", "node", "call"] = "run"
 
 
 class TurnCredit(_Group):
@@ -265,7 +267,7 @@ class TrainConfig(_Optimizer):
     advantage: Advantage = SimpleAdvantage()
     """How rewards of a group become advantages."""
     credit: Credit = SimpleCredit()
-    """Credit assignment: whether runs, nodes, turns or states are compared."""
+    """Credit assignment: whether runs, nodes, calls, turns or states are compared."""
     zero_variance_tolerance: float = Field(default=1e-6, ge=0, le=MAX_FACTOR)
     """Rewards that differ by no more than this are equal: there is nothing to learn from them."""
     overlong: OverlongPenalty | None = None
@@ -287,7 +289,7 @@ class TrainConfig(_Optimizer):
             self,
             *,
             advantage: Advantage | Literal["mean", "standardized", "leave_one_out", "maxrl"] = ...,
-            credit: Credit | Literal["run", "node", "turn", "anchor"] = ...,
+            credit: Credit | Literal["run", "node", "call", "turn", "anchor"] = ...,
             loss: Loss | Literal["clip", "gspo", "cispo", "dppo_tv"] = ...,
             **settings: Any,
         ) -> None: ...
@@ -303,6 +305,11 @@ class TrainConfig(_Optimizer):
             raise ValueError(
                 f"got scores with credit={self.credit.kind!r}, expected credit='run': scores are "
                 "of whole runs"
+            )
+        if self.overlong and self.credit.kind == "call":
+            raise ValueError(
+                "got overlong with credit='call', where a run may have no reward that could be "
+                "lowered; shape the reward"
             )
         if self.overlong and (self.scores or self.advantage.kind == "maxrl"):
             raise ValueError(
@@ -325,12 +332,48 @@ class SFTConfig(_Optimizer):
     aggregation: Aggregation = "token"
 
 
+class PreferenceConfig(_Group):
+    """A preference step: direct preference optimization (DPO, arXiv 2305.18290, eq. 7).
+
+    Its batch are pairs of runs, the chosen one first. With ``π`` the policy's probability of all
+    replies of a run and ``ref`` that of the base model (the adapter off), it minimises the mean of
+    ``-log sigmoid(beta ((log π/ref)(chosen) - (log π/ref)(rejected)))`` in one optimizer step.
+
+    Example::
+
+        client.prefer([(corrected, sampled)], "email-agent", PreferenceConfig(beta=0.1))
+    """
+
+    kind: Literal["dpo"] = "dpo"
+    learning_rate: float = Field(default=2e-5, gt=0, le=MAX_LEARNING_RATE)
+    beta: float = Field(default=0.1, gt=0, le=MAX_FACTOR)
+    """How closely the policy stays to the base model: the larger, the closer."""
+    schedule: LRSchedule = LRSchedule()
+    max_grad_norm: float = Field(default=1.0, gt=0, le=MAX_FACTOR)
+    tokens_per_microbatch: int = Field(default=16384, ge=64, le=MAX_COUNT)
+    """Padded tokens that go through the model at once; bounds memory, changes no result."""
+
+    @property
+    def weighted(self) -> SFTConfig:
+        """The supervised step that this step is, once its tokens have their weights."""
+        return SFTConfig(
+            learning_rate=self.learning_rate,
+            schedule=self.schedule,
+            max_grad_norm=self.max_grad_norm,
+            tokens_per_microbatch=self.tokens_per_microbatch,
+        )
+
+
 def _kind_of_job(value: Any) -> str:
     return value.get("kind", "rl") if isinstance(value, dict) else getattr(value, "kind", "rl")  # type: ignore[arg-type]
 
 
+StepConfig = TrainConfig | SFTConfig
+"""What a learner is given: a preference step is a supervised step whose tokens have weights."""
 JobConfig = Annotated[
-    Annotated[TrainConfig, Tag("rl")] | Annotated[SFTConfig, Tag("sft")],
+    Annotated[TrainConfig, Tag("rl")]
+    | Annotated[SFTConfig, Tag("sft")]
+    | Annotated[PreferenceConfig, Tag("dpo")],
     Discriminator(_kind_of_job),
 ]
 """The config of a job; without a `kind` it is a `TrainConfig`."""

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from langchain_art.wire.identifiers import Finite, Id, Name, Several, Wire
-from langchain_art.wire.train_config import JobConfig, SFTConfig, TrainConfig
+from langchain_art.wire.identifiers import Finite, Id, Name, RewardValue, Several, Wire
+from langchain_art.wire.train_config import JobConfig, PreferenceConfig, TrainConfig
 from langchain_art.wire.trajectories import Status
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
@@ -18,10 +18,17 @@ class TrainRequest(Wire):
 
     policy: Name
     groups: Several[Several[Id]] = Field(min_length=1, max_length=4096)
-    """Ids of trajectories that the server has, group by group."""
+    """Ids of trajectories that the server has, group by group. Of a preference step, each group is
+    a pair: the chosen run and the rejected one."""
     config: JobConfig = TrainConfig()
     trainable: dict[str, bool] = Field(default_factory=dict, max_length=256)
     """Which calls are trained, by name (`Turn.learns`); empty: all that the policy sampled."""
+    rewards: dict[Id, RewardValue] = Field(default_factory=dict)
+    """Trajectory's id -> its reward for this job alone, such as what people say of it. The rewards
+    that the run and its calls have do not count then, and stay as they are."""
+    turns: dict[str, RewardValue] = Field(default_factory=dict)
+    """Call's id -> the reward of that call for this job alone (`Turn.reward`). Of a run with such a
+    call, no other rewards count than those in `turns` and `rewards`."""
     retrain: bool = False
     """Train also what earlier jobs of this policy trained: another pass over the same tokens. Else
     each run and each call is trained once; what is left out is counted in `TrainResult.excluded`
@@ -29,10 +36,35 @@ class TrainRequest(Wire):
 
     @model_validator(mode="after")
     def _retrains_by_rewards(self) -> TrainRequest:
-        if self.retrain and isinstance(self.config, SFTConfig):
+        if self.retrain and not isinstance(self.config, TrainConfig):
             raise ValueError(
-                "got retrain=true for a supervised step, which needs none; leave it out"
+                f"got retrain=true for a step of the kind {self.config.kind!r}, which needs none; "
+                "leave it out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_count(self) -> TrainRequest:
+        if not self.rewards and not self.turns:
+            return self
+        if not isinstance(self.config, TrainConfig) or self.config.scores:
+            raise ValueError(
+                "got rewards for a step that reads none, expected a TrainConfig without scores"
+            )
+        known = {one for group in self.groups for one in group}
+        if unknown := sorted(set(self.rewards) - known)[:5]:
+            raise ValueError(f"got rewards for {unknown}, expected runs of `groups`")
+        return self
+
+    @model_validator(mode="after")
+    def _prefers_one_of_two(self) -> TrainRequest:
+        if isinstance(self.config, PreferenceConfig):
+            for index, group in enumerate(self.groups):
+                if len(group) != 2 or group[0] == group[1]:
+                    raise ValueError(
+                        f"groups[{index}] has the runs {list(group)[:5]}, expected two for a "
+                        "preference step: the chosen one and the rejected one"
+                    )
         return self
 
 

@@ -1,0 +1,274 @@
+"""The attributes of a run's spans: `gen_ai.*` for all, and Langfuse's own or the messages' beside.
+
+Sources: OpenTelemetry's semantic conventions for generative AI
+(https://opentelemetry.io/docs/specs/semconv/gen-ai/), and the attributes that Langfuse reads
+(https://langfuse.com/integrations/native/opentelemetry, `LangfuseOtelSpanAttributes` of its SDK 5).
+Langfuse is given the texts once, under its own names; another backend under `gen_ai.*`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+from langchain_art.export import ids, names
+from langchain_art.export.brief import brief, last_message
+from langchain_art.export.message_texts import MessageTexts, dumps
+from langchain_art.export.records import ExportedRun, SpanRecord
+from langchain_art.wire import Message, Turn
+from langchain_art.wire.redaction import Redactor
+
+Attributes: TypeAlias = "dict[str, Any]"
+_OBSERVATION, _TRACE = "langfuse.observation.", "langfuse.trace."
+_TYPES = {"graph": "chain", "node": "span", "tool": "tool", "model": "generation"}
+_OPERATIONS = {"tool": "execute_tool", "model": "chat"}
+#: Longest session and user that Langfuse keeps.
+_NAME = 200
+
+
+class RunAttributes:
+    """The attributes of one run's spans.
+
+    Args:
+        run: whose.
+        redactor: counts what is taken out of texts and metadata.
+        langfuse: whether it is Langfuse that is sent to.
+    """
+
+    def __init__(self, run: ExportedRun, redactor: Redactor, *, langfuse: bool) -> None:
+        self._run = run
+        self._redactor = redactor
+        self._langfuse = langfuse
+        form = None if langfuse else gen_ai_message
+        self._texts = MessageTexts(run.trajectory, redactor, form)
+        self._common = _given(self._of_all())
+
+    def root(self) -> Attributes:
+        """Of the span that is the run."""
+        run, labels = self._run.trajectory, self._run.labels
+        given = self._json(brief(run.input))
+        gave = self._json(brief(last_message(run.output)))
+        metadata = {
+            "status": run.status,
+            **labels.metadata,
+            **{name: one for name, one in run.metadata.items() if name != "judged"},
+        }
+        found = self._common | {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.agent.name": labels.name,
+        }
+        if not self._langfuse:
+            return found | self._plain(given, gave, metadata)
+        failed = run.status in ("failed", "truncated")
+        return found | _given(
+            {
+                f"{_OBSERVATION}type": "agent",
+                f"{_OBSERVATION}input": given,
+                f"{_OBSERVATION}output": gave,
+                f"{_OBSERVATION}level": "ERROR" if failed else None,
+                f"{_OBSERVATION}status_message": self._clean(run.error) or _unless_ok(run.status),
+                **self._metadata(metadata),
+            }
+        )
+
+    def span(self, span: SpanRecord) -> Attributes:
+        """Of a node, a tool or a model call."""
+        found = dict(self._common)
+        if operation := _OPERATIONS.get(span.kind):
+            found["gen_ai.operation.name"] = operation
+        if span.turn is not None:
+            return found | self._call(span, span.turn, self._run.trajectory.turns[span.turn])
+        given, gave = self._json(span.input), self._json(span.output)
+        metadata = _where(span)
+        if span.kind == "tool":
+            found["gen_ai.tool.name"] = span.name
+        if not self._langfuse:
+            if span.kind == "tool":
+                names = ("gen_ai.tool.call.arguments", "gen_ai.tool.call.result")
+                found |= _given(dict(zip(names, (given, gave), strict=True)))
+                given = gave = None
+            return found | self._plain(given, gave, metadata)
+        return found | _given(
+            {
+                f"{_OBSERVATION}type": _TYPES[span.kind],
+                f"{_OBSERVATION}input": given,
+                f"{_OBSERVATION}output": gave,
+                **self._level(span, None),
+                **self._metadata(metadata),
+            }
+        )
+
+    def _call(self, span: SpanRecord, index: int, turn: Turn) -> Attributes:
+        usage = turn.usage
+        texts = self._texts
+        why = turn.excluded_because
+        if why is None and self._run.excluded:
+            why = self._run.excluded[index]
+        metadata = {
+            **_where(span),
+            names.CALL: turn.call_id,
+            "call_index": index,
+            "langgraph_node": turn.node,
+            "langgraph_step": turn.step,
+            "excluded_because": why,
+            "reward": turn.reward,
+            "tags": list(turn.tags) or None,
+        }
+        found: Attributes = {
+            "gen_ai.provider.name": "langchain_art" if turn.ours else None,
+            "gen_ai.request.model": (turn.model or "").partition("@")[0] or None,
+            "gen_ai.response.model": turn.model,
+            "gen_ai.response.id": turn.call_id,
+            "gen_ai.usage.input_tokens": usage and usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": usage and usage.completion_tokens,
+        }
+        tools, reply = texts.tools(index), texts.reply(index)
+        if not self._langfuse:
+            found |= {
+                "gen_ai.input.messages": texts.prompt(index),
+                "gen_ai.output.messages": None if reply is None else f"[{reply}]",
+                "gen_ai.tool.definitions": tools,
+                **self._plain(None, None, metadata),
+            }
+            return _given(found)
+        prompt, first = texts.prompt(index), span.first_token_at
+        found |= {
+            f"{_OBSERVATION}type": "generation",
+            f"{_OBSERVATION}input": _with_tools(prompt, tools),
+            f"{_OBSERVATION}output": reply,
+            f"{_OBSERVATION}model.name": turn.model,
+            f"{_OBSERVATION}completion_start_time": None if first is None else dumps(iso(first)),
+            **self._level(span, why),
+            **self._metadata(metadata),
+        }
+        if usage is not None:
+            asked, said = usage.prompt_tokens, usage.completion_tokens
+            details = {"input": asked, "output": said, "total": asked + said}
+            found[f"{_OBSERVATION}usage_details"] = dumps(details)
+        return _given(found)
+
+    def _of_all(self) -> Attributes:
+        """What Langfuse reads on each span, and the conventions' conversation."""
+        run, labels = self._run, self._run.labels
+        session = labels.session[:_NAME] if labels.session else None
+        found: Attributes = {"gen_ai.conversation.id": session}
+        if not self._langfuse:
+            return found
+        experiment, scenario = labels.experiment, run.trajectory.scenario
+        found = {
+            "langfuse.environment": labels.environment,
+            "langfuse.version": run.version,
+            f"{_TRACE}name": labels.name[:_NAME],
+            f"{_TRACE}tags": [tag[:_NAME] for tag in labels.tags] or None,
+            "session.id": session,
+            "user.id": labels.user[:_NAME] if labels.user else None,
+        }
+        if experiment is not None:
+            root = ids.root_id(run.trajectory.id)
+            found |= {
+                "langfuse.experiment.id": experiment.id,
+                "langfuse.experiment.name": experiment.name,
+                "langfuse.experiment.metadata": dumps(experiment.metadata),
+                "langfuse.experiment.item.id": scenario,
+                "langfuse.experiment.item.root_observation_id": root,
+            }
+        return found
+
+    def _plain(
+        self, given: str | None, gave: str | None, metadata: Mapping[str, Any]
+    ) -> Attributes:
+        """Input, output and metadata for a backend other than Langfuse."""
+        values = {
+            f"langchain_art.{name}": _flat(one) for name, one in self._known(metadata).items()
+        }
+        return _given(values | {"input.value": given, "output.value": gave})
+
+    def _metadata(self, metadata: Mapping[str, Any]) -> Attributes:
+        known = self._known(metadata)
+        return {f"{_OBSERVATION}metadata.{name}": dumps(one) for name, one in known.items()}
+
+    def _known(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """A span's metadata, with what is read back of each span."""
+        run = self._run.trajectory
+        return {
+            names.TRAJECTORY: run.id,
+            **_given({names.SCENARIO: run.scenario}),
+            **self._redactor.value(_given(metadata)),
+        }
+
+    def _level(self, span: SpanRecord, why: str | None) -> Attributes:
+        failed = span.outcome == "error"
+        told = self._clean(span.error)
+        if told is None and why is not None:
+            told = f"excluded: {why}"
+        if told is None and span.outcome == "interrupted":
+            told = "interrupted"
+        return {
+            f"{_OBSERVATION}level": "ERROR" if failed else None,
+            f"{_OBSERVATION}status_message": told,
+        }
+
+    def _json(self, value: Any) -> str | None:
+        if value is None:
+            return None
+        clean = self._redactor.value(value)
+        return clean if isinstance(clean, str) else dumps(clean)
+
+    def _clean(self, text: str | None) -> str | None:
+        return None if text is None else self._redactor.text(text)
+
+
+def gen_ai_message(message: Message) -> dict[str, Any]:
+    """A message of OpenAI's shape in that of the conventions: a role and its parts.
+
+    Source: the JSON schemas of ``gen_ai.input.messages`` and ``gen_ai.output.messages``.
+    """
+    parts: list[dict[str, Any]] = []
+    content, role = message.get("content"), message.get("role", "user")
+    if role == "tool":
+        told = {"id": message.get("tool_call_id"), "response": content}
+        return {"role": role, "parts": [{"type": "tool_call_response", **told}]}
+    if reasoning := message.get("reasoning_content"):
+        parts.append({"type": "reasoning", "content": reasoning})
+    if isinstance(content, str) and content:
+        parts.append({"type": "text", "content": content})
+    elif isinstance(content, list):
+        for block in content:
+            text = block.get("text") if isinstance(block, dict) else None
+            parts.append({"type": "text", "content": text} if text is not None else dict(block))
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        known = {"id": call.get("id"), "name": function.get("name")}
+        parts.append({"type": "tool_call", **known, "arguments": function.get("arguments")})
+    return {"role": role, "parts": parts}
+
+
+def iso(seconds: float) -> str:
+    """Seconds since the epoch as ISO 8601 with microseconds, in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _where(span: SpanRecord) -> dict[str, Any]:
+    return {
+        "path": "/".join(span.path) or None,
+        "namespace": span.namespace or None,
+        "attempt": span.attempt if span.attempt > 1 else None,
+        "outcome": span.outcome if span.outcome != "ok" else None,
+    }
+
+
+def _with_tools(prompt: str, tools: str | None) -> str:
+    return prompt if tools is None else f'{{"messages":{prompt},"tools":{tools}}}'
+
+
+def _unless_ok(status: str) -> str | None:
+    return None if status == "completed" else status
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: one for name, one in values.items() if one is not None}
+
+
+def _flat(value: Any) -> Any:
+    return value if isinstance(value, str | bool | int | float) else dumps(value)

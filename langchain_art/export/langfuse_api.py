@@ -1,0 +1,228 @@
+"""Langfuse's API as it is read: the connection, whole lists, and its errors in words."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from pydantic import ValidationError
+
+from langchain_art.errors import ArtError, ConfigError, ServerUnreachable
+
+if TYPE_CHECKING:
+    from langfuse.api import LangfuseAPI, ObservationV2, ScoreV3
+
+#: Langfuse's own address, where none is given.
+CLOUD = "https://cloud.langfuse.com"
+#: The most that one page of a list has, by the API's limits.
+_SCORES, _OBSERVATIONS, _NUMBERED = 100, 1000, 100
+#: Traces in one filter: a request's address has room for them.
+_TRACES = 50
+_TIMEOUT = 30.0
+
+
+def connect() -> LangfuseAPI:
+    """Langfuse's API at ``LANGFUSE_BASE_URL``, with the keys of the environment.
+
+    Raises:
+        ConfigError: the SDK is not installed, or there is no key.
+    """
+    try:
+        # optional, and takes 0.6 s
+        from langfuse.api import LangfuseAPI  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(
+            "Langfuse's SDK (version 5) is not installed here; run: pip install \"langchain-art"
+            '[langfuse]"'
+        ) from error
+    public, secret = keys()
+    return LangfuseAPI(
+        base_url=address(),
+        x_langfuse_public_key=public,
+        username=public,
+        password=secret,
+        timeout=_TIMEOUT,
+    )
+
+
+def keys() -> tuple[str, str]:
+    """The public and the secret key: ``LANGFUSE_PUBLIC_KEY``, ``LANGFUSE_SECRET_KEY``.
+
+    Raises:
+        ConfigError: one is missing.
+    """
+    names = ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
+    if missing := [name for name in names if not os.environ.get(name)]:
+        raise ConfigError(
+            f"got no {' and no '.join(missing)} in the environment, expected the keys of a project "
+            "of Langfuse (its settings, under API keys)"
+        )
+    return os.environ[names[0]], os.environ[names[1]]
+
+
+def address() -> str:
+    """Where Langfuse is: ``LANGFUSE_BASE_URL``, the older ``LANGFUSE_HOST``, or its cloud."""
+    found = os.environ.get("LANGFUSE_BASE_URL") or os.environ.get("LANGFUSE_HOST") or CLOUD
+    return found.rstrip("/")
+
+
+@contextmanager
+def in_words(doing: str) -> Generator[None]:
+    """Turn the SDK's errors into those of langchain-art; `doing` says what was being done.
+
+    Raises:
+        ConfigError: Langfuse refuses the keys, or has no such endpoint.
+        ServerUnreachable: it gives no answer, or one of a server that fails.
+        ArtError: it refuses the request.
+    """
+    from langfuse.api.core import ApiError  # noqa: PLC0415
+
+    where = f"Langfuse at {address()}"
+    try:
+        yield
+    except httpx.TransportError as error:
+        raise ServerUnreachable(f"{where} gave no answer to {doing}: {error!r:.200}") from error
+    except ApiError as error:
+        status, said = error.status_code, f"{error.body!r:.300}"
+        if status in (401, 403):
+            raise ConfigError(
+                f"{where} refuses the keys of the environment ({said}); check LANGFUSE_PUBLIC_KEY, "
+                "LANGFUSE_SECRET_KEY and LANGFUSE_BASE_URL"
+            ) from error
+        if status == 404:
+            raise ConfigError(
+                f"{where} has no endpoint to {doing} ({said}), expected Langfuse Cloud or a server "
+                "of version 4.59.0 or later"
+            ) from error
+        if status is not None and (status >= 500 or status == 429):
+            raise ServerUnreachable(f"{where} answers {status} to {doing}: {said}") from error
+        raise ArtError(f"{where} answers {status} to {doing}: {said}") from error
+
+
+def scores(
+    api: LangfuseAPI, *, source: str, name: str | None = None, since: datetime | None = None
+) -> Iterator[ScoreV3]:
+    """All scores of a source (``ANNOTATION``, ``API``), newest first, each once.
+
+    Args:
+        api: from `connect`.
+        source: who gave them: people in the interface, or programs.
+        name: only of this name.
+        since: only those whose timestamp is not earlier. A revision keeps its score's timestamp.
+    """
+    asked = {"source": source, "name": name, "from_timestamp": since, "limit": _SCORES}
+    asked |= {"fields": "details,subject,annotation"}
+    with in_words("read scores"):
+        yield from _once(_pages(api.scores.get_many, asked))
+
+
+def observations(
+    api: LangfuseAPI,
+    traces: Iterable[str],
+    *,
+    fields: str,
+    expand: str | None = None,
+    roots_alone: bool = False,
+) -> Iterator[ObservationV2]:
+    """The observations of traces, each once: one that was sent twice is listed twice for a time.
+
+    Args:
+        api: from `connect`.
+        traces: their ids.
+        fields: groups of fields; ``core`` is always given.
+        expand: keys of metadata that are not cut at 200 characters, by commas.
+        roots_alone: the root observations, and no others.
+    """
+    root = {"type": "boolean", "column": "isRootObservation", "operator": "=", "value": True}
+    wanted = list(dict.fromkeys(traces))
+    for start in range(0, len(wanted), _TRACES):
+        some = wanted[start : start + _TRACES]
+        rule = {"type": "stringOptions", "column": "traceId", "operator": "any of", "value": some}
+        rules = [rule, root] if roots_alone else [rule]
+        asked = {"filter": json.dumps(rules), "fields": fields, "limit": _OBSERVATIONS}
+        with in_words("read observations"):
+            yield from _once(_pages(api.observations.get_many, asked | {"expand_metadata": expand}))
+
+
+def roots(
+    api: LangfuseAPI, since: datetime | None, environment: str | None, limit: int
+) -> Iterator[ObservationV2]:
+    """The root observations of the newest traces, each trace's once.
+
+    Args:
+        api: from `connect`.
+        since: only traces that began then or later.
+        environment: only of this one.
+        limit: the most.
+    """
+    asked = {"from_start_time": since, "environment": environment, "is_root_observation": True}
+    asked |= {"fields": "core", "limit": min(limit, _OBSERVATIONS)}
+    with in_words("read traces"):
+        yield from islice(_once(_pages(api.observations.get_many, asked)), limit)
+
+
+def observation_of(line: Mapping[str, Any]) -> ObservationV2:
+    """An observation of its JSON, as the API and the exports write it. Raises ConfigError."""
+    # optional
+    from langfuse.api import ObservationV2  # noqa: PLC0415
+    from langfuse.api.core.pydantic_utilities import parse_obj_as  # noqa: PLC0415
+
+    try:
+        return parse_obj_as(ObservationV2, dict(line))
+    except ValidationError as error:
+        raise ConfigError(f"This is no observation of Langfuse: {error}") from error
+
+
+def make_score(api: LangfuseAPI, name: str, low: float, high: float, about: str) -> str:
+    """Make the configuration of a score that is a number; returns its id."""
+    from langfuse.api import ScoreConfigDataType  # noqa: PLC0415 - optional
+
+    number = ScoreConfigDataType.NUMERIC
+    made = api.score_configs.create(
+        name=name, data_type=number, min_value=low, max_value=high, description=about
+    )
+    return made.id
+
+
+def add_trace(api: LangfuseAPI, queue: str, trace: str) -> None:
+    """Put a trace into an annotation queue, by their ids. It is not looked whether it is there."""
+    from langfuse.api import AnnotationQueueObjectType  # noqa: PLC0415 - optional
+
+    kind = AnnotationQueueObjectType.TRACE
+    api.annotation_queues.create_queue_item(queue, object_id=trace, object_type=kind)
+
+
+def numbered(read: Callable[..., Any], **asked: Any) -> list[Any]:
+    """All items of a list that has numbered pages."""
+    found: list[Any] = []
+    page = pages = 1
+    while page <= pages:
+        got = read(page=page, limit=_NUMBERED, **asked)
+        found += got.data
+        page, pages = page + 1, got.meta.total_pages
+    return found
+
+
+def _pages(read: Callable[..., Any], asked: dict[str, Any]) -> Iterator[Any]:
+    given = {name: value for name, value in asked.items() if value is not None}
+    cursor: str | None = None
+    while True:
+        got = read(**given, **({"cursor": cursor} if cursor else {}))
+        yield from got.data
+        cursor = got.meta.cursor
+        if not cursor:
+            return
+
+
+def _once(items: Iterable[Any]) -> Iterator[Any]:
+    seen: set[str] = set()
+    for one in items:
+        if one.id not in seen:
+            seen.add(one.id)
+            yield one

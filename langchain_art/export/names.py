@@ -1,0 +1,14 @@
+"""Names that are written with a trace and read back with it: elsewhere they are not spelled out."""
+
+from __future__ import annotations
+
+from langchain_art.wire import HUMAN_REWARD as HUMAN_REWARD
+
+#: In the metadata of every observation: the id of the run (`Trajectory.id`).
+TRAJECTORY = "trajectory_id"
+#: In the metadata of a generation: the id of the call (`Turn.call_id`).
+CALL = "call_id"
+#: In the metadata of every observation: the scenario's name (`Trajectory.scenario`), if it has one.
+SCENARIO = "scenario"
+#: The score of a run's reward.
+REWARD = "reward"

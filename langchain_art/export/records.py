@@ -1,0 +1,103 @@
+"""What is exported of one run, whatever it is sent to: its trajectory, its spans, its labels."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from langchain_art.wire import Trajectory
+
+Environment = Literal["train", "eval", "production"]
+Kind = Literal["graph", "node", "tool", "model"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SpanRecord(_Part):
+    """A node, a tool or a model call of a run. Times are in seconds since the epoch."""
+
+    number: int
+    """Its place among the run's spans, from 0."""
+    parent: int | None
+    """The number of the span around it; None: the run itself."""
+    kind: Kind
+    name: str
+    started_at: float
+    ended_at: float | None = None
+    """None: it had not ended when the run did."""
+    first_token_at: float | None = None
+    """Of a model call that was streamed."""
+    turn: int | None = None
+    """Of a model call: the index of its turn."""
+    path: tuple[str, ...] = ()
+    """Names of the nodes around it and its own, outermost first."""
+    namespace: str = ""
+    """LangGraph's checkpoint namespace: tells branches of one node apart."""
+    attempt: int = 1
+    outcome: Literal["ok", "error", "interrupted"] | None = None
+    error: str | None = None
+    input: Any = None
+    output: Any = None
+
+
+class Experiment(_Part):
+    """One evaluation of one version, as Langfuse compares them."""
+
+    id: str
+    name: str
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class Labels(_Part):
+    """What a run is known by where it is sent."""
+
+    name: str
+    """Of the agent: of the trace and its root."""
+    environment: Environment
+    session: str | None = None
+    """Runs that belong together: the group's, or a thread's."""
+    user: str | None = None
+    tags: tuple[str, ...] = ()
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    """Of the root, beside the run's own."""
+    experiment: Experiment | None = None
+
+
+class ExportedRun(_Part):
+    """One run: what a spool keeps and a destination is given."""
+
+    trajectory: Trajectory
+    spans: tuple[SpanRecord, ...]
+    """In the order of their start, each after the one around it."""
+    labels: Labels
+    excluded: tuple[str | None, ...] = ()
+    """For each turn: why a step does not train it; None where it does. Empty: no step did."""
+    trained_tokens: int | None = None
+    """None: not known, or no step took the run."""
+
+    @property
+    def started_at(self) -> float:
+        """Seconds since the epoch; 0.0 for a run in which nothing happened."""
+        return min((span.started_at for span in self.spans), default=0.0)
+
+    @property
+    def ended_at(self) -> float:
+        """Seconds since the epoch, of the last of its spans."""
+        return max((span.ended_at or span.started_at for span in self.spans), default=0.0)
+
+    @property
+    def version(self) -> str | None:
+        """The versions that sampled it: ``email-agent@17``; None if none is ours."""
+        ours = {turn.model for turn in self.trajectory.turns if turn.ours and turn.model}
+        return " + ".join(sorted(ours)) or None
+
+
+class ExportBatch(_Part):
+    """What one file of a spool holds, and one request sends."""
+
+    runs: tuple[ExportedRun, ...]
+    experiments: dict[str, dict[str, float]] = Field(default_factory=dict)
+    """Langfuse's experiment id -> scores of it as a whole."""

@@ -1,0 +1,143 @@
+"""The spool: finished runs on disk until they are sent. One file a batch.
+
+``NAME.runs`` holds runs of which nothing is sent, ``NAME.scores`` those whose spans the destination
+has and whose scores it has not, ``refused/`` what it would never take. A file appears under its
+name when all of it is on disk, and goes when all of it is sent; ``sent`` then has its name, so that
+a step which a resumed fit repeats is not sent twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from langchain_art.errors import ConfigError
+from langchain_art.export.records import ExportBatch, ExportedRun
+
+#: Most runs and most bytes of one file. Written out for a destination, prompts repeat what was said
+#: before: a request is several times as large.
+RUNS, BYTES = 32, 512 * 1024
+_UNSENT, _SCORES = ".runs", ".scores"
+
+
+class Spool:
+    """A folder of batches. Safe for one writer and any number of senders, which take turns."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(
+        self,
+        name: str,
+        runs: Sequence[ExportedRun],
+        experiments: dict[str, dict[str, float]] | None = None,
+    ) -> list[Path]:
+        """Put runs on disk, in as many files as they need; nothing that was sent before.
+
+        Args:
+            name: of the batch, unique; the files are ``NAME-000-32.runs`` and so on; the
+                last number is of the runs in it.
+            runs: of the batch.
+            experiments: of the batch, with its last file.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        sent, files = self._sent(), list[Path]()
+        parts = list(_parts(runs))
+        for number, part in enumerate(parts):
+            last = number == len(parts) - 1
+            batch = ExportBatch(runs=tuple(part), experiments=(experiments or {}) if last else {})
+            path = self.folder / f"{name}-{number:03}-{len(part)}{_UNSENT}"
+            if path.stem in sent or path.with_suffix(_SCORES).exists():
+                continue
+            _write(path, batch.model_dump_json(exclude_defaults=True, fallback=str).encode())
+            files.append(path)
+        return files
+
+    def files(self) -> list[Path]:
+        """What is not sent yet, oldest names first."""
+        found = (path for path in self.folder.glob("*-*-*") if path.suffix in (_UNSENT, _SCORES))
+        return sorted(found)
+
+    def read(self, path: Path) -> tuple[ExportBatch, Literal["all", "scores"]]:
+        """A file's batch, and what of it is to be sent.
+
+        Raises:
+            ConfigError: it is no file of a spool, or of another release's.
+        """
+        try:
+            batch = ExportBatch.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise ConfigError(
+                f"{path} is no file of this release's spool: {error.errors()[0]['msg']}. Move it "
+                "away, or send it with the release that wrote it."
+            ) from error
+        return batch, "scores" if path.suffix == _SCORES else "all"
+
+    def spans_sent(self, path: Path) -> Path:
+        """Note that a file's spans are sent; returns its new name."""
+        return path.rename(path.with_suffix(_SCORES))
+
+    def sent(self, path: Path) -> None:
+        """Remove a file of which all is sent."""
+        with (self.folder / "sent").open("a") as file:
+            file.write(f"{path.stem}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        path.unlink()
+
+    def refuse(self, path: Path) -> Path:
+        """Put aside a file that the destination would never take; returns where it is."""
+        aside = self.folder / "refused" / path.name
+        aside.parent.mkdir(exist_ok=True)
+        return path.rename(aside)
+
+    def count(self) -> int:
+        """Runs that are not sent yet, as the files' names tell."""
+        return sum(int(path.stem.rpartition("-")[2]) for path in self.files())
+
+    @contextmanager
+    def alone(self) -> Generator[bool, None, None]:
+        """Whether this is the only sender of the folder; it is, until the scope ends."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+    def _sent(self) -> set[str]:
+        path = self.folder / "sent"
+        return set(path.read_text().split("\n")) if path.exists() else set()
+
+
+def _parts(runs: Sequence[ExportedRun]) -> Iterator[list[ExportedRun]]:
+    """The runs of each file."""
+    part, size = list[ExportedRun](), 0
+    for run in runs:
+        one = sum(len(str(turn.messages)) for turn in run.trajectory.turns)
+        if part and (len(part) == RUNS or size + one > BYTES):
+            yield part
+            part, size = [], 0
+        part.append(run)
+        size += one
+    if part:
+        yield part
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A file that appears whole, readable for its owner alone: what agents said is in it."""
+    temporary = path.with_name(f".{path.name}.new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)

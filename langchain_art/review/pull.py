@@ -1,0 +1,145 @@
+"""`langchain-art review pull`: what people said in Langfuse, brought to the server."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_art.errors import ConfigError
+from langchain_art.export.langfuse_api import address, connect, observations, scores
+from langchain_art.export.names import CALL, TRAJECTORY
+from langchain_art.review.scores import LeftOut, Reading, review_of, subject_of, traces_of
+from langchain_art.wire import Review, ReviewsKept
+
+if TYPE_CHECKING:
+    from langchain_art.client.sync_client import ArtClient
+    from langchain_art.export.langfuse_api import LangfuseAPI, ObservationV2, ScoreV3
+
+#: What is read again at each pull, before the newest score of the last one: a score may become
+#: visible late, be revised (it keeps its timestamp), or come before its trace or its run.
+OVERLAP = timedelta(days=7)
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What a pull read and what became of it: ``read`` is the sum of all that follows."""
+
+    read: int
+    """Scores of Langfuse."""
+    kept: ReviewsKept
+    """What the server did with those that are reviews."""
+    left_out: Counter[str] = field(default_factory=Counter[str])
+    """Scores that are no review, by reason (`scores.REASONS`)."""
+    labels: tuple[str, ...] = ()
+    """The labels of those that were left out as ``unmapped``."""
+    since: datetime | None = None
+    """Older scores were not read; None: all were."""
+
+
+def pull(
+    client: ArtClient,
+    reading: Reading | None = None,
+    *,
+    root: Path = Path("out"),
+    everything: bool = False,
+    api: LangfuseAPI | None = None,
+) -> Pulled:
+    """Read the scores of Langfuse, and keep them on the server as reviews.
+
+    Idempotent: a score is known by its id, and the server keeps the latest revision of each. The
+    newest timestamp that was read is noted in ``root/reviews``; the next pull begins `OVERLAP`
+    before it.
+
+    Args:
+        client: of the server that has the runs.
+        reading: which scores, and what labels are worth.
+        root: the folder of what is noted.
+        everything: read all scores, not only those since the last pull.
+        api: Langfuse's; None: as the environment says.
+
+    Raises:
+        ConfigError: no keys, keys that Langfuse refuses, or a note that cannot be read.
+        ServerUnreachable: Langfuse or the server gives no answer. Nothing is noted then.
+    """
+    api, reading = api or connect(), reading or Reading()
+    note = _Note.of(root, reading)
+    since = None if everything or note.read_to is None else note.read_to - OVERLAP
+    name = reading.name if reading.source == "API" else None
+    found = list(scores(api, source=reading.source, name=name, since=since))
+    known = traces_of(_observed(api, found))
+    reviews: list[Review] = []
+    left_out, labels = Counter[str](), set[str]()
+    for score in found:
+        try:
+            reviews.append(review_of(score, known, reading))
+        except LeftOut as reason:
+            left_out[str(reason)] += 1
+            if str(reason) == "unmapped":
+                labels.add(str(score.value))
+    kept = client.put_reviews(reviews)
+    if found:
+        note.read_to = min(max(one.timestamp for one in found), datetime.now(UTC))
+        note.write()
+    return Pulled(len(found), kept, left_out, tuple(sorted(labels)), since)
+
+
+def _observed(api: LangfuseAPI, found: Sequence[ScoreV3]) -> Iterator[ObservationV2]:
+    """What is to be known of the scores' traces.
+
+    The root says which run it is; a score on an observation, and a correction, need the calls too.
+    """
+    needed: dict[bool, dict[str, None]] = {True: {}, False: {}}
+    for score in found:
+        with suppress(LeftOut):  # counted where it is read
+            trace, observation = subject_of(score)
+            needed[observation is None and score.data_type != "CORRECTION"][trace] = None
+    alone = [trace for trace in needed[True] if trace not in needed[False]]
+    for traces, roots_alone in ((needed[False], False), (alone, True)):
+        yield from observations(
+            api,
+            traces,
+            fields="core,basic,metadata",
+            expand=f"{TRAJECTORY},{CALL}",
+            roots_alone=roots_alone,
+        )
+
+
+@dataclass
+class _Note:
+    """How far one project's scores of one kind were read."""
+
+    path: Path
+    read_to: datetime | None = None
+
+    @classmethod
+    def of(cls, root: Path, reading: Reading) -> _Note:
+        project = os.environ.get("LANGFUSE_PUBLIC_KEY", "")
+        which = json.dumps([address(), project, reading.source, reading.name])
+        name = hashlib.sha256(which.encode()).hexdigest()[:16]
+        path = root / "reviews" / f"langfuse-{name}.json"
+        if not path.exists():
+            return cls(path)
+        try:
+            noted: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            return cls(path, datetime.fromisoformat(noted["read_to"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{path} cannot be read ({error}), expected what the last pull noted. Delete it: "
+                "the next pull reads all scores."
+            ) from error
+
+    def write(self) -> None:
+        assert self.read_to is not None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        whole = {"read_to": self.read_to.astimezone(UTC).isoformat()}
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(whole), encoding="utf-8")
+        temporary.replace(self.path)

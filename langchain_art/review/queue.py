@@ -1,0 +1,148 @@
+"""`langchain-art review push`: runs for people to review, in an annotation queue of Langfuse."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from langchain_art.errors import ConfigError
+from langchain_art.export.ids import trace_id
+from langchain_art.export.langfuse_api import (
+    add_trace,
+    connect,
+    in_words,
+    make_score,
+    numbered,
+    observations,
+)
+from langchain_art.export.names import HUMAN_REWARD
+from langchain_art.wire import Trajectory
+from langchain_art.wire.picks import Pick, ranked
+
+if TYPE_CHECKING:
+    from langchain_art.client.sync_client import ArtClient
+    from langchain_art.export.langfuse_api import LangfuseAPI
+
+QUEUE = "langchain-art"
+#: The newest runs that are looked at.
+AMONG = 1000
+#: Runs whose traces are looked for at once.
+_AT_ONCE = 50
+#: Why a run is not queued.
+REASONS = {
+    "reviewed": "have a review already",
+    "queued": "are in the queue already",
+    "no_trace": "have no trace in Langfuse: they were not exported, or are not visible yet",
+    "not_ordered": "have not what this pick needs (scores, or a sibling with a reward)",
+}
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What was queued, and why other runs were not."""
+
+    queue: str
+    queued: tuple[str, ...]
+    """Ids of the runs, those first that come first."""
+    left_out: Counter[str]
+    """Runs by reason (`REASONS`)."""
+
+
+def queue_runs(
+    client: ArtClient,
+    pick: Pick,
+    count: int = 50,
+    *,
+    policy: str | None = None,
+    name: str = HUMAN_REWARD,
+    queue: str = QUEUE,
+    api: LangfuseAPI | None = None,
+) -> Pushed:
+    """Put runs into an annotation queue, which asks people for a score.
+
+    The score's configuration (a number from 0 to 1) and the queue are made if there are none of
+    their names. A run that has a review, or is in the queue, is not queued again.
+
+    Args:
+        client: of the server that has the runs. Of the newest `AMONG` runs.
+        pick: which come first; see `picks.ranked`.
+        count: the most that are queued.
+        policy: only runs with a call of this policy.
+        name: of the score that people are asked for.
+        queue: the queue's name.
+        api: Langfuse's; None: as the environment says.
+
+    Raises:
+        ConfigError: the queue of this name asks for other scores; see also `connect`.
+        ServerUnreachable: Langfuse or the server gives no answer.
+    """
+    if count < 1:
+        raise ConfigError(f"got {count=}, expected at least 1")
+    api = api or connect()
+    left_out: Counter[str] = Counter()
+    runs = [one for one in client.trajectories(AMONG) if policy is None or _has(one, policy)]
+    reviewed = {one.trajectory for one in client.reviews() if one.name == name}
+    with in_words("prepare the annotation queue"):
+        queue_id = _queue(api, queue, _config(api, name))
+        items = numbered(api.annotation_queues.list_queue_items, queue_id=queue_id)
+    there = {item.object_id for item in items}
+    open_runs: list[Trajectory] = []
+    for run in runs:
+        if run.id in reviewed:
+            left_out["reviewed"] += 1
+        elif trace_id(run.id) in there:
+            left_out["queued"] += 1
+        else:
+            open_runs.append(run)
+    ordered = ranked(open_runs, pick)
+    left_out["not_ordered"] = len(open_runs) - len(ordered)
+    queued: list[str] = []
+    for run, exported in _exported(api, ordered):
+        if len(queued) == count:
+            break
+        if not exported:
+            left_out["no_trace"] += 1
+            continue
+        with in_words("queue a run"):
+            add_trace(api, queue_id, trace_id(run.id))
+        queued.append(run.id)
+    return Pushed(queue, tuple(queued), +left_out)
+
+
+def _has(run: Trajectory, policy: str) -> bool:
+    return any((turn.model or "").partition("@")[0] == policy for turn in run.turns)
+
+
+def _exported(api: LangfuseAPI, runs: Sequence[Trajectory]) -> Iterator[tuple[Trajectory, bool]]:
+    """The runs, and whether Langfuse has their traces: read as far as it is asked."""
+    for start in range(0, len(runs), _AT_ONCE):
+        some = runs[start : start + _AT_ONCE]
+        traces = [trace_id(run.id) for run in some]
+        there = {one.trace_id for one in observations(api, traces, fields="core")}
+        yield from ((run, trace_id(run.id) in there) for run in some)
+
+
+def _config(api: LangfuseAPI, name: str) -> str:
+    """The id of the score's configuration; made if there is none."""
+    for one in numbered(api.score_configs.get):
+        if one.name == name and not one.is_archived:
+            return one.id
+    about = "How good the run is: 0 is useless, 1 could not be better."
+    return make_score(api, name, 0, 1, about)
+
+
+def _queue(api: LangfuseAPI, name: str, config: str) -> str:
+    """The id of the queue, which asks for the score; made if there is none."""
+    for one in numbered(api.annotation_queues.list_queues):
+        if one.name != name:
+            continue
+        if config not in one.score_config_ids:
+            raise ConfigError(
+                f"got the annotation queue {name!r}, which does not ask for this score. Add the "
+                "score to it in Langfuse, or give another queue with --queue."
+            )
+        return one.id
+    made = api.annotation_queues.create_queue(name=name, score_config_ids=[config])
+    return made.id

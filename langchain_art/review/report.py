@@ -1,0 +1,116 @@
+"""`langchain-art review report`: how far reviewers agree, and judges with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from langchain_art.errors import NotFound
+from langchain_art.evaluators.calibration import Agreement, agreement
+from langchain_art.export.names import HUMAN_REWARD
+from langchain_art.review.agreement import Verdicts, verdicts
+from langchain_art.wire import Review, Trajectory
+
+if TYPE_CHECKING:
+    from langchain_art.client.sync_client import ArtClient
+
+#: What a run's own reward is called among its scores.
+OWN_REWARD = "reward"
+
+
+@dataclass(frozen=True)
+class ReviewReport:
+    """What people said of a policy's runs, and how far its judges can be trusted."""
+
+    reviews: int
+    corrections: int
+    verdicts: Verdicts
+    judges: Mapping[str, Agreement]
+    """By the name of a run's score: its agreement with people."""
+    across: bool = False
+    """No scenario has two reviewed runs, so runs of different scenarios were compared: right for
+    a judge whose scores are absolute, not for one that ranks siblings (RULER)."""
+    not_compared: Sequence[str] = field(default_factory=tuple[str, ...])
+    """Scores that fewer than two reviewed runs have."""
+
+
+def review_report(
+    client: ArtClient,
+    policy: str | None = None,
+    *,
+    name: str = HUMAN_REWARD,
+    min_agreement: float = 0.0,
+) -> ReviewReport:
+    """Compare reviewers with each other, and the scores of runs with the reviewers' verdicts.
+
+    Args:
+        client: of the server that has the reviews.
+        policy: only of runs with a call of this policy.
+        name: of the score that people gave.
+        min_agreement: see `verdicts`; runs on which reviewers abstain are not compared.
+    """
+    reviews = client.reviews(policy=policy)
+    said = verdicts(reviews, name, min_agreement=min_agreement)
+    human = {one.trajectory: one.value for one in said.used if one.call_id is None}
+    runs = list(filter(None, (_run(client, id_) for id_ in human)))
+    judges, across, missing = judge_agreement(runs, human, but=name)
+    return ReviewReport(len(reviews), _corrections(reviews), said, judges, across, missing)
+
+
+def judge_agreement(
+    runs: Sequence[Trajectory], human: Mapping[str, float], *, but: str = HUMAN_REWARD
+) -> tuple[dict[str, Agreement], bool, list[str]]:
+    """Agreement of each score of runs with people's verdicts (by run's id), within scenarios.
+
+    The score `but` is people's own, and is not compared with them.
+
+    Returns:
+        The agreements; whether runs of different scenarios were compared; and the scores that could
+        not be compared.
+    """
+    scenarios: dict[str, list[Trajectory]] = {}
+    for run in runs:
+        scenarios.setdefault(run.scenario or f"\0{run.id}", []).append(run)
+    across = all(len(some) < 2 for some in scenarios.values())
+    groups = [list(runs)] if across else list(scenarios.values())
+    found: dict[str, Agreement] = {}
+    missing: list[str] = []
+    for name in sorted({name for run in runs for name in _scores(run)} - {but}):
+        pairs = [
+            [(_scores(run)[name], human[run.id]) for run in some if name in _scores(run)]
+            for some in groups
+        ]
+        if any(len(some) > 1 for some in pairs):
+            found[name] = agreement(pairs)
+        else:
+            missing.append(name)
+    return found, across and bool(found), missing
+
+
+def trust(found: Agreement) -> str:
+    """How far a judge may be trusted, in words, by the interval of Kendall's tau-b."""
+    tau = found.kendall
+    if tau.value is None or tau.low is None or tau.high is None:
+        return "cannot be told: it, or people, gave all runs the same score"
+    if tau.low > 0:
+        return "ranks runs as people do, beyond chance"
+    if tau.high < 0:
+        return "ranks runs the other way round than people: do not train on it"
+    return "not shown to agree with people: review more runs before training on it"
+
+
+def _scores(run: Trajectory) -> dict[str, float]:
+    own = {} if run.total_return is None else {OWN_REWARD: run.total_return}
+    return {**own, **run.scores}
+
+
+def _run(client: ArtClient, run: str) -> Trajectory | None:
+    try:
+        return client.trajectory(run)
+    except NotFound:  # its calls are tagged with its id, and it has no reward yet
+        return None
+
+
+def _corrections(reviews: Sequence[Review]) -> int:
+    return sum(one.kind == "correction" for one in reviews)

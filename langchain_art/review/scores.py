@@ -1,0 +1,178 @@
+"""Langfuse's scores as reviews: what each is about, and what it is worth."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from langchain_art.errors import ConfigError
+from langchain_art.export.names import CALL, HUMAN_REWARD, REWARD, TRAJECTORY
+from langchain_art.export.stored_messages import decoded, reply_of
+from langchain_art.wire import ID, Review
+from langchain_art.wire.identifiers import MAX_REWARD
+
+if TYPE_CHECKING:
+    from langchain_art.export.langfuse_api import ObservationV2, ScoreV3
+
+SOURCE = "langfuse"
+#: Why a score becomes no review, and what can be done about it.
+REASONS = {
+    "not_about_a_run": "is about a session or an experiment, not about a trace",
+    "no_trace": "its trace is not there, or not yet; it is looked for again at the next pull",
+    "foreign_trace": "its trace has no id of a run: langchain-art did not export it "
+    "(`langchain-art traces import` reads such traces)",
+    "not_a_call": "is about a part of the run that is no model call; score the trace or a call",
+    "prefilled": "was put there by a program for a person to verify, and none has saved it",
+    "text": "is a text, which is no number",
+    "unmapped": "its label has no value; give it one with --value LABEL=NUMBER",
+    "out_of_range": f"its value is not between -{MAX_REWARD:g} and {MAX_REWARD:g}",
+    "correction_of_run": "corrects a trace of several calls; correct the call that is to change",
+    "empty_correction": "corrects nothing: its text is empty",
+    "not_a_reply": "corrects a call with what is no assistant's message",
+}
+
+
+class LeftOut(Exception):
+    """A score that becomes no review; its only argument is a key of `REASONS`."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How scores are read.
+
+    Raises ConfigError for a name that langchain-art itself writes, or a value that is no number.
+    """
+
+    name: str = HUMAN_REWARD
+    """The score that becomes the reward; people's others are kept beside it, as scores."""
+    source: str = "ANNOTATION"
+    """``ANNOTATION``: what people gave in the interface. ``API``: what programs sent, such as the
+    feedback of an application's users; of these only the scores of `name` are read."""
+    values: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Label of a categorical score -> value. ``true`` and ``false`` are 1 and 0 unless given."""
+
+    def __post_init__(self) -> None:
+        if self.source not in ("ANNOTATION", "API"):
+            raise ConfigError(f"got the source {self.source!r}, expected ANNOTATION or API")
+        if self.source == "API" and self.name == REWARD:
+            raise ConfigError(
+                f"got the score {REWARD!r} from programs, which langchain-art itself exports: it "
+                "is no verdict of a person. Name the score that people's feedback has."
+            )
+        if wrong := [one for one in self.values.values() if not abs(one) <= MAX_REWARD]:
+            raise ConfigError(f"got the values {wrong}, expected numbers within ±{MAX_REWARD:g}")
+
+
+@dataclass
+class Trace:
+    """What a trace's observations say of the run that it shows."""
+
+    run: str | None = None
+    calls: dict[str, str] = field(default_factory=dict[str, str])
+    """Observation's id -> call's id."""
+    roots: set[str] = field(default_factory=set[str])
+
+
+def traces_of(observations: Iterable[ObservationV2]) -> dict[str, Trace]:
+    """Traces by id, from their observations with the groups ``basic`` and ``metadata``."""
+    found: dict[str, Trace] = {}
+    for one in observations:
+        if one.trace_id is None:
+            continue
+        trace, metadata = found.setdefault(one.trace_id, Trace()), one.metadata or {}
+        trace.run = trace.run or _id(metadata.get(TRAJECTORY))
+        if call := _id(metadata.get(CALL)):
+            trace.calls[one.id] = call
+        if one.is_root_observation:
+            trace.roots.add(one.id)
+    return found
+
+
+def subject_of(score: ScoreV3) -> tuple[str, str | None]:
+    """The trace, and the observation if it is about one. Raises LeftOut."""
+    match score.subject:
+        case None:
+            raise LeftOut("not_about_a_run")
+        case subject if subject.kind == "trace":
+            return subject.id, None
+        case subject if subject.kind == "observation":
+            if subject.trace_id is None:
+                raise LeftOut("no_trace")
+            return subject.trace_id, subject.id
+        case _:
+            raise LeftOut("not_about_a_run")
+
+
+def review_of(score: ScoreV3, traces: Mapping[str, Trace], reading: Reading) -> Review:
+    """The review that a score is. Raises LeftOut."""
+    trace, observation = subject_of(score)
+    if trace not in traces:
+        raise LeftOut("no_trace")
+    about = traces[trace]
+    if about.run is None:
+        raise LeftOut("foreign_trace")
+    call = None
+    if observation is not None and observation not in about.roots:
+        call = about.calls.get(observation)
+        if call is None:
+            raise LeftOut("not_a_call")
+    said: dict[str, Any] = {
+        "id": score.id if ID.fullmatch(score.id) else _digest(score.id),
+        "source": SOURCE,
+        "trajectory": about.run,
+        "call_id": call,
+        "name": score.name,
+        "comment": score.comment,
+        "reviewer": score.author_user_id,
+        "at": score.updated_at.timestamp(),
+    }
+    if score.data_type == "CORRECTION":
+        return _correction(str(score.value), about, said)
+    if score.source == "ANNOTATION" and score.author_user_id is None:
+        raise LeftOut("prefilled")  # what a person saves in the interface has an author
+    kind = "reward" if score.name == reading.name else "score"
+    return Review(kind=kind, value=_value(score, reading.values), **said)
+
+
+def _correction(text: str, about: Trace, said: dict[str, Any]) -> Review:
+    if not text.strip():
+        raise LeftOut("empty_correction")
+    if said["call_id"] is None:
+        if len(about.calls) != 1:
+            raise LeftOut("correction_of_run")
+        [said["call_id"]] = about.calls.values()
+    try:
+        reply = reply_of(text)
+    except (ValueError, KeyError, TypeError) as error:
+        raise LeftOut("not_a_reply") from error
+    return Review(kind="correction", correction=reply, **said)
+
+
+def _value(score: ScoreV3, values: Mapping[str, float]) -> float:
+    match score.data_type:
+        case "NUMERIC":
+            value = float(score.value)
+        case "BOOLEAN":
+            value = values.get(str(score.value).lower(), float(score.value))
+        case "CATEGORICAL":
+            if score.value not in values:
+                raise LeftOut("unmapped")
+            value = values[score.value]
+        case _:
+            raise LeftOut("text")
+    if not math.isfinite(value) or abs(value) > MAX_REWARD:
+        raise LeftOut("out_of_range")
+    return value
+
+
+def _id(value: Any) -> str | None:
+    """An id of metadata, which may have come back as JSON."""
+    found = decoded(value)
+    return found if isinstance(found, str) and found else None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

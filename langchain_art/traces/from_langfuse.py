@@ -1,0 +1,121 @@
+"""Traces of Langfuse: of its callback handler, of its SDK, and those that were exported here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from langchain_art.export.langfuse_api import connect, observations, roots, scores
+from langchain_art.export.names import CALL, HUMAN_REWARD, SCENARIO, TRAJECTORY
+from langchain_art.export.stored_messages import decoded, prompt_of, reply_of
+from langchain_art.traces.stored import Read, StoredCall, StoredTrace, Unreadable
+
+if TYPE_CHECKING:
+    from langchain_art.export.langfuse_api import LangfuseAPI, ObservationV2
+
+_FIELDS = "core,basic,io,metadata,model"
+#: Keys of metadata that are ids, and may be longer than the API shows unasked.
+_EXPANDED = ",".join((TRAJECTORY, CALL, SCENARIO))
+
+
+def read_langfuse(
+    since: datetime | None = None,
+    *,
+    environment: str | None = None,
+    name: str = HUMAN_REWARD,
+    limit: int = 1000,
+    api: LangfuseAPI | None = None,
+) -> Read:
+    """The newest traces of a project, with the scores that people gave them.
+
+    Args:
+        since: only traces that began then or later.
+        environment: only of this one: ``production``.
+        name: of the score; numbers and booleans count, of a trace or its root.
+        limit: the most traces.
+        api: Langfuse's; None: as the environment says.
+
+    Raises:
+        ConfigError, ServerUnreachable: as `langfuse_api.connect` and ``in_words``.
+    """
+    api = api or connect()
+    begun = [one.trace_id for one in roots(api, since, environment, limit) if one.trace_id]
+    by_trace: dict[str, list[ObservationV2]] = {trace: [] for trace in begun}
+    for one in observations(api, by_trace, fields=_FIELDS, expand=_EXPANDED):
+        if one.trace_id in by_trace:
+            by_trace[one.trace_id].append(one)
+    values = _scores(api, name, since)
+    found = Read()
+    for trace, parts in by_trace.items():
+        try:
+            found.traces.append(trace_of(trace, parts, values))
+        except Unreadable as reason:
+            found.leave_out(str(reason))
+    return found
+
+
+def trace_of(
+    trace: str, parts: Sequence[ObservationV2], values: dict[str, list[float]]
+) -> StoredTrace:
+    """One trace of its observations; `values` are scores by the id of what they are about.
+
+    Raises Unreadable.
+    """
+    ordered = sorted(parts, key=lambda one: one.start_time)
+    root = next((one for one in ordered if one.is_root_observation), None)
+    if root is None:
+        raise Unreadable("no_root")
+    calls = [_call(one) for one in ordered if one.type == "GENERATION"]
+    if not calls:
+        raise Unreadable("no_calls")
+    known: dict[str, Any] = {}
+    for one in ordered:
+        known |= {key: value for key, value in (one.metadata or {}).items() if key in _OURS}
+    given = [*values.get(trace, ()), *values.get(root.id, ())]
+    return StoredTrace(
+        id=trace,
+        input=decoded(root.input),
+        output=decoded(root.output),
+        calls=calls,
+        run=_text(known.get(TRAJECTORY)),
+        scenario=_text(known.get(SCENARIO)),
+        score=fmean(given) if given else None,
+        failed=str(root.level) == "ERROR",
+    )
+
+
+_OURS = (TRAJECTORY, SCENARIO)
+
+
+def _call(one: ObservationV2) -> StoredCall:
+    metadata = one.metadata or {}
+    try:
+        messages, tools = prompt_of(one.input)
+        reply = reply_of(one.output) if one.output is not None else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unreadable("unknown_shape") from error
+    if reply is None:
+        raise Unreadable("unknown_shape")
+    return StoredCall(
+        messages=messages,
+        tools=tools,
+        reply=reply,
+        call_id=_text(metadata.get(CALL)),
+        model=one.model,
+        node=_text(metadata.get("langgraph_node")) or one.name,
+    )
+
+
+def _scores(api: LangfuseAPI, name: str, since: datetime | None) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for one in scores(api, source="ANNOTATION,API", name=name, since=since):
+        if one.subject is not None and one.data_type in ("NUMERIC", "BOOLEAN"):
+            found.setdefault(one.subject.id, []).append(float(one.value))
+    return found
+
+
+def _text(value: Any) -> str | None:
+    found = decoded(value)
+    return found if isinstance(found, str) and found else None

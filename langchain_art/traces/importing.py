@@ -1,0 +1,270 @@
+"""`langchain-art traces import`: stored traces, each put to the best use that it still has."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_art.export.brief import was_cut
+from langchain_art.export.names import HUMAN_REWARD
+from langchain_art.rollout.scenarios import scenario_id
+from langchain_art.traces.demonstrations import conversations
+from langchain_art.traces.provenance import Provenance, Recorder
+from langchain_art.traces.stored import REASONS as UNREADABLE
+from langchain_art.traces.stored import Read, StoredTrace
+from langchain_art.tracing.message_log import jsonable
+from langchain_art.wire import ID, Review, Reward, Trajectory, TrajectoryGroup, Turn
+from langchain_art.wire.redaction import REDACTED
+
+if TYPE_CHECKING:
+    from langchain_art.client.sync_client import ArtClient
+
+#: The files that an import writes, and what reads them.
+RUNS, SCENARIOS = "runs.jsonl", "scenarios.jsonl"
+CONVERSATIONS, CALIBRATION = "conversations.jsonl", "calibration.jsonl"
+FILES = {
+    RUNS: "runs of this server, fresh: their tokens can be trained on as they are",
+    SCENARIOS: "scenarios for new rollouts (eval, fit)",
+    CONVERSATIONS: "conversations for supervised steps (warm start)",
+    CALIBRATION: "groups that people scored, to calibrate a judge (calibrate)",
+}
+#: Why a trace is not in a file that it could have been in.
+REASONS = {
+    **UNREADABLE,
+    "no_input": "have no input that a scenario could be made of",
+    "cut": "have an input that was shortened when it was exported",
+    "redacted": "have texts from which a secret was taken when they were exported",
+    "same_scenario": "have the input of another trace",
+    "failed": "failed, so they are no demonstration",
+    "not_scored": "were not scored",
+    "scored_low": "were scored lower than --good",
+}
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What became of the traces: ``exact + stale + foreign + unreadable`` is all that were read."""
+
+    exact: int
+    """Answered by this server's policies, by versions that are fresh enough."""
+    stale: int
+    """Answered by this server's policies, by versions that are too old, or whose policy is gone."""
+    foreign: int
+    """Answered by other models."""
+    unreadable: int
+    written: dict[str, int]
+    """Lines by file (`FILES`)."""
+    left_out: dict[str, dict[str, int]]
+    """By file, the traces that are not in it, by reason (`REASONS`)."""
+
+
+def import_traces(
+    client: ArtClient,
+    read: Read,
+    folder: Path,
+    *,
+    store: str,
+    good: float = 1.0,
+    max_staleness: int = 8,
+) -> Imported:
+    """Sort traces by what can be learned from them, and write what other commands read.
+
+    ==================  ======================================================================
+    a trace             becomes
+    ==================  ======================================================================
+    exact               a run of the server with its recorded tokens, and a review if it has a
+                        score (but from Langfuse: `review pull` reads those)
+    stale               a scenario; a conversation if it was scored well
+    foreign             the same; with a score, a run to calibrate a judge with
+    ==================  ======================================================================
+
+    The same traces again give the same files and change nothing on the server.
+
+    Args:
+        client: of the server that may have recorded the calls.
+        read: the traces.
+        folder: receives the files; those of an earlier import there are replaced.
+        store: where they come from: ``langfuse``, ``langsmith``, ``file``.
+        good: the lowest score of a demonstration.
+        max_staleness: the most versions that a fresh call is behind
+            (`TrainConfig.max_staleness`).
+    """
+    recorder, lines = Recorder(client), {name: list[Any]() for name in FILES}
+    left_out = {name: Counter[str]() for name in FILES}
+    counts: Counter[str] = Counter()
+    seen: set[str] = set()
+    for trace in read.traces:
+        about = recorder.look_up(trace)
+        fresh = about.staleness is not None and about.staleness <= max_staleness
+        kind = "foreign" if not about.known else "exact" if fresh else "stale"
+        counts[kind] += 1
+        if kind == "exact":
+            lines[RUNS].append(_keep(client, trace, about, store))
+            continue
+        _add(lines[SCENARIOS], left_out[SCENARIOS], _scenario(trace, about, seen, good))
+        _add(lines[CONVERSATIONS], left_out[CONVERSATIONS], _demonstration(trace, about, good))
+        if kind == "foreign":
+            _add(lines[CALIBRATION], left_out[CALIBRATION], _rated(trace))
+    lines[CALIBRATION] = _groups(lines[CALIBRATION])
+    for name in FILES:
+        left_out[name].update(read.unreadable)
+        _write(folder / name, lines[name])
+    return Imported(
+        exact=counts["exact"],
+        stale=counts["stale"],
+        foreign=counts["foreign"],
+        unreadable=sum(read.unreadable.values()),
+        written={name: len(some) for name, some in lines.items()},
+        left_out={name: dict(some.most_common()) for name, some in left_out.items()},
+    )
+
+
+def _keep(client: ArtClient, trace: StoredTrace, about: Provenance, store: str) -> str:
+    """Make sure that the server has the run and its score; returns the run's id."""
+    run = about.run or _safe_id(trace.id)
+    if about.tagged and about.stored is None:
+        client.reward(run, Reward())  # assembles it
+    elif about.stored is None:
+        turns = tuple(
+            Turn(
+                call_id=call.call_id,
+                node=call.node,
+                model=call.model,
+                messages=tuple(call.messages),
+                tools=tuple(call.tools),
+                reply=call.reply,
+                ours=call.call_id in about.known,
+            )
+            for call in trace.calls
+        )
+        client.post_trajectory(
+            Trajectory(
+                id=run,
+                scenario=trace.scenario,
+                turns=turns,
+                input=jsonable(trace.input),
+                output=jsonable(trace.output),
+                status="failed" if trace.failed else "completed",
+                metadata={"imported": {"store": store, "trace": trace.id}},
+            )
+        )
+    if trace.score is not None and store != "langfuse":
+        # A mean has no time of its own: of two imports, the later one holds.
+        said = Review(
+            id=_safe_id(trace.id),
+            source=store,
+            trajectory=run,
+            kind="reward",
+            name=HUMAN_REWARD,
+            value=trace.score,
+            at=0.0,
+        )
+        client.put_reviews([said])
+    return run
+
+
+def _scenario(
+    trace: StoredTrace, about: Provenance, seen: set[str], good: float
+) -> list[Any] | str:
+    given = trace.input
+    if about.stored is not None and about.stored.input is not None:
+        given = about.stored.input  # whole; an exported one may be cut, and is redacted
+    elif given is None:
+        return "no_input"
+    elif was_cut(given):
+        return "cut"
+    elif _redacted(given):
+        return "redacted"
+    content = {"input": jsonable(given)}
+    name = trace.scenario or scenario_id(content)
+    if name in seen:
+        return "same_scenario"
+    seen.add(name)
+    well = trace.score is not None and trace.score >= good and not trace.failed
+    shown = well and not was_cut(trace.output) and not _redacted(trace.output)
+    reference = {"reference": jsonable(trace.output)} if shown else {}
+    return [{"id": name, **content, **reference}]
+
+
+def _demonstration(trace: StoredTrace, about: Provenance, good: float) -> list[Any] | str:
+    if trace.failed:
+        return "failed"
+    if trace.score is None:
+        return "not_scored"
+    if trace.score < good:
+        return "scored_low"
+    # A run that the server has is learned on its recorded tokens.
+    if about.stored is not None:
+        return [about.run]
+    found = list(conversations(trace))
+    return "redacted" if _redacted(found) else found
+
+
+def _redacted(value: Any) -> bool:
+    return REDACTED in json.dumps(jsonable(value), ensure_ascii=False)
+
+
+def _rated(trace: StoredTrace) -> list[Any] | str:
+    if trace.score is None:
+        return "not_scored"
+    turns = tuple(
+        Turn(
+            node=call.node,
+            model=call.model,
+            messages=tuple(call.messages),
+            tools=tuple(call.tools),
+            reply=call.reply,
+            ours=False,
+        )
+        for call in trace.calls
+    )
+    return [
+        Trajectory(
+            id=_safe_id(trace.id),
+            scenario=trace.scenario or scenario_id({"input": jsonable(trace.input)}),
+            turns=turns,
+            input=jsonable(trace.input),
+            output=jsonable(trace.output),
+            scores={"human": trace.score},
+        )
+    ]
+
+
+def _groups(runs: Iterable[Trajectory]) -> list[Any]:
+    """Runs as groups of one scenario each, which `calibrate` takes."""
+    found: dict[str, list[Trajectory]] = {}
+    for run in runs:
+        found.setdefault(run.scenario or run.id, []).append(run)
+    return [
+        TrajectoryGroup(id=_safe_id(name), trajectories=tuple(some)).model_dump(mode="json")
+        for name, some in found.items()
+    ]
+
+
+def _add(lines: list[Any], left_out: Counter[str], found: list[Any] | str) -> None:
+    if isinstance(found, str):
+        left_out[found] += 1
+    else:
+        lines += found
+
+
+def _write(path: Path, lines: Sequence[Any]) -> None:
+    """The lines as JSONL; without any, no file (and none of an earlier import)."""
+    if not lines:
+        path.unlink(missing_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for line in lines:
+            file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _safe_id(name: str) -> str:
+    if ID.fullmatch(name):
+        return name
+    return hashlib.sha256(name.encode()).hexdigest()[:32]

@@ -1,0 +1,63 @@
+"""A trace as it was stored, whoever stored it: its model calls in order, and its score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_art.wire import Message
+
+
+class Unreadable(Exception):
+    """A trace that cannot be read; its only argument is a key of `REASONS`."""
+
+
+@dataclass(frozen=True)
+class StoredCall:
+    """One model call."""
+
+    messages: Sequence[Message]
+    reply: Message
+    tools: Sequence[dict[str, Any]] = ()
+    call_id: str | None = None
+    """The completion's id, if the trace has it."""
+    model: str | None = None
+    node: str | None = None
+
+
+@dataclass(frozen=True)
+class StoredTrace:
+    """One run of a graph."""
+
+    id: str
+    """The store's."""
+    input: Any
+    calls: Sequence[StoredCall]
+    output: Any = None
+    run: str | None = None
+    """The id of the run that it shows (`Trajectory.id`), if langchain-art exported it."""
+    scenario: str | None = None
+    score: float | None = None
+    """The mean of what people gave it."""
+    failed: bool = False
+
+
+@dataclass
+class Read:
+    """What a store gave, and how many traces could not be read, by reason (`REASONS`)."""
+
+    traces: list[StoredTrace] = field(default_factory=list[StoredTrace])
+    unreadable: dict[str, int] = field(default_factory=dict[str, int])
+
+    def leave_out(self, reason: str) -> None:
+        """Count a trace that cannot be read."""
+        self.unreadable[reason] = self.unreadable.get(reason, 0) + 1
+
+
+#: Why a trace is not read.
+REASONS = {
+    "no_calls": "have no model call",
+    "no_root": "have no root: it is older than --since, or not visible yet",
+    "unknown_shape": "have a prompt or a reply that is no chat message",
+}

@@ -1,0 +1,197 @@
+"""What a fit or an evaluation exports (`langchain_art.export`), and why its calls do not learn."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+import uuid
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from langchain_art.export import ids
+from langchain_art.export.exporter import Exporter
+from langchain_art.export.records import Environment, Experiment, ExportedRun, Labels, SpanRecord
+from langchain_art.export.run_spans import recorded_spans, spans_of_turns
+from langchain_art.tracing.run import Run
+from langchain_art.training.fit_settings import FitSettings
+from langchain_art.training.fit_state import PendingStep
+from langchain_art.training.progress import Display
+from langchain_art.training.results import EvalResult
+from langchain_art.training.zero_variance import group_has_zero_variance, is_rewarded
+from langchain_art.wire import TrainResult, Trajectory, TrajectoryGroup, Turn
+
+#: Batches of rollouts whose spans are kept; those of groups that no step takes go with them.
+_KEPT_BATCHES = 4
+
+
+@contextmanager
+def exporting(
+    plan: FitSettings, folder: Path, display: Display
+) -> Generator[FitExport | None, None, None]:
+    """The export of `plan`, if it has one; sends at the end of the scope what is not sent yet."""
+    if plan.export is None:
+        yield None
+        return
+    export = FitExport(plan.export, plan, folder, display)
+    try:
+        yield export
+    finally:
+        export.close()
+
+
+class FitExport:
+    """Exports the runs of one fit, or of one evaluation outside of fits.
+
+    Args:
+        exporter: where to.
+        plan: of the fit.
+        folder: of the fit: the spool is in it.
+        display: told, once, that something is wrong.
+    """
+
+    def __init__(
+        self, exporter: Exporter, plan: FitSettings, folder: Path, display: Display
+    ) -> None:
+        self._exporter = exporter
+        self._plan = plan
+        self._folder = folder
+        self._display = display
+        self._outbox = exporter.outbox(folder / "spool", display.warn)
+        self._runs: dict[str, Run] = {}
+        self._fit_id = uuid.uuid4().hex[:12]
+        batch = plan.group_size * plan.groups_per_step * (1 + plan.max_steps_ahead)
+        self._most = max(_KEPT_BATCHES * batch, 1024)
+
+    def begin(self, fit_id: str) -> None:
+        """Name the fit, whose runs are known by it. An evaluation has a name of its own."""
+        self._fit_id = fit_id
+
+    def keep(self, run: Run) -> None:
+        """Keep what was recorded of a run until its group is exported."""
+        self._runs[run.id] = run
+        if len(self._runs) > self._most:
+            del self._runs[next(iter(self._runs))]
+
+    async def step(self, pending: PendingStep, results: Mapping[str, TrainResult]) -> None:
+        """Export the groups of a step that is trained."""
+        why = exclusions(pending, self._plan.policies)
+        tokens = {run.id: _tokens(run, why[run.id]) for run in pending.trajectories}
+        told = sum(node.tokens for one in results.values() for node in one.nodes.values())
+        # Where the job counts others, the server has left out calls for reasons of its own.
+        exact = told == sum(tokens.values())
+
+        def exported(run: Trajectory, labels: Labels) -> ExportedRun:
+            return ExportedRun(
+                trajectory=run,
+                spans=self._spans(run),
+                labels=labels,
+                excluded=tuple(why[run.id]),
+                trained_tokens=tokens[run.id] if exact else None,
+            )
+
+        await self._save(pending.groups, "train", pending.step, exported, {})
+
+    async def evaluation(self, groups: Sequence[TrajectoryGroup], result: EvalResult) -> None:
+        """Export the runs of an evaluation: Langfuse's experiment of these versions."""
+        after = "" if result.step is None else f" after step {result.step}"
+        experiment = Experiment(
+            id=ids.experiment_id(self._fit_id, result.step, result.version),
+            name=f"{result.version}{after} ({self._folder.name})",
+            metadata={"fit": self._fit_id, "step": result.step, "versions": list(result.versions)},
+        )
+        known = {"reward_mean": result.mean, "reward_ci95": result.ci95}
+        means = {name: value for name, value in known.items() if value is not None}
+
+        def exported(run: Trajectory, labels: Labels) -> ExportedRun:
+            known = labels.model_copy(update={"experiment": experiment})
+            return ExportedRun(trajectory=run, spans=self._spans(run), labels=known)
+
+        await self._save(groups, "eval", result.step, exported, {experiment.id: means})
+
+    def close(self) -> None:
+        """Send for a moment what is not sent yet, and say in one line what became of it."""
+        outcome = self._outbox.close()
+        if outcome.sent or outcome.left or outcome.refused:
+            self._display.line(str(outcome))
+
+    async def _save(
+        self,
+        groups: Sequence[TrajectoryGroup],
+        environment: Environment,
+        step: int | None,
+        exported: Callable[[Trajectory, Labels], ExportedRun],
+        experiments: dict[str, dict[str, float]],
+    ) -> None:
+        """Put the chosen groups on disk, in a thread: the loop has other runs under way."""
+        chosen = [group for group in groups if self._exporter.chosen(group.id)]
+
+        def save() -> None:
+            runs = [
+                exported(run, self._labels(group, environment, step))
+                for group in chosen
+                for run in group.trajectories
+            ]
+            digest = hashlib.sha256("".join(run.trajectory.id for run in runs).encode())
+            when = "none" if step is None else f"{step:05}"
+            name = f"{self._fit_id}.{environment}-{when}-{digest.hexdigest()[:8]}"
+            self._outbox.save(name, runs, experiments)
+
+        begun = time.monotonic()
+        if chosen:
+            await asyncio.to_thread(save)
+        self._outbox.waited += time.monotonic() - begun
+        for group in groups:
+            for run in group.trajectories:
+                self._runs.pop(run.id, None)
+
+    def _labels(self, group: TrajectoryGroup, environment: Environment, step: int | None) -> Labels:
+        when = environment if step is None else f"{environment}-{step}"
+        known = {"fit": self._fit_id, "step": step, "group": group.id}
+        told = [] if step is None else [f"step:{step}"]
+        return Labels(
+            name=self._exporter.name or " + ".join(self._plan.policies),
+            environment=environment,
+            session=f"{self._folder.name}/{when}/{group.id}",
+            tags=(*self._exporter.tags, f"fit:{self._folder.name}", *told),
+            metadata={name: value for name, value in known.items() if value is not None},
+        )
+
+    def _spans(self, run: Trajectory) -> tuple[SpanRecord, ...]:
+        recorded = self._runs.get(run.id)
+        return spans_of_turns(run.turns) if recorded is None else recorded_spans(recorded)
+
+
+def exclusions(pending: PendingStep, policies: Sequence[str]) -> dict[str, list[str | None]]:
+    """Run id -> for each turn, why it does not learn, in the words of `TrainResult.excluded`.
+
+    What the server alone knows (greedy decoding, a lost record, staleness) is not here.
+    """
+    found: dict[str, list[str | None]] = {}
+    for group in pending.groups:
+        flat = group_has_zero_variance(group, pending.config, pending.trainable)
+        for run in group.trajectories:
+            whole: str | None = None
+            if not is_rewarded(run, pending.config):
+                whole = "runs.failed" if run.status == "failed" else "runs.unscored"
+            elif flat:
+                whole = "groups.zero_variance"
+            found[run.id] = [_why(turn, policies, pending.trainable) or whole for turn in run.turns]
+    return found
+
+
+def _why(turn: Turn, policies: Sequence[str], trainable: Mapping[str, bool]) -> str | None:
+    if turn.excluded_because is not None:
+        return f"calls.superseded_{turn.excluded_because}"
+    if not turn.ours:
+        return "calls.foreign"
+    if (turn.model or "").partition("@")[0] not in policies:
+        return "calls.other_policy"
+    return None if turn.learns(trainable) else "calls.frozen"
+
+
+def _tokens(run: Trajectory, why: Sequence[str | None]) -> int:
+    """Sampled tokens of the turns that learn."""
+    learn = [turn.usage for turn, one in zip(run.turns, why, strict=True) if one is None]
+    return sum(usage.completion_tokens for usage in learn if usage is not None)
