@@ -8,13 +8,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from langchain_art.cli import checkpoints, key
+from langchain_art.cli import checkpoints, key, review, traces
+from langchain_art.cli.analyze import analyze
 from langchain_art.cli.canary import canary
 from langchain_art.cli.doctor import doctor
 from langchain_art.cli.fits import Root, curve, fits
@@ -46,6 +47,9 @@ app = typer.Typer(
 )
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(key.app, name="key")
+app.add_typer(review.app, name="review")
+app.add_typer(traces.app, name="traces")
+app.command()(analyze)
 app.command()(canary)
 app.command()(doctor)
 app.command()(fits)
@@ -105,15 +109,23 @@ def scrub(context: typer.Context) -> None:
 
 
 @app.command(context_settings=_PASSED_ON)
-def demo(context: typer.Context) -> None:
+def demo(
+    context: typer.Context,
+    reviewer: Annotated[
+        Literal["scripted"] | None,
+        typer.Option("--review", help="Learn from one who marks and corrects 40 runs."),
+    ] = None,
+) -> None:
     """Train a small e-mail agent on this machine, from server start to reward plot.
 
     Stopped and run again, it goes on; --fresh begins anew. Options: see
-    `python -m examples.email_search.train --help`.
+    `python -m examples.email_search.train --help`, and with --review
+    `python -m examples.email_search.review --help`.
 
     \b
-    Example (in a checkout of the repository):
+    Examples (in a checkout of the repository):
       langchain-art demo --seed 1 --out out/demo
+      langchain-art demo --review scripted
     """
     if not Path("examples/email_search/train.py").exists():
         raise ConfigError(
@@ -121,7 +133,7 @@ def demo(context: typer.Context) -> None:
             "installed package. Clone the repository, install it with "
             '`pip install -e ".[local,examples]"`, and run `langchain-art demo` in its root.'
         )
-    _become("examples.email_search.train", context.args)
+    _become(f"examples.email_search.{'review' if reviewer else 'train'}", context.args)
 
 
 def _become(module: str, arguments: list[str]) -> None:

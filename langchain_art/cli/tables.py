@@ -14,7 +14,6 @@ from rich.text import Text
 
 from langchain_art.diagnostics.canary_checks import CanaryReport
 from langchain_art.evaluators.transcript import label, tool_calls
-from langchain_art.training.exclusions import meaning
 from langchain_art.training.results import EVALUATION, tokens
 from langchain_art.wire import (
     Checkpoint,
@@ -25,6 +24,7 @@ from langchain_art.wire import (
     Turn,
     TurnAudit,
 )
+from langchain_art.wire.exclusions import meaning
 
 #: Characters of a message that a run's view shows; all of it is in ``--json``.
 _EXCERPT = 600

@@ -1,0 +1,169 @@
+"""Runs to figures: by version, by node, by action, and their errors."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from langchain_art.analytics.costs import busy_seconds, prices
+from langchain_art.analytics.error_patterns import error_patterns
+from langchain_art.analytics.figures import ActionFigures, Analysis, NodeFigures, VersionFigures
+from langchain_art.analytics.intervals import wilson
+from langchain_art.errors import ConfigError
+from langchain_art.evaluators.calibration import quantile
+from langchain_art.evaluators.transcript import label, tool_calls
+from langchain_art.training.results import EVALUATION, summarize, tokens
+from langchain_art.wire import Trajectory, Turn
+
+#: The action of a reply that calls no tool.
+ANSWER = "(answer)"
+#: The total return from which on a run is a success, unless another one is given.
+SUCCESS = 0.5
+Costs = Mapping[int, float | None]
+
+
+def analyze(
+    runs: Iterable[Trajectory], *, success: float = SUCCESS, gpu_rate: float | None = None
+) -> Analysis:
+    """What runs came to, by version and node, with intervals.
+
+    Args:
+        runs: as the server has them (``client.trajectories(1000)``), or any others.
+        success: a run whose total return is at least this is a success.
+        gpu_rate: US dollars an hour of our own server, for the cost of its calls. None: that cost
+            is not counted.
+
+    Raises:
+        ConfigError: `gpu_rate` is negative.
+    """
+    if gpu_rate is not None and not gpu_rate >= 0:
+        raise ConfigError(f"got {gpu_rate=}, expected US dollars an hour, at least 0")
+    found = list(runs)
+    turns = [turn for run in found for turn in run.turns]
+    costs, notes = prices(turns, gpu_rate)
+    by_turn = {id(turn): cost for turn, cost in zip(turns, costs, strict=True)}
+    by_version = defaultdict[str, list[Trajectory]](list)
+    for run in found:
+        by_version[version_of(run)].append(run)
+    return Analysis(
+        runs=len(found),
+        success=success,
+        versions=tuple(
+            _version(version, by_version[version], success, by_turn)
+            for version in sorted(by_version, key=in_order)
+        ),
+        nodes=_nodes(turns, by_turn),
+        actions=_actions(turns),
+        errors=error_patterns(found),
+        busy_seconds=busy_seconds(turns),
+        notes=tuple(notes),
+    )
+
+
+def version_of(run: Trajectory) -> str:
+    """The versions that a run was sampled from: ``critic@2 + writer@3``; ``-`` of none.
+
+    Models that our server does not serve count only where a run has no other.
+    """
+    ours = {turn.model for turn in run.turns if turn.model and turn.ours}
+    named = ours or {turn.model for turn in run.turns if turn.model}
+    evaluated = run.metadata.get(EVALUATION)
+    return " + ".join(sorted(named)) or (evaluated if isinstance(evaluated, str) else "-")
+
+
+def in_order(version: str) -> list[tuple[str, int]]:
+    """A key that sorts ``p@9`` before ``p@10``."""
+    return [(text, int(number or 0)) for text, number in re.findall(r"([^\d]+)(\d*)", version)]
+
+
+def by_scenario(runs: Iterable[Trajectory]) -> dict[str, list[float]]:
+    """Scenario -> the total returns of its scored runs; without a scenario, a run's own id."""
+    found = defaultdict[str, list[float]](list)
+    for run in runs:
+        if (worth := run.total_return) is not None:
+            found[_scenario(run)].append(worth)
+    return dict(found)
+
+
+def _scenario(run: Trajectory) -> str:
+    return run.scenario if run.scenario is not None else f"run {run.id}"
+
+
+def _version(
+    version: str, runs: Sequence[Trajectory], success: float, costs: Costs
+) -> VersionFigures:
+    apart = [run.model_copy(update={"scenario": _scenario(run)}) for run in runs]
+    summary = summarize(apart, step=None, versions=(version,), seconds=0.0)
+    worth = [run.total_return for run in runs]
+    successes = sum(one is not None and one >= success for one in worth)
+    judged = summary.n + summary.failed
+    low, high = wilson(successes, judged) if judged else (None, None)
+    spent = tokens(runs)
+    return VersionFigures(
+        version=version,
+        runs=len(runs),
+        evaluated=sum(EVALUATION in run.metadata for run in runs),
+        scenarios=len({run.scenario for run in apart}),
+        failed=sum(run.status == "failed" for run in runs),
+        unscored=summary.unscored,
+        successes=successes,
+        success_rate=successes / judged if judged else None,
+        success_low=low,
+        success_high=high,
+        reward_mean=summary.mean,
+        reward_ci95=summary.ci95,
+        calls_mean=statistics.fmean(len(run.turns) for run in runs),
+        prompt_tokens=spent["prompt"],
+        completion_tokens=spent["completion"],
+        cost_usd=_sum(costs[id(turn)] for run in runs for turn in run.turns),
+    )
+
+
+def _nodes(turns: Sequence[Turn], costs: Costs) -> tuple[NodeFigures, ...]:
+    grouped = defaultdict[tuple[str, str], list[Turn]](list)
+    for turn in turns:
+        grouped[label(turn), turn.model or "-"].append(turn)
+    found: list[NodeFigures] = []
+    for node, model in sorted(grouped, key=lambda key: (key[0], in_order(key[1]))):
+        calls = grouped[node, model]
+        latencies = sorted(turn.latency for turn in calls if turn.latency is not None)
+        used = [turn.usage for turn in calls if turn.usage]
+        known = [costs[id(turn)] for turn in calls]
+        found.append(
+            NodeFigures(
+                node=node,
+                model=model,
+                calls=len(calls),
+                errors=sum(turn.error is not None for turn in calls),
+                excluded=sum(turn.excluded_because is not None for turn in calls),
+                prompt_tokens=sum(one.prompt_tokens for one in used),
+                completion_tokens=sum(one.completion_tokens for one in used),
+                latency_p50=quantile(latencies, 0.5) if latencies else None,
+                latency_p95=quantile(latencies, 0.95) if latencies else None,
+                cost_usd=_sum(known),
+                unpriced=sum(cost is None for cost in known),
+            )
+        )
+    return tuple(found)
+
+
+def _actions(turns: Iterable[Turn]) -> tuple[ActionFigures, ...]:
+    """Of the replies that the graph kept."""
+    counted = defaultdict[str, Counter[str]](Counter)
+    for turn in turns:
+        if turn.reply is not None and turn.excluded_because is None:
+            called = [name for name, _ in tool_calls(turn.reply)]
+            counted[label(turn)].update(called or [ANSWER])
+    return tuple(
+        ActionFigures(node=node, action=action, count=count, share=count / counts.total())
+        for node, counts in sorted(counted.items())
+        for action, count in counts.most_common()
+    )
+
+
+def _sum(costs: Iterable[Any]) -> float | None:
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if known else None

@@ -1,0 +1,116 @@
+"""Intervals and tests by established formulas, without a library of statistics."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from langchain_art.evaluators.calibration import quantile
+
+#: Of the two-sided 95 % interval of a normal distribution; 1.96 rounded.
+Z95 = statistics.NormalDist().inv_cdf(0.975)
+#: Scenarios up to which all sign flips are counted, and how many are drawn for more.
+EXACT, DRAWS = 14, 10_000
+_TIE = 1e-12
+
+
+class PairedTest(NamedTuple):
+    """The difference of paired values, its interval, and how likely chance alone gives as much."""
+
+    difference: float
+    """Mean of after minus before."""
+    ci95: float | None
+    """Half width, 1.96 · s/√n of the differences; None with fewer than two."""
+    p_value: float
+
+
+def wilson(successes: int, n: int) -> tuple[float, float]:
+    """The 95 % interval of a rate: Wilson's score interval.
+
+    It is inside 0 and 1 and has nearly its nominal coverage for small n also (Wilson 1927, JASA 22;
+    Brown, Cai and DasGupta 2001, Statistical Science 16). It takes the n trials as independent.
+
+    Raises:
+        ValueError: `n` is not positive, or `successes` is not in 0 to `n`.
+    """
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"got {successes} of {n}, expected a count of at least one trial")
+    rate, z2 = successes / n, Z95**2
+    middle = (rate + z2 / (2 * n)) / (1 + z2 / n)
+    half = Z95 / (1 + z2 / n) * math.sqrt(rate * (1 - rate) / n + z2 / (4 * n * n))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def bootstrap(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
+    """The 95 % interval of a mean: the percentile bootstrap (Efron 1979, Annals of Statistics 7).
+
+    10,000 samples are drawn, each of as many of the values, with replacement; the same seed gives
+    the same interval. No distribution is assumed.
+
+    Raises:
+        ValueError: there is no value.
+    """
+    if not values:
+        raise ValueError("got no values, expected at least one")
+    chance = random.Random(seed)
+    means = sorted(statistics.fmean(chance.choices(values, k=len(values))) for _ in range(DRAWS))
+    return quantile(means, 0.025), quantile(means, 0.975)
+
+
+def paired_test(differences: Sequence[float], seed: int = 0) -> PairedTest:
+    """The paired sign-flip permutation test of a mean difference (Fisher 1935), two-sided.
+
+    Without an effect each difference is as likely to have the other sign. Of up to 14 differences
+    all 2^n signs are counted; of more, 10,000 are drawn, with p = (b + 1) / (m + 1) (Phipson and
+    Smyth 2010, arXiv 1603.05766). No distribution is assumed; with n differences p is at least
+    2 / 2^n, so fewer than six are never significant at 0.05.
+
+    Raises:
+        ValueError: there is no difference.
+    """
+    n = len(differences)
+    if not n:
+        raise ValueError("got no differences, expected at least one")
+    observed = abs(math.fsum(differences)) - _TIE
+    if n <= EXACT:
+        flips = itertools.product((1, -1), repeat=n)
+        sums = [sum(map(lambda s, d: s * d, signs, differences)) for signs in flips]
+        p_value = sum(abs(one) >= observed for one in sums) / len(sums)
+    else:
+        chance = random.Random(seed)
+        extreme = sum(
+            abs(sum(d if chance.random() < 0.5 else -d for d in differences)) >= observed
+            for _ in range(DRAWS)
+        )
+        p_value = (extreme + 1) / (DRAWS + 1)
+    spread = Z95 * statistics.stdev(differences) / math.sqrt(n) if n > 1 else None
+    return PairedTest(statistics.fmean(differences), spread, p_value)
+
+
+def unpaired_test(before: Sequence[float], after: Sequence[float], seed: int = 0) -> PairedTest:
+    """The permutation test of a difference of means of two independent groups, two-sided.
+
+    10,000 random assignments to the groups, p = (b + 1) / (m + 1) as in `paired_test`. The interval
+    is that of two independent means, 1.96 · √(s₁²/n₁ + s₂²/n₂).
+
+    Raises:
+        ValueError: a group is empty.
+    """
+    if not before or not after:
+        raise ValueError("got an empty group, expected at least one value in each")
+    found = statistics.fmean(after) - statistics.fmean(before)
+    together, total = [*before, *after], math.fsum([*before, *after])
+    k, n = len(after), len(before) + len(after)
+    chance, extreme = random.Random(seed), 0
+    for _ in range(DRAWS):
+        mine = sum(chance.sample(together, k))
+        extreme += abs(mine / k - (total - mine) / (n - k)) >= abs(found) - _TIE
+    spread = None
+    if min(len(before), len(after)) > 1:
+        shares = statistics.variance(before) / len(before) + statistics.variance(after) / k
+        spread = Z95 * math.sqrt(shares)
+    return PairedTest(found, spread, (extreme + 1) / (DRAWS + 1))

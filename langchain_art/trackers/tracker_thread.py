@@ -1,0 +1,185 @@
+"""One tracker in a thread of its own: it may be slow, hang or raise, and the fit goes on."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from threading import Thread
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from langchain_art.trackers.base import (
+    AdapterFiles,
+    FitCard,
+    TrackedRecord,
+    Tracker,
+    TrackerRun,
+)
+
+#: Folder of a fit in which its trackers' progress is kept, a file for each.
+FOLDER = "trackers"
+
+
+class TrackerProgress(BaseModel):
+    """How far a tracker is, for the resumed fit: ``trackers/wandb.json``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    fit_id: str
+    run: str | None
+    sent: int
+
+
+class TrackerThread:
+    """Gives records to one tracker, in order, each until it was taken.
+
+    Nothing that the tracker does reaches the caller: what it raises is said once through `say`, and
+    what it could not take is kept and offered again with the next record.
+
+    Args:
+        tracker: its methods are called in this thread alone.
+        fit: what it is told of the fit.
+        history: the records that the fit has already; those that the tracker's run lacks are sent.
+        say: prints one line.
+    """
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        fit: FitCard,
+        history: Sequence[TrackedRecord],
+        say: Callable[[str], None],
+    ) -> None:
+        self._tracker, self._fit, self._say = tracker, fit, say
+        self._path = fit.folder / FOLDER / f"{tracker.name}.json"
+        self._orders: SimpleQueue[TrackedRecord | AdapterFiles | None] = SimpleQueue()
+        self._records = deque(history)
+        self._adapters: deque[AdapterFiles] = deque()
+        self._begun: TrackerRun | None = None
+        self._sent = self._saved = self._kept = 0
+        self._first_error: str | None = None
+        self._ending = ""
+        self._thread = Thread(target=self._work, name=f"tracker {tracker.name}", daemon=True)
+        self._thread.start()
+
+    def put(self, what: TrackedRecord | AdapterFiles) -> None:
+        """Hand over a record or an adapter; returns at once."""
+        self._orders.put(what)
+
+    def end(self) -> None:
+        """No more will come; returns at once."""
+        self._orders.put(None)
+
+    def outcome(self, seconds: float) -> str:
+        """Wait for the end, at most so long; the line says what did not arrive, if anything."""
+        self._thread.join(max(0.0, seconds))
+        name = self._tracker.name
+        left = len(self._records) + len(self._adapters)
+        if self._thread.is_alive():
+            return (
+                f"{name}: it has not finished; {left + self._orders.qsize()} records and adapters "
+                "wait. A resumed fit sends what is missing there; history.jsonl has all records."
+            )
+        if left or self._first_error:
+            missing = f"{left} records and adapters are missing there" if left else "all is there"
+            return (
+                f"{name}: {missing}. The first error: {self._first_error}. {self._ending}".strip()
+            )
+        adapters = f", adapters: {self._kept}" if self._kept else ""
+        return f"{name}: records: {self._sent}{adapters}. {self._ending}".strip()
+
+    # --- in the tracker's thread ----------------------------------------------------------------
+
+    def _work(self) -> None:
+        self._deliver()
+        while self._take(self._orders.get()):
+            if self._orders.empty():
+                self._deliver()
+                if self._saved < self._sent and self._orders.empty():
+                    time.sleep(self._tracker.settles)  # sent twice is better than lost
+                    self._attempt(self._save)
+        self._deliver()
+        if self._attempt(self._finish) and self._saved < self._sent:
+            self._attempt(self._save)
+
+    def _take(self, order: TrackedRecord | AdapterFiles | None) -> bool:
+        """Whether more may come."""
+        if isinstance(order, AdapterFiles):
+            self._adapters.append(order)
+        elif order is not None:
+            self._records.append(order)
+        return order is not None
+
+    def _deliver(self) -> None:
+        """Offer all that waits, in order, until something is not taken."""
+        if self._attempt(self._start):
+            while self._records and self._attempt(self._log):
+                pass
+            while not self._records and self._adapters and self._attempt(self._keep):
+                pass
+
+    def _attempt(self, part: Callable[[], None]) -> bool:
+        try:
+            part()
+        except Exception as error:  # noqa: BLE001 - whatever a tracker raises, training goes on
+            if self._first_error is None:
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                self._first_error = reason
+                self._say(
+                    f"{self._tracker.name}: {reason}. The fit goes on without it; what is missing "
+                    "there is offered again with each step."
+                )
+            return False
+        return True
+
+    def _start(self) -> None:
+        if self._begun is not None:
+            return
+        progress = self._progress()
+        former = TrackerRun(progress.run, progress.sent) if progress else None
+        self._begun = begun = self._tracker.start(self._fit, former)
+        while self._records and self._records[0].number < begun.sent:
+            self._records.popleft()
+        self._sent = self._saved = begun.sent
+        if begun.words:
+            self._say(f"{self._tracker.name}: {begun.words}")
+
+    def _log(self) -> None:
+        record = self._records[0]
+        if record.number >= self._sent:
+            self._tracker.log(record)
+            self._sent = record.number + 1
+        self._records.popleft()
+
+    def _keep(self) -> None:
+        self._kept += self._tracker.keep(self._adapters[0])
+        self._adapters.popleft()
+
+    def _finish(self) -> None:
+        if self._begun is not None:
+            self._ending = self._tracker.finish()
+
+    # --- progress -------------------------------------------------------------------------------
+
+    def _progress(self) -> TrackerProgress | None:
+        """That of this fit; None: of another one, or none that can be read."""
+        if not self._path.exists():
+            return None
+        try:
+            found = TrackerProgress.model_validate_json(self._path.read_bytes())
+        except ValidationError as error:
+            self._say(f"{self._path} cannot be read, so a new run begins there: {error}")
+            return None
+        return found if found.fit_id == self._fit.fit_id else None
+
+    def _save(self) -> None:
+        """Note what was sent, for the resumed fit."""
+        run = self._begun.id if self._begun else None
+        progress = TrackerProgress(fit_id=self._fit.fit_id, run=run, sent=self._sent)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_suffix(".new")
+        temporary.write_text(progress.model_dump_json())
+        temporary.replace(self._path)
+        self._saved = self._sent
