@@ -31,6 +31,7 @@ from langchain_art_server.gateway.http_protocol import (
     max_connections,
 )
 from langchain_art_server.gateway.service import Service
+from langchain_art_server.page.routes import page_routes
 from langchain_art_server.start_checks import check_start
 
 console = Console(stderr=True)
@@ -66,7 +67,7 @@ async def run(settings: Settings) -> None:
     try:
         await service.start()
         config = uvicorn.Config(
-            create_app(service),
+            create_app(service, page_routes),
             host=settings.host,
             port=settings.port,
             log_level="warning",
@@ -79,6 +80,7 @@ async def run(settings: Settings) -> None:
         )
         DeadlineHttp.limit = max_connections()
         server = uvicorn.Server(config)
+        service.is_stopping = lambda: server.should_exit
         # The collector of cycles passes over what is there by now, and runs seldom: a call makes
         # hundreds of objects and no cycles, and a fifth of the time went into looking for them.
         gc.collect()

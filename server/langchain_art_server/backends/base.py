@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from langchain_art.wire import JobConfig, LoraConfig
+from langchain_art.wire import LoraConfig, StepConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 
 #: Most characters of the schemas that a reply must follow, and most levels of one: about twice what
@@ -227,7 +227,7 @@ class LearnerStep:
     out: Path
     step: int
     rows: list[Row]
-    config: JobConfig
+    config: StepConfig
     staleness: float = 0.0
 
 

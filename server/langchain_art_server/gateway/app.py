@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field, ValidationError
-from pydantic_core import to_json
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,19 +17,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from langchain_art import wire
 from langchain_art._version import __version__
 from langchain_art.errors import ArtError, EngineUnavailable, InvalidRequest, UnknownModel
-from langchain_art_server.gateway.auth import CHAT, AccessControl, peer_of
+from langchain_art_server.gateway.auth import CHAT, AccessControl
 from langchain_art_server.gateway.chat_completions import ChatCompletions
-from langchain_art_server.gateway.chat_request import parse_json, refuse_overflow
-from langchain_art_server.gateway.lists import After, Limit, ListOf, PageOf, PageTurns
+from langchain_art_server.gateway.lists import After, Limit, ListOf, PageOf
 from langchain_art_server.gateway.openapi import body_docs, document
+from langchain_art_server.gateway.record_routes import record_routes
 from langchain_art_server.gateway.refusals import answer, no_such_route, refuse
+from langchain_art_server.gateway.request_bodies import model_of
 from langchain_art_server.gateway.service import Service
-from langchain_art_server.jobs.audit import chosen_calls
 
 MAX_WAIT = 30.0
 MAX_NUMBER = 2**31 - 1  # what every database can hold
 Number = Annotated[int, Path(ge=0, le=MAX_NUMBER)]
-M = TypeVar("M", bound=BaseModel)
 
 
 class RollbackTo(BaseModel):
@@ -38,8 +37,8 @@ class RollbackTo(BaseModel):
     version: int = Field(ge=0, le=MAX_NUMBER)
 
 
-def create_app(service: Service) -> ASGIApp:
-    """The server's ASGI application over a started `Service`."""
+def create_app(service: Service, page: Callable[[FastAPI, Service], None]) -> ASGIApp:
+    """The server's ASGI application over a started `Service`; `page` adds the page's routes."""
     app = FastAPI(title="langchain-art", version=__version__, docs_url=None, redoc_url=None)
 
     async def refused(_request: Request, error: Exception) -> Response:
@@ -56,9 +55,10 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(HTTPException, nowhere)
     _openai_routes(app, service)
     _policy_routes(app, service)
-    _trajectory_routes(app, service)
+    record_routes(app, service)
     _job_routes(app, service)
     _status_routes(app, service)
+    page(app, service)
     app.openapi = lambda: document(app)
     chat = ChatCompletions(service)
 
@@ -68,17 +68,6 @@ def create_app(service: Service) -> ASGIApp:
         await (chat if completes else app)(scope, receive, send)
 
     return AccessControl(front, service.settings, service.sampler.info.max_model_len)
-
-
-async def _model(request: Request, kind: type[M]) -> M:
-    """The body as a wire model. FastAPI's own parser would accept NaN."""
-    raw = parse_json(await request.body())
-    if isinstance(raw, dict):
-        refuse_overflow(raw)
-    try:
-        return kind.model_validate(raw)
-    except ValidationError as error:
-        raise refuse(error.errors(), kind) from error
 
 
 def _openai_routes(app: FastAPI, service: Service) -> None:
@@ -120,7 +109,7 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/policies", openapi_extra=body_docs(wire.PolicySpec))
     async def create_policy(request: Request) -> wire.PolicyStatus:
         """Create a policy. Its version 0 answers as the base model does. Idempotent."""
-        return await service.policies.create(await _model(request, wire.PolicySpec))
+        return await service.policies.create(await model_of(request, wire.PolicySpec))
 
     @app.get("/v1/policies")
     async def list_policies() -> ListOf[wire.PolicyStatus]:
@@ -163,88 +152,13 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/policies/{name}/rollback", openapi_extra=body_docs(RollbackTo))
     async def roll_back(name: str, request: Request) -> wire.PolicyStatus:
         """Serve a kept version again. The next training step starts from it."""
-        return await service.policies.rollback(name, (await _model(request, RollbackTo)).version)
+        return await service.policies.rollback(name, (await model_of(request, RollbackTo)).version)
 
     @app.get("/v1/policies/{name}/checkpoints/{version}/adapter")
     async def get_adapter(name: str, version: Number) -> Response:
         """Download a version's adapter: a tar archive in PEFT's format."""
         data = await service.policies.archive(name, version)
         return Response(data, media_type="application/x-tar")
-
-
-def _trajectory_routes(app: FastAPI, service: Service) -> None:
-    turns = PageTurns()
-
-    @app.post("/v1/trajectories", openapi_extra=body_docs(wire.Trajectory))
-    async def add_trajectory(request: Request) -> dict[str, Any]:
-        """Store a trajectory. Idempotent by id; the answer is sent when it is on disk."""
-        service.health.require_space()
-        trajectory = await _model(request, wire.Trajectory)
-        stored = await service.store.add_trajectories([trajectory])
-        return {"id": trajectory.id, "stored": bool(stored)}
-
-    @app.post("/v1/groups", openapi_extra=body_docs(wire.TrajectoryGroup))
-    async def add_group(request: Request) -> dict[str, Any]:
-        """Store the trajectories of a group, all or none. Idempotent by their ids."""
-        service.health.require_space()
-        group = await _model(request, wire.TrajectoryGroup)
-        stored = await service.store.add_trajectories(group.trajectories, group.id)
-        return {"id": group.id, "stored": stored}
-
-    @app.get("/v1/trajectories", response_model=PageOf[wire.Trajectory])
-    async def list_trajectories(
-        request: Request,
-        limit: Limit = 50,
-        scenario: str | None = None,
-        after: After = None,
-        prefix: After = None,
-    ) -> Response:
-        """List trajectories, newest first.
-
-        With `scenario`, those of that scenario; with `prefix`, those whose id begins so. A page has
-        at most `limit` items and, but for its first one, 8 MiB.
-        """
-        page = await turns.take(
-            peer_of(request.scope),
-            lambda: service.store.recent_trajectories(limit, scenario, after, prefix),
-        )
-        about = {"object": "list", "last_id": page.last_id, "has_more": page.has_more}
-        whole = to_json(about)[:-1] + b',"data":[' + b",".join(page.items) + b"]}"
-        return Response(whole, media_type="application/json")
-
-    @app.get("/v1/trajectories/{trajectory_id}")
-    async def get_trajectory(trajectory_id: str) -> wire.Trajectory:
-        """Get a trajectory."""
-        return (await service.store.trajectory(trajectory_id)).trajectory
-
-    @app.delete("/v1/trajectories/{trajectory_id}")
-    async def delete_trajectory(trajectory_id: str) -> dict[str, str]:
-        """Delete a trajectory that no open job uses, and its calls but for other trajectories'."""
-        await service.store.delete_trajectory(trajectory_id)
-        return {"deleted": trajectory_id}
-
-    @app.get("/v1/trajectories/{trajectory_id}/audit")
-    async def audit_trajectory(
-        trajectory_id: str,
-        policy: str | None = None,
-        trainable: Annotated[list[str] | None, Query(max_length=256)] = None,
-        sft: bool = False,
-    ) -> wire.TrajectoryAudit:
-        """Report which tokens of a trajectory are trained, and why the others are excluded.
-
-        Without a policy each call is judged for the one that sampled it. ``trainable=NAME:true``
-        and ``trainable=NAME:false``, any number of them, choose calls as `trainable` does in a
-        request to train. With ``sft`` the audit is that of a supervised step (``loss: sft``).
-        """
-        return await service.audit(trajectory_id, policy, chosen_calls(trainable or []), sft=sft)
-
-    @app.put("/v1/trajectories/{trajectory_id}/reward", openapi_extra=body_docs(wire.Reward))
-    async def set_reward(trajectory_id: str, request: Request) -> wire.Trajectory:
-        """Set the reward of a trajectory.
-
-        If only calls tagged with its id are stored, it is assembled from them.
-        """
-        return await service.reward(trajectory_id, await _model(request, wire.Reward))
 
 
 def _job_routes(app: FastAPI, service: Service) -> None:
@@ -262,7 +176,7 @@ def _job_routes(app: FastAPI, service: Service) -> None:
                 "A-Z a-z 0-9 . _ : @ / + = -; the same key never trains twice",
                 param="Idempotency-Key",
             )
-        return await service.train(await _model(request, wire.TrainRequest), idempotency_key)
+        return await service.train(await model_of(request, wire.TrainRequest), idempotency_key)
 
     @app.get("/v1/jobs")
     async def list_jobs(

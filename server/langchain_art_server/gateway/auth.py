@@ -19,6 +19,7 @@ from langchain_art.errors import ArtError, AuthenticationFailed, InvalidRequest,
 from langchain_art_server.config import Settings, is_loopback
 from langchain_art_server.gateway.refusals import answer
 from langchain_art_server.gateway.request_bodies import RequestBodies
+from langchain_art_server.gateway.sessions import Sessions
 
 log = logging.getLogger(__name__)
 CHAT = "/v1/chat/completions"
@@ -112,6 +113,7 @@ class AccessControl:
         self._wrong = WrongKeys()
         key = settings.api_key.get_secret_value() if settings.api_key else None
         self._expected = f"Bearer {key}".encode() if key else None
+        self._sessions = Sessions(key) if key else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it with an error."""
@@ -146,13 +148,15 @@ class AccessControl:
             await answer(error)(scope, receive, send)
 
     def _no_access(self, scope: Scope, headers: dict[bytes, bytes]) -> AuthenticationFailed | None:
-        if self._expected is not None:
+        if self._expected is not None and self._sessions is not None:
             got = headers.get(b"authorization", b"")
             if secrets.compare_digest(got, self._expected):
                 return None
+            if not got:
+                return self._sessions.refusal(scope, headers)
             return AuthenticationFailed(
-                ("No API key was sent. " if not got else "The API key is wrong. ")
-                + "Send `Authorization: Bearer KEY`; clients read it from ART_API_KEY."
+                "The API key is wrong. Send `Authorization: Bearer KEY`; clients read it from "
+                "ART_API_KEY."
             )
         host = headers.get(b"host", b"").decode("latin-1")
         if host and not _is_local(host):

@@ -11,6 +11,8 @@ from langchain_art.errors import Overloaded
 #: Seconds for which a client that was refused counts as waiting: it comes back after Retry-After.
 _WAITS = 5.0
 _MAX_WAITING = 1024
+#: Clients without a call that are remembered.
+_MAX_SEEN = 256
 
 
 class CallSlots:
@@ -25,6 +27,8 @@ class CallSlots:
         self._limit, self._of_all = limit, limit + limit // 16
         self._of: Counter[str] = Counter()
         self._waiting: dict[str, float] = {}
+        #: When the last call of a client that has none now ended, the longest ago first.
+        self._seen: dict[str, float] = {}
         self.running = 0
 
     def take(self, client: str, count: int) -> Lease:
@@ -45,6 +49,17 @@ class CallSlots:
         self._of[client] -= count
         if not self._of[client]:
             del self._of[client]
+            self._seen.pop(client, None)
+            self._seen[client] = time.monotonic()
+            if len(self._seen) > _MAX_SEEN:
+                del self._seen[next(iter(self._seen))]
+
+    def clients(self) -> list[tuple[str, int, float]]:
+        """Client, its calls that run now, and the seconds since it had one: the latest first."""
+        now = time.monotonic()
+        busy = [(one, count, 0.0) for one, count in self._of.items()]
+        idle = [(one, 0, now - at) for one, at in self._seen.items() if one not in self._of]
+        return busy + idle[::-1]
 
     def _beyond_share(self, client: str, wanted: int) -> bool:
         now = time.monotonic()

@@ -1,13 +1,19 @@
-"""Limits of requests' bodies: of each, of the memory of all, and of the time for one client's."""
+"""Requests' bodies as values, and their limits: of each, of all, of the time for one client's."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from langchain_art.errors import BodyTooLarge, EngineUnavailable
+from langchain_art_server.gateway.chat_request import parse_json, refuse_overflow
+from langchain_art_server.gateway.refusals import refuse
+
+M = TypeVar("M", bound=BaseModel)
 
 #: The largest bodies that may be in memory, unfinished, at once.
 _LARGEST_AT_ONCE = 2
@@ -18,6 +24,17 @@ _LARGE, _TAKEN_PER_SECOND = 64 << 10, 8 << 20
 #: Bytes of a chat request beyond those of its prompt: a schema, the fields' names; and for each
 #: token of the context, as JSON.
 _CHAT_BYTES, _TOKEN_BYTES = 1 << 20, 16
+
+
+async def model_of(request: Request, kind: type[M]) -> M:
+    """The body as a wire model. FastAPI's own parser would accept NaN. Raises InvalidRequest."""
+    raw = parse_json(await request.body())
+    if isinstance(raw, dict):
+        refuse_overflow(raw)
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        raise refuse(error.errors(), kind) from error
 
 
 class RequestBodies:

@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 from langchain_art import wire
@@ -53,6 +54,8 @@ class Service:
         )
         self._pauses, self._watch = LongestPause(), list[asyncio.Task[None]]()
         self._started = time.monotonic()
+        #: Whether the server ends: answers that have no end of their own are ended then.
+        self.is_stopping: Callable[[], bool] = lambda: False
 
     async def start(self) -> None:
         """Start the engines, serve the versions that served before, resume unfinished jobs.
@@ -135,6 +138,7 @@ class Service:
 
         Raises:
             NotFound: there is no such policy or trajectory.
+            InvalidRequest: a run is in two groups, or `turns` has a call of none of them.
             Conflict: the key was used for another request.
             Overloaded: `max_queued_jobs` have not ended.
             QuotaExceeded: `max_stored_bytes` are stored.
@@ -142,6 +146,8 @@ class Service:
         self.health.require_space()
         await self.policies.get(request.policy)
         ids = [one for group in request.groups for one in group]
+        if isinstance(request.config, wire.PreferenceConfig):
+            ids = list(dict.fromkeys(ids))  # a run may be preferred to several, and the reverse
         if twice := sorted(one for one, times in Counter(ids).items() if times > 1)[:5]:
             raise InvalidRequest(
                 f"got {twice} more than once, expected distinct ids", param="groups"
@@ -154,6 +160,12 @@ class Service:
                 param="groups",
             )
         runs = [known[one].trajectory for one in ids]
+        calls = {turn.call_id for run in runs for turn in run.turns}
+        if unknown := sorted(set(request.turns) - calls)[:5]:
+            raise InvalidRequest(
+                f"got rewards for the calls {unknown}, expected calls of the runs in `groups`",
+                param="turns",
+            )
         job = await self.store.jobs.add(
             f"job-{uuid.uuid4().hex}", key, request, runs, self.settings.max_queued_jobs
         )

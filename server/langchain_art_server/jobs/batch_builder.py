@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeAlias
 
-from langchain_art.wire import NodeReport, SFTConfig, TrainRequest, Trajectory
+from langchain_art.wire import (
+    NodeReport,
+    PreferenceConfig,
+    SFTConfig,
+    StepConfig,
+    TrainRequest,
+    Trajectory,
+)
 from langchain_art_server.algorithms.credit.batch_plan import plan
 from langchain_art_server.algorithms.credit.candidates import (
     CallDecision,
@@ -23,7 +30,11 @@ from langchain_art_server.algorithms.credit.candidates import (
 )
 from langchain_art_server.algorithms.sequences.token_sets import unpack
 from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
-from langchain_art_server.jobs.eligibility import CallEligibility, check_eligibility
+from langchain_art_server.jobs.eligibility import (
+    CallEligibility,
+    check_eligibility,
+    why_no_pair,
+)
 from langchain_art_server.storage.tables import CallRecord
 
 _CheckedRun: TypeAlias = tuple[Trajectory, list[CallEligibility]]
@@ -67,6 +78,8 @@ class Batch:
     request: TrainRequest
     base_version: int
     rows: list[Row] = field(default_factory=list[Row])
+    owners: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """Of each row: the index of its group, and that of its run in the group."""
     excluded: Counter[str] = field(default_factory=Counter[str])
     trained: list[str] = field(default_factory=list[str])
     calls: list[CallRecord] = field(default_factory=list[CallRecord])
@@ -74,6 +87,8 @@ class Batch:
     """All names by which `TrainRequest.trainable` could choose calls of the groups."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     """`BatchPlan.metrics`."""
+    decided: dict[str, list[CallDecision]] = field(default_factory=dict[str, list[CallDecision]])
+    """By run: the decision on each of its turns."""
     _learning: set[str] = field(default_factory=set[str])
     _groups: list[list[_CheckedRun]] = field(default_factory=list[list[_CheckedRun]])
     _nodes: defaultdict[str, list[_CheckedCall]] = field(
@@ -92,37 +107,49 @@ class Batch:
         """
         policy, trainable = self.request.policy, self.request.trainable
         self.names.update(*(turn.names for run in runs for turn in run.turns))
-        self._groups.append(
-            [
-                (
+        pair = isinstance(self.request.config, PreferenceConfig)
+        group = [
+            (
+                run,
+                check_eligibility(
                     run,
-                    check_eligibility(
-                        run,
-                        records,
-                        policy,
-                        trainable,
-                        imitates=self._sft,
-                        trained=trained,
-                        learning=self._learning,
-                    ),
-                )
-                for run in runs
-            ]
-        )
+                    records,
+                    policy,
+                    trainable,
+                    imitates=self._sft,
+                    trained=trained,
+                    # A call may be in both sides of a pair, and in several pairs.
+                    learning=set() if pair else self._learning,
+                ),
+            )
+            for run in runs
+        ]
+        if pair and (why := why_no_pair([judged for _, judged in group])):
+            self.excluded += why
+        else:
+            self._groups.append(group)
+
+    @property
+    def config(self) -> StepConfig:
+        """What the learner is given."""
+        config = self.request.config
+        return config.weighted if isinstance(config, PreferenceConfig) else config
 
     @property
     def _sft(self) -> bool:
-        return isinstance(self.request.config, SFTConfig)
+        return isinstance(self.config, SFTConfig)
 
     def settle(self) -> None:
         """After the last group: decide on every call, and make the rows of the trained ones."""
         candidates = [[self._candidate_run(*one) for one in group] for group in self._groups]
-        made = plan(candidates, self.request.config)
+        made = plan(candidates, self.config)
         self.excluded += made.excluded
         self.metrics = made.metrics
-        for (run, judged), decisions in zip(
-            chain(*self._groups), chain(*made.decisions), strict=True
+        places = ((g, i) for g, group in enumerate(self._groups) for i in range(len(group)))
+        for place, (run, judged), decisions in zip(
+            places, chain(*self._groups), chain(*made.decisions), strict=True
         ):
+            self.decided[run.id] = list(decisions)
             for one, decision in zip(judged, decisions, strict=True):
                 unit, _, why = (decision.excluded_because or "calls.").partition(".")
                 if unit == "calls":  # else its run or its group is excluded whole
@@ -131,6 +158,7 @@ class Batch:
                         self.calls.append(one.record)
             if rows := rows_of(judged, decisions):
                 self.rows += rows
+                self.owners += [place] * len(rows)
                 self.trained.append(run.id)
 
     def _candidate_run(self, run: Trajectory, judged: list[CallEligibility]) -> CandidateRun:
@@ -143,7 +171,7 @@ class Batch:
         )
 
     def _candidate(self, one: CallEligibility) -> CandidateCall:
-        record, request, config = one.record, self.request, self.request.config
+        record, request, config = one.record, self.request, self.config
         superseded = one.turn.excluded_because is not None
         anchored = not isinstance(config, SFTConfig) and config.credit.kind == "anchor"
         return CandidateCall(

@@ -19,11 +19,15 @@ Training and the audit both ask `check_eligibility`. The reasons are the words b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from langchain_art.wire import Trajectory, Turn
 from langchain_art_server.storage.tables import CallRecord
+
+#: Why a call's tokens are missing from the probability of its run.
+MISSING = frozenset({"lost", "foreign", "too_long"})
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,37 @@ def check_eligibility(
             learning.add(record.id)
         checked.append(CallEligibility(turn, record, excluded_because))
     return checked
+
+
+def why_no_pair(sides: Sequence[Sequence[CallEligibility]]) -> Counter[str]:
+    """Why a pair is excluded, and its calls that are the reason; empty: it is trained.
+
+    Without the tokens of one reply a side's probability is not that of its replies, and would be
+    compared with one that is: no part of such a pair is trained. Calls that the graph discarded, or
+    that `trainable` does not choose, are left out of both sides alike.
+
+    Args:
+        sides: the calls of the chosen run, and those of the rejected one.
+    """
+    found: Counter[str] = Counter()
+    chosen, rejected = learned = [sorted(_learned(judged)) for judged in sides]
+    for judged, some in zip(sides, learned, strict=True):
+        whys = (one.excluded_because for one in judged)
+        found.update(f"calls.{why}" for why in whys if why and (why in MISSING or not some))
+    if found or not (chosen and rejected):
+        found["groups.incomplete_pair"] += 1
+    elif chosen == rejected:
+        found["groups.equal_pair"] += 1
+    return found
+
+
+def _learned(judged: Sequence[CallEligibility]) -> list[tuple[list[int], list[int]]]:
+    """Prompt and reply of the calls that are trained."""
+    return [
+        (list(one.record.prompt_token_ids), list(one.record.token_ids))
+        for one in judged
+        if one.excluded_because is None and one.record is not None
+    ]
 
 
 def _why_excluded(

@@ -13,17 +13,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, nullcontext, suppress
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from typing import Any, TypeVar
 
-from langchain_art.errors import ArtError, Damaged, InvalidRequest
-from langchain_art.wire import SFTConfig, TrainJob, TrainRequest, TrainResult
+from langchain_art.errors import ArtError, InvalidRequest
+from langchain_art.wire import PreferenceConfig, TrainConfig, TrainJob, TrainRequest, TrainResult
 from langchain_art_server.backends.base import Learner, LearnerStep, Sampler
 from langchain_art_server.config import Settings
 from langchain_art_server.jobs.admission_gate import AdmissionGate
 from langchain_art_server.jobs.batch_builder import Batch
+from langchain_art_server.jobs.job_groups import read_group
 from langchain_art_server.jobs.job_queue import JobQueue
+from langchain_art_server.jobs.preference_pairs import WeighedPairs, share_prompts, weigh_pairs
 from langchain_art_server.jobs.sft_records import demonstrations
 from langchain_art_server.jobs.swap_check import NamedAdapter, ask, check_swap
 from langchain_art_server.policies.adapter_store import AdapterStore
@@ -32,6 +34,7 @@ from langchain_art_server.storage.reward_snapshot import RewardSnapshot
 from langchain_art_server.storage.store import Store
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class JobRunner(JobQueue):
@@ -85,6 +88,7 @@ class JobRunner(JobQueue):
                 return
             raise InvalidRequest(f"{policy}@{target} was made by another job; send this one again.")
         batch = await self._batch(job, request, scored, base)
+        pairs = await self._weigh(job, batch)
         if not batch.rows:
             await self._report(job, f"nothing to train on: {dict(batch.excluded)}", 1.0)
             result = TrainResult(
@@ -97,12 +101,14 @@ class JobRunner(JobQueue):
             await self._store.jobs.finish(job.id, result, None)
             return
         await self._report(job, f"training {policy}@{base} on {len(batch.rows)} rows", 0.0)
-        async with self.gate.shut() if self._settings.take_turns else nullcontext():
-            await self._learn(job, batch, target)
+        async with self._gate():
+            await self._learn(job, batch, target, pairs)
 
-    async def _learn(self, job: TrainJob, batch: Batch, target: int) -> None:
+    async def _learn(
+        self, job: TrainJob, batch: Batch, target: int, pairs: WeighedPairs | None
+    ) -> None:
         """Make the version, check it in the sampler, publish it, and finish the job."""
-        policy, base, config = job.policy, batch.base_version, batch.request.config
+        policy, base = job.policy, batch.base_version
         parent_manifest = await asyncio.to_thread(self._adapters.check, policy, base)
         # Steps since the base: after a rollback fewer than the number of the version.
         number: int = parent_manifest.get("step", base) + 1
@@ -112,7 +118,7 @@ class JobRunner(JobQueue):
             out=staged,
             step=number,
             rows=batch.rows,
-            config=config,
+            config=batch.config,
             staleness=batch.metrics["staleness_mean"],
         )
 
@@ -125,8 +131,10 @@ class JobRunner(JobQueue):
         await self._router.resolve(parent.name)  # loads it
         before = await ask(self._sampler, call, parent)
         try:
-            async with self._device() if self._settings.take_turns else nullcontext():
-                metrics = await self._step(step, on_progress)
+            async with self._device():
+                metrics = await self._settled(self._learner.step(step, on_progress))
+                if pairs is not None:
+                    metrics |= await self._settled(pairs.metrics_after(self._learner, staged))
             begun = time.monotonic()
             sealing = asyncio.create_task(asyncio.to_thread(self._adapters.seal, staged))
             try:
@@ -153,11 +161,11 @@ class JobRunner(JobQueue):
                 "nodes": {name: node.model_dump() for name, node in batch.nodes().items()},
                 "created_at": time.time(),
             }
-            if isinstance(config, SFTConfig):  # these may be trained again, in either way
-                manifest["imitated"] = batch.trained
-            else:
+            if isinstance(batch.config, TrainConfig):
                 manifest["trained"] = batch.trained
                 manifest["trained_calls"] = [record.id for record in batch.calls]
+            else:  # these may be trained again, in each way
+                manifest["imitated"] = list(dict.fromkeys(batch.trained))
             self.publishes()
             publish = self._adapters.publish
             await asyncio.to_thread(publish, staged, policy, target, manifest, files)
@@ -169,19 +177,25 @@ class JobRunner(JobQueue):
             raise
         await self._finish(job, batch.request, manifest, begun)
 
-    async def _step(
-        self, step: LearnerStep, on_progress: Callable[[float, str], Awaitable[None]]
-    ) -> dict[str, float]:
+    async def _settled(self, work: Awaitable[T]) -> T:
+        """What the learner is asked for. If the job is cancelled, the learner ends it first."""
         try:
-            return await self._learner.step(step, on_progress)
+            return await work
         except asyncio.CancelledError:
             if self.is_cancelled:  # the learner may use the device until it has noticed
                 await self._learner.settle()
             raise
 
+    def _gate(self) -> AbstractAsyncContextManager[None]:
+        """A context in which no calls are sampled, if sampler and learner take turns."""
+        return self.gate.shut() if self._settings.take_turns else nullcontext()
+
     @asynccontextmanager
     async def _device(self) -> AsyncGenerator[None]:
-        """A context in which the sampler does not use the device."""
+        """Inside of `_gate`: a context in which the sampler does not use the device."""
+        if not self._settings.take_turns:
+            yield
+            return
         await self._sampler.sleep()
         try:
             yield
@@ -244,28 +258,32 @@ class JobRunner(JobQueue):
     async def _batch(
         self, job: TrainJob, request: TrainRequest, scored: dict[str, RewardSnapshot], base: int
     ) -> Batch:
-        batch, imitates = Batch(request, base), isinstance(request.config, SFTConfig)
+        batch, config = Batch(request, base), request.config
+        imitates = not isinstance(config, TrainConfig)
         for ids in request.groups:
-            known = await self._store.trajectories(ids)
-            if lost := [one for one in ids if one not in known]:
-                raise Damaged(f"The trajectories {lost[:5]} are not in the database any more.")
-            once = not (imitates or request.retrain)
-            if once:
-                fresh = [i for i in ids if known[i].trained_by.get(job.policy, job.id) == job.id]
-                if trained_before := len(ids) - len(fresh):
-                    batch.excluded["runs.already_trained"] += trained_before
-                ids = fresh
-            runs = [scored[one].on(known[one].trajectory) for one in ids]
-            wanted = [t.call_id for run in runs for t in run.turns if t.call_id]
-            records = await self._store.calls(wanted)
-            trained = await self._store.trained_calls(wanted) if once else ()
+            group = await read_group(self._store, job, request, scored, ids)
+            if group.trained_before:
+                batch.excluded["runs.already_trained"] += group.trained_before
+            runs, records = group.runs, group.records
             if imitates:
                 longest = self._sampler.info.max_model_len
+                sampled = records
                 runs, records = await demonstrations(runs, records, self._learner, longest)
-            batch.add_group(runs, records, trained)
+                if isinstance(config, PreferenceConfig):
+                    records = share_prompts(runs, records, sampled, longest)
+            batch.add_group(runs, records, group.trained)
         batch.settle()
         if unknown := sorted(set(request.trainable) - batch.names):
             await self._report(
                 job, f"no call of this batch has a name of these that `trainable` gives: {unknown}"
             )
         return batch
+
+    async def _weigh(self, job: TrainJob, batch: Batch) -> WeighedPairs | None:
+        """The pairs of a preference step, whose tokens get their weights; None: there are none."""
+        if not isinstance(config := batch.request.config, PreferenceConfig):
+            return None
+        parent = self._adapters.path(job.policy, batch.base_version)
+        await self._report(job, "comparing the pairs with the base model", 0.0)
+        async with self._gate(), self._device():
+            return await self._settled(weigh_pairs(batch, self._learner, parent, config.beta))

@@ -58,7 +58,6 @@ async def demonstrations(
         if isinstance(tokens, str):
             raise InvalidRequest(f"run {run.id!r}, turn {index}: {tokens}", param="groups")
         name, turn = f"{run.id}#{index}", run.turns[index]
-        length = len(tokens.prompt_token_ids) + len(tokens.token_ids)
         known[name] = CallRecord(
             id=name,
             created_at=turn.started_at or 0.0,
@@ -73,7 +72,13 @@ async def demonstrations(
             logprobs=[0.0] * len(tokens.token_ids),
             temperature=1.0,
             finish_reason="stop",
-            excluded_because=f"too_long: {length} tokens > {max_len}" if length > max_len else None,
+            excluded_because=why_too_long(tokens.prompt_token_ids, tokens.token_ids, max_len),
             latency=turn.latency or 0.0,
         )
     return changed, known
+
+
+def why_too_long(prompt: Sequence[int], reply: Sequence[int], max_len: int) -> str | None:
+    """Why a turn with so many tokens is excluded; None: it is not."""
+    length = len(prompt) + len(reply)
+    return f"too_long: {length} tokens > {max_len}" if length > max_len else None

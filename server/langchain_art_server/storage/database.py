@@ -24,8 +24,6 @@ from langchain_art_server.storage.tables import CALLS, POLICIES, CallRecord
 T = TypeVar("T")
 #: Below are the requests of one start of the server; enough, with room for eight million starts.
 _STARTS_SHIFT = 40
-#: Ids in one statement: SQLite limits a statement's parameters.
-MAX_PARAMETERS = 500
 _THIS_DATABASE = sa.func.current_database()
 
 
@@ -198,16 +196,3 @@ def _advice(failure: Exception) -> str:
 
 def _rows(batch: Iterable[tuple[Sequence[CallRecord], object]]) -> Iterator[dict[str, Any]]:
     return (record.row() for records, _ in batch for record in records)
-
-
-def select_among(
-    connection: sa.Connection,
-    query: sa.Select[*tuple[Any, ...]],
-    column: sa.Column[str],
-    ids: Iterable[str],
-) -> Iterator[sa.Row[Any]]:
-    """Rows of `query` whose `column` is among `ids`."""
-    distinct = list(dict.fromkeys(ids))
-    for start in range(0, len(distinct), MAX_PARAMETERS):
-        some = column.in_(distinct[start : start + MAX_PARAMETERS])
-        yield from connection.execute(query.where(some))

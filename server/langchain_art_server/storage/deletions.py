@@ -7,13 +7,15 @@ from collections.abc import Iterable
 import sqlalchemy as sa
 
 from langchain_art.errors import Conflict, NotFound
-from langchain_art_server.storage.database import MAX_PARAMETERS, select_among
+from langchain_art_server.storage.queries import MAX_PARAMETERS, select_among
+from langchain_art_server.storage.run_index import forget_runs
 from langchain_art_server.storage.seals import intact, update
 from langchain_art_server.storage.tables import (
     CALLS,
     CHECKPOINTS,
     JOBS,
     POLICIES,
+    REVIEWS,
     RUN_CALLS,
     TRAINED,
     TRAINED_CALLS,
@@ -31,6 +33,13 @@ def open_job_of_run(connection: sa.Connection, trajectory_id: str) -> str | None
         if any(trajectory_id in group for group in request["groups"]):
             return row.id
     return None
+
+
+def jobs_of_run(connection: sa.Connection, trajectory_id: str) -> str:
+    """The jobs that trained on a trajectory, for a message; empty if none did."""
+    query = sa.select(TRAINED).where(TRAINED.c.trajectory_id == trajectory_id)
+    rows = connection.execute(query.order_by(TRAINED.c.policy))
+    return " and ".join(f"job {row.job_id} of policy {row.policy!r}" for row in rows)
 
 
 def refuse_open_jobs(connection: sa.Connection, policy: str) -> None:
@@ -54,7 +63,7 @@ def delete_policy(connection: sa.Connection, policy: str) -> None:
 
 
 def delete_run(connection: sa.Connection, trajectory_id: str) -> None:
-    """Delete a run, and its calls but for those of other runs.
+    """Delete a run with its reviews, and its calls but for those of other runs.
 
     Raises:
         NotFound: there is neither such a run, nor a call tagged with its id.
@@ -81,7 +90,9 @@ def delete_run(connection: sa.Connection, trajectory_id: str) -> None:
         update(connection, CALLS, mine & (CALLS.c.id == call), {"trajectory_id": None})
     for column in (CALLS.c.id, TRAINED_CALLS.c.call_id):
         delete_among(connection, column, calls - kept)
-    for column in (RUN_CALLS.c.trajectory_id, TRAINED.c.trajectory_id, TRAJECTORIES.c.id):
+    forget_runs(connection, [trajectory_id])
+    of_run = (RUN_CALLS.c.trajectory_id, TRAINED.c.trajectory_id, REVIEWS.c.trajectory_id)
+    for column in (*of_run, TRAJECTORIES.c.id):
         delete_among(connection, column, [trajectory_id])
 
 

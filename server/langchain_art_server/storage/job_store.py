@@ -12,8 +12,9 @@ from pydantic_core import to_json
 
 from langchain_art import wire
 from langchain_art.errors import Conflict, Damaged, NotFound, Overloaded
-from langchain_art_server.storage.database import MAX_PARAMETERS, Database
+from langchain_art_server.storage.database import Database
 from langchain_art_server.storage.pages import Page, no_such_cursor, take_page
+from langchain_art_server.storage.queries import MAX_PARAMETERS
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot
 from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import (
@@ -50,13 +51,13 @@ class JobStore:
         """Queue a job. The same key and body give the existing job, queued anew if it is retryable.
 
         The rewards of `runs` (the trajectories of its groups) are stored with it, so that it trains
-        with the same rewards after a restart.
+        with the same rewards after a restart; those of the request stand for them.
 
         Raises:
             Conflict: the key was used with another body.
             Overloaded: `max_open` jobs wait or run.
         """
-        scored = {run.id: RewardSnapshot.of(run) for run in runs}
+        scored = {run.id: RewardSnapshot.of(run, request) for run in runs}
         body = to_json(request)
         row = {
             "id": job_id,
@@ -143,6 +144,17 @@ class JobStore:
                 return take_page(rows, limit, item)
 
         return await self._database.read(read)
+
+    async def latest(self, limit: int) -> list[wire.TrainJob]:
+        """The last `limit` jobs that were added, oldest first."""
+        query = sa.select(JOBS).order_by(JOBS.c.number.desc()).limit(limit)
+        return await self._database.read(lambda c: [job_of(row) for row in c.execute(query)][::-1])
+
+    async def last_events(self, job_id: str, limit: int) -> list[wire.JobEvent]:
+        """The last `limit` events of a job, oldest first."""
+        mine = sa.select(EVENTS).where(EVENTS.c.job_id == job_id)
+        query = mine.order_by(EVENTS.c.seq.desc()).limit(limit)
+        return await self._database.read(lambda c: [_event(row) for row in c.execute(query)][::-1])
 
     async def payload(
         self, job_id: str
@@ -237,7 +249,7 @@ class JobStore:
         query = sa.select(EVENTS).where(mine).order_by(EVENTS.c.seq).limit(limit + 1)
 
         def item(row: sa.Row[Any]) -> tuple[str, wire.JobEvent, int]:
-            event = wire.JobEvent.model_validate(intact(EVENTS, row), from_attributes=True)
+            event = _event(row)
             return str(event.seq), event, len(event.message)
 
         return await self._database.read(lambda c: take_page(c.execute(query), limit, item))
@@ -252,6 +264,10 @@ _QUEUED_ANEW: dict[str, Any] = {
     "retryable": False,
     "finished_at": None,
 }
+
+
+def _event(row: sa.Row[Any]) -> wire.JobEvent:
+    return wire.JobEvent.model_validate(intact(EVENTS, row), from_attributes=True)
 
 
 def _job(connection: sa.Connection, job_id: str) -> wire.TrainJob:

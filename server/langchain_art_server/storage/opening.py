@@ -11,8 +11,19 @@ from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.storage.tables import META, SCHEMA, SCHEMA_VERSION
+from langchain_art_server.storage.run_index import (
+    RUN_FACTS,
+    RUN_MARKS,
+    create_text_index,
+    index_all,
+)
+from langchain_art_server.storage.tables import META, REVIEWS, SCHEMA, SCHEMA_VERSION
 
+#: The tables that a database of an earlier version lacks; the others are as they were.
+_ADDED_SINCE: dict[int, list[sa.Table]] = {
+    2: [REVIEWS, RUN_FACTS, RUN_MARKS],
+    3: [RUN_FACTS, RUN_MARKS],
+}
 #: PostgreSQL's advisory lock (they are per database) that a server holds.
 _ADVISORY_LOCK = int.from_bytes(b"lc-art", "big")
 
@@ -91,6 +102,9 @@ def place_of(engine: sa.Engine) -> str:
 def prepare(engine: sa.Engine) -> int:
     """Create the tables of a new database, or check those that are there.
 
+    A database of version 2 or 3 gets the tables that it lacks, with what they hold of its runs, and
+    is of this version from then on. It takes some milliseconds a run.
+
     Returns:
         How often a server has opened this database, with this time.
 
@@ -103,11 +117,24 @@ def prepare(engine: sa.Engine) -> int:
         there = set(sa.inspect(connection).get_table_names()) & set(META.tables)
         if not there:
             META.create_all(connection)
+            create_text_index(connection)
             connection.execute(sa.insert(SCHEMA).values(version=SCHEMA_VERSION, starts=0))
+        elif SCHEMA.name in there:
+            _migrate(connection)
         check_schema(connection)
         starts = SCHEMA.c.starts
         connection.execute(sa.update(SCHEMA).values(starts=starts + 1))
         return connection.scalars(sa.select(starts)).one()
+
+
+def _migrate(connection: sa.Connection) -> None:
+    """Bring a database of an earlier version to this one, if only whole tables are missing."""
+    versions = list(connection.scalars(sa.select(SCHEMA.c.version)))
+    if len(versions) == 1 and (added := _ADDED_SINCE.get(versions[0])):
+        META.create_all(connection, tables=added)
+        create_text_index(connection)
+        index_all(connection)
+        connection.execute(sa.update(SCHEMA).values(version=SCHEMA_VERSION))
 
 
 def check_schema(connection: sa.Connection) -> None:
@@ -119,6 +146,11 @@ def check_schema(connection: sa.Connection) -> None:
     versions = list(connection.scalars(sa.select(SCHEMA.c.version)))
     if versions != [SCHEMA_VERSION]:
         found = versions[0] if versions else 0
+        if found in _ADDED_SINCE:
+            raise ConfigError(
+                f"The database {place_of(connection.engine)} has schema version {found}, expected "
+                f"{SCHEMA_VERSION}. Start this server on it once: it adds what is missing."
+            )
         raise _refused(
             connection,
             f"got schema version {found}, expected {SCHEMA_VERSION}, so "
@@ -135,7 +167,7 @@ def check_schema(connection: sa.Connection) -> None:
 
 def _refused(connection: sa.Connection, why: str) -> ConfigError:
     return ConfigError(
-        f"The database {place_of(connection.engine)} is not one of this server: {why}. There is no "
-        "migration. Start the version of langchain-art that made it, or give this one another "
-        "--data-dir (or database_url)."
+        f"The database {place_of(connection.engine)} is not one of this server: {why}. It "
+        "cannot be brought to this version. Start the version of langchain-art that made it, or "
+        "give this one another --data-dir (or database_url)."
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_art.errors import InvalidRequest
-from langchain_art.wire import Reward, Status, Trajectory, Turn
+from langchain_art.wire import Reward, Status, TrainRequest, Trajectory, Turn
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,13 @@ class RewardSnapshot:
     """`Turn.reward` of each turn; empty if no turn has one."""
 
     @classmethod
-    def of(cls, run: Trajectory) -> RewardSnapshot:
-        """A trajectory's rewards now."""
-        turns = [turn.reward for turn in run.turns]
-        known = any(reward is not None for reward in turns)
-        return cls(run.reward, run.scores, run.status, turns if known else ())
+    def of(cls, run: Trajectory, request: TrainRequest) -> RewardSnapshot:
+        """A trajectory's rewards now, or those that the request has for it and its calls."""
+        reward = request.rewards.get(run.id)
+        turns = [request.turns.get(turn.call_id or "") for turn in run.turns]
+        if reward is None and not _any(turns):
+            reward, turns = run.reward, [turn.reward for turn in run.turns]
+        return cls(reward, run.scores, run.status, turns if _any(turns) else ())
 
     def on(self, run: Trajectory) -> Trajectory:
         """The trajectory with these rewards."""
@@ -79,3 +81,7 @@ def rewards_in_words(run: Trajectory) -> str:
 
 def _with(turn: Turn, reward: float | None) -> Turn:
     return turn if turn.reward == reward else turn.model_copy(update={"reward": reward})
+
+
+def _any(rewards: Sequence[float | None]) -> bool:
+    return any(one is not None for one in rewards)

@@ -1,7 +1,11 @@
-"""The durable store: calls, trajectories, policies and checkpoints; jobs in `Store.jobs`."""
+"""The durable store: calls, trajectories, policies and checkpoints.
+
+Jobs are in `Store.jobs`, reviews in `Store.reviews`; `Store.runs` finds trajectories.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
 import zlib
 from collections.abc import Iterable, Sequence
@@ -11,17 +15,22 @@ import sqlalchemy as sa
 
 from langchain_art.errors import Conflict, NotFound
 from langchain_art.wire import Checkpoint, LoraConfig, Reward, Trajectory
-from langchain_art_server.storage.database import Database, select_among
+from langchain_art_server.storage.database import Database
 from langchain_art_server.storage.deletions import (
     delete_among,
     delete_policy,
     delete_run,
+    jobs_of_run,
     open_job_of_run,
     refuse_open_jobs,
 )
 from langchain_art_server.storage.job_store import JobStore
 from langchain_art_server.storage.pages import Page, no_such_cursor, take_page
+from langchain_art_server.storage.queries import select_among
+from langchain_art_server.storage.review_store import ReviewStore
 from langchain_art_server.storage.reward_snapshot import changed, rewards_in_words
+from langchain_art_server.storage.run_index import RunIndex, write_index
+from langchain_art_server.storage.run_list import RunList
 from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import (
     CALLS,
@@ -48,6 +57,8 @@ class Store(Database):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.jobs = JobStore(self)
+        self.reviews = ReviewStore(self)
+        self.runs = RunList(self)
 
     # --- calls ----------------------------------------------------------------------------------
 
@@ -99,6 +110,7 @@ class Store(Database):
             Conflict: one is stored with this id and another body.
         """
         rows = [trajectory_row(t, group_id) for t in trajectories]
+        index = await asyncio.to_thread(lambda: list(map(RunIndex.of, trajectories)))
 
         def write(connection: sa.Connection) -> int:
             query = sa.select(TRAJECTORIES.c.id, TRAJECTORIES.c.digest)
@@ -117,6 +129,7 @@ class Store(Database):
             insert(connection, TRAJECTORIES, new)
             stored = {row["id"] for row in new}
             _link(connection, [run for run in trajectories if run.id in stored])
+            write_index(connection, [one for one in index if one.id in stored])
             return len(new)
 
         return await self.write(write)
@@ -205,6 +218,7 @@ class Store(Database):
                 stored = trajectory_row(new, None, assembled=True)
                 insert(connection, TRAJECTORIES, [stored])
                 _link(connection, [new])
+                write_index(connection, [RunIndex.of(new)])
                 return new
             old = trajectory_of(row)
             turns = None
@@ -213,7 +227,7 @@ class Store(Database):
                 turns = assembled.turns
             new = changed(old, reward, turns)
             before, after = rewards_in_words(old), rewards_in_words(new)
-            if before != after and (jobs := _trained_by(connection, trajectory_id)):
+            if before != after and (jobs := jobs_of_run(connection, trajectory_id)):
                 raise Conflict(
                     f"Trajectory {trajectory_id!r} was trained on by {jobs} with reward {before}; "
                     f"it cannot change to {after} any more."
@@ -224,6 +238,7 @@ class Store(Database):
             if turns is not None:
                 delete_among(connection, RUN_CALLS.c.trajectory_id, [trajectory_id])
                 _link(connection, [new])
+            write_index(connection, [RunIndex.of(new)])
             return new
 
         return await self.write(write)
@@ -320,17 +335,10 @@ def _link(connection: sa.Connection, runs: Iterable[Trajectory]) -> None:
     insert(connection, RUN_CALLS, rows)
 
 
-def _trained_by(connection: sa.Connection, trajectory_id: str) -> str:
-    """The jobs that trained on a trajectory, for a message; empty if none did."""
-    query = sa.select(TRAINED).where(TRAINED.c.trajectory_id == trajectory_id)
-    rows = connection.execute(query.order_by(TRAINED.c.policy))
-    return " and ".join(f"job {row.job_id} of policy {row.policy!r}" for row in rows)
-
-
 def _refuse_late_calls(connection: sa.Connection, known: Trajectory, calls: int) -> None:
     """Raise Conflict if a job uses the trajectory: it must train the same calls after a restart."""
     late = calls - len(known.turns)
-    jobs = _trained_by(connection, known.id)
+    jobs = jobs_of_run(connection, known.id)
     if not jobs and (job := open_job_of_run(connection, known.id)) is not None:
         jobs = f"job {job}, which has not ended"
     if jobs:

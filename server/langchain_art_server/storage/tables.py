@@ -26,9 +26,10 @@ META = sa.MetaData()
 _ARRAYS = {"prompt_token_ids": "i", "token_ids": "i", "logprobs": "d"}
 
 #: The order in which rows were inserted, whatever the clock says. In SQLite it is the rowid.
-_NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
-#: Of the tables below. Another number, or another column, is refused at the start.
-SCHEMA_VERSION = 2
+NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+#: Of the tables below. Another column, and another number but for those that `storage.opening`
+#: brings to this one, is refused at the start.
+SCHEMA_VERSION = 4
 #: Bytes of JSON from which on it is compressed, and the first byte of what zlib compressed. zlib
 #: gives up the interpreter's lock, and to get it back takes the writer of many calls longer than to
 #: write the bytes; SQLite writes pages of 4096.
@@ -41,7 +42,7 @@ SCHEMA = sa.Table(
 )
 
 
-def _sealed_table(
+def sealed_table(
     name: str, *columns: sa.Column[Any], kind: str, named_by: tuple[str, ...]
 ) -> sa.Table:
     """A table whose rows have a seal; messages name one by its `kind` and `named_by`."""
@@ -49,9 +50,9 @@ def _sealed_table(
     return sa.Table(name, META, *columns, sealed, info={"kind": kind, "named_by": named_by})
 
 
-CALLS = _sealed_table(
+CALLS = sealed_table(
     "calls",
-    sa.Column("number", _NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("number", NUMBER, primary_key=True, autoincrement=True),
     sa.Column("id", sa.String(160), unique=True, nullable=False),
     sa.Column("began", sa.BigInteger, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False),
@@ -74,9 +75,9 @@ CALLS = _sealed_table(
     kind="call",
     named_by=("id",),
 )
-TRAJECTORIES = _sealed_table(
+TRAJECTORIES = sealed_table(
     "trajectories",
-    sa.Column("number", _NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("number", NUMBER, primary_key=True, autoincrement=True),
     sa.Column("id", sa.String(128), unique=True, nullable=False),
     sa.Column("group_id", sa.String(128), index=True),
     sa.Column("scenario", sa.String(256), index=True),
@@ -89,14 +90,14 @@ TRAJECTORIES = _sealed_table(
     named_by=("id",),
 )
 #: The calls of each trajectory: a call is deleted with the last of them.
-RUN_CALLS = _sealed_table(
+RUN_CALLS = sealed_table(
     "run_calls",
     sa.Column("trajectory_id", sa.String(128), primary_key=True),
     sa.Column("call_id", sa.String(160), primary_key=True, index=True),
     kind="call of a run",
     named_by=("trajectory_id", "call_id"),
 )
-TRAINED = _sealed_table(
+TRAINED = sealed_table(
     "trained",
     sa.Column("trajectory_id", sa.String(128), primary_key=True),
     sa.Column("policy", sa.String(64), primary_key=True),
@@ -105,14 +106,14 @@ TRAINED = _sealed_table(
     named_by=("trajectory_id", "policy"),
 )
 #: Calls whose tokens a policy learned from; only the policy that sampled a call learns from it.
-TRAINED_CALLS = _sealed_table(
+TRAINED_CALLS = sealed_table(
     "trained_calls",
     sa.Column("call_id", sa.String(160), primary_key=True),
     sa.Column("job_id", sa.String(64), nullable=False),
     kind="mark of training",
     named_by=("call_id",),
 )
-POLICIES = _sealed_table(
+POLICIES = sealed_table(
     "policies",
     sa.Column("name", sa.String(64), primary_key=True),
     sa.Column("lora", sa.Text, nullable=False),
@@ -121,7 +122,7 @@ POLICIES = _sealed_table(
     kind="policy",
     named_by=("name",),
 )
-CHECKPOINTS = _sealed_table(
+CHECKPOINTS = sealed_table(
     "checkpoints",
     sa.Column("policy", sa.String(64), primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True),
@@ -133,7 +134,7 @@ CHECKPOINTS = _sealed_table(
     kind="version",
     named_by=("policy", "version"),
 )
-JOBS = _sealed_table(
+JOBS = sealed_table(
     "jobs",
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=True),
     sa.Column("id", sa.String(64), unique=True, nullable=False),
@@ -153,7 +154,7 @@ JOBS = _sealed_table(
     kind="job",
     named_by=("id",),
 )
-EVENTS = _sealed_table(
+EVENTS = sealed_table(
     "job_events",
     sa.Column("job_id", sa.String(64), primary_key=True),
     sa.Column("seq", sa.Integer, primary_key=True),
@@ -163,6 +164,19 @@ EVENTS = _sealed_table(
     kind="event",
     named_by=("job_id", "seq"),
 )
+#: What people said of runs and calls (`storage.review_store`).
+REVIEWS = sealed_table(
+    "reviews",
+    sa.Column("number", NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("source", sa.String(64), nullable=False),
+    sa.Column("id", sa.String(128), nullable=False),
+    sa.Column("trajectory_id", sa.String(128), index=True, nullable=False),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("body", Blob, nullable=False),
+    kind="review",
+    named_by=("id",),
+)
+sa.Index("ix_reviews_source_id", REVIEWS.c.source, REVIEWS.c.id, unique=True)
 
 
 @dataclass(frozen=True)

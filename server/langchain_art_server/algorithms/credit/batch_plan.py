@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from langchain_art.wire import JobConfig, OverlongPenalty, SFTConfig
+from langchain_art.wire import OverlongPenalty, SFTConfig, StepConfig
 from langchain_art.wire.zero_variance import overlong_penalty
 from langchain_art_server.algorithms.credit.candidates import (
     CallDecision,
@@ -58,7 +58,7 @@ class _PlannedGroup:
     excluded_because: str | None  # why the whole group is excluded
 
 
-def plan(groups: Sequence[Sequence[CandidateRun]], config: JobConfig) -> BatchPlan:
+def plan(groups: Sequence[Sequence[CandidateRun]], config: StepConfig) -> BatchPlan:
     """Decide on every call of a batch.
 
     Args:
@@ -152,7 +152,7 @@ def exclusion(run: CandidateRun, call: CandidateCall, mask_truncated: bool) -> s
     return None if call.tokens else "calls.empty"
 
 
-def _group(runs: Sequence[CandidateRun], config: JobConfig) -> _PlannedGroup:
+def _group(runs: Sequence[CandidateRun], config: StepConfig) -> _PlannedGroup:
     if isinstance(config, SFTConfig):
         why, max_staleness = [None] * len(runs), None
     else:
@@ -171,7 +171,7 @@ def _penalized(run: CandidateRun, overlong: OverlongPenalty | None) -> Candidate
 
 
 def _decisions(
-    group: _PlannedGroup, credit: GroupAdvantages, config: JobConfig, excluded: Counter[str]
+    group: _PlannedGroup, credit: GroupAdvantages, config: StepConfig, excluded: Counter[str]
 ) -> list[list[CallDecision]]:
     """Decisions on one group's calls, still without weights; counts what is excluded."""
     group_reason = group.excluded_because or credit.whole

@@ -41,6 +41,9 @@ def group_credit(runs: Sequence[CandidateRun], config: TrainConfig) -> GroupAdva
     - ``node``: for each node, the run's own reward and those of the node's calls in it, against the
       other runs with that node; the node's calls get the same. Dr. MAS (arXiv 2602.08847), which
       has no rewards of calls.
+    - ``call``: ``A_run + A_call``, the one a run's own reward against the other runs', the other a
+      call's reward against those of all rewarded calls of its node. Runs and calls without a reward
+      are compared with nothing: None is not 0.
     - ``turn``: a call's return (`returns`) against the mean of the runs' mean returns. MT-GRPO
       (arXiv 2505.11821) and GTPO (2511.14846) have such returns; here a long run weighs no more.
     - ``anchor``: ``A_run + weight * A_state``, the latter a call's return against those of
@@ -59,6 +62,8 @@ def group_credit(runs: Sequence[CandidateRun], config: TrainConfig) -> GroupAdva
     pools: list[Pool]
     if credit.kind == "node":
         pools = _node_pools(runs)
+    elif credit.kind == "call":
+        pools = _call_pools(runs)
     elif isinstance(credit, TurnCredit):
         pools = [_turn_pool(runs, credit.discount)]
     else:
@@ -102,8 +107,7 @@ def score_credits(
 
 def equal_credit(runs: Sequence[CandidateRun]) -> GroupAdvantages:
     """An advantage of 1 for every step (supervised fine-tuning, `SFTConfig`)."""
-    places = [place for i in range(len(runs)) for place in _steps(runs, i)]
-    return GroupAdvantages(dict.fromkeys(places, 1.0), {}, None)
+    return GroupAdvantages(dict.fromkeys(_all_steps(runs), 1.0), {}, None)
 
 
 def returns(run: CandidateRun, discount: float) -> dict[int, float]:
@@ -136,10 +140,12 @@ def _compare(
     """The sum of each call's advantages in its pools, each times the pool's weight."""
     advantages: defaultdict[Place, float] = defaultdict(float)
     alone: set[Place] = set()
+    compared: set[Place] = set()
     live = False
     for pool, weight in weighted:
         values_GU = [[value for value, _ in unit] for unit in pool.values()]
         given = [places for unit in pool.values() for _, places in unit]
+        compared.update(chain.from_iterable(given))
         advantages_GU = pool_advantages(
             values_GU, config.advantage.kind, config.zero_variance_tolerance
         )
@@ -150,7 +156,8 @@ def _compare(
                     advantages[place] += weight * advantage
         elif len(pool) == 1:
             alone.update(chain.from_iterable(given))
-    return _with_reasons(runs, dict(advantages), live, alone)
+    unscored = set(_all_steps(runs)) - compared
+    return _with_reasons(runs, dict(advantages), live, alone, unscored)
 
 
 def _node_pools(runs: Sequence[CandidateRun]) -> list[Pool]:
@@ -163,6 +170,18 @@ def _node_pools(runs: Sequence[CandidateRun]) -> list[Pool]:
             rewards = (run.calls[k].reward or 0.0 for _, k in own)
             pools[node][i] = [(math.fsum([run.reward or 0.0, *rewards]), own)]
     return list(pools.values())
+
+
+def _call_pools(runs: Sequence[CandidateRun]) -> list[Pool]:
+    whole: Pool = {
+        i: [(run.reward, _steps(runs, i))] for i, run in enumerate(runs) if run.reward is not None
+    }
+    pools: defaultdict[str, Pool] = defaultdict(dict)
+    for i, k in _all_steps(runs):
+        call = runs[i].calls[k]
+        if call.reward is not None:
+            pools[call.node][i, k] = [(call.reward, [(i, k)])]  # here the unit is the call
+    return [whole, *pools.values()]
 
 
 def _turn_pool(runs: Sequence[CandidateRun], discount: float) -> Pool:
@@ -201,19 +220,28 @@ def _steps(runs: Sequence[CandidateRun], i: int) -> list[Place]:
     return [(i, k) for k, call in enumerate(runs[i].calls) if call.steps]
 
 
+def _all_steps(runs: Sequence[CandidateRun]) -> list[Place]:
+    return [place for i in range(len(runs)) for place in _steps(runs, i)]
+
+
 def _with_reasons(
     runs: Sequence[CandidateRun],
     advantages: dict[Place, float],
     live: bool,
     alone: Collection[Place] = (),
+    unscored: Collection[Place] = (),
 ) -> GroupAdvantages:
     """Add why the other steps have none; `live` says whether any pool has variance."""
-    steps = [place for i in range(len(runs)) for place in _steps(runs, i)]
+    steps = _all_steps(runs)
     if not live:
-        single = len(runs) < 2 or len(alone) == len(steps) > 0
+        single = len(runs) < 2 or len(alone) == len(steps) - len(unscored) > 0
         return GroupAdvantages({}, {}, "groups.single" if single else "groups.zero_variance")
     reasons = {
-        place: "calls.single" if place in alone else "calls.zero_variance"
+        place: "calls.unscored"
+        if place in unscored
+        else "calls.single"
+        if place in alone
+        else "calls.zero_variance"
         for place in steps
         if place not in advantages
     }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from langchain_art.errors import ConfigError
-from langchain_art.wire import CISPO, DPPOTV, GSPO, JobConfig, Loss, SFTConfig
+from langchain_art.wire import CISPO, DPPOTV, GSPO, Loss, SFTConfig, StepConfig
 from langchain_art_server.algorithms.loss.importance_sampling import importance
 from langchain_art_server.algorithms.loss.loss_stats import LossStats, loss_stats
 from langchain_art_server.algorithms.loss.token_losses import (
@@ -47,7 +47,7 @@ def objective(
     logprobs_T: Tensor,
     old_logprobs_T: Tensor,
     base_logprobs_T: Tensor | None,
-    config: JobConfig,
+    config: StepConfig,
 ) -> tuple[Tensor, LossStats]:
     """A micro-batch's part of the step's loss, and its statistics.
 
@@ -102,7 +102,7 @@ class StepLoss:
     logprobs of the first update are also π_old: they need no forward pass of their own.
     """
 
-    def __init__(self, tokens: TrainedTokens, config: JobConfig) -> None:
+    def __init__(self, tokens: TrainedTokens, config: StepConfig) -> None:
         self.tokens, self._config = tokens, config
         self._updates = 0
         self.loss, self.stats = 0.0, LossStats()  # of the current update so far

@@ -21,7 +21,7 @@ import transformers
 from torch import Tensor, nn
 
 from langchain_art.errors import ArtError, ConfigError
-from langchain_art.wire import JobConfig, LoraConfig, SFTConfig
+from langchain_art.wire import LoraConfig, SFTConfig, StepConfig
 from langchain_art_server.algorithms.loss.logprob_gap import Suspect, check_sync
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
 from langchain_art_server.algorithms.loss.lr_schedule import learning_rate
@@ -173,7 +173,7 @@ class LearnerCore:
         ends = np.cumsum([len(row.token_ids) - 1 for row in rows])
         return [np.concatenate([[0.0], row_T]) for row_T in np.split(found_N, ends[:-1])]
 
-    def batch(self, rows: Sequence[Row], config: JobConfig) -> TrainingBatch:
+    def batch(self, rows: Sequence[Row], config: StepConfig) -> TrainingBatch:
         """Rows, each with a trained token, as micro-batches with their loss."""
         counted = CountedTokens.of(rows)
         packing = self.packer.pack_to_learn(rows, counted, config.tokens_per_microbatch)

@@ -33,7 +33,7 @@ import torch
 from transformers import PreTrainedModel
 
 from langchain_art.errors import ArtError, ConfigError
-from langchain_art.wire import JobConfig
+from langchain_art.wire import StepConfig
 from langchain_art_server.algorithms.loss.logprob_gap import Suspect
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
 from langchain_art_server.algorithms.sequences.rank_shares import shares
@@ -91,7 +91,7 @@ class DataParallelCore(LearnerCore):
         with self._ranks.together() if self._shard else nullcontext():
             return super().logprobs(adapter, rows)
 
-    def batch(self, rows: Sequence[Row], config: JobConfig) -> TrainingBatch:
+    def batch(self, rows: Sequence[Row], config: StepConfig) -> TrainingBatch:
         """This rank's share of the rows, made ready; may be empty."""
         equal = 1.0 / sum(sum(row.mask) for row in rows)
         merged = self.packer.padded_because is None

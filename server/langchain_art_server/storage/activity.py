@@ -1,0 +1,53 @@
+"""What changes while a server works, in one small read: for those who watch it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from langchain_art_server.storage.tables import CALLS, EVENTS, JOBS, REVIEWS, TRAJECTORIES
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Numbers of the newest rows, and the job that runs. Two equal ones: nothing happened."""
+
+    runs: int
+    calls: int
+    reviews: int
+    jobs: tuple[tuple[str, int], ...]
+    """State and number of jobs, sorted."""
+    job: str | None
+    """The job that runs."""
+    event: int
+    """The number of its last event; 0 before the first."""
+    message: str
+    progress: float | None
+    """0 to 1, where it is known."""
+
+
+def read_activity(connection: sa.Connection) -> Activity:
+    """What there is now. Rows are not checked: nothing but the numbers and a message is read."""
+
+    def newest(column: sa.Column[int]) -> int:
+        return connection.scalar(sa.select(sa.func.max(column))) or 0
+
+    states = sa.select(JOBS.c.state, sa.func.count()).group_by(JOBS.c.state)
+    running = sa.select(JOBS.c.id).where(JOBS.c.state == "running").order_by(JOBS.c.number)
+    job = connection.scalar(running.limit(1))
+    events = sa.select(EVENTS.c.seq, EVENTS.c.message).where(EVENTS.c.job_id == job)
+    last = connection.execute(events.order_by(EVENTS.c.seq.desc()).limit(1)).first()
+    known = sa.select(EVENTS.c.progress).where(
+        EVENTS.c.job_id == job, EVENTS.c.progress.is_not(None)
+    )
+    return Activity(
+        runs=newest(TRAJECTORIES.c.number),
+        calls=newest(CALLS.c.number),
+        reviews=newest(REVIEWS.c.number),
+        jobs=tuple(sorted((row[0], row[1]) for row in connection.execute(states))),
+        job=job,
+        event=last.seq if last else 0,
+        message=last.message if last else "",
+        progress=connection.scalar(known.order_by(EVENTS.c.seq.desc()).limit(1)),
+    )

@@ -1,0 +1,325 @@
+"""Lists of runs: filtered, sorted, by cursor; and the runs of one group. Reads no run's body."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import sqlalchemy as sa
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic_core import from_json, to_json
+
+from langchain_art.errors import InvalidRequest, NotFound
+from langchain_art.wire import Status
+from langchain_art.wire.identifiers import Id, Name, ScenarioName
+from langchain_art_server.storage.database import Database
+from langchain_art_server.storage.queries import select_among
+from langchain_art_server.storage.run_index import RUN_FACTS, RUN_MARKS, having_words
+from langchain_art_server.storage.seals import intact
+from langchain_art_server.storage.tables import JOBS, REVIEWS, TRAINED
+
+#: The most runs of one page, and of a group that is shown side by side.
+MAX_RUNS, MAX_SIBLINGS = 200, 64
+Sort = Literal["number", "reward", "score", "calls", "tokens", "seconds"]
+_Text = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
+#: Of a query, where all is text: `wire.Finite` takes no text for a number.
+_Bound = Annotated[float, Field(allow_inf_nan=False)]
+_Step = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_CURSOR = TypeAdapter(tuple[float | None, Annotated[int, Field(ge=0, le=2**63 - 1)]])
+
+
+class RunFilter(BaseModel):
+    """Which runs a list has: those that all given fields choose."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    policy: Name | None = None
+    """With a call of it."""
+    version: _Text | None = None
+    """With a call of it: ``my-agent@17``."""
+    step: _Step | None = None
+    """From which the step that made this version learned."""
+    scenario: ScenarioName | None = None
+    group: Id | None = None
+    node: _Text | None = None
+    status: Status | None = None
+    reward_min: _Bound | None = None
+    """Of the total return, as `reward_max`."""
+    reward_max: _Bound | None = None
+    score: _Text | None = None
+    """That has a score of this name, within the bounds."""
+    score_min: _Bound | None = None
+    score_max: _Bound | None = None
+    text: _Text | None = None
+    """With all of these words in messages, replies, input, output, error or scenario; ``refun*``
+    stands for every word that begins so."""
+    reviewed: bool | None = None
+
+    @model_validator(mode="after")
+    def _names_the_score(self) -> RunFilter:
+        if self.score is None and (self.score_min, self.score_max) != (None, None):
+            raise ValueError("got bounds of a score and no `score`, expected its name")
+        return self
+
+
+class RunSummary(BaseModel):
+    """One run of a list."""
+
+    id: str
+    group: str | None
+    scenario: str | None
+    status: Status
+    reward: float | None
+    """`Trajectory.total_return`."""
+    scores: dict[str, float]
+    calls: int
+    tokens: int
+    """Sampled, as far as clients reported."""
+    seconds: float | None
+    """From the first call's start to the last one's end, by the client's clock."""
+    created_at: float
+    """When the server stored it: seconds since the epoch."""
+    versions: list[str]
+    """The models of its calls."""
+    nodes: list[str]
+    asked: str
+    """The beginning of the first user message, or of the input."""
+    said: str
+    """The beginning of the last reply, or of the output."""
+    error: str | None
+    trained_by: dict[str, str]
+    """policy -> job."""
+    reviews: int
+
+    @property
+    def total_return(self) -> float | None:
+        """As `Trajectory.total_return`."""
+        return self.reward
+
+
+class RunsPage(BaseModel):
+    """Some runs of a list; the next page begins behind the cursor `next`."""
+
+    runs: list[RunSummary]
+    next: str | None
+    """None: there are no more."""
+
+
+class RunNames(BaseModel):
+    """What there is to filter by, the most frequent first."""
+
+    policies: list[str]
+    versions: list[str]
+    nodes: list[str]
+    scores: list[str]
+    runs: int
+    """How many runs are stored."""
+
+
+class RunList:
+    """Finds runs; see `Store.runs`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def page(
+        self,
+        asked: RunFilter,
+        *,
+        sort: Sort = "number",
+        descending: bool = True,
+        limit: int = 50,
+        after: str | None = None,
+    ) -> RunsPage:
+        """Some runs. Those that have no value to sort by come last, the newest first.
+
+        Args:
+            asked: which runs.
+            sort: ``number`` is the order in which they came, ``score`` that of `asked.score`.
+            descending: the highest (newest) first.
+            limit: the most that are wanted, at most `MAX_RUNS`.
+            after: the `next` of the page before.
+
+        Raises:
+            InvalidRequest: the cursor is none, or ``score`` without a score's name.
+        """
+        if sort == "score" and asked.score is None:
+            raise InvalidRequest("got sort=score, expected the name of a score too", param="score")
+        place = _place(after)
+
+        def read(connection: sa.Connection) -> RunsPage:
+            query, by = _chosen(connection, asked, sort)
+            number = RUN_FACTS.c.number
+            found: list[sa.Row[Any]] = []
+            if sort == "number" or place is None or place[0] is not None:
+                keys = [number] if sort == "number" else [by, number]
+                first = query if sort == "number" else query.where(by.is_not(None))
+                if place is not None:
+                    first = first.where(_behind(keys, place, descending))
+                ordered = [key.desc() if descending else key.asc() for key in keys]
+                found += connection.execute(first.order_by(*ordered).limit(limit + 1)).all()
+            if sort != "number" and len(found) <= limit:
+                rest = query.where(by.is_(None)).order_by(number.desc())
+                if place is not None and place[0] is None:
+                    rest = rest.where(number < place[1])
+                found += connection.execute(rest.limit(limit + 1 - len(found))).all()
+            runs = _summaries(connection, found[:limit])
+            last = found[limit - 1] if len(found) > limit else None
+            return RunsPage(runs=runs, next=_cursor(last, sort) if last is not None else None)
+
+        return await self._database.read(read)
+
+    async def siblings(self, run_id: str) -> list[RunSummary]:
+        """The runs of a run's group, or of its scenario, if it came without a group.
+
+        The newest `MAX_SIBLINGS`, oldest first; the run itself is among them.
+
+        Raises:
+            NotFound: there is no such run.
+        """
+
+        def read(connection: sa.Connection) -> list[RunSummary]:
+            mine = sa.select(RUN_FACTS).where(RUN_FACTS.c.id == run_id)
+            row = connection.execute(mine).first()
+            if row is None:
+                raise NotFound(f"No trajectory {run_id!r} is stored here.")
+            query = sa.select(RUN_FACTS).where(RUN_FACTS.c.number != row.number)
+            if row.group_id is not None:
+                query = query.where(RUN_FACTS.c.group_id == row.group_id)
+            elif row.scenario is not None:
+                query = query.where(
+                    RUN_FACTS.c.scenario == row.scenario, RUN_FACTS.c.group_id.is_(None)
+                )
+            else:
+                query = query.where(sa.false())
+            newest = query.order_by(RUN_FACTS.c.number.desc()).limit(MAX_SIBLINGS - 1)
+            rows = [row, *connection.execute(newest)]
+            return _summaries(connection, sorted(rows, key=lambda one: one.number))
+
+        return await self._database.read(read)
+
+    async def names(self) -> RunNames:
+        """What there is to filter by: the names of a kind that the most runs have."""
+
+        def read(connection: sa.Connection) -> RunNames:
+            count = sa.func.count()
+            query = sa.select(RUN_MARKS.c.kind, RUN_MARKS.c.name).group_by(
+                RUN_MARKS.c.kind, RUN_MARKS.c.name
+            )
+            named: dict[str, list[str]] = {}
+            for row in connection.execute(query.order_by(count.desc(), RUN_MARKS.c.name)):
+                named.setdefault(row.kind, []).append(row.name)
+            return RunNames(
+                policies=named.get("policy", []),
+                versions=named.get("version", []),
+                nodes=named.get("node", []),
+                scores=named.get("score", []),
+                runs=connection.scalar(sa.select(count).select_from(RUN_FACTS)) or 0,
+            )
+
+        return await self._database.read(read)
+
+
+def _chosen(
+    connection: sa.Connection, asked: RunFilter, sort: Sort
+) -> tuple[sa.Select[*tuple[Any, ...]], sa.ColumnElement[Any]]:
+    """The query of the runs that a filter chooses, and what they are sorted by."""
+    facts = RUN_FACTS.c
+    query = sa.select(RUN_FACTS)
+    by: sa.ColumnElement[Any] = facts.number
+    if sort == "score":
+        mark = RUN_MARKS.alias()
+        mine = (mark.c.kind == "score") & (mark.c.name == asked.score)
+        query = query.add_columns(mark.c.value.label("sorted_by"))
+        query = query.join(mark, mine & (mark.c.number == facts.number))
+        by = mark.c.value
+    elif sort != "number":
+        by = facts[sort]
+        query = query.add_columns(by.label("sorted_by"))
+    equal = {"scenario": asked.scenario, "group_id": asked.group, "status": asked.status}
+    for name, value in equal.items():
+        if value is not None:
+            query = query.where(facts[name] == value)
+    query = query.where(*_within(facts.reward, asked.reward_min, asked.reward_max))
+    for kind in ("policy", "version", "node", "score"):
+        if (name := getattr(asked, kind)) is not None:
+            marks = RUN_MARKS.c
+            mine = sa.select(marks.number).where(marks.kind == kind, marks.name == name)
+            if kind == "score":
+                mine = mine.where(*_within(marks.value, asked.score_min, asked.score_max))
+            query = query.where(facts.number.in_(mine))  # a rare name is found by its index
+    if asked.step is not None:
+        jobs = sa.select(JOBS.c.id).where(JOBS.c.target_version == asked.step)
+        learned = sa.select(TRAINED.c.trajectory_id).where(TRAINED.c.job_id.in_(jobs))
+        query = query.where(facts.id.in_(learned))
+    if asked.text is not None:
+        numbers = having_words(asked.text, connection.dialect.name)
+        query = query.where(facts.number.in_(numbers) if numbers is not None else sa.false())
+    if asked.reviewed is not None:
+        reviewed = facts.id.in_(sa.select(REVIEWS.c.trajectory_id))
+        query = query.where(reviewed if asked.reviewed else ~reviewed)
+    return query, by
+
+
+def _within(
+    value: sa.ColumnElement[Any], least: float | None, most: float | None
+) -> list[sa.ColumnElement[bool]]:
+    bounds = [value >= least] if least is not None else []
+    return [*bounds, value <= most] if most is not None else bounds
+
+
+def _behind(
+    keys: Sequence[sa.ColumnElement[Any]], place: tuple[float | None, int], descending: bool
+) -> sa.ColumnElement[bool]:
+    """Whether a row comes behind the place of a cursor."""
+    if len(keys) == 1:
+        return keys[0] < place[1] if descending else keys[0] > place[1]
+    mine, its = sa.tuple_(*keys), sa.tuple_(*map(sa.literal, place))
+    return mine < its if descending else mine > its
+
+
+def _cursor(row: sa.Row[Any], sort: Sort) -> str:
+    return to_json([None if sort == "number" else row.sorted_by, row.number]).decode()
+
+
+def _place(cursor: str | None) -> tuple[float | None, int] | None:
+    try:
+        return None if cursor is None else _CURSOR.validate_json(cursor)
+    except ValidationError as error:
+        raise InvalidRequest(
+            f"got after={cursor!r:.80}, expected the `next` of a page of this list", param="after"
+        ) from error
+
+
+def _summaries(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[RunSummary]:
+    ids = [row.id for row in rows]
+    trained: dict[str, dict[str, str]] = {}
+    marks = sa.select(TRAINED.c.trajectory_id, TRAINED.c.policy, TRAINED.c.job_id)
+    for mark in select_among(connection, marks, TRAINED.c.trajectory_id, ids):
+        trained.setdefault(mark.trajectory_id, {})[mark.policy] = mark.job_id
+    said = sa.select(REVIEWS.c.trajectory_id)
+    column = REVIEWS.c.trajectory_id
+    reviews = Counter(row.trajectory_id for row in select_among(connection, said, column, ids))
+    return [
+        RunSummary(
+            **{name: getattr(row, name) for name in _SHOWN},
+            **from_json(row.body),
+            group=row.group_id,
+            trained_by=trained.get(row.id, {}),
+            reviews=reviews[row.id],
+        )
+        for row in (intact(RUN_FACTS, row) for row in rows)
+    ]
+
+
+_SHOWN = (
+    "id",
+    "scenario",
+    "status",
+    "reward",
+    "calls",
+    "tokens",
+    "seconds",
+    "created_at",
+)
