@@ -1,0 +1,52 @@
+"""What the jobs' view shows: the last jobs, with what each node learned from."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+
+from langchain_art import wire
+from langchain_art.wire.exclusions import meaning
+from langchain_art_server.gateway.service import Service
+from langchain_art_server.storage.pages import MAX_PAGE
+
+
+class LatestJobs(BaseModel):
+    """The answer of ``GET /page/jobs``."""
+
+    jobs: list[wire.TrainJob]
+    """Newest first."""
+    more: bool
+    """Whether there are older ones."""
+
+
+class OneJob(BaseModel):
+    """The answer of ``GET /page/jobs/{job_id}``."""
+
+    job: wire.TrainJob
+    log: list[wire.JobEvent]
+    """Its last 200 lines."""
+    reasons: dict[str, str]
+    """What each reason of what was excluded means, by ``calls.…`` or the node's own name of it."""
+
+
+def job_routes(router: APIRouter, service: Service) -> None:
+    """Add the jobs' facts."""
+
+    @router.get("/jobs")
+    async def latest(limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 200) -> LatestJobs:
+        """The last jobs."""
+        jobs = (await service.store.jobs.latest(limit + 1))[::-1]
+        return LatestJobs(jobs=jobs[:limit], more=len(jobs) > limit)
+
+    @router.get("/jobs/{job_id}")
+    async def one(job_id: str) -> OneJob:
+        """One job, its log, and what its reasons mean."""
+        job = await service.store.jobs.get(job_id)
+        names = set(job.result.excluded if job.result else ())
+        for node in job.result.nodes.values() if job.result else ():
+            names |= set(node.excluded)
+        log = await service.store.jobs.last_events(job_id, 200)
+        return OneJob(job=job, log=log, reasons={name: meaning(name) for name in sorted(names)})

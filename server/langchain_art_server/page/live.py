@@ -1,0 +1,167 @@
+"""What happens on the server, as server-sent events: one reader of the store for all viewers.
+
+An event names the kinds of facts that changed; the page asks for those again. Events have ids, and
+the last ones are kept: a browser that reconnects sends ``Last-Event-ID`` and is told what it
+missed, or ``reset`` if that is not known any more (the server was started again, or it was long
+ago).
+Format: HTML, section 9.2 (html.spec.whatwg.org/multipage/server-sent-events.html).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncGenerator
+from dataclasses import fields
+from typing import Annotated
+
+from fastapi import APIRouter, Header
+from pydantic import BaseModel
+from starlette.responses import StreamingResponse
+
+from langchain_art.errors import ArtError, Overloaded
+from langchain_art_server.gateway.service import Service
+from langchain_art_server.storage.activity import Activity, read_activity
+
+log = logging.getLogger(__name__)
+#: Seconds between two looks, between two signs of life of an idle stream, and for which the events
+#: go on being noted when nobody watches.
+LOOK_SECONDS, ALIVE_SECONDS, NOTED_SECONDS = 0.5, 10.0, 60.0
+MAX_VIEWERS = 256
+_KEPT = 512
+
+
+class Happened(BaseModel):
+    """One event: what changed, and what runs now."""
+
+    changed: list[str]
+    """Of ``runs``, ``calls``, ``reviews``, ``jobs``, ``event`` (a job's log) and ``health``."""
+    running_calls: int
+    job: str | None
+    message: str
+    progress: float | None
+    ready: bool
+
+
+class Live:
+    """The events of one server."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._viewers = 0
+        self._left = 0.0  # when the last viewer left
+        self._task: asyncio.Task[None] | None = None
+        self._news = asyncio.Condition()
+        self._epoch, self._number = "", 0
+        self._events: deque[tuple[int, str]] = deque(maxlen=_KEPT)
+
+    async def stream(self, last: str | None) -> AsyncGenerator[str]:
+        """The events after the one whose id is `last`, for ever."""
+        self._viewers += 1
+        try:
+            if self._task is None or self._task.done():
+                self._epoch, self._number = secrets.token_hex(4), 0
+                self._events.clear()
+                self._task = asyncio.create_task(self._watch())
+            epoch, at = self._epoch, self._number
+            missed = self._missed(last)
+            if missed is not None:
+                at = missed
+            name = "hello" if last is None or missed is not None else "reset"
+            yield f"retry: 1000\nevent: {name}\nid: {epoch}-{at}\ndata: {{}}\n\n"
+            while not (self._service.is_stopping() or self._task.done()):
+                found = [one for one in self._events if one[0] > at]
+                for number, text in found:
+                    yield f"id: {epoch}-{number}\ndata: {text}\n\n"
+                    at = number
+                if not found and not await self._wait(at):
+                    yield ": alive\n\n"
+        finally:
+            self._viewers -= 1
+            self._left = time.monotonic()
+
+    @property
+    def full(self) -> bool:
+        """Whether as many watch as may."""
+        return self._viewers >= MAX_VIEWERS
+
+    def _missed(self, last: str | None) -> int | None:
+        """The number of the event that a viewer saw last; None if what followed is not known."""
+        epoch, _, number = (last or "").partition("-")
+        if epoch != self._epoch or not number.isdecimal() or len(number) > 18:
+            return None
+        oldest = self._events[0][0] if self._events else self._number + 1
+        return int(number) if oldest - 1 <= int(number) <= self._number else None
+
+    async def _wait(self, at: int) -> bool:
+        """Whether there is something after event `at`, or the server ends, before it is time."""
+        try:
+            async with asyncio.timeout(ALIVE_SECONDS), self._news:
+                await self._news.wait_for(lambda: self._number > at or self._service.is_stopping())
+        except TimeoutError:
+            return False
+        return True
+
+    async def _watch(self) -> None:
+        before: tuple[Activity, object] | None = None
+        while self._viewers or time.monotonic() - self._left < NOTED_SECONDS:
+            if self._service.is_stopping():
+                break
+            try:
+                now = await self._look()
+            except ArtError as error:  # the database does not answer; health says so
+                log.warning("What happens could not be read: %s", error)
+            else:
+                if before is not None and before != now:
+                    self._note(before, now)
+                before = now
+            async with self._news:
+                self._news.notify_all()
+            await self._service.jobs.wait(LOOK_SECONDS)
+        async with self._news:
+            self._news.notify_all()
+
+    async def _look(self) -> tuple[Activity, object]:
+        service = self._service
+        restarts = service.sampler.restarts + service.learner.restarts
+        health = (service.health.reasons, restarts, dict(service.router.serving))
+        return await service.store.read(read_activity), health
+
+    def _note(self, before: tuple[Activity, object], now: tuple[Activity, object]) -> None:
+        (old, was), (new, health) = before, now
+        names = [one.name for one in fields(Activity) if one.name in _KINDS]
+        changed = [one for one in names if getattr(old, one) != getattr(new, one)]
+        if (old.job, old.event) != (new.job, new.event):
+            changed.append("event")
+        if was != health:
+            changed.append("health")
+        happened = Happened(
+            changed=changed,
+            running_calls=self._service.slots.running,
+            job=new.job,
+            message=new.message,
+            progress=new.progress,
+            ready=not self._service.health.reasons,
+        )
+        self._number += 1
+        self._events.append((self._number, happened.model_dump_json()))
+
+
+_KINDS = {"runs", "calls", "reviews", "jobs"}
+
+
+def live_routes(router: APIRouter, service: Service) -> None:
+    """Add the stream of events."""
+    live = Live(service)
+
+    @router.get("/events")
+    async def events(last_event_id: Annotated[str | None, Header()] = None) -> StreamingResponse:
+        """Server-sent events (`Happened`), from the one after Last-Event-ID on."""
+        if live.full:
+            raise Overloaded(f"{MAX_VIEWERS} pages watch this server already.", retry_after=5)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        kind = "text/event-stream"
+        return StreamingResponse(live.stream(last_event_id), headers=headers, media_type=kind)

@@ -1,0 +1,69 @@
+"""The login of the page: the server's key for a session's cookie."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
+
+from langchain_art.errors import AuthenticationFailed
+from langchain_art_server.gateway.auth import WrongKeys, peer_of
+from langchain_art_server.gateway.request_bodies import model_of
+from langchain_art_server.gateway.service import Service
+from langchain_art_server.gateway.sessions import SESSION_SECONDS, Sessions
+
+
+class Login(BaseModel):
+    """What a person logs in with."""
+
+    key: str = Field(min_length=1, max_length=1000)
+
+
+class Session(BaseModel):
+    """A browser's session."""
+
+    locked: bool
+    """Whether the server has a key."""
+    open: bool
+    """Whether this browser may see the rest of the page."""
+    token: str
+    """For the header X-ART-Token of requests that change something; empty if none is needed."""
+
+
+def login_routes(router: APIRouter, service: Service) -> None:
+    """Add the routes of a session."""
+    key = service.settings.api_key
+    sessions = Sessions(key.get_secret_value()) if key else None
+    wrong = WrongKeys()
+
+    @router.get("/session")
+    async def session(request: Request) -> Session:
+        """Whether this browser is logged in."""
+        if sessions is None:
+            return Session(locked=False, open=True, token="")
+        token = sessions.token(dict(request.headers.raw))
+        return Session(locked=True, open=token is not None, token=token or "")
+
+    @router.post("/login")
+    async def login(request: Request, response: Response) -> dict[str, bool]:
+        """Open a session. Wrong keys are slowed by peer, as everywhere."""
+        sent = await model_of(request, Login)
+        if sessions is not None:
+            if not sessions.is_key(sent.key.strip()):
+                await wrong.note(peer_of(request.scope))
+                raise AuthenticationFailed("The API key is wrong.")
+            response.set_cookie(
+                sessions.cookie,
+                sessions.new(),
+                max_age=SESSION_SECONDS,
+                secure=request.url.scheme == "https",
+                httponly=True,
+                samesite="strict",
+            )
+        return {"open": True}
+
+    @router.post("/logout")
+    async def logout(response: Response) -> dict[str, bool]:
+        """End this browser's session."""
+        if sessions is not None:
+            response.delete_cookie(sessions.cookie, httponly=True, samesite="strict")
+        return {"open": False}

@@ -1,0 +1,146 @@
+"""What the overview shows: the steps of every fit, the jobs that run, health and clients."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from langchain_art import wire
+from langchain_art.wire.exclusions import meaning
+from langchain_art_server.gateway.service import Service
+
+#: Jobs whose steps are shown, and lines of a log.
+_JOBS, _LINES = 600, 30
+#: The key that a fit gives its jobs (`langchain_art.training.fit_state`).
+_OF_FIT = re.compile(r"(?P<fit>.+):(?P<policy>[^:]+):step:(?P<step>\d+)(:\d+)?")
+
+
+class Step(BaseModel):
+    """One step of training that has ended well."""
+
+    job: str
+    step: int
+    """Of its fit, from 1; without a fit, of the policy's jobs that are shown."""
+    version: int
+    learned: bool
+    """Whether it made a version: not if all was excluded."""
+    at: float
+    metrics: dict[str, float]
+    excluded: dict[str, int]
+
+
+class Series(BaseModel):
+    """The steps of one policy in one fit, oldest first."""
+
+    policy: str
+    fit: str | None
+    """None: jobs that no fit sent."""
+    steps: list[Step]
+
+
+class OpenJob(BaseModel):
+    """A job that waits or runs, with the end of its log."""
+
+    job: wire.TrainJob
+    progress: float | None
+    log: list[wire.JobEvent]
+
+
+class Caller(BaseModel):
+    """Who calls: the address (of IPv6, the /64) that requests come from."""
+
+    address: str
+    running: int
+    idle_seconds: float
+
+
+class Overview(BaseModel):
+    """The answer of ``GET /page/overview``."""
+
+    status: wire.ServerStatus
+    series: list[Series]
+    open_jobs: list[OpenJob]
+    failed: wire.TrainJob | None
+    """The last job, if it failed."""
+    clients: list[Caller]
+    reasons: dict[str, str]
+    """What each reason in `excluded` means."""
+
+
+def series_of(jobs: list[wire.TrainJob]) -> list[Series]:
+    """The steps of `jobs` by fit and policy; the fit that trained last comes first."""
+    found: dict[tuple[str, str | None], list[Step]] = {}
+    for job in jobs:
+        if job.result is None or job.state != "succeeded":
+            continue
+        match = _OF_FIT.fullmatch(job.key)
+        mine = match is not None and match["policy"] == job.policy
+        fit = match["fit"] if match is not None and mine else None
+        steps = found.setdefault((job.policy, fit), [])
+        step = Step(
+            job=job.id,
+            step=int(match["step"]) if match is not None and mine else len(steps) + 1,
+            version=job.result.version,
+            learned=job.result.version != job.base_version,
+            at=job.finished_at or job.created_at,
+            metrics=job.result.metrics,
+            excluded=job.result.excluded,
+        )
+        steps.append(step)
+    series = [Series(policy=p, fit=f, steps=steps) for (p, f), steps in found.items()]
+    return sorted(series, key=lambda one: -one.steps[-1].at)
+
+
+class OverviewFacts:
+    """Reads them, once for viewers that ask at the same time."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._lock = asyncio.Lock()
+        self._known: tuple[float, Overview] | None = None
+
+    async def get(self) -> Overview:
+        """The facts, of a read that began after this was asked."""
+        asked = time.monotonic()
+        async with self._lock:
+            if self._known is None or self._known[0] < asked:
+                self._known = time.monotonic(), await self._read()
+            return self._known[1]
+
+    async def _read(self) -> Overview:
+        service, store = self._service, self._service.store.jobs
+        jobs = await store.latest(_JOBS)
+        open_jobs: list[OpenJob] = []
+        for job in jobs:
+            if not job.ended:
+                log = await store.last_events(job.id, _LINES)
+                known = [one.progress for one in log if one.progress is not None]
+                progress = known[-1] if known else None
+                open_jobs.append(OpenJob(job=job, progress=progress, log=log))
+        series = series_of(jobs)
+        reasons = {name for one in series for step in one.steps for name in step.excluded}
+        return Overview(
+            status=await service.status(),
+            series=series,
+            open_jobs=open_jobs,
+            failed=jobs[-1] if jobs and jobs[-1].state == "failed" else None,
+            clients=[
+                Caller(address=address, running=running, idle_seconds=idle)
+                for address, running, idle in service.slots.clients()
+            ],
+            reasons={name: meaning(name) for name in sorted(reasons)},
+        )
+
+
+def overview_routes(router: APIRouter, service: Service) -> None:
+    """Add the overview's facts."""
+    facts = OverviewFacts(service)
+
+    @router.get("/overview")
+    async def overview() -> Overview:
+        """What the overview shows."""
+        return await facts.get()

@@ -1,0 +1,192 @@
+"""The page's routes of runs: lists, one run, its tokens and advantages, and what is to review."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, Field
+
+from langchain_art import wire
+from langchain_art.errors import NotFound
+from langchain_art.wire.picks import Pick, ranked
+from langchain_art_server.backends.chat.token_texts import token_texts
+from langchain_art_server.gateway.request_bodies import model_of
+from langchain_art_server.gateway.service import Service
+from langchain_art_server.jobs.credit_report import CreditReader, RunCredit
+from langchain_art_server.page.review_effect import ReviewEffect, effect_of
+from langchain_art_server.page.siblings import Siblings, compare, explanations
+from langchain_art_server.storage.pages import MAX_PAGE
+from langchain_art_server.storage.run_list import (
+    MAX_RUNS,
+    RunFilter,
+    RunNames,
+    RunsPage,
+    RunSummary,
+    Sort,
+)
+
+#: The newest runs without a review among which a queue looks, and those that it gives.
+AMONG, QUEUED = 1000, 50
+
+
+class RunsQuery(RunFilter):
+    """A page of a list of runs: which, in which order, how many, and behind which."""
+
+    sort: Sort = "number"
+    descending: bool = True
+    limit: int = Field(default=50, ge=1, le=MAX_RUNS)
+    after: str | None = Field(default=None, max_length=200)
+
+
+class RunView(BaseModel):
+    """All of one run but its tokens."""
+
+    run: wire.Trajectory
+    audit: wire.TrajectoryAudit
+    judged: dict[str, str]
+    """By evaluator: the explanation of its score."""
+    reviews: list[wire.Review]
+    """Of the run and its calls; the first `MAX_PAGE`."""
+    base_model: str
+    """The name of the model that is no policy."""
+
+
+class CallTokens(BaseModel):
+    """The sampled tokens of one call."""
+
+    call_id: str
+    model: str
+    temperature: float
+    finish_reason: str
+    latency: float
+    """Seconds, by the server's clock."""
+    token_ids: list[int]
+    texts: list[str] | None
+    """What each adds to the text; None: the server has no tokenizer file that it can read."""
+    logprobs: list[float]
+    """Nats, of the distribution that was sampled."""
+    restricted: bool
+    """Whether a grammar, `top_k` or `top_p` left only a part of the vocabulary."""
+    excluded_because: str | None
+    """Why no step can learn from it, by how it was sampled."""
+
+
+class ReviewQueue(BaseModel):
+    """Runs to look at, the first one first."""
+
+    runs: list[RunSummary]
+    among: int
+    """How many runs without a review were looked at: the newest."""
+    not_ordered: int
+    """Of these, how many lack what the pick needs (two scores; a reward)."""
+
+
+def run_routes(router: APIRouter, service: Service) -> None:
+    """Add the page's routes of runs."""
+    credits, store = CreditReader(service.store), service.store
+
+    @router.get("/runs", response_model=RunsPage)
+    async def find_runs(asked: Annotated[RunsQuery, Query()]) -> Response:
+        """List runs that all given fields choose, sorted; `next` is the cursor of the next page."""
+        which = RunFilter(**asked.model_dump(include=set(RunFilter.model_fields)))
+        page = await store.runs.page(
+            which,
+            sort=asked.sort,
+            descending=asked.descending,
+            limit=asked.limit,
+            after=asked.after,
+        )
+        return await _sent(page)
+
+    @router.get("/run-names")
+    async def name_runs() -> RunNames:
+        """Get the names by which runs can be filtered, and how many runs there are."""
+        return await store.runs.names()
+
+    @router.get("/runs/{trajectory_id}", response_model=RunView)
+    async def view_run(trajectory_id: str) -> Response:
+        """Get a run with its audit, its reviews and the judges' explanations."""
+        stored, audited = await asyncio.gather(
+            store.trajectory(trajectory_id), service.audit(trajectory_id, None, {})
+        )
+        said = await store.reviews.page(MAX_PAGE, trajectory=trajectory_id)
+        view = RunView(
+            run=stored.trajectory,
+            audit=audited,
+            judged=explanations(stored.trajectory),
+            reviews=[wire.Review.model_validate_json(one) for one in said.items],
+            base_model=service.router.base_name,
+        )
+        return await _sent(view)
+
+    @router.get("/runs/{trajectory_id}/siblings", response_model=Siblings)
+    async def view_siblings(trajectory_id: str) -> Response:
+        """Get the runs of a run's group (or scenario) side by side, and where they part from it."""
+        summaries = await store.runs.siblings(trajectory_id)
+        stored = await store.trajectories([one.id for one in summaries])
+        runs = {name: one.trajectory for name, one in stored.items()}
+        if trajectory_id not in runs:  # deleted meanwhile
+            raise NotFound(f"No trajectory {trajectory_id!r} is stored here.")
+        return await _sent(await asyncio.to_thread(compare, trajectory_id, summaries, runs))
+
+    @router.get("/runs/{trajectory_id}/credit/{job_id}")
+    async def view_credit(trajectory_id: str, job_id: str) -> RunCredit:
+        """Get the advantage that a job gave to each call of a run, or why it excluded the call."""
+        return await credits.of_run(trajectory_id, job_id)
+
+    @router.get("/calls/{call_id}/tokens", response_model=CallTokens)
+    async def view_tokens(call_id: str) -> Response:
+        """Get the sampled tokens of a call: text, logprob."""
+        call = await store.call(call_id)
+        path = service.sampler.info.path
+        tokens = CallTokens(
+            call_id=call.id,
+            model=call.model,
+            temperature=call.temperature,
+            finish_reason=call.finish_reason,
+            latency=call.latency,
+            token_ids=list(call.token_ids),
+            texts=await asyncio.to_thread(token_texts, path, call.token_ids),
+            logprobs=list(call.logprobs),
+            restricted=bool(call.drawn_from),
+            excluded_because=call.excluded_because,
+        )
+        return await _sent(tokens)
+
+    @router.get("/review-queue")
+    async def view_queue(
+        pick: Pick = "disagreement", policy: wire.Name | None = None
+    ) -> ReviewQueue:
+        """Get the runs without a review that are most worth a look, of the newest ones."""
+        which = RunFilter(reviewed=False, policy=policy)
+        found: list[RunSummary] = []
+        after: str | None = None
+        while len(found) < AMONG:
+            page = await store.runs.page(which, limit=MAX_RUNS, after=after)
+            found += page.runs
+            after = page.next
+            if after is None:
+                break
+        ordered = ranked(found, pick)
+        return ReviewQueue(
+            runs=ordered[:QUEUED], among=len(found), not_ordered=len(found) - len(ordered)
+        )
+
+    @router.post("/review-effect")
+    async def foresee_review(request: Request) -> ReviewEffect:
+        """Say what a review will do, without keeping it."""
+        review = await model_of(request, wire.Review)
+        run = (await store.trajectory(review.trajectory)).trajectory
+        said = await store.reviews.of_scenario(run.scenario, run.id)
+        others = {one.trajectory for one in said if one.call_id is not None} - {run.id}
+        stored = await store.trajectories(others if review.call_id is not None else ())
+        runs = {name: one.trajectory for name, one in stored.items()} | {run.id: run}
+        return effect_of(review, runs, said, service.router.serving)
+
+
+async def _sent(value: BaseModel) -> Response:
+    """A value as JSON, which the event loop does not wait for: it may have megabytes."""
+    body = await asyncio.to_thread(value.model_dump_json)
+    return Response(body, media_type="application/json")

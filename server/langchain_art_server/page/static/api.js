@@ -1,0 +1,69 @@
+/**
+ * What the page asks the server. Every answer is JSON; an error is an `ApiError` with the server's
+ * own words. What a model, a tool or a person said is shown as text only: no module sets innerHTML.
+ */
+
+export class ApiError extends Error {
+  /** @param {number} status 0: the server did not answer. @param {string} message */
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** The token that state-changing requests carry; empty where the server has no key. */
+let token = "";
+
+/** @param {string} value */
+export function setToken(value) {
+  token = value;
+}
+
+/**
+ * Ask, and read the answer as JSON.
+ *
+ * @param {string} path for instance "/v1/policies"
+ * @param {{method?: string, body?: unknown, signal?: AbortSignal}} [options] `body` is sent as JSON
+ * @returns {Promise<any>}
+ */
+export async function ask(path, { method = "GET", body, signal } = {}) {
+  /** @type {Record<string, string>} */
+  const headers = {};
+  if (method !== "GET" && token) headers["X-ART-Token"] = token;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  let response;
+  try {
+    const sent = body === undefined ? undefined : JSON.stringify(body);
+    response = await fetch(path, { method, headers, body: sent, signal });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new ApiError(0, "The server does not answer. Is it running?");
+  }
+  const text = await response.text();
+  let answer;
+  try {
+    answer = text ? JSON.parse(text) : null;
+  } catch {
+    throw new ApiError(response.status, `The answer to ${path} is not JSON.`);
+  }
+  if (!response.ok) {
+    if (response.status === 401) window.dispatchEvent(new Event("signed-out"));
+    throw new ApiError(response.status, answer?.error?.message ?? `got ${response.status}`);
+  }
+  return answer;
+}
+
+/**
+ * A path with a query; what is undefined, null or "" is left out.
+ *
+ * @param {string} path
+ * @param {Record<string, string | number | boolean | null | undefined>} query
+ */
+export function withQuery(path, query) {
+  const known = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) {
+    if (value !== undefined && value !== null && value !== "") known.set(name, String(value));
+  }
+  const text = known.toString();
+  return text ? `${path}?${text}` : path;
+}

@@ -1,0 +1,130 @@
+/** Curves over steps, drawn by uPlot. What they show is said in words, too. */
+import uPlot from "../vendor/uplot.js";
+import { html, useEffect, useRef } from "../vendor/htm-preact.js";
+import { number } from "../format.js";
+import { Help } from "./facts.js";
+
+/** Colours of the page's tokens, then the same ones dashed. */
+const COLOURS = ["--curve-1", "--curve-2", "--curve-3", "--curve-4"];
+export const MOST_CURVES = 2 * COLOURS.length;
+
+/** @typedef {{label: string, points: [number, number][]}} Line */
+
+/**
+ * @param {{title: string, help: string, lines: Line[]}} props
+ */
+export function Curve({ title, help, lines }) {
+  const place = useRef(/** @type {HTMLElement | null} */ (null));
+  const chart = useRef(/** @type {uPlot | null} */ (null));
+  const shape = lines.map((one) => one.label).join("\n");
+  useEffect(() => {
+    const element = place.current;
+    if (!element) return;
+    const draw = () => {
+      chart.current?.destroy();
+      chart.current = new uPlot(options(element, lines), merged(lines), element);
+    };
+    draw();
+    const resized = new ResizeObserver(() =>
+      chart.current?.setSize({ width: element.clientWidth, height: 170 }),
+    );
+    resized.observe(element);
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    dark.addEventListener("change", draw);
+    return () => {
+      resized.disconnect();
+      dark.removeEventListener("change", draw);
+      chart.current?.destroy();
+      chart.current = null;
+    };
+  }, [shape]);
+  useEffect(() => chart.current?.setData(merged(lines)), [lines]);
+  const said = lines
+    .filter((one) => one.points.length)
+    .map((one) => {
+      const [step, value] = one.points[one.points.length - 1];
+      return `${one.label}: ${number(value)} at step ${step}`;
+    });
+  return html`<figure class="card curve-card">
+    <figcaption class="row spread">
+      <h3>${title} <${Help} text=${help} /></h3>
+      <span class="soft num">${lines.length === 1 ? number(last(lines[0])) : ""}</span>
+    </figcaption>
+    <div class="curve" ref=${place} role="img" aria-label=${`${title}. ${said.join("; ")}`}></div>
+  </figure>`;
+}
+
+/** @param {{labels: string[]}} props */
+export function Legend({ labels }) {
+  return html`<ul class="legend">
+    ${labels.map(
+      (label, i) =>
+        html`<li key=${label}>
+          <span class=${`swatch curve-${i % COLOURS.length}${i >= COLOURS.length ? " dashed" : ""}`}></span
+          >${label}
+        </li>`,
+    )}
+  </ul>`;
+}
+
+/** @param {Line} line */
+const last = (line) => line.points[line.points.length - 1]?.[1] ?? NaN;
+
+/**
+ * One x for all lines, and null where a line has no point.
+ *
+ * @param {Line[]} lines
+ * @returns {any}
+ */
+function merged(lines) {
+  const steps = [...new Set(lines.flatMap((one) => one.points.map((point) => point[0])))];
+  steps.sort((a, b) => a - b);
+  const known = lines.map((one) => new Map(one.points));
+  return [steps, ...known.map((points) => steps.map((step) => points.get(step) ?? null))];
+}
+
+/** What a token is here and now: light or dark. @param {HTMLElement} at @param {string} token */
+function colour(at, token) {
+  const probe = document.createElement("i");
+  probe.style.color = `var(${token})`;
+  at.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}
+
+/**
+ * @param {HTMLElement} element
+ * @param {Line[]} lines
+ * @returns {uPlot.Options}
+ */
+function options(element, lines) {
+  const [ink, line] = [colour(element, "--ink-soft"), colour(element, "--line")];
+  const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
+  const whole = (/** @type {uPlot} */ _plot, /** @type {number[]} */ values) =>
+    values.map((value) => (Number.isInteger(value) ? String(value) : ""));
+  const short = (/** @type {uPlot} */ _plot, /** @type {number[]} */ values) => 
+    values.map((value) => (value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(1) : number(value)));
+  return {
+    width: element.clientWidth,
+    height: 170,
+    legend: { show: false },
+    cursor: { drag: { x: true, y: false } },
+    scales: { x: { time: false } },
+    axes: [
+      { ...axis, values: whole, size: 30 },
+      { ...axis, values: short, size: 64 },
+    ],
+    series: [
+      {},
+      ...lines.map((one, i) => ({
+        label: one.label,
+        stroke: colour(element, COLOURS[i % COLOURS.length]),
+        dash: i >= COLOURS.length ? [6, 4] : undefined,
+        width: 2,
+        spanGaps: true,
+        points: { show: one.points.length < 40, size: 5 },
+      })),
+    ],
+  };
+}

@@ -1,0 +1,25 @@
+/** What was said: messages of one call as text, tool calls with their arguments. */
+import { html } from "../vendor/htm-preact.js";
+
+/** @param {{messages: any[]}} props */
+export function Messages({ messages }) {
+  return messages.map(
+    (one, index) =>
+      html`<div class="message" key=${index}>
+        <h3>${one.role}${one.name ? ` ${one.name}` : ""}</h3>
+        ${said(one.content) && html`<pre tabindex="0">${said(one.content)}</pre>`}
+        ${(one.tool_calls ?? []).map(
+          (/** @type {any} */ call) =>
+            html`<pre tabindex="0">${call.function?.name}(${call.function?.arguments})</pre>`,
+        )}
+      </div>`,
+  );
+}
+
+/** @param {any} content */
+export function said(content) {
+  if (typeof content === "string") return content;
+  if (!content) return "";
+  if (!Array.isArray(content)) return JSON.stringify(content, null, 1);
+  return content.map((part) => part?.text ?? JSON.stringify(part)).join("\n");
+}

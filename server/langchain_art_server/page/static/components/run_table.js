@@ -1,0 +1,61 @@
+/** A table of runs (`RunSummary`), each of which leads to its own page. */
+import { html } from "../vendor/htm-preact.js";
+import { duration, number } from "../format.js";
+import { link } from "../router.js";
+import { Ago, Badge, Table } from "./facts.js";
+
+const STATUS = /** @type {Record<string, any>} */ ({ completed: "good", failed: "bad" });
+
+const COLUMNS = [
+  {
+    title: "Run",
+    cell: (/** @type {any} */ run) =>
+      html`<a href=${link("runs", [run.id])} class="run-id">${run.id}</a>
+        <div class="hint clipped">${run.asked}</div>
+        <div class="hint clipped">${run.error ? html`<${Badge} kind="bad">error<//> ${run.error}` : run.said}</div>`,
+  },
+  {
+    title: "Scenario",
+    cell: (/** @type {any} */ run) =>
+      html`<a href=${link("runs", [run.id, "siblings"])} title="Its siblings side by side"
+        >${run.scenario ?? "siblings"}</a
+      >`,
+  },
+  {
+    title: "Reward",
+    help: "The run's own reward and those of its calls. – means not scored, which is not zero.",
+    number: true,
+    cell: (/** @type {any} */ run) => (run.reward === null ? "–" : number(run.reward)),
+  },
+  {
+    title: "Scores",
+    cell: (/** @type {any} */ run) =>
+      Object.entries(run.scores).map(([name, value]) => html`<div>${name} ${number(value)}</div>`),
+  },
+  {
+    title: "Status",
+    cell: (/** @type {any} */ run) =>
+      html`<${Badge} kind=${STATUS[run.status] ?? "busy"}>${run.status}<//>
+        ${run.reviews > 0 && html` <${Badge}>reviewed<//>`}
+        ${Object.keys(run.trained_by).length > 0 && html` <${Badge}>trained<//>`}`,
+  },
+  { title: "Calls", number: true, cell: (/** @type {any} */ run) => number(run.calls) },
+  {
+    title: "Tokens",
+    help: "Sampled by models, as far as they said.",
+    number: true,
+    cell: (/** @type {any} */ run) => number(run.tokens),
+  },
+  {
+    title: "Took",
+    number: true,
+    cell: (/** @type {any} */ run) => (run.seconds === null ? "–" : duration(run.seconds)),
+  },
+  { title: "Versions", cell: (/** @type {any} */ run) => run.versions.join(", ") },
+  { title: "Stored", cell: (/** @type {any} */ run) => html`<${Ago} at=${run.created_at} />` },
+];
+
+/** @param {{runs: any[]}} props */
+export function RunTable({ runs }) {
+  return html`<${Table} label="Runs" columns=${COLUMNS} rows=${runs} id=${(/** @type {any} */ run) => run.id} />`;
+}

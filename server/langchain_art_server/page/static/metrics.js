@@ -1,0 +1,20 @@
+/** The numbers of a step, each with a word of help, in the order in which they are shown. */
+
+/** @typedef {{name: string, title: string, help: string}} Metric */
+
+/** @type {Metric[]} */
+export const METRICS = [
+  ["reward_mean", "Reward", "Mean reward of the runs that this step compared. It should rise."],
+  ["loss", "Loss", "What the step minimised. With policy gradients it says little by itself."],
+  ["grad_norm", "Gradient norm", "How strongly the step pulled at the weights, before clipping."],
+  ["kl", "KL, sampler to learner", "How far the learner's probabilities are from those that the tokens were sampled with. Near 0 is right."],
+  ["kl_base", "KL to the base model", "How far the policy has moved from the base model, in nats a token."],
+  ["entropy", "Entropy", "How varied the policy's choices are, in nats a token. Near 0, it always says the same."],
+  ["logprob_gap_mean", "Sampler–learner gap", "Mean difference between the log-probabilities of sampler and learner. A large one means that they do not run the same model."],
+  ["staleness_mean", "Staleness", "How many versions old the trained calls were, on average."],
+  ["importance_ess", "Effective sample size", "The share of tokens that count after importance sampling: 1 means all alike."],
+  ["tokens_trained", "Tokens trained", "Sampled tokens that the step learned from."],
+  ["calls_trained", "Calls trained", "Model calls that the step learned from."],
+  ["seconds", "Training time", "Seconds that the learner took for the step."],
+  ["swap_seconds", "Swap time", "Seconds until the new version answered calls."],
+].map(([name, title, help]) => ({ name, title, help }));
