@@ -6,6 +6,7 @@ It prints its port and serves until it is killed. The first part of a path says 
                       and logprobs stay there, under the completion's id)
 ``/logprobs/…``       the same with OpenAI's ``logprobs``, as a client needs them that shall train
 ``/tools/N/…``        the first, until the prompt has N - 1 tool results; then text alone
+``/logprob-tools/N/…``  the same with ``logprobs`` in the replies that call the tool
 ``/seen``             how many traces came, and of how many bytes
 anything else         nothing, successfully: a trace went into the sink
 """
@@ -77,8 +78,9 @@ class Stub(asyncio.Protocol):
             content = CALLED
         elif path[0] == "logprobs":
             content = CALLED_WITH_LOGPROBS
-        elif path[0] == "tools":
-            content = CALLED if body.count(b'"tool_call_id"') < int(path[1]) - 1 else SAID
+        elif path[0] in ("tools", "logprob-tools"):
+            called = CALLED if path[0] == "tools" else CALLED_WITH_LOGPROBS
+            content = called if body.count(b'"tool_call_id"') < int(path[1]) - 1 else SAID
         elif path[0] == "seen":
             content = json.dumps(self.seen).encode()
         else:
