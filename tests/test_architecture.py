@@ -86,12 +86,16 @@ def test_the_server_app_loads_no_engine_and_no_framework() -> None:
     assert loaded.isdisjoint({"torch", "transformers", "peft", "langchain_core", "langgraph"})
 
 
-@pytest.mark.parametrize("name", ["vllm", "unsloth", "langfuse", "wandb"])
-def test_a_heavy_library_is_named_in_one_file_at_most(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "most"),
+    # Langfuse: what is read of its API, and the evaluators for its experiments.
+    [("vllm", 1), ("unsloth", 1), ("langfuse", 2), ("wandb", 1)],
+)
+def test_a_heavy_library_is_named_in_few_files(name: str, most: int) -> None:
     users = [
         p for p in sources(CLIENT, SERVER) if any(n.partition(".")[0] == name for n in imported(p))
     ]
-    assert len(users) <= 1, users
+    assert len(users) <= most, users
 
 
 def test_every_direct_import_is_declared() -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.double_precision import exact
 from tests.support.learner_cases import save_models
 from tests.support.vllm_sampling import vllm_adapters, vllm_model, vllm_sampler
 
-__all__ = ["vllm_adapters", "vllm_model", "vllm_sampler"]  # fixtures
+__all__ = ["exact", "vllm_adapters", "vllm_model", "vllm_sampler"]  # fixtures
 
 
 @pytest.fixture(scope="session")

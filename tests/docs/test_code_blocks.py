@@ -19,7 +19,8 @@ from langchain_art_server.config import load_settings
 from tests.support.live_server import LiveServer
 from tests.support.pages import PAGES, REPO, Block, blocks, run_page
 
-ELSEWHERE = {"judging.md": "test_judging_page.py, with the services that its blocks talk to"}
+#: In tests of their own, with the services that their blocks talk to.
+ELSEWHERE = ("judging.md", "from-an-evaluation.md", "traces.md")
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 PYTHON_PAGES = sorted(
     {block.page for block in BLOCKS if block.language == "python" and "notest" not in block.options}

@@ -1,4 +1,4 @@
-"""The blocks of docs/judging.md run as they stand, and print what their comments say."""
+"""The pages with blocks that talk to LangSmith and Langfuse run as they stand."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import pytest
 
 from tests.support.judges.hosted import Hosted
 from tests.support.judges.ranking_judge import RankingJudge
+from tests.support.langsmith_settings import langsmith_settings
 from tests.support.live_server import LiveServer
 from tests.support.pages import REPO, blocks, run_page
 
 pytest_plugins = ["pytester"]
 PAGE = REPO / "docs" / "judging.md"
+FROM_AN_EVALUATION = REPO / "docs" / "from-an-evaluation.md"
 
 
 @pytest.fixture
@@ -26,11 +28,11 @@ def services(
     monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
     old, new = str(uuid.uuid4()), str(uuid.uuid4())
     runs = {old: [{"output": "15 May"}], new: [{"output": "14 March"}]}
-    with Hosted(runs, names={"agent-0": old, "agent-17": new}) as hosted:
+    with (
+        Hosted(runs, names={"agent-0": old, "agent-17": new}) as hosted,
+        langsmith_settings(ENDPOINT=hosted.url, API_KEY="none", TRACING="false"),
+    ):
         for name, value in {
-            "LANGSMITH_ENDPOINT": hosted.url,
-            "LANGSMITH_API_KEY": "none",
-            "LANGSMITH_TRACING": "false",
             "LANGFUSE_BASE_URL": hosted.url,
             "LANGFUSE_PUBLIC_KEY": f"pk-{old}",
             "LANGFUSE_SECRET_KEY": "none",
@@ -49,6 +51,15 @@ def test_every_block_runs_and_prints_what_it_says(
     for composite in ("gated", "careful", "jury"):
         rewards = [run.reward for run in names[composite].invoke(names["group"]).trajectories]
         assert rewards == pytest.approx([1.0, 0.4, 0.0]), composite
+
+
+def test_an_evaluation_becomes_a_training_run(
+    services: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names: dict[str, Any] = {}
+    assert run_page(FROM_AN_EVALUATION, names, lambda: capsys.readouterr().out) == 3
+    assert len(names["result"].history) == names["result"].before.n == 1
+    assert [row["evaluation_results"]["results"][0].score for row in names["before"]] == [0.0]
 
 
 def test_the_pytest_block_is_a_test(pytester: pytest.Pytester) -> None:

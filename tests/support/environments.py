@@ -19,6 +19,7 @@ from tests.support.live_server import REPO
 HOMES = REPO / ".venvs"
 #: Installs for a quarter of pip's CPU time: each wheel is unpacked once and linked from then on.
 UV = Path(sys.executable).parent / "uv"
+NPM = Path(sys.executable).parent / "npm"
 #: What pip's configuration calls a thing; uv's variable for it, and what stands between its values.
 _NAMES = {
     "index-url": ("UV_DEFAULT_INDEX", " "),
@@ -87,9 +88,23 @@ def unsloth_python() -> Path:
     return _locked("unsloth", "requirements/unsloth-cpu.txt")
 
 
+def trl_python() -> Path:
+    """A Python with TRL on a CPU: Unsloth's pins, without it and with an older TRL.
+
+    The `DPOTrainer` of later releases (1.15 is one) needs Triton, which has no CPU.
+    """
+    pins = [one for one in _pins("requirements/unsloth-cpu.txt") if not one.startswith("unsloth")]
+    others = [one for one in pins if not one.startswith("trl==")]
+    return environment("trl", ["--no-deps", *others, "trl==1.12.0"])
+
+
 def _locked(name: str, requirements: str) -> Path:
+    return environment(name, ["--no-deps", *_pins(requirements)])
+
+
+def _pins(requirements: str) -> list[str]:
     lines = (REPO / requirements).read_text().splitlines()
-    return environment(name, ["--no-deps", *(one for one in lines if one[:1] not in ("", "#"))])
+    return [one for one in lines if one[:1] not in ("", "#")]
 
 
 def node_modules(package_json: Path) -> Path:
@@ -100,7 +115,7 @@ def node_modules(package_json: Path) -> Path:
         shutil.copy(package_json, home)
         # Peers are pinned in the file; npm's own search for them can take minutes.
         quiet = ["--legacy-peer-deps", "--no-package-lock", "--no-audit", "--no-fund"]
-        _run(["npm", "install", *quiet], home)
+        _run([str(NPM), "install", *quiet], home)
 
     return _kept("node", [package_json.read_text()], make)
 

@@ -12,7 +12,7 @@ from tests.support.live_server import REPO
 SERVER = REPO / "server" / "langchain_art_server"
 _WHOLE = re.compile(r"(groups|runs|calls)\.[a-z_]+")
 _WORD = re.compile(r"[a-z]+(_[a-z]+)*_?")
-_DECIDES = {"why_excluded", "_why_excluded"}
+_DECIDES = {"why_excluded", "_why_excluded", "why_too_long"}
 
 
 def sent_reasons() -> set[str]:

@@ -221,3 +221,15 @@ def trained_logprob(core: LearnerCore, adapter: Path, rows: list[Row]) -> float:
         for own, row in zip(found, rows, strict=True)
         for p, m in zip(own, row.mask, strict=True)
     )
+
+
+def worst_error(core: LearnerCore, expected: dict[str, torch.Tensor]) -> float:
+    """Relative to the whole tensor's size, of the worst parameter; gradients are taken away."""
+    assert set(expected) == set(core.parameters) and len(expected) == 28
+    errors: list[float] = []
+    for name, parameter in core.parameters.items():
+        assert parameter.grad is not None
+        difference = parameter.grad.double() - expected[name].double()
+        errors.append((difference.norm() / expected[name].norm()).item())
+        parameter.grad = None
+    return max(errors)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import peft
 import pytest
@@ -12,7 +11,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
-from transformers.models.qwen3 import modeling_qwen3
 
 from langchain_art.wire import GSPO, ClippedRatio, JobConfig, Loss, SFTConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.token_sets import mask_of
@@ -34,6 +32,7 @@ from tests.support.learner_cases import (
     quiet,
     restricted,
     shake,
+    worst_error,
 )
 
 PLAIN = TrainConfig(
@@ -41,26 +40,6 @@ PLAIN = TrainConfig(
     guard=None,
     tokens_per_microbatch=64,
 )
-
-
-def double_norm(self: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """Qwen3RMSNorm without its cast to float32, which would end a float64 check at 1e-7."""
-    return (
-        self.weight
-        * hidden
-        * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-    )
-
-
-def double_attention(
-    module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, **_: Any
-) -> tuple[torch.Tensor, None]:
-    """Causal attention written out, again without transformers' softmax in float32."""
-    del mask  # one row without padding: causality is all there is
-    k, v = (x.repeat_interleave(module.num_key_value_groups, dim=1) for x in (k, v))
-    scores = q @ k.transpose(-1, -2) * scaling
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    return (scores.masked_fill(later, -math.inf).softmax(-1) @ v).transpose(1, 2), None
 
 
 def naive_gradient(
@@ -113,24 +92,6 @@ def second_update(core: LearnerCore, rows: list[Row], config: TrainConfig) -> Tr
         dtype=torch.float64,
     )
     return batch
-
-
-def worst_error(core: LearnerCore, expected: dict[str, torch.Tensor]) -> float:
-    """Relative to the whole tensor's size, of the worst parameter; gradients are taken away."""
-    assert set(expected) == set(core.parameters) and len(expected) == 28
-    errors: list[float] = []
-    for name, parameter in core.parameters.items():
-        assert parameter.grad is not None
-        difference = parameter.grad.double() - expected[name].double()
-        errors.append((difference.norm() / expected[name].norm()).item())
-        parameter.grad = None
-    return max(errors)
-
-
-@pytest.fixture
-def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modeling_qwen3.Qwen3RMSNorm, "forward", double_norm)
-    monkeypatch.setattr(modeling_qwen3, "eager_attention_forward", double_attention)
 
 
 @pytest.mark.usefixtures("exact")

@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from langchain_art.errors import ArtError, ConfigError
-from langchain_art.wire import TrainConfig
+from langchain_art.wire import PreferenceConfig, TrainConfig
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.distributed import data_parallel
 from langchain_art_server.backends.peft.distributed.data_parallel import end_with, rank_devices
@@ -34,6 +34,7 @@ from tests.support.learner_cases import (
     make_rows,
     quiet,
 )
+from tests.support.preference_cases import OfCore, make_pairs, prefer
 from tests.support.ranks import check_twenty_steps, distance, ignore, others, ranked, started
 
 in_its_loop = pytest.mark.asyncio(loop_scope="module")
@@ -52,6 +53,29 @@ async def test_two_ranks_equal_one_after_twenty_steps(
     two: PeftLearner, tiny: str, tmp_path: Path
 ) -> None:
     await check_twenty_steps(two, tiny, tmp_path)
+
+
+@pytest.mark.slow
+@in_its_loop
+async def test_the_pairs_of_a_preference_step_may_be_on_different_ranks(
+    two: PeftLearner, tiny: str, tmp_path: Path
+) -> None:
+    core, restarts = LearnerCore(tiny), two.restarts
+    start = alone = together = fresh(core, tmp_path)
+    config = PreferenceConfig(learning_rate=5e-3, beta=0.3, tokens_per_microbatch=64)
+    for step in range(1, 6):
+        # The last step's pair has a side on each rank; in the others sides have several rows.
+        pairs = make_pairs(5 if step < 5 else 1, seed=step, turns=3 if step < 5 else 1)
+        out = folder(tmp_path, f"alone{step}")
+        expected = await prefer(OfCore(core), alone, out, step, pairs, config)
+        alone, out = out, folder(tmp_path, f"together{step}")
+        metrics = await prefer(two, together, out, step, pairs, config)
+        together = out
+        for name in set(expected) - {"seconds", "cpu_seconds", "tokens_processed"}:
+            assert metrics[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-5), name
+    assert two.restarts == restarts
+    assert distance(alone, start, FILES[1]) > 0.05  # they have learned
+    assert distance(together, alone, FILES[1]) <= 1e-6
 
 
 @pytest.mark.slow

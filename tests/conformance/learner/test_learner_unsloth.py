@@ -10,7 +10,7 @@ import pytest_asyncio
 from safetensors.torch import load_file
 
 from langchain_art.errors import ConfigError, InvalidRequest
-from langchain_art.wire import KLPenalty, LoraConfig, TrainConfig
+from langchain_art.wire import KLPenalty, LoraConfig, PreferenceConfig, TrainConfig
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.unsloth.learner import UnslothLearner
@@ -27,6 +27,7 @@ from tests.support.learner_cases import (
     make_rows,
     quiet,
 )
+from tests.support.preference_cases import OfCore, make_pairs, prefer
 from tests.support.tiny_models import save_model
 
 #: Largest difference of a weight after five steps: other releases of torch's callers, same numbers.
@@ -98,6 +99,27 @@ async def test_its_adapter_is_the_peft_learners(
         for own, plain in zip(found, core.logprobs(adapter, rows), strict=True):
             assert own == pytest.approx(plain.tolist(), abs=1e-4)
     assert learner.restarts == 0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_its_preference_steps_are_the_peft_learners(
+    learner: UnslothLearner, model: Path, tmp_path: Path
+) -> None:
+    core = LearnerCore(str(model))
+    ours = theirs = first = fresh(core, tmp_path)
+    config = PreferenceConfig(learning_rate=1e-2, beta=0.3)
+    for step in range(1, 4):
+        pairs = make_pairs(4, seed=step, turns=2)
+        out = folder(tmp_path, f"ours{step}")
+        expected = await prefer(OfCore(core), ours, out, step, pairs, config)
+        ours, out = out, folder(tmp_path, f"theirs{step}")
+        metrics = await prefer(learner, theirs, out, step, pairs, config)
+        theirs = out
+        assert metrics["loss"] == pytest.approx(expected["loss"], abs=1e-5)
+        assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3)
+    got, wanted, start = (load_file(path / FILES[1]) for path in (theirs, ours, first))
+    assert max((wanted[name] - start[name]).abs().max().item() for name in got) > 0.01
+    assert max((got[name] - wanted[name]).abs().max().item() for name in got) <= TOLERANCE
 
 
 @pytest.mark.asyncio(loop_scope="module")

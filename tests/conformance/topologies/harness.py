@@ -22,7 +22,7 @@ from langgraph.pregel.protocol import PregelProtocol
 
 from langchain_art import CaptureHandler, ChatART, Trajectory, capture
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.tracing.handler import Run
+from langchain_art.tracing.run import Run
 from tests.support.live_server import RuleServer
 from tests.support.rule_model.rules import script
 

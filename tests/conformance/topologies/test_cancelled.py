@@ -16,7 +16,7 @@ from langgraph.graph import MessagesState
 from langchain_art import capture
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import NotFound
-from langchain_art.tracing.handler import Run
+from langchain_art.tracing.run import Run
 from langchain_art.wire import TrajectoryGroup
 from tests.conformance.topologies import checks
 from tests.conformance.topologies.harness import Kit

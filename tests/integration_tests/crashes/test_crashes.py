@@ -20,7 +20,7 @@ from langchain_art import ChatART, TrainConfig, Trainer
 from langchain_art.client import http_request
 from langchain_art.training.trainer import PATIENCE
 from tests.support.engines import engines
-from tests.support.live_server import LiveServer
+from tests.support.live_server import TLS, LiveServer
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 
@@ -41,7 +41,9 @@ class Witness(threading.Thread):
             one = f"witness-{uuid.uuid4().hex}"
             try:
                 answer = httpx.post(
-                    f"{self.server.base_url}/trajectories", json={"id": one, "reward": 0.5}
+                    f"{self.server.base_url}/trajectories",
+                    json={"id": one, "reward": 0.5},
+                    verify=TLS,
                 )
             except httpx.TransportError:
                 time.sleep(0.05)

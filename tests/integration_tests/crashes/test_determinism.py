@@ -25,6 +25,8 @@ STEPS = count(8, 20)
 #: Step -> which process is killed with -9 in it. The engines are the server's children, in order.
 #: Each kind once by default: that a server survives its own restarts, `test_crashes` shows.
 KILLS = {2: "sampler", 4: "server", 6: "learner", 10: "server"}
+#: Those that are preference steps: each run of the first group is preferred to each of the second.
+PREFERS = {10}
 FILES = ("adapter_model.safetensors", "optimizer.safetensors")
 
 
@@ -67,12 +69,17 @@ def train(
     config: dict[str, Any] = {"learning_rate": 5e-4}
     if KILLS.get(step) in ("server", "learner"):
         config |= {"optimizer_steps": 8, "tokens_per_microbatch": 64}
+    begun = "training"
+    if step in PREFERS:
+        config = {"kind": "dpo", "learning_rate": 5e-4, "tokens_per_microbatch": 64}
+        groups = [[chosen, rejected] for chosen in groups[0] for rejected in groups[1]]
+        begun = "comparing the pairs"
     body = {"policy": policy, "groups": groups, "config": config}
     key = {"Idempotency-Key": f"{policy}-{step}"}
     with server.http() as http:
         job = f"/v1/jobs/{http.post('/v1/train', json=body, headers=key).json()['id']}"
         heard: list[dict[str, Any]] = []
-        while kill and not any("training" in event["message"] for event in heard):
+        while kill and not any(begun in event["message"] for event in heard):
             where = {"wait": 5, "after": heard[-1]["seq"] if heard else 0}
             heard += http.get(f"{job}/events", params=where).json()["data"]
     if kill == "server":

@@ -63,7 +63,7 @@ def test_ids_that_are_given_twice_are_found_at_once(http: httpx.Client) -> None:
     ("method", "path", "status", "code"),
     [
         ("GET", "/v1/nowhere", 404, "not_found"),
-        ("GET", "/", 404, "not_found"),
+        ("GET", "/nothing", 404, "not_found"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
         ("OPTIONS", "/v1/policies", 405, "method_not_allowed"),

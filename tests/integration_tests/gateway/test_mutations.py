@@ -53,6 +53,10 @@ def valid_requests(call: str, run: str, job: str) -> list[Valid]:
         chat(n=2, logprobs=True, top_logprobs=2, stop=["."], top_p=0.9, top_k=5),
         chat(stream=True, stream_options={"include_usage": True}),
     ]
+    said = {"source": "api", "trajectory": run, "at": 1.5, "reviewer": "ann", "comment": "no"}
+    reward = said | {"id": "r-1", "kind": "reward", "name": "human_reward", "value": 1.0}
+    correction = said | {"id": "r-2", "kind": "correction", "name": "output", "call_id": call}
+    correction |= {"correction": {"role": "assistant", "content": "In May."}}
     return [
         *chats * 3,
         Valid("GET", "/v1/models"),
@@ -83,6 +87,8 @@ def valid_requests(call: str, run: str, job: str) -> list[Valid]:
             {"trajectory_id": run},
             body={"reward": 1.0, "scores": {"a": 0.5}, "metadata": {"x": 1}},
         ),
+        Valid("PUT", "/v1/reviews", body={"reviews": [correction, reward]}),
+        Valid("GET", "/v1/reviews", query={"policy": "tiny", "trajectory": run, "source": "api"}),
         Valid("POST", "/v1/train", body=train, headers={"Idempotency-Key": "once"}),
         Valid("GET", "/v1/jobs", query={"policy": "tiny"}),
         Valid("GET", "/v1/jobs/{job_id}", {"job_id": job}, {"wait": 0}),

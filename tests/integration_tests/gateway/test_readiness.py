@@ -14,14 +14,14 @@ import pytest
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import EngineUnavailable
 from tests.support.engines import engines, part_of
-from tests.support.live_server import LiveServer
+from tests.support.live_server import TLS, LiveServer
 from tests.support.postgres import Postgres
 
 ASK = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "?"}]}
 
 
 def readiness(server: LiveServer) -> httpx.Response:
-    return httpx.get(f"{server.root}/readyz", timeout=10)
+    return httpx.get(f"{server.root}/readyz", timeout=10, verify=TLS)
 
 
 def await_readiness(server: LiveServer, holds: Callable[[httpx.Response], bool]) -> httpx.Response:

@@ -20,7 +20,8 @@ import openai
 import pytest
 
 from langchain_art.wire.api_keys import new_api_key
-from tests.support.live_server import LiveServer
+from tests.support.live_server import TLS, LiveServer
+from tests.support.soak import count
 
 SAY = [{"role": "user", "content": "When is the falcon review?"}]
 JSON = {"Content-Type": "application/json"}
@@ -491,7 +492,7 @@ def test_a_key_is_asked_for_and_compared(keyed_server: LiveServer) -> None:
     root, key = keyed_server.root, keyed_server.api_key
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": key}):
         for path in ("/v1/models", "/status", "/v1/jobs", "/openapi.json"):
-            answer = httpx.get(f"{root}{path}", headers=headers)
+            answer = httpx.get(f"{root}{path}", headers=headers, verify=TLS)
             assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
     assert httpx.get(f"{root}/healthz").status_code == 200
     with keyed_server.http() as client:
@@ -542,7 +543,7 @@ def test_no_request_that_the_openapi_document_allows_breaks_the_server(
     argv = [sys.executable, "-m", "schemathesis.cli", "run", f"{keyed_server.root}/openapi.json"]
     # The document itself is behind the key: without this, the command fails.
     argv += ["--header", f"Authorization: Bearer {keyed_server.api_key}"]
-    argv += ["--checks", "not_a_server_error", "--max-examples", "30"]
+    argv += ["--checks", "not_a_server_error", "--max-examples", str(count(15, 100))]
     argv += ["--phases", "coverage,fuzzing", "--request-timeout", "20", "--no-color"]
     done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-6000:]

@@ -28,6 +28,7 @@ def test_the_client_alone(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "langchain_art/py.typed" in names
     assert "langchain_art_server/__main__.py" in names
+    assert "langchain_art_server/page/static/vendor/uplot.js" in names
     assert not [name for name in names if name.startswith(("tests/", "examples/", "benchmarks/"))]
     run(UV, "venv", "--python", sys.executable, tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from langchain_art import ArtClient, ChatART, Trainer, Trajectory, TrajectoryGroup, capture
 from langchain_art.cli.main import app
 from langchain_art.errors import ArtError, ConfigError, JobFailed
-from langchain_art.tracing.handler import Run
+from langchain_art.tracing.run import Run
 from langchain_art.wire import LoraConfig
 from tests.support.live_server import LiveServer
 

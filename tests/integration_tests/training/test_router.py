@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from examples.email_search.inbox import EVENTS, PROJECTS
 from langchain_art import ArtClient, ChatART, LRSchedule, TrainConfig, Trainer, capture
-from langchain_art.tracing.handler import Run
+from langchain_art.tracing.run import Run
 from langchain_art.wire import LoraConfig
 from tests.support.live_server import LiveServer
 from tests.support.tiny_models import WORST

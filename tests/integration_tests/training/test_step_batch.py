@@ -15,7 +15,8 @@ from rich.console import Console
 
 from langchain_art import ChatART
 from langchain_art.errors import ConfigError
-from langchain_art.tracing.handler import Run, capture
+from langchain_art.tracing.run import Run
+from langchain_art.tracing.scope import capture
 from langchain_art.training.trainer import Trainer
 from tests.support.live_server import LiveServer
 

@@ -15,7 +15,8 @@ from langchain_art import ChatART
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ArtError, ConfigError, JobFailed, RolloutFailed
 from langchain_art.evaluators import score_groups
-from langchain_art.tracing.handler import Run, capture
+from langchain_art.tracing.run import Run
+from langchain_art.tracing.scope import capture
 from langchain_art.training.experiments.curves import reward_plot
 from langchain_art.training.fit_loop import Schedule, best
 from langchain_art.training.fit_state import History, PendingStep

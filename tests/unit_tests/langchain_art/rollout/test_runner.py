@@ -17,7 +17,8 @@ from langchain_art.errors import ConfigError, EngineUnavailable, RolloutFailed, 
 from langchain_art.rollout.gather import gather, gather_sync
 from langchain_art.rollout.runner import is_server_away
 from langchain_art.rollout.scenarios import draw, group_ids, scenario_id
-from langchain_art.tracing.handler import Run, capture
+from langchain_art.tracing.run import Run
+from langchain_art.tracing.scope import capture
 from langchain_art.wire import ID, Trajectory
 
 

@@ -20,7 +20,7 @@ from langgraph.types import Command, interrupt
 from packaging.version import Version
 
 from langchain_art import CaptureHandler, capture
-from langchain_art.tracing.handler import Run
+from langchain_art.tracing.run import Run
 
 ASK: Any = {"messages": [("user", "hi")]}
 THREAD: Any = {"configurable": {"thread_id": "t"}}

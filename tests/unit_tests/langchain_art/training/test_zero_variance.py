@@ -29,12 +29,13 @@ CONFIGS: list[dict[str, Any]] = [
     {"advantage": {"kind": "standardized", "scores": {"a": 1.0, "b": 0.5}}},
     {"overlong": {"tokens": 8, "buffer": 4}},
     {"credit": "node", "overlong": {"tokens": 8, "buffer": 4}},
+    {"credit": "call"},
     {"credit": "turn"},
     {"credit": {"kind": "turn", "discount": 0.5}},
     {"credit": "anchor"},
 ]
 #: Where the client knows as much as the server.
-EXACT = 7
+EXACT = 8
 VALUES = st.sampled_from([None, 0.0, 0.25, 1.0])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from langchain_art.wire.redaction import REDACTED, redact, redact_values
+from langchain_art.wire.redaction import REDACTED, Redactor, redact, redact_values
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,12 @@ from langchain_art.wire.redaction import REDACTED, redact, redact_values
         "sk-ant-api03-" + "a1B2c3D4" * 4,
         "ghp_" + "a1B2c3D4" * 4,
         "github_pat_" + "a1B2c3D4" * 4,
+        *(f"gh{kind}_" + "a1B2c3D4" * 4 for kind in "osur"),
+        "glpat-" + "a1B2c3D4" * 4,
         "AKIA" + "ABCD1234" * 2,
+        "ASIA" + "ABCD1234" * 2,
+        "AIza" + "a1B2c3D4" * 4,
+        "lsv2_" + "a1B2c3D4" * 4,
         "hf_" + "aBcD1234" * 4,
         "xoxb-1234567890-abcdef",
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
@@ -34,6 +39,10 @@ def test_a_secret_is_found_wherever_it_stands(secret: str) -> None:
         ("postgresql://art:hunter2@db/art", f"postgresql://{REDACTED}@db/art"),
         ('{"password": "hunter22", "user": "ann"}', f'{{"{REDACTED}", "user": "ann"}}'),
         ("api_key=abcdef123456; next", f"{REDACTED}; next"),
+        ("API-KEY: abcdef123456; next", f"{REDACTED}; next"),
+        ("apikey=abcdef123456; next", f"{REDACTED}; next"),
+        ("PASSWD=hunter22 next", f"{REDACTED} next"),
+        ("Authorization: basic YXJ0OmFydDphcnQ6YXJ0", f"Authorization: basic {REDACTED}"),
     ],
 )
 def test_what_names_a_secret_tells_it(text: str, shown: str) -> None:
@@ -55,3 +64,19 @@ def test_other_text_stays(text: str) -> None:
 
 def test_it_takes_a_time_that_grows_with_the_text_alone() -> None:
     redact("sk-" * 100_000 + "eyJ" * 100_000 + "password:" * 50_000 + "-----BEGIN " * 20_000)
+
+
+def test_an_entry_that_is_named_as_a_secret_is_one() -> None:
+    given = {"password": "hunter22", "db_token": "abcdef1", "tokens": "many words", "token": "17"}
+    redactor = Redactor()
+    shown = redactor.value({"metadata": [given], "api-key": "abcdef", "secret": 17})
+    kept = {"tokens": "many words", "token": "17"}
+    hidden = {"password": REDACTED, "db_token": REDACTED}
+    assert shown == {"metadata": [hidden | kept], "api-key": REDACTED, "secret": 17}
+    assert redactor.count == 3
+
+
+def test_what_is_redacted_is_counted() -> None:
+    redactor = Redactor()
+    redactor.value(["sk-" + "a1B2" * 6 + " and sk-" + "c3D4" * 6, "nothing"])
+    assert redactor.count == 2

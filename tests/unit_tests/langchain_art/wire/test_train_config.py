@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from langchain_art.wire import (
     KLPenalty,
     LRSchedule,
     OverlongPenalty,
+    PreferenceConfig,
     SequenceMask,
     SFTConfig,
     SimpleAdvantage,
@@ -144,7 +146,8 @@ FULL = TrainConfig(
 
 
 @pytest.mark.parametrize(
-    "config", [TrainConfig(), SFTConfig(), SFTConfig(learning_rate=1e-3), FULL]
+    "config",
+    [TrainConfig(), SFTConfig(), SFTConfig(learning_rate=1e-3), FULL],
 )
 def test_a_config_is_the_same_after_the_wire(config: TrainConfig | SFTConfig) -> None:
     request = TrainRequest(policy="p", groups=(("a",),), config=config)
@@ -156,8 +159,8 @@ def test_a_config_without_a_kind_is_one_of_reinforcement_learning() -> None:
     body = {"policy": "p", "groups": [["a"]], "config": {"loss": "gspo"}}
     found = TrainRequest.model_validate_json(json.dumps(body)).config
     assert found == TrainConfig(loss="gspo")
-    with pytest.raises(ValidationError, match="'rl', 'sft'"):
-        TrainRequest.model_validate(body | {"config": {"kind": "dpo"}})
+    with pytest.raises(ValidationError, match="'rl', 'sft', 'dpo'"):
+        TrainRequest.model_validate(body | {"config": {"kind": "ppo"}})
 
 
 @pytest.mark.parametrize(
@@ -176,7 +179,7 @@ def test_a_config_without_a_kind_is_one_of_reinforcement_learning() -> None:
         ({"loss": 3}, "valid dictionary or object"),
         ({"loss": {"clip_low": 0.1}}, "discriminator 'kind'"),
         ({"advantage": "rloo"}, "'mean', 'leave_one_out', 'maxrl', 'standardized'"),
-        ({"credit": "step"}, "'run', 'node', 'turn', 'anchor'"),
+        ({"credit": "step"}, "'run', 'node', 'call', 'turn', 'anchor'"),
         ({"kl": {"estimator": "k3"}}, "kl.coefficient: Field required"),
         ({"kl": {"coefficient": 0.1}}, "kl.estimator: Field required"),
         ({"kl": {"estimator": "k3", "coefficient": 0.0}}, "greater than 0"),
@@ -216,6 +219,7 @@ def test_a_config_without_a_kind_is_one_of_reinforcement_learning() -> None:
         ({"overlong": {"buffer": 8}}, "overlong.tokens: Field required"),
         ({"overlong": {"tokens": 8, "buffer": 9}}, "at most as large"),
         ({"overlong": OverlongPenalty(tokens=8, buffer=4), "advantage": "maxrl"}, "maxrl"),
+        ({"overlong": OverlongPenalty(tokens=8, buffer=4), "credit": "call"}, "credit='call'"),
         (
             {
                 "overlong": OverlongPenalty(tokens=8, buffer=4),
@@ -245,7 +249,7 @@ def test_a_supervised_step_has_no_settings_of_rewards(name: str) -> None:
 
 
 def test_a_supervised_step_needs_no_retrain() -> None:
-    with pytest.raises(ValidationError, match="retrain=true for a supervised step"):
+    with pytest.raises(ValidationError, match="retrain=true for a step of the kind 'sft'"):
         TrainRequest(policy="p", groups=(("a",),), config=SFTConfig(), retrain=True)
 
 
@@ -259,3 +263,28 @@ def test_a_config_is_frozen() -> None:
 def test_all_groups_are_part_of_the_public_face() -> None:
     for group in (TrainConfig, SFTConfig, LRSchedule, ClippedRatio, GSPO, CISPO, DPPOTV, IcePop):
         assert getattr(langchain_art, group.__name__) is group
+
+
+def test_rewards_of_a_request_are_of_its_runs_and_are_read() -> None:
+    groups = (("a", "b"),)
+    assert TrainRequest(policy="p", groups=groups, rewards={"a": 1.0}).rewards == {"a": 1.0}
+    with pytest.raises(ValidationError, match="expected runs of `groups`"):
+        TrainRequest(policy="p", groups=groups, rewards={"c": 1.0})
+    scored = TrainConfig(advantage=Standardized(scores={"style": 1.0}))
+    for config in (SFTConfig(), scored):
+        for rewards in ({"rewards": {"a": 1.0}}, {"turns": {"call": 1.0}}):
+            with pytest.raises(ValidationError, match="got rewards for a step that reads none"):
+                TrainRequest(policy="p", groups=groups, config=config, **rewards)
+    for wrong in (math.nan, math.inf, 1e10, True, "1"):
+        with pytest.raises(ValidationError, match=r"turns\.call"):
+            TrainRequest(policy="p", groups=groups, turns={"call": wrong})
+
+
+def test_a_preference_step_is_the_same_after_the_wire() -> None:
+    config = PreferenceConfig(beta=0.3, learning_rate=1e-3)
+    request = TrainRequest(policy="p", groups=(("a", "b"),), config=config)
+    assert TrainRequest.model_validate_json(request.model_dump_json()).config == config
+    kept = ("learning_rate", "schedule", "max_grad_norm", "tokens_per_microbatch")
+    for name in kept:
+        assert getattr(config.weighted, name) == getattr(config, name)
+    assert set(PreferenceConfig.model_fields) == {*kept, "kind", "beta"}

@@ -76,3 +76,16 @@ def test_a_lease_gives_back_what_is_left(monkeypatch: pytest.MonkeyPatch) -> Non
         assert isinstance(lease, Lease) and slots.running == 1
         raise ZeroDivisionError
     assert slots.running == 0 and not slots._of
+
+
+def test_clients_are_known_by_their_calls_and_when_these_ended() -> None:
+    slots = CallSlots(8)
+    with slots.take("a", 2):
+        with slots.take("b", 1):
+            assert slots.clients() == [("a", 2, 0.0), ("b", 1, 0.0)]
+        assert [one[:2] for one in slots.clients()] == [("a", 2), ("b", 0)]
+    assert [one[:2] for one in slots.clients()] == [("a", 0), ("b", 0)]  # the latest first
+    for number in range(1000):
+        with slots.take(f"c{number}", 1):
+            pass
+    assert len(slots.clients()) == 256

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from langchain_art.wire import TrainRequest
+from langchain_art.wire import PreferenceConfig, TrainJob, TrainRequest, Trajectory, Turn
+from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.config import Settings
 from langchain_art_server.jobs import job_queue
 from langchain_art_server.jobs.job_runner import JobRunner
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.policies.router import Router
+from langchain_art_server.storage.reward_snapshot import RewardSnapshot
 from langchain_art_server.storage.store import Store
+from tests.support.call_records import record
 
 
 async def test_a_store_that_fails_for_a_moment_does_not_end_all_jobs(
@@ -48,3 +52,42 @@ async def test_a_store_that_fails_for_a_moment_does_not_end_all_jobs(
         store.close()
     assert failures == 2
     assert [r.levelno for r in caplog.records if "jobs go on" in r.message] == [logging.ERROR]
+
+
+async def test_pairs_are_weighed_while_the_learner_has_the_device(tmp_path: Path) -> None:
+    """Where sampler and learner take turns, the logprobs of pairs may need all of its memory."""
+    settings = Settings(model="none", data_dir=tmp_path, take_turns=True)
+    store, adapters = Store(settings.url), AdapterStore(tmp_path / "adapters")
+    seen: list[str] = []
+
+    class Engines:
+        """Both of them: notes what is asked of it, in order."""
+
+        info = SimpleNamespace(max_model_len=99)
+
+        async def sleep(self) -> None:
+            seen.append("sleep")
+
+        async def wake(self) -> None:
+            seen.append("wake")
+
+        async def logprobs(self, adapter: Path | None, rows: list[Row]) -> list[list[float]]:
+            assert runner.gate._shut_since is not None
+            seen.append("base" if adapter is None else "policy")
+            return [[-1.0] * len(row.token_ids) for row in rows]
+
+    engine = cast("Any", Engines())
+    router = Router("none", adapters, engine)
+    runner = JobRunner(settings, store, adapters, router, engine, engine)
+    runs = [Trajectory(id=name, turns=(Turn(call_id=name, messages=()),)) for name in ("w", "l")]
+    await store.add_calls([record("w", said=(2, 3)), record("l", said=(4,))])
+    await store.add_trajectories(runs)
+    request = TrainRequest(policy="p", groups=(("w", "l"),), config=PreferenceConfig())
+    snapshots = {run.id: RewardSnapshot.of(run, request) for run in runs}
+    job = TrainJob(id="j", key="k", policy="p", state="running", created_at=0.0)
+    batch = await runner._batch(job, request, snapshots, 0)
+    pairs = await runner._weigh(job, batch)
+    store.close()
+    assert pairs is not None and pairs.base == [(-2.0, -1.0)]
+    assert seen == ["sleep", "base", "policy", "wake"] and runner.gate._shut_since is None
+    assert [row.weights for row in batch.rows] == [[0.0, 0.05, 0.05], [0.0, -0.05]]

@@ -12,6 +12,7 @@ from sqlalchemy import event
 
 from langchain_art.errors import ConfigError
 from langchain_art_server.storage.database import Database
+from langchain_art_server.storage.opening import check_schema
 from langchain_art_server.storage.tables import CALLS
 from tests.support.call_records import record
 
@@ -118,6 +119,37 @@ def test_a_database_of_another_version_is_refused_in_words(
     engine.dispose()
     with pytest.raises(ConfigError, match=f"(?s){words}.*another --data-dir"):
         Database(database_url)
+
+
+#: What a database of version 2 lacks.
+ADDED = ("reviews", "run_facts", "run_marks", "run_words")
+
+
+def test_a_database_of_version_2_gets_the_tables_that_it_lacks(database_url: str) -> None:
+    Database(database_url).close()
+    engine = sa.create_engine(database_url)
+    with engine.begin() as connection:
+        for added in ADDED:
+            connection.exec_driver_sql(f"DROP TABLE {added}")
+        connection.exec_driver_sql("UPDATE art_schema SET version = 2")
+    with engine.connect() as connection, pytest.raises(ConfigError, match="Start this server on"):
+        check_schema(connection)  # which changes nothing: `langchain-art scrub`
+    Database(database_url).close()
+    with engine.begin() as connection:
+        check_schema(connection)
+        indexes = {
+            tuple(one["column_names"]) for one in sa.inspect(connection).get_indexes("reviews")
+        }
+        assert {("source", "id"), ("trajectory_id",)} <= indexes
+        connection.exec_driver_sql("UPDATE art_schema SET version = 2")
+        for added in ADDED:
+            connection.exec_driver_sql(f"DROP TABLE {added}")
+        connection.exec_driver_sql("ALTER TABLE calls DROP COLUMN retry")
+    with pytest.raises(ConfigError, match="'calls' has no column 'retry'"):
+        Database(database_url)
+    with engine.connect() as connection:  # and it was left as it was
+        assert not sa.inspect(connection).has_table("reviews")
+    engine.dispose()
 
 
 def test_two_servers_never_have_one_database(database_url: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic_core import from_json, to_json
 
-from langchain_art.errors import InvalidRequest
+from langchain_art.errors import Conflict, InvalidRequest
 from langchain_art.wire import Reward, Standardized, TrainConfig, TrainRequest, Trajectory, Turn
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot, changed, rewards_in_words
 from langchain_art_server.storage.store import Store
@@ -17,6 +17,10 @@ from langchain_art_server.storage.store import Store
 def run(*rewards: float | None, **fields: object) -> Trajectory:
     turns = tuple(Turn(call_id=f"c-{i}", reward=r) for i, r in enumerate(rewards))
     return Trajectory(id="t-1", turns=turns, **fields)  # type: ignore[arg-type]
+
+
+def asked(**rewards: object) -> TrainRequest:
+    return TrainRequest(policy="p", groups=(("t-1",),), **rewards)  # type: ignore[arg-type]
 
 
 def given(told: Trajectory) -> list[float | None]:
@@ -67,7 +71,7 @@ def test_rewards_that_differ_differ_in_words() -> None:
     ],
 )
 def test_a_run_stands_as_it_stood_whatever_came_after(then: Trajectory) -> None:
-    kept = RewardSnapshot(**from_json(to_json(asdict(RewardSnapshot.of(then)))))
+    kept = RewardSnapshot(**from_json(to_json(asdict(RewardSnapshot.of(then, asked())))))
     now = changed(
         then,
         Reward(
@@ -97,4 +101,34 @@ async def test_a_job_keeps_its_runs_as_they_were_scored(tmp_path: Path) -> None:
     assert (again, target) == (request, None)
     assert (now.scores, given(now)) == ({"a": 0.0}, [9.0, 1.0])
     assert scored["t-1"].on(now) == then
+    store.close()
+
+
+def test_a_jobs_own_reward_stands_for_those_of_the_run_and_its_calls() -> None:
+    old = run(1.0, None, reward=0.5, scores={"a": 1.0})
+    told = RewardSnapshot.of(old, asked(rewards={"t-1": 0.0})).on(old)
+    assert (told.reward, given(told), told.scores) == (0.0, [None, None], {"a": 1.0})
+    told = RewardSnapshot.of(old, asked(turns={"c-1": 0.0, "c-9": 4.0})).on(old)
+    assert (told.reward, given(told)) == (None, [None, 0.0])
+    told = RewardSnapshot.of(old, asked(rewards={"t-1": 0.25}, turns={"c-0": 0.0})).on(old)
+    assert (told.reward, given(told)) == (0.25, [0.0, None])
+    assert RewardSnapshot.of(old, asked(turns={"c-9": 4.0})).on(old) == old
+    assert old.total_return == 1.5
+
+
+async def test_rewards_of_calls_for_one_job_are_stored_with_it_and_are_part_of_it(
+    tmp_path: Path,
+) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'art.sqlite3'}")
+    stored = run(1.0, None, reward=0.5)
+    await store.add_trajectories([stored])
+    job = await store.jobs.add("job-1", "k", asked(turns={"c-1": 0.25}), [stored], 9)
+    again = await store.jobs.add("job-2", "k", asked(turns={"c-1": 0.25}), [stored], 9)
+    assert again.id == job.id
+    with pytest.raises(Conflict):
+        await store.jobs.add("job-3", "k", asked(turns={"c-1": 0.5}), [stored], 9)
+    _, scored, _ = await store.jobs.payload("job-1")
+    told = scored["t-1"].on(stored)
+    assert (told.reward, given(told)) == (None, [None, 0.25])
+    assert (await store.trajectory("t-1")).trajectory == stored
     store.close()

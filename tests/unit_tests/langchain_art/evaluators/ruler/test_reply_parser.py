@@ -29,6 +29,11 @@ def changed(entries: Entries, index: int, **fields: Any) -> Entries:
     return [{**one, **fields} if n == index else one for n, one in enumerate(entries)]
 
 
+def nobody(entries: Entries) -> str:
+    """An id like theirs, which none of them has."""
+    return next(one for one in ("zzz", "zzx") if one not in {entry["id"] for entry in entries})
+
+
 def without(entries: Entries, index: int, field: str) -> Entries:
     return [
         {k: v for k, v in one.items() if n != index or k != field} for n, one in enumerate(entries)
@@ -66,8 +71,8 @@ HOSTILE: dict[str, Callable[[Entries, random.Random], Any]] = {
     "duplicate": lambda e, r: whole([*e, {**r.choice(e), "score": 0.5}]),
     "duplicate that says the same": lambda e, r: whole([*e, r.choice(e)]),
     "duplicate in the place of another": lambda e, r: whole([*e[:-1], e[0]]),
-    "unknown in the place of another": lambda e, r: whole(changed(e, 0, id="zzz")),
-    "one too many": lambda e, r: whole([*e, {"id": "zzz", "explanation": "", "score": 0.4}]),
+    "unknown in the place of another": lambda e, r: whole(changed(e, 0, id=nobody(e))),
+    "one too many": lambda e, r: whole([*e, {"id": nobody(e), "explanation": "", "score": 0.4}]),
     "places for ids": lambda e, r: whole([{**one, "id": str(n)} for n, one in enumerate(e, 1)]),
     "numbers for ids": lambda e, r: whole([{**one, "id": n} for n, one in enumerate(e, 1)]),
     "upper case": lambda e, r: whole([{**one, "id": one["id"].upper()} for one in e]),

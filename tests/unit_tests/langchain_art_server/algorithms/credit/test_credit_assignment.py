@@ -45,7 +45,7 @@ def test_rewards_of_calls_add_to_the_runs() -> None:
     assert credit.advantages == {(0, 0): 1.0, (1, 0): -1.0}  # 2.5 and 0.5
 
 
-@pytest.mark.parametrize("kind", ["run", "node", "turn", "anchor"])
+@pytest.mark.parametrize("kind", ["run", "node", "call", "turn", "anchor"])
 def test_a_group_of_one_and_equal_runs_give_nothing_and_say_so(kind: str) -> None:
     config = TrainConfig(credit=kind)
     single = group_credit([run(1, call(anchor="s"), call(anchor="s"))], config)
@@ -57,7 +57,7 @@ def test_a_group_of_one_and_equal_runs_give_nothing_and_say_so(kind: str) -> Non
     assert group_credit([run(1), run(1.05)], config).whole is None
 
 
-@pytest.mark.parametrize("kind", ["run", "node", "turn", "anchor"])
+@pytest.mark.parametrize("kind", ["run", "node", "call", "turn", "anchor"])
 def test_frozen_and_discarded_calls_are_in_no_baseline_and_get_nothing(kind: str) -> None:
     config = TrainConfig(credit=kind)
     plain = [run(1, call(anchor="s")), run(0, call(anchor="s")), run(0, call(anchor="s"))]
@@ -128,6 +128,63 @@ def test_the_dr_mas_vector() -> None:
 def test_all_nodes_alone_are_a_single_group() -> None:
     runs = [run(1, call(None, "a")), run(0, call(None, "b"))]
     assert group_credit(runs, TrainConfig(credit="node")).whole == "groups.single"
+
+
+# --- by call ------------------------------------------------------------------------------------
+
+
+def test_a_call_is_compared_with_the_rewarded_calls_of_its_node_and_none_is_not_zero() -> None:
+    runs = [
+        run(1, call(None, "planner"), call(0.0, "writer"), call(0.5, "planner")),
+        run(0, call(None, "planner"), call(None, "writer")),
+        run(None, call(None, "planner"), call(1.0, "writer"), call(0.5, "critic")),
+        run(None, call(0.0, "planner", **FROZEN), call(0.5, "writer")),
+    ]
+    credit = group_credit(runs, TrainConfig(credit="call"))
+    # Runs 1 and 0: ±0.5. Writers 0, 1 and 0.5; the planner and the critic have one reward each.
+    assert credit.advantages == {
+        **{(0, 0): 0.5, (0, 1): 0.5 - 0.5, (0, 2): 0.5},
+        **{(1, 0): -0.5, (1, 1): -0.5, (2, 1): 0.5, (3, 1): 0.0},
+    }
+    assert credit.reasons == {(2, 0): "calls.unscored", (2, 2): "calls.single"}
+
+
+@given(st.integers(0, 2**32))
+def test_credit_by_call_equals_the_means_written_out(seed: int) -> None:
+    rng = random.Random(seed)
+    value = lambda: rng.choice([None, 0.0, 0.5, 1.0])  # noqa: E731
+    runs = [
+        run(value(), *[call(value(), rng.choice("ab")) for _ in range(rng.randrange(1, 4))])
+        for _ in range(rng.randrange(1, 5))
+    ]
+    whole = [one.reward for one in runs if one.reward is not None]
+    found: dict[tuple[int, int], float] = {}
+    for i, one in enumerate(runs):
+        for k, step in enumerate(one.calls):
+            of_node = [c.reward for r in runs for c in r.calls if c.node == step.node]
+            known = [reward for reward in of_node if reward is not None]
+            for reward, pool in ((one.reward, whole), (step.reward, known)):
+                if reward is not None and len(set(pool)) > 1:
+                    found[i, k] = found.get((i, k), 0.0) + reward - statistics.fmean(pool)
+    credit = group_credit(runs, TrainConfig(credit="call"))
+    assert credit.advantages == pytest.approx(found, abs=1e-12)
+    steps = {(i, k) for i, one in enumerate(runs) for k in range(len(one.calls))}
+    assert bool(found) == (credit.whole is None)
+    assert credit.whole or set(credit.advantages) | set(credit.reasons) == steps
+
+
+def test_without_rewards_of_calls_it_is_the_credit_of_runs() -> None:
+    runs = [run(r, *[call()] * n) for r, n in ((1, 2), (0.5, 1), (0, 4))]
+    by_call = group_credit(runs, TrainConfig(credit="call"))
+    assert by_call == group_credit(runs, TrainConfig())
+
+
+def test_one_run_is_enough_where_its_calls_differ() -> None:
+    credit = group_credit([run(None, call(1.0), call(0.0), call())], TrainConfig(credit="call"))
+    assert credit.advantages == {(0, 0): 0.5, (0, 1): -0.5}
+    assert credit.reasons == {(0, 2): "calls.unscored"}
+    apart = [run(None, call(1.0, "a"), call()), run(None, call(0.0, "b"))]
+    assert group_credit(apart, TrainConfig(credit="call")).whole == "groups.single"
 
 
 # --- by turn ------------------------------------------------------------------------------------

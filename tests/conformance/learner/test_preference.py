@@ -1,0 +1,112 @@
+"""Preference steps of the learner core: against the paper's loss in float64, packed in any way."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from langchain_art.wire import PreferenceConfig
+from langchain_art_server.backends.peft import packer
+from langchain_art_server.backends.peft.learner_core import LearnerCore
+from langchain_art_server.jobs.batch_builder import Batch
+from langchain_art_server.jobs.preference_pairs import weigh_pairs
+from tests.support.learner_cases import (
+    FILES,
+    contents,
+    folder,
+    fresh,
+    quiet,
+    shake,
+    worst_error,
+)
+from tests.support.preference_cases import OfCore, Pair, batch_of, make_pairs, naive_dpo, prefer
+
+BETA = 0.2
+
+
+async def weighed(core: LearnerCore, adapter: Path, pairs: list[Pair], tokens: int) -> Batch:
+    batch = batch_of(pairs, PreferenceConfig(beta=BETA, tokens_per_microbatch=tokens))
+    await weigh_pairs(batch, OfCore(core), adapter, BETA)  # type: ignore[arg-type]
+    return batch
+
+
+def same_replies(pairs: list[Pair]) -> list[Pair]:
+    """Sides that begin alike: a common first reply, a common beginning of the second one."""
+    changed: list[Pair] = []
+    for pair in pairs:
+        (prompt, said), *_ = pair.chosen
+        later = [*prompt, *said, 5, 6]
+        sides = [[(prompt, said), (later, [7, 8, last, 0])] for last in (9, 10)]
+        changed.append(Pair(*sides))
+    return changed
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("kind", ["replies", "turns", "alike"])
+@pytest.mark.parametrize("layout", ["forest", "small", "padded"])
+async def test_loss_and_gradient_equal_the_papers_in_float64(
+    kind: str, layout: str, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if layout == "padded":  # as for models whose attention has no forest
+        monkeypatch.setattr(packer, "use_forest", lambda _: "the test says so")
+    core = LearnerCore(tiny, dtype="float64")
+    adapter = shake(fresh(core, tmp_path))
+    pairs = make_pairs(7, seed=2, turns=1 if kind == "replies" else 3)
+    pairs = same_replies(pairs) if kind == "alike" else pairs
+    batch = await weighed(core, adapter, pairs, 64 if layout == "small" else 10_000)
+    core._hold(adapter)
+    made = core.batch(batch.rows, batch.config)
+    _, stats = core.accumulate(made, quiet)
+    loss, expected = naive_dpo(tiny, adapter, pairs, BETA)
+    assert batch.metrics["loss"] == pytest.approx(loss, rel=1e-9)
+    assert worst_error(core, expected) < 1e-9
+    assert stats.tokens == sum(
+        len(said) for pair in pairs for side in (pair.chosen, pair.rejected) for _, said in side
+    )
+    shown = sum(len(row.token_ids) - 1 for row in batch.rows)
+    if layout == "forest":
+        assert made.packing.tokens < 0.85 * shown  # the common prompt once
+    else:
+        assert (made.packing.tokens < shown) == (layout == "small")
+
+
+async def test_a_certain_pair_leaves_the_policy_as_it_is(tiny: str, tmp_path: Path) -> None:
+    """Its weights are zero: neither rounding nor the momentum of earlier steps moves anything."""
+    core, pairs = LearnerCore(tiny), make_pairs(3, seed=4)
+    one, two = folder(tmp_path, "one"), folder(tmp_path, "two")
+    start = fresh(core, tmp_path)
+    first = await prefer(OfCore(core), start, one, 1, pairs, PreferenceConfig(learning_rate=0.05))
+    assert first["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    sure = PreferenceConfig(learning_rate=0.05, beta=1e5)
+    metrics = await prefer(OfCore(core), one, two, 2, pairs, sure)
+    assert (metrics["loss"], metrics["grad_norm"], metrics["pairs_trained"]) == (0.0, 0.0, 3.0)
+    assert metrics["preference_accuracy"] == 1.0
+    assert contents(two) == contents(one)
+    assert contents(one)[FILES[1]] != contents(start)[FILES[1]]
+
+
+async def test_a_step_is_the_same_bytes_again(tiny: str, tmp_path: Path) -> None:
+    """As when a job is begun again after a crash, by a process that has nothing in memory."""
+    pairs, config = make_pairs(4, seed=5, turns=2), PreferenceConfig(learning_rate=1e-2)
+    core = LearnerCore(tiny)
+    start, outs = shake(fresh(core, tmp_path)), [folder(tmp_path, name) for name in ("a", "b")]
+    for one, out in zip((core, LearnerCore(tiny)), outs, strict=True):
+        await prefer(OfCore(one), start, out, 1, pairs, config)
+    assert contents(outs[0]) == contents(outs[1])
+
+
+async def test_a_pair_weighs_the_same_in_any_company(tiny: str, tmp_path: Path) -> None:
+    """The mean over pairs: twice the same pairs are the same step."""
+    core, pairs = LearnerCore(tiny), make_pairs(3, seed=6)
+    start, config = shake(fresh(core, tmp_path)), PreferenceConfig(learning_rate=1e-2)
+    once, twice = folder(tmp_path, "once"), folder(tmp_path, "twice")
+    found = await prefer(OfCore(core), start, once, 1, pairs, config)
+    again = await prefer(OfCore(core), start, twice, 1, [*pairs, *pairs], config)
+    assert again["loss"] == pytest.approx(found["loss"], abs=1e-6)
+    assert again["grad_norm"] == pytest.approx(found["grad_norm"], rel=1e-5)
+    got, wanted = load_file(twice / FILES[1]), load_file(once / FILES[1])
+    assert all(torch.allclose(got[name], wanted[name], atol=1e-4) for name in wanted)

@@ -1,0 +1,95 @@
+"""A fit exports every run once, whatever the destination does, and hardly waits for it."""
+
+from __future__ import annotations
+
+import io
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from langchain_art import Exporter, Trainer
+from langchain_art.cli.main import app
+from langchain_art.export.destinations import REQUEST
+from langchain_art.export.spool import Spool
+from tests.support.graphs import ASK, Scripted, graph_of, node
+from tests.support.langfuse_server import LangfuseServer
+from tests.support.live_server import LiveServer
+
+GROUPS, SIZE = 2, 2
+
+
+@pytest.fixture
+def said() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def langfuse(monkeypatch: pytest.MonkeyPatch) -> Any:
+    with LangfuseServer() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+def trainer(art_server: LiveServer, folder: Path, exporter: Exporter, **more: Any) -> Trainer:
+    return Trainer(
+        f"exported-{uuid.uuid4().hex[:8]}",
+        group_size=SIZE,
+        groups_per_step=GROUPS,
+        out_dir=folder / "fit",
+        export=exporter,
+        **more,
+    )
+
+
+async def rollout(scenario: str) -> float:
+    """A graph whose model answers at once: the fits of a fault table take a second each."""
+    await graph_of(writer=node(Scripted(lines=["Monday"]))).compile().ainvoke(ASK)
+    return float(len(scenario))
+
+
+#: Fault -> steps of the fit. `python -m benchmarks export` has 20 for each, and their seconds.
+FAULTS = {"hang": 5, "refused": 2, "500": 2, "429": 2, "401": 2, "slow": 2, "die": 2}
+
+
+@pytest.mark.parametrize(("fault", "steps"), FAULTS.items())
+async def test_a_fit_hardly_waits_and_loses_nothing(
+    fault: Any,
+    steps: int,
+    art_server: LiveServer,
+    langfuse: LangfuseServer,
+    tmp_path: Path,
+    said: io.StringIO,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
+    langfuse.fault = fault
+    exporter = Exporter()
+    fit = trainer(art_server, tmp_path, exporter, console=Console(file=said, width=400))
+    await fit.fit(rollout, ["a", "bb", "ccc"], steps=steps)
+    assert exporter.waited < REQUEST  # for no request's end
+    spool = Spool(tmp_path / "fit/spool")
+    told = said.getvalue()
+    left = spool.count()
+    assert left > 0 and f"{left} are in {spool.folder}" in told
+    assert told.count("Langfuse did not take runs") == 1 and told.count("Langfuse:") == 1
+
+    langfuse.fault = None
+    deadline = time.monotonic() + 2 * REQUEST
+    while True:  # the fit's own thread may be in a last request, which it gives up
+        result = CliRunner().invoke(app, ["review", "push", "--spool", str(spool.folder)])
+        if "Another process sends" not in str(result.exception) or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    assert result.exit_code == 0, result.output
+    assert spool.count() == 0 and f"{left} runs sent" in result.output
+    assert len(langfuse.traces()) == steps * GROUPS * SIZE
+    assert (
+        Counter(score.name for score in langfuse.scores.values())["reward"] == steps * GROUPS * SIZE
+    )

@@ -1,0 +1,150 @@
+"""What Langfuse has of a fit, of its evaluations and of production: every run, once and whole."""
+
+from __future__ import annotations
+
+import io
+import json
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from langchain_core.callbacks import CallbackManager
+from langchain_core.tracers import LangChainTracer
+from langsmith import tracing_context
+from rich.console import Console
+
+from langchain_art import ArtClient, ChatART, Exporter, Trainer, capture, gather_sync
+from langchain_art.export import ids
+from langchain_art.training.results import EVALUATION
+from tests.support.graphs import ASK, graph_of, node
+from tests.support.langfuse_server import LangfuseServer
+from tests.support.langsmith_settings import langsmith_settings
+from tests.support.live_server import LiveServer
+
+
+@pytest.fixture
+def langfuse(monkeypatch: pytest.MonkeyPatch) -> Iterator[LangfuseServer]:
+    with LangfuseServer() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+async def test_every_run_of_a_fit_is_one_trace_with_its_scores(
+    art_server: LiveServer, langfuse: LangfuseServer, tmp_path: Path
+) -> None:
+    policy = f"traced-{uuid.uuid4().hex[:8]}"
+    model = ChatART(model=policy, base_url=art_server.base_url, max_tokens=4)
+    graph = graph_of(writer=node(model)).compile()
+    times = Counter[str]()
+
+    async def rollout(scenario: str) -> float:
+        await graph.ainvoke(ASK)
+        times[scenario] += 1
+        return float(times[scenario] % 2)  # a group's two runs differ
+
+    said = io.StringIO()
+    trainer = Trainer(
+        model,
+        group_size=2,
+        groups_per_step=2,
+        name="mail",
+        out_dir=None,
+        export=Exporter(spool=tmp_path / "spool", tags=["demo"]),
+        console=Console(file=said, width=300),
+    )
+    trainer.out_dir = tmp_path / "mail"
+    fitted = await trainer.fit(rollout, ["a", "b", "c"], steps=1, eval_scenarios=["d", "e"])
+    assert "Langfuse: 8 runs sent." in said.getvalue()
+
+    traces = langfuse.traces()
+    assert len(traces) == 8 and not langfuse.duplicates()
+    with ArtClient(art_server.base_url) as client:
+        known = client.trajectories(100)  # the server is other tests', too
+        runs = [one for one in known if any((t.model or "").startswith(policy) for t in one.turns)]
+        assert len(runs) == 8
+        audits = {run.id: client.audit(run.id) for run in runs}
+    scores = {(one.subject["id"], one.name): one.value for one in langfuse.scores.values()}
+    for run in runs:
+        trace = ids.trace_id(run.id)
+        root, *spans = traces[trace]
+        (called,) = [span for span in spans if span.type == "generation"]
+        assert [span.type for span in spans] == ["span", "generation"]
+        assert (root.type, root.name, root.metadata["trajectory_id"]) == ("agent", policy, run.id)
+        assert called.name == "writer" and called.parent == spans[0].id
+        assert called.metadata["call_id"] == run.turns[0].call_id
+        assert called.id == ids.call_observation_id(run.id, run.turns[0].call_id or "")
+        assert called.told("model.name") == run.turns[0].model
+        assert json.loads(called.attributes["langfuse.observation.input"]) == run.prompt(0)
+        assert json.loads(called.attributes["langfuse.observation.output"]) == run.turns[0].reply
+        assert root.start <= called.start <= called.end <= root.end
+        assert scores[trace, "reward"] == run.reward
+        trained = EVALUATION not in run.metadata
+        assert root.environment == ("train" if trained else "eval")
+        assert root.attributes["langfuse.trace.tags"][:2] == ["demo", "fit:mail"]
+        if trained:
+            assert scores[trace, "trained_tokens"] == audits[run.id].sampled_tokens
+            assert "excluded_because" not in called.metadata
+    sessions = Counter(root.attributes["session.id"] for root, *_ in traces.values())
+    assert sorted(sessions.values()) == [1, 1, 1, 1, 2, 2]  # a group's siblings in one
+
+    found = [root.attributes for root, *_ in traces.values() if root.environment == "eval"]
+    names = {one["langfuse.experiment.id"]: one["langfuse.experiment.name"] for one in found}
+    assert len(names) == 2 and sorted(names.values()) == [
+        f"{policy}@0 after step 0 (mail)",
+        f"{policy}@1 after step 1 (mail)",
+    ]
+    items = Counter(one["langfuse.experiment.item.id"] for one in found)
+    assert sorted(items.values()) == [2, 2]
+    assert fitted.before is not None
+    assert fitted.before.mean in [v for (id_, n), v in scores.items() if n == "reward_mean"]
+
+
+def test_production_is_sent_without_a_trainer(
+    art_server: LiveServer, langfuse: LangfuseServer, tmp_path: Path
+) -> None:
+    model = ChatART(model="base_model", base_url=art_server.base_url, max_tokens=4)
+    graph = graph_of(writer=node(model)).compile()
+    with Exporter(spool=tmp_path / "spool", name="mail") as exporter:
+        with pytest.raises(ZeroDivisionError), capture(export=exporter) as failed:
+            _ = 1 / 0
+        with capture(export=exporter, metadata={"api_key": "abcdef123456"}) as run:
+            graph.invoke(ASK)
+    assert set(langfuse.traces()) == {ids.trace_id(failed.id), ids.trace_id(run.id)}
+    root = langfuse.traces()[ids.trace_id(failed.id)][0]
+    assert root.attributes["langfuse.observation.level"] == "ERROR"
+    assert "ZeroDivisionError" in root.attributes["langfuse.observation.status_message"]
+    whole = langfuse.traces()[ids.trace_id(run.id)][0]
+    assert whole.environment == "production" and whole.metadata["api_key"] == "[redacted]"
+    assert not list((tmp_path / "spool").glob("*.runs"))
+
+
+@pytest.fixture
+def langsmith() -> Iterator[None]:
+    """A program whose environment says that all of it is traced."""
+    nobody = "http://127.0.0.1:1"
+    with langsmith_settings(TRACING="true", API_KEY="none", ENDPOINT=nobody):
+        yield
+
+
+def is_traced() -> bool:
+    """Whether what is run here gets LangSmith's tracer."""
+    handlers = CallbackManager.configure().handlers
+    return any(isinstance(one, LangChainTracer) for one in handlers)
+
+
+@pytest.mark.usefixtures("langsmith")
+def test_rollouts_are_not_sent_to_langsmith_unless_they_ask() -> None:
+    assert is_traced()
+
+    def rollout(scenario: str) -> float:
+        if scenario == "asks":
+            with tracing_context(enabled=True):
+                return float(is_traced())
+        return float(is_traced())
+
+    found = gather_sync(rollout, ["asks", "does not"], group_size=1)
+    assert [run.reward for run in found.trajectories] == [1.0, 0.0]
+    assert is_traced()

@@ -1,0 +1,30 @@
+"""One browser for the tests of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.support.browser import Watched, running_browser
+from tests.support.live_server import LiveServer
+from tests.support.reviewed_runs import make_runs
+
+__all__ = ["browser", "make_runs", "watched"]
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    with running_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def watched(browser: Browser, art_server: LiveServer) -> Iterator[Watched]:
+    """A page of the shared server; the test fails if a script, a dialog or a request got out."""
+    context = browser.new_context()
+    watched = Watched(context.new_page(), art_server.root)
+    yield watched
+    context.close()
+    assert not watched.wrong, watched.wrong

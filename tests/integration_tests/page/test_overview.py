@@ -1,0 +1,111 @@
+"""The overview in a real browser: it moves while a policy trains, and says what was left out."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+
+import httpx
+from playwright.sync_api import expect
+
+from tests.support.browser import Watched
+from tests.support.live_server import LiveServer
+from tests.support.markup_strings import markup_strings
+from tests.support.steps_of_a_fit import ok, run_of, step
+
+
+def test_curves_move_while_a_policy_trains(watched: Watched, art_server: LiveServer) -> None:
+    policy = f"watched-{uuid.uuid4().hex[:8]}"
+    page = watched.go("overview")
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    with art_server.http() as http:
+        ok(http.post("/v1/policies", json={"name": policy}))
+        job = step(http, policy, "fit-a", 1, (0.0, 1.0))
+        assert job["state"] == "succeeded", job
+        # Nothing is reloaded: what follows comes by the stream.
+        name = f"{policy} · fit-a"
+        reward = page.get_by_role("img", name=re.compile(rf"^Reward\..*{name}: 0.5 at step 1"))
+        expect(reward).to_be_visible()
+        assert reward.locator("canvas").count() == 1
+        expect(page.get_by_role("cell", name=f"{policy}@1", exact=True)).to_be_visible()
+        expect(page.locator(".legend").get_by_text(name)).to_be_visible()
+        # All runs of the group are alike: nothing is learned, which is said in red.
+        job = step(http, policy, "fit-a", 2, (1.0, 1.0))
+        assert job["result"]["excluded"], job
+        said = page.get_by_role("alert").filter(has_text=f"Step 2 of {name} learned nothing")
+        expect(said).to_contain_text("groups.zero_variance")
+        # Another fit of the same policy stands beside it.
+        step(http, policy, "fit-b", 1, (0.0, 1.0))
+        both = page.get_by_role("img", name=re.compile(rf"^Reward\..*{policy} · fit-b: 0.5"))
+        expect(both).to_be_visible()
+        page.get_by_role("checkbox", name=re.compile(f"{policy} · fit-b")).uncheck()
+        expect(both).to_have_count(0)
+
+
+def events(http: httpx.Client, last: str | None, wanted: int) -> list[dict[str, str]]:
+    """The first `wanted` events of the stream: their fields."""
+    headers = {"Last-Event-ID": last} if last else {}
+    found: list[dict[str, str]] = [{}]
+    with http.stream("GET", "/page/events", headers=headers) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for line in answer.iter_lines():
+            if line.startswith(":"):
+                continue
+            if line:
+                name, _, value = line.partition(": ")
+                found[-1][name] = value
+            elif len(found) == wanted:
+                return found
+            elif found[-1]:
+                found.append({})
+    raise AssertionError(found)
+
+
+def test_a_stream_goes_on_where_it_stopped(art_server: LiveServer) -> None:
+    with art_server.http() as http:
+        [hello] = events(http, None, 1)
+        assert hello["event"] == "hello"
+        time.sleep(1.2)  # the stream's reader has looked, and goes on looking without a viewer
+        run_of(http, art_server.policy, 1.0, 1)
+        time.sleep(1.2)
+        again, *missed = events(http, hello["id"], 2)
+        assert again["event"] == "hello"
+        changed = json.loads(missed[0]["data"])["changed"]
+        assert {"runs", "calls"} & set(changed)
+        assert missed[0]["id"].partition("-")[0] == hello["id"].partition("-")[0]
+        for unknown in ("0-0", "nonsense", hello["id"] + "9" * 30):
+            assert events(http, unknown, 1)[0]["event"] == "reset"
+
+
+def test_what_a_client_says_is_text(watched: Watched, art_server: LiveServer) -> None:
+    """Names and reasons that clients choose are shown in the log and among what was excluded."""
+    strings = markup_strings()
+    with art_server.http() as http:
+        policy = f"text-{uuid.uuid4().hex[:8]}"
+        ok(http.post("/v1/policies", json={"name": policy}))
+        page = watched.go("overview")
+        hostile = dict.fromkeys(strings, True)
+        job = step(http, policy, "fit-a", 1, (0.0, 1.0), trainable=hostile)
+        assert job["result"]["excluded"], job
+        said = ok(http.get(f"/v1/jobs/{job['id']}/events"))["data"]
+        assert any("onerror" in one["message"] for one in said)
+        expect(
+            page.get_by_role("alert").filter(has_text=f"{policy} · fit-a learned")
+        ).to_be_visible()
+        # The same in a log that stays to be read: the real job's, answered once more as running.
+        facts = ok(http.get("/page/overview"))
+    log = [one | {"message": f"{one['message']} {text}"} for one in said for text in strings]
+    facts["open_jobs"] = [{"job": job | {"state": "running"}, "progress": 0.5, "log": log}]
+    facts["series"][0]["fit"] = strings[0]
+    facts["series"][0]["steps"][-1]["excluded"] = dict.fromkeys(strings, 1)
+    facts["reasons"] = {one: one for one in strings}
+    facts["clients"] = [{"address": one, "running": 0, "idle_seconds": 1} for one in strings]
+    facts["status"]["reasons"] = {one: one for one in strings}
+    page.route("**/page/overview", lambda route: route.fulfill(json=facts))
+    page.reload()
+    page.get_by_text("Log", exact=True).click()
+    for text in strings:
+        assert text.strip() in page.locator("body").evaluate("body => body.textContent"), text
+    assert page.evaluate("window.pwned") is None

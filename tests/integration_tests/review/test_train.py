@@ -1,0 +1,213 @@
+"""A policy learns from people's rewards, which hold for that job alone."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from langchain_art.cli.main import app
+from langchain_art.client.sync_client import ArtClient
+from langchain_art.errors import ConfigError, InvalidRequest
+from langchain_art.review.train import order, read_plan
+from langchain_art.training.results import EVALUATION
+from langchain_art.wire import Review, Trajectory
+from tests.support.live_server import LiveServer
+from tests.support.reviewed_runs import MakeRuns
+
+
+def test_the_reward_that_is_trained_is_the_persons(
+    art_server: LiveServer,
+    make_runs: MakeRuns,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(art_server, "policy", f"taught-{uuid.uuid4().hex[:8]}")
+    with ArtClient(art_server.base_url) as client:
+        client.create_policy(art_server.policy)
+        runs = make_runs(4)
+        for run in runs:  # all equal: of their own rewards there would be nothing to learn
+            client.reward(run, 0.5)
+        groups = [[run.id for run in runs]]
+        own = client.wait(client.train(groups, art_server.policy))
+        assert own.version == 0 and own.excluded
+        with pytest.raises(ConfigError, match="expected runs of `groups`"):
+            client.train(groups, art_server.policy, rewards={"another": 1.0})
+        about: dict[str, Any] = {
+            "source": "page",
+            "kind": "reward",
+            "name": "human_reward",
+            "at": 1.0,
+        }
+        client.put_reviews(
+            [
+                Review(id=f"r-{run.id}", trajectory=run.id, value=float(i % 2), **about)
+                for i, run in enumerate(runs[:3])
+            ]
+        )
+    ask = ["review", "train", art_server.policy, "--base-url", art_server.base_url]
+    app(ask, standalone_mode=False)
+    told = capsys.readouterr().out
+    assert "3 runs and 0 single calls of 1 scenarios are trained on" in told
+    assert f"{art_server.policy}@1 serves" in told
+    with ArtClient(art_server.base_url) as client:
+        assert all(client.trajectory(run).reward == 0.5 for run in runs)
+        app(ask, standalone_mode=False)  # trained before: once more
+        assert client.policy(art_server.policy).version == 2
+
+
+def test_a_verdict_on_a_call_is_that_calls_reward(art_server: LiveServer) -> None:
+    """By hand: runs A and B are worth 1 and 0, the writer's calls of A and C 0 and 1."""
+    policy, scenario = f"single-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
+    with ArtClient(art_server.base_url) as client:
+        client.create_policy(policy)
+        runs = [sampled(art_server, policy, scenario, f"{name}-{scenario}") for name in "abc"]
+        a, b, c = runs
+        about: dict[str, Any] = {"source": "page", "kind": "reward", "name": "human_reward"}
+        verdicts = [(a, None, 1.0), (b, None, 0.0), (a, 1, 0.0), (c, 1, 1.0)]
+        said = [
+            Review(
+                id=f"{run.id}-{call}",
+                trajectory=run.id,
+                call_id=None if call is None else run.turns[call].call_id,
+                value=value,
+                at=1.0,
+                **about,
+            )
+            for run, call, value in verdicts
+        ]
+        assert client.put_reviews(said).new == 4
+        planned = read_plan(client, client.reviews(policy=policy))
+        with pytest.raises(InvalidRequest, match=r"got rewards for the calls .*'another'"):
+            client.train(planned.groups, policy, turns={"another": 1.0})
+        job = order(client, policy, planned)
+        assert job is not None
+        found = client.wait(job)
+        kept = [client.trajectory(run.id) for run in runs]
+
+    def mean(node: int, **advantages: float) -> float:
+        """Of the node's trained tokens, by the run's letter."""
+        count = {run.id[0]: run.turns[node].usage for run in runs}
+        tokens = {run: one.completion_tokens for run, one in count.items() if one is not None}
+        total = sum(tokens[run] for run in advantages)
+        return sum(tokens[run] * value for run, value in advantages.items()) / total
+
+    planner, writer = found.nodes["planner"], found.nodes["writer"]
+    assert (planner.calls, planner.excluded) == (2, {"unscored": 1})
+    assert planner.advantage_mean == pytest.approx(mean(0, a=0.5, b=-0.5))
+    assert planner.advantage_abs == pytest.approx(0.5)
+    assert (writer.calls, writer.excluded) == (3, {})
+    assert writer.advantage_mean == pytest.approx(mean(1, a=0.5 - 0.5, b=-0.5, c=0.5))
+    assert writer.advantage_abs == pytest.approx(mean(1, a=0.0, b=0.5, c=0.5))
+    assert found.version == 1
+    assert all(one.total_return is None for one in kept)
+
+
+def sampled(server: LiveServer, policy: str, scenario: str, run: str) -> Trajectory:
+    """A run of a planner and a writer, without a reward."""
+    with server.http() as http:
+        for seed, node in enumerate(("planner", "writer")):
+            asked = {
+                "model": policy,
+                "messages": [{"role": "user", "content": f"As {node}."}],
+                "max_tokens": 3 + seed,
+                "seed": ord(run[0]) + seed,
+                "art": {"trajectory_id": run, "node": node, "scenario": scenario},
+            }
+            http.post("/v1/chat/completions", json=asked).raise_for_status()
+        answer = http.put(f"/v1/trajectories/{run}/reward", json={"scenario": scenario})
+    return Trajectory.model_validate_json(answer.raise_for_status().content)
+
+
+def test_a_correction_is_preferred_from_then_on(
+    art_server: LiveServer,
+    make_runs: MakeRuns,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(art_server, "policy", f"corrected-{uuid.uuid4().hex[:8]}")
+    about: dict[str, Any] = {"source": "page", "kind": "correction", "name": "correction"}
+    with ArtClient(art_server.base_url) as client:
+        client.create_policy(art_server.policy)
+        run = make_runs(1)[0]
+        for turn in run.turns:
+            for at, text in enumerate(("No idea.", "On 14 March.")):
+                reply = {"role": "assistant", "content": text}
+                name = f"{turn.call_id}-{at}"
+                given = {"trajectory": run.id, "call_id": turn.call_id, "correction": reply}
+                client.put_reviews([Review(id=name, at=float(at), **given, **about)])
+        ask = ["review", "train", art_server.policy, "--base-url", art_server.base_url]
+        app([*ask, "--learning-rate", "0.003", "--correction-steps", "3"], standalone_mode=False)
+        assert client.policy(art_server.policy).version == 3
+        jobs = client.jobs(art_server.policy)
+        metrics = [job.result.metrics for job in jobs if job.result]
+        sampled = [sum(client.call(turn.call_id or "")["logprobs"]) for turn in run.turns]
+    told = capsys.readouterr().out
+    count = len(run.turns)
+    moved = f"{metrics[0]['chosen_logprob']:.3f} -> {metrics[-1]['chosen_logprob_after']:.3f}"
+    assert f"chosen_logprob: {moved}, before the first step and after the last" in told
+    assert metrics[-1]["chosen_logprob_after"] > metrics[-1]["chosen_logprob"]
+    assert f"{count} corrected replies are trained on" in told
+    assert f"left out: {count} corrections of a call that a later one corrects" in told
+    assert "should be: On 14 March." in told and "is now:" in told
+    assert [one["pairs_trained"] for one in metrics] == [count] * 3
+    assert metrics[-1]["chosen_logprob"] > metrics[0]["chosen_logprob"]
+    assert metrics[-1]["preference_margin"] > 0
+    assert metrics[0]["rejected_logprob"] == pytest.approx(sum(sampled) / count, abs=1e-3)
+
+
+ROLLOUT = """
+from langchain_art import ChatART
+
+def rollout(scenario, model=ChatART(model={policy!r}, base_url={url!r}, max_tokens=3)):
+    return len(model.invoke(scenario["question"]).text) / 100
+"""
+
+
+def test_held_out_scenarios_are_measured_before_and_after(
+    art_server: LiveServer,
+    make_runs: MakeRuns,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    policy = f"measured-{uuid.uuid4().hex[:8]}"
+    monkeypatch.setattr(art_server, "policy", policy)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = f"held_out_{uuid.uuid4().hex[:8]}"
+    source = ROLLOUT.format(policy=policy, url=art_server.base_url)
+    (tmp_path / f"{module}.py").write_text(source)
+    held_out = [json.dumps({"id": f"q-{n}", "question": f"Colour {n}?"}) for n in range(3)]
+    (tmp_path / "held_out.jsonl").write_text("\n".join(held_out))
+    ask = ["review", "train", policy, "--base-url", art_server.base_url]
+    for alone in (["--samples", "2"], ["--rollout", f"{module}:rollout"], ["--root", "out"]):
+        with pytest.raises(ConfigError, match="--rollout and --scenarios together"):
+            app([*ask, *alone], standalone_mode=False)
+    with ArtClient(art_server.base_url) as client:
+        client.create_policy(policy)
+        runs = make_runs(2)
+        about: dict[str, Any] = {"source": "page", "kind": "reward", "name": "human_reward"}
+        client.put_reviews(
+            [
+                Review(id=f"r-{run.id}", trajectory=run.id, value=float(i), at=1.0, **about)
+                for i, run in enumerate(runs)
+            ]
+        )
+        options = ["--rollout", f"{module}:rollout", "--scenarios", "held_out.jsonl"]
+        app([*ask, *options, "--samples", "2"], standalone_mode=False)
+        told = capsys.readouterr().out
+        marked = [
+            (run.metadata[EVALUATION], run.total_return)
+            for run in client.trajectories(1000)
+            if str(run.metadata.get(EVALUATION, "")).startswith(policy)
+        ]
+    means = [fmean(w or 0.0 for v, w in marked if v == f"{policy}@{n}") for n in (0, 1)]
+    assert len(marked) == 12
+    assert f"held-out reward before: {policy}@0: {means[0]:.3f}" in told
+    assert f"held-out reward after:  {policy}@1: {means[1]:.3f}" in told
+    assert f"held-out change: {means[1] - means[0]:+.3f} ± " in told

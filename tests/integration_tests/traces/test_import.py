@@ -1,0 +1,186 @@
+"""Production traces become what can still be learned from them, and nothing is dropped unsaid."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.runnables import RunnableLambda
+from langfuse import Langfuse
+from langfuse.langchain import CallbackHandler
+from opentelemetry.sdk.trace import TracerProvider
+
+from langchain_art.cli.load_rollout import load_scenarios
+from langchain_art.cli.main import app
+from langchain_art.client.conversations import read_conversations
+from langchain_art.client.sync_client import ArtClient
+from langchain_art.export.brief import brief
+from langchain_art.export.stored_messages import reply_of
+from langchain_art.rollout.scenarios import scenario_id
+from langchain_art.traces.from_langfuse import read_langfuse
+from langchain_art.traces.importing import import_traces
+from langchain_art.traces.stored import Read, StoredCall, StoredTrace
+from langchain_art.wire import Trajectory, TrajectoryGroup
+from langchain_art.wire.redaction import REDACTED
+from tests.support.exported_runs import export
+from tests.support.langfuse_server import LangfuseServer
+from tests.support.live_server import LiveServer
+from tests.support.reviewed_runs import MakeRuns
+
+TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+
+
+def hosted(server: LangfuseServer, questions: list[str]) -> list[str]:
+    """Runs of a graph on another model, traced by Langfuse's own handler; their traces' ids."""
+    public, secret = server.keys
+    client = Langfuse(
+        base_url=server.url,
+        public_key=public,
+        secret_key=secret,
+        tracer_provider=TracerProvider(),
+    )
+    called = AIMessage("", tool_calls=[{"name": "find", "args": {"q": "x"}, "id": "c-1"}])
+    found: list[str] = []
+    for question in questions:
+        model: Any = FakeMessagesListChatModel(responses=[called]).bind(tools=[TOOL])
+        agent = RunnableLambda(lambda asked, model=model: model.invoke([HumanMessage(asked["q"])]))
+        handler = CallbackHandler(public_key=public)
+        agent.invoke({"q": question}, {"callbacks": [handler], "run_name": "mail agent"})
+        assert handler.last_trace_id is not None
+        found.append(handler.last_trace_id)
+    client.flush()
+    return found
+
+
+def test_what_was_cut_or_redacted_on_its_way_is_not_learned(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    def trace(name: str, asked: Any, answer: str = "In May.") -> StoredTrace:
+        call = StoredCall([{"role": "user", "content": "When?"}], reply_of(answer))
+        return StoredTrace(id=name, input=asked, output=answer, calls=[call], score=1.0)
+
+    read = Read(
+        [
+            trace("whole", "When is it … (roughly)?"),
+            trace("long", brief("x" * 9000)),
+            trace("many", brief(list(range(60)))),
+            trace("deep", brief([[[[[[[[["x"]]]]]]]]])),
+            trace("secret", f"My key is {REDACTED}", f"It is {REDACTED}"),
+        ]
+    )
+    with ArtClient(art_server.base_url) as client:
+        found = import_traces(client, read, tmp_path, store="file")
+    assert [one["id"] for one in lines(tmp_path / "scenarios.jsonl")] == [
+        scenario_id({"input": "When is it … (roughly)?"})
+    ]
+    assert found.left_out["scenarios.jsonl"] == {"cut": 3, "redacted": 1}
+    assert found.left_out["conversations.jsonl"] == {"redacted": 1}
+    assert found.written["conversations.jsonl"] == 4
+
+
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_traces_are_sorted_by_what_can_be_learned_from_them(
+    langfuse: LangfuseServer,
+    art_server: LiveServer,
+    make_runs: MakeRuns,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
+    fresh = make_runs(2)
+    monkeypatch.setattr(art_server, "policy", f"gone-{uuid.uuid4().hex[:8]}")
+    with ArtClient(art_server.base_url) as client:
+        client.create_policy(art_server.policy)
+        stale = make_runs(1)
+        client.delete_policy(art_server.policy)
+    where = export(langfuse, [*fresh, *stale])
+    good, bad, same, unrated = hosted(langfuse, ["May?", "June?", "May?", "July?"])
+    for trace, value in ((where[stale[0].id][0], 1.0), (good, 1.0), (same, 0.9), (bad, 0.0)):
+        langfuse.annotate(trace, "human_reward", value)
+    langfuse.spans = [one for one in langfuse.spans if one.trace_id != unrated or one.parent]
+
+    def imported() -> dict[str, Any]:
+        command = ["traces", "import", "langfuse", "--out", str(tmp_path), "--json"]
+        app(command, standalone_mode=False)
+        return json.loads(capsys.readouterr().out)
+
+    found = imported()
+    # The trace whose root is not there is not among those that are listed.
+    assert [found[kind] for kind in ("exact", "stale", "foreign", "unreadable")] == [2, 1, 3, 0]
+    assert sorted(lines(tmp_path / "runs.jsonl")) == sorted(run.id for run in fresh)
+
+    scenarios = load_scenarios(str(tmp_path / "scenarios.jsonl"))
+    asked = [one["input"]["q"] for one in scenarios if isinstance(one["input"], dict)]
+    assert sorted(asked) == ["June?", "May?"]
+    assert found["left_out"]["scenarios.jsonl"] == {"no_input": 1, "same_scenario": 1}
+
+    read = read_conversations(tmp_path / "conversations.jsonl")
+    assert found["left_out"]["conversations.jsonl"] == {"scored_low": 2}
+    by_id = [one for one in read if isinstance(one, str)]
+    assert by_id == [stale[0].id]  # the server has its tokens, whatever became of the policy
+    [told] = [one for one in read if isinstance(one, Trajectory)]
+    [turn] = told.turns
+    assert turn.messages == ({"role": "user", "content": "May?"},) and turn.tools == (TOOL,)
+    function = {"name": "find", "arguments": '{"q": "x"}'}
+    expected = [{"id": "c-1", "type": "function", "function": function}]
+    assert turn.reply is not None and turn.reply["tool_calls"] == expected
+
+    groups = [TrajectoryGroup.model_validate(one) for one in lines(tmp_path / "calibration.jsonl")]
+    rated = sorted(run.scores["human"] for group in groups for run in group.trajectories)
+    assert rated == [0.0, 0.9, 1.0] and len(groups) == 2  # two runs of one scenario
+
+    for trace in read_langfuse().traces:  # what was exported comes back as it was
+        for run in (one for one in fresh if one.id == trace.run):
+            assert trace.scenario == run.scenario
+            for index, (call, turn) in enumerate(zip(trace.calls, run.turns, strict=True)):
+                assert (call.messages, call.reply) == (run.prompt(index), turn.reply)
+                assert (call.call_id, call.model) == (turn.call_id, turn.model)
+                assert (call.node, list(call.tools)) == (turn.node, list(turn.tools))
+            fresh = [one for one in fresh if one is not run]
+    assert not fresh
+
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert imported() == found
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+def test_calls_of_this_server_are_trained_on_as_they_were_sampled(
+    art_server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], tagged: bool
+) -> None:
+    asked = [{"role": "user", "content": "When?"}]
+    body: dict[str, Any] = {
+        "model": art_server.policy,
+        "messages": asked,
+        "max_tokens": 3,
+        "temperature": 1.0,
+    }
+    body |= {"art": {"trajectory_id": f"tagged-{uuid.uuid4().hex}"}} if tagged else {}
+    with art_server.http() as http:
+        reply = http.post("/v1/chat/completions", json=body).raise_for_status().json()
+    answer = {"role": "assistant", "content": reply["choices"][0]["message"]["content"]}
+    line = {"id": f"week-{uuid.uuid4().hex}", "messages": [*asked, answer], "score": 0.5}
+    exported = tmp_path / "week.jsonl"
+    exported.write_text(json.dumps(line | {"call_id": reply["id"]}) + "\n")
+    command = ["traces", "import", str(exported), "--out", str(tmp_path / "out")]
+    for _ in range(2):
+        app([*command, "--base-url", art_server.base_url], standalone_mode=False)
+    told = capsys.readouterr().out
+    assert "1 traces read: 1 exact, 0 stale, 0 of other models, 0 that cannot be read" in told
+    [run] = lines(tmp_path / "out" / "runs.jsonl")
+    assert run == (body["art"]["trajectory_id"] if tagged else line["id"])
+    with ArtClient(art_server.base_url) as client:
+        found = client.audit(run, sft=True)
+        assert found.trained_tokens == reply["usage"]["completion_tokens"]
+        [said] = client.reviews(run=run)
+        assert (said.source, said.value, said.kind) == ("file", 0.5, "reward")
+        client.delete_trajectory(run)

@@ -1,0 +1,164 @@
+"""A real fit, tracked: read back with each tracker's own reader; and trackers that cannot work."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from langchain_art import ChatART
+from langchain_art.tracing.scope import capture
+from langchain_art.trackers.base import FitCard, TrackedRecord
+from langchain_art.trackers.choice import KNOWN
+from langchain_art.trackers.fit_trackers import FitTrackers
+from langchain_art.trackers.wandb_tracker import WandbTracker
+from langchain_art.training.trainer import Trainer
+from langchain_art.wire import TrainConfig
+from tests.support.live_server import LiveServer
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing of a tracker is written outside of the test's folder."""
+    for name in ("DIR", "DATA_DIR", "CACHE_DIR", "CONFIG_DIR"):
+        monkeypatch.setenv(f"WANDB_{name}", str(tmp_path / name.lower()))
+        (tmp_path / name.lower()).mkdir()
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    if wandb := sys.modules.get("wandb"):
+        wandb.teardown()  # its settings are read from the environment once a process
+
+
+def inspected(part: Path) -> list[dict[str, Any]]:
+    """The records of an offline run, by W&B's own reader."""
+    command = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", str(part)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def of_kind(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [one[kind] for one in records if one["type"] == kind]
+
+
+def test_a_fit_and_its_resume_are_read_back(
+    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
+    policy, said = f"tracked-{uuid.uuid4().hex[:8]}", io.StringIO()
+    model = ChatART(model=policy, temperature=1.0, max_tokens=8)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_PROJECT", "agents")
+
+    async def rollout(scenario: str) -> Any:
+        with capture(scenario=scenario) as run:
+            reply = await model.ainvoke(scenario)
+            run.reward, run.scores = len(reply.text) % 7 / 7, {"short": 1.0}
+        return run
+
+    def trainer() -> Trainer:
+        return Trainer(
+            model,
+            group_size=4,
+            groups_per_step=2,
+            config=TrainConfig(learning_rate=1e-3),
+            out_dir=tmp_path / "fit",
+            trackers=["wandb", "tensorboard", "trackio"],
+            console=Console(file=said, width=200),
+        )
+
+    def fit(steps: int) -> Any:
+        return trainer().fit_sync(rollout, ["a", "b"], steps=steps, eval_scenarios=["c", "d"])
+
+    fit(1)
+    result = fit(3)
+    assert [one.step for one in result.history] == [1, 2, 3]
+    history = (tmp_path / "fit" / "history.jsonl").read_text().splitlines()
+    expected = [
+        (one["step"], one["kind"], one["mean" if one["kind"] == "eval" else "reward_mean"])
+        for one in map(json.loads, history)
+    ]
+
+    # W&B: two parts of one run, which have each record once.
+    parts = sorted((tmp_path / "dir" / "wandb").glob("offline-run-*"))
+    assert len(parts) == 2 and f"wandb sync {parts[0]} {parts[1]}" in said.getvalue()
+    read = [inspected(part) for part in parts]
+    runs = [of_kind(records, "run")[0] for records in read]
+    assert {one["run_id"] for one in runs} == {result.fit_id}
+    assert {(one["project"], one["display_name"]) for one in runs} == {("agents", "fit")}
+    shown = [one["item"] for records in read for one in of_kind(records, "history")]
+    assert [one["_step"] for one in shown] == list(range(len(expected)))
+    assert [
+        (
+            one["training_step"],
+            "eval" if "val/reward" in one else "step",
+            one.get("val/reward", one.get("train/reward")),
+        )
+        for one in shown
+    ] == expected
+    steps = [one for one in shown if "train/reward" in one]
+    for one in steps:
+        assert {"loss/train", "loss/grad_norm", "train/score_short", "time/rollout_s"} <= set(one)
+    axes = {one.get("glob_name", one.get("name")): one for one in of_kind(read[0], "metric")}
+    assert axes["*"]["step_metric"] == "training_step"
+    table = json.loads((parts[0] / "files" / steps[0]["runs.path"]).read_text())
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert len(rows) == 8 and {row["scenario"] for row in rows} == {"a", "b"}
+    mean = sum(row["reward"] for row in rows) / 8
+    assert mean == pytest.approx(steps[0]["train/reward"])
+    table = json.loads((parts[0] / "files" / steps[0]["actions.path"]).read_text())
+    assert {row[table["columns"].index("model")] for row in table["data"]} == {f"{policy}@0"}
+    adapters = [one for one in of_kind(read[1], "artifact") if one["type"] == "lora"]
+    assert adapters and {one["name"] for one in adapters} == {policy}
+    last = next(one for one in adapters if "last" in one["aliases"])
+    assert "v3" in last["aliases"] and json.loads(last["metadata"])["version"] == 3
+    files = {one["path"] for one in last["manifest"]["contents"]}
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= files
+
+    # TensorBoard and Trackio, through accelerate: one run each.
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from trackio.sqlite_storage import SQLiteStorage
+
+    assert set(LOGGER_TYPE_TO_CLASS) == set(KNOWN), "accelerate has others now"
+    (board,) = (tmp_path / "fit" / "tensorboard").iterdir()
+    events = EventAccumulator(str(board)).Reload()
+    rewards = [(step, mean) for step, kind, mean in expected if kind == "step"]
+    assert {e.step: e.value for e in events.Scalars("train/reward")} == pytest.approx(dict(rewards))
+    assert len(events.Scalars("train/reward")) == len(rewards)
+    (name,) = SQLiteStorage.get_runs("langchain-art")
+    logged = SQLiteStorage.get_logs("langchain-art", name)
+    assert [
+        (one["step"], one["train/reward"]) for one in logged if "train/reward" in one
+    ] == rewards
+
+
+def test_wandb_without_its_server_goes_on_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An online run whose server refuses: W&B's files have all of it, and one line says so."""
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr("langchain_art.trackers.wandb_tracker._INIT_TIMEOUT", 1.0)
+    said: list[str] = []
+    card = FitCard("abc123", "fit", tmp_path / "fit", {"seed": 0})
+    begun = time.monotonic()
+    trackers = FitTrackers([WandbTracker(mode="online")], card, [], said.append)
+    for number in range(3):
+        trackers.record(TrackedRecord(number, number, {"train/reward": number / 4}))
+    assert time.monotonic() - begun < 0.5, "the fit waited"
+    trackers.finish()
+    assert "offline, because online: CommError" in said[-1] and "wandb: records: 3" in said[-1]
+    (part,) = (tmp_path / "dir" / "wandb").glob("offline-run-*")
+    shown = [one["item"] for one in of_kind(inspected(part), "history")]
+    assert [one["train/reward"] for one in shown] == [0.0, 0.25, 0.5]

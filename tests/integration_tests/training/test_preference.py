@@ -1,0 +1,131 @@
+"""Preference steps through the real server: exact numbers, exact prompts, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from langchain_art import ArtClient, ChatART, PreferenceConfig, Trajectory, capture
+from langchain_art.errors import ConfigError, NotFound
+from langchain_art.wire import LoraConfig, TrainRequest, Turn
+from tests.support.live_server import LiveServer
+
+SMALL = LoraConfig(rank=4, alpha=8.0)
+FAST = PreferenceConfig(learning_rate=3e-3, beta=0.5)
+COLOURS = {"snow": "white", "coal": "black", "grass": "green"}
+
+
+@pytest.fixture(scope="module")
+def client(art_server: LiveServer) -> Iterator[ArtClient]:
+    with ArtClient(art_server.base_url) as made:
+        yield made
+
+
+@pytest.fixture
+def policy(client: ArtClient) -> str:
+    return client.create_policy(f"p-{uuid.uuid4().hex[:12]}", SMALL).name
+
+
+def talk(thing: str, answer: str) -> list[dict[str, Any]]:
+    asked = {"role": "user", "content": f"Which colour has {thing}?"}
+    return [asked, {"role": "assistant", "content": answer}]
+
+
+def test_the_chosen_replies_become_likelier_than_the_rejected(
+    client: ArtClient, policy: str
+) -> None:
+    pairs = [(talk(n, f"It is {c}."), talk(n, "I do not know.")) for n, c in COLOURS.items()]
+    found = [client.wait(client.prefer(pairs, policy, FAST)).metrics for _ in range(6)]
+    first, last = found[0], found[-1]
+    # The adapter is new, so policy and base are one model.
+    assert first["loss"] == first["preference_loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert (first["preference_margin"], first["pairs_trained"]) == (pytest.approx(0, abs=1e-5), 3)
+    assert [m["loss"] for m in found] == sorted((m["loss"] for m in found), reverse=True)
+    assert last["preference_accuracy"] == 1.0 and last["loss"] < 0.3
+    # What a step says of its own version is what the next one says of the version before it.
+    for one, following in itertools.pairwise(found):
+        for name in ("chosen_logprob", "rejected_logprob", "preference_loss", "preference_margin"):
+            assert one[f"{name}_after"] == pytest.approx(following[name], abs=1e-6)
+    gained = last["chosen_logprob"] - first["chosen_logprob"]
+    assert gained > last["rejected_logprob"] - first["rejected_logprob"]
+    assert client.policy(policy).version == 6
+
+
+def test_a_correction_is_compared_on_the_tokens_that_were_sampled_from(
+    art_server: LiveServer, client: ArtClient, policy: str
+) -> None:
+    model = ChatART(model=policy, base_url=art_server.base_url, max_tokens=12)
+    with capture() as run:
+        model.invoke("Which colour has snow?")
+    client.post_trajectory(run.trajectory())
+    call = client.call(run.turns[0].call_id or "")
+    asked = run.trajectory().prompt(0)
+    corrected = [*asked, {"role": "assistant", "content": "It is white."}]
+    result = client.wait(client.prefer([(corrected, run.id)], policy, FAST))
+    assert result.excluded == {}
+    metrics = result.metrics
+    assert metrics["rejected_logprob"] == pytest.approx(sum(call["logprobs"]), abs=1e-3)
+    again = client.wait(client.prefer([(corrected, run.id)], policy, FAST)).metrics
+    assert again["chosen_logprob"] > metrics["chosen_logprob"]
+    assert again["preference_margin"] > 0.0 == pytest.approx(metrics["preference_margin"], abs=1e-5)
+
+
+def test_a_pair_without_a_side_is_left_out_and_counted(client: ArtClient, policy: str) -> None:
+    lost = Turn(call_id="never-seen", messages=({"role": "user", "content": "Hm?"},))
+    with capture() as run:
+        pass
+    empty = run.trajectory().model_copy(update={"turns": (lost,)})
+    result = client.wait(client.prefer([(talk("snow", "White."), empty)], policy, FAST))
+    assert result.excluded == {"groups.incomplete_pair": 1, "calls.lost": 1}
+    assert result.metrics["pairs_trained"] == result.metrics["calls_trained"] == 0.0
+    assert result.version == client.policy(policy).version == 0
+
+
+def test_several_turns_tools_and_a_run_in_several_pairs(client: ArtClient, policy: str) -> None:
+    function = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    looks = {"role": "assistant", "content": "", "tool_calls": [call]}
+    seen = {"role": "tool", "tool_call_id": "1", "content": "White."}
+    asked, answered = talk("snow", "It is white.")
+
+    def conversation(*messages: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "messages": [asked, *messages],
+            "tools": [{"type": "function", "function": function}],
+        }
+
+    guessed = conversation({"role": "assistant", "content": "It is blue."})
+    pairs = [
+        (conversation(looks, seen, answered), guessed),  # two replies against one
+        (conversation(answered), guessed),
+        (guessed, guessed),
+    ]
+    found = [client.wait(client.prefer(pairs, policy, FAST, key=f"{policy}-{n}")) for n in range(3)]
+    for result in found:
+        assert result.excluded == {"groups.equal_pair": 1}
+        assert (result.metrics["pairs_trained"], result.metrics["calls_trained"]) == (2.0, 5.0)
+    assert found[2].metrics["loss"] < found[1].metrics["loss"] < found[0].metrics["loss"]
+    again = client.wait(client.prefer(pairs, policy, FAST, key=f"{policy}-2"))
+    assert again == found[2] and client.policy(policy).version == 3  # the key's step was taken once
+
+
+def test_what_is_no_pair_is_refused(client: ArtClient, policy: str) -> None:
+    with pytest.raises(ConfigError, match="expected at least one pair"):
+        client.prefer([], policy)
+    with pytest.raises(ConfigError, match=r"of the lengths \[1\]"):
+        client.prefer([(talk("snow", "White."),)], policy)  # type: ignore[list-item]
+    one, other = (Trajectory(id="same", output=said) for said in ("yes", "no"))
+    with pytest.raises(ConfigError, match="two different runs with the id 'same'"):
+        client.prefer([(one, other)], policy)
+    for ids in (("a",), ("a", "b", "c"), ("a", "a")):
+        with pytest.raises(ValueError, match="expected two for a preference step"):
+            TrainRequest(policy=policy, groups=(ids,), config=FAST)
+    with pytest.raises(ValueError, match="retrain=true for a step of the kind 'dpo'"):
+        TrainRequest(policy=policy, groups=(("a", "b"),), config=FAST, retrain=True)
+    with pytest.raises(NotFound, match="not-there"):
+        client.prefer([("not-there", "neither")], policy)

@@ -1,0 +1,53 @@
+"""Fixtures: a Langfuse server that the environment leads to, and runs that the real server has."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from langchain_art.wire import Trajectory
+from tests.support.langfuse_server import LangfuseServer
+from tests.support.live_server import LiveServer
+
+MakeRuns = Callable[[int], list[Trajectory]]
+
+
+@pytest.fixture
+def langfuse(monkeypatch: pytest.MonkeyPatch) -> Iterator[LangfuseServer]:
+    with LangfuseServer() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture
+def make_runs(art_server: LiveServer) -> Iterator[MakeRuns]:
+    """Runs of one sampled call each, of a scenario of their own; deleted at the end."""
+    made: list[str] = []
+
+    def make(count: int) -> list[Trajectory]:
+        found: list[Trajectory] = []
+        scenario = f"s-{uuid.uuid4().hex}"
+        with art_server.http() as http:
+            for seed in range(count):
+                run = f"review-{uuid.uuid4().hex}"
+                asked = {
+                    "model": art_server.policy,
+                    "messages": [{"role": "user", "content": f"Question {seed}"}],
+                    "max_tokens": 3,
+                    "seed": seed,
+                    "art": {"trajectory_id": run, "node": "writer", "scenario": scenario},
+                }
+                http.post("/v1/chat/completions", json=asked).raise_for_status()
+                scores = {"scores": {"ruler": seed / 10}, "scenario": scenario}
+                answer = http.put(f"/v1/trajectories/{run}/reward", json=scores)
+                found.append(Trajectory.model_validate_json(answer.raise_for_status().content))
+                made.append(run)
+        return found
+
+    yield make
+    with art_server.http() as http:
+        for run in made:
+            http.delete(f"/v1/trajectories/{run}").raise_for_status()

@@ -1,0 +1,51 @@
+"""Steps of training on a real server, as a fit sends them: tagged calls, rewards, a job."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import httpx
+
+
+def ok(answer: httpx.Response) -> Any:
+    assert answer.status_code in (200, 202), answer.text
+    return answer.json()
+
+
+def run_of(
+    http: httpx.Client, policy: str, reward: float, seed: int, node: str | None = None
+) -> str:
+    """A run with one call and a reward; its id."""
+    run = f"run-{uuid.uuid4().hex}"
+    body = {
+        "model": policy,
+        "messages": [{"role": "user", "content": "Hi?"}],
+        "max_tokens": 8 + seed,
+        "seed": seed,
+        "art": {"trajectory_id": run} | ({"node": node} if node else {}),
+    }
+    ok(http.post("/v1/chat/completions", json=body))
+    ok(http.put(f"/v1/trajectories/{run}/reward", json={"reward": reward}))
+    return run
+
+
+def step(
+    http: httpx.Client,
+    policy: str,
+    fit: str,
+    number: int,
+    rewards: tuple[float, ...] = (0.0, 1.0),
+    node: str | None = None,
+    **body: Any,
+) -> dict[str, Any]:
+    """One step on a group of runs with these rewards; the job when it has ended."""
+    runs = [run_of(http, policy, reward, i, node) for i, reward in enumerate(rewards)]
+    key = {"Idempotency-Key": f"{fit}:{policy}:step:{number}"}
+    body = {"policy": policy, "groups": [runs], **body}
+    job = ok(http.post("/v1/train", json=body, headers=key))
+    for _ in range(20):
+        job = ok(http.get(f"/v1/jobs/{job['id']}", params={"wait": 10}))
+        if job["state"] not in ("queued", "running"):
+            return job
+    raise AssertionError(job)

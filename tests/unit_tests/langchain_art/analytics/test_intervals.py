@@ -1,0 +1,133 @@
+"""Intervals and tests against naive twins, published values and their own coverage."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from langchain_art.analytics import intervals
+from langchain_art.analytics.intervals import Z95, bootstrap, paired_test, unpaired_test, wilson
+
+
+def naive_wilson(successes: int, n: int) -> tuple[float, float]:
+    """The rates p at which the score test of p is just not rejected, by bisection."""
+
+    def rejected(p: float) -> bool:
+        spread = math.sqrt(p * (1 - p) / n)
+        return abs(successes / n - p) > Z95 * spread
+
+    def edge(inside: float, outside: float) -> float:
+        for _ in range(200):
+            middle = (inside + outside) / 2
+            inside, outside = (inside, middle) if rejected(middle) else (middle, outside)
+        return inside
+
+    rate = successes / n
+    return edge(rate, 0.0) if successes else 0.0, edge(rate, 1.0) if successes < n else 1.0
+
+
+@pytest.mark.parametrize(
+    ("successes", "n"), [(0, 1), (1, 1), (8, 10), (1, 40), (37, 96), (500, 999)]
+)
+def test_wilson_inverts_the_score_test(successes: int, n: int) -> None:
+    assert wilson(successes, n) == pytest.approx(naive_wilson(successes, n), abs=1e-9)
+
+
+def test_wilson_of_a_published_example() -> None:
+    """Newcombe 1998, Statistics in Medicine 17, table I, method 3."""
+    published = {
+        (81, 263): (0.2553, 0.3662),
+        (15, 148): (0.0624, 0.1605),
+        (0, 20): (0.0000, 0.1611),
+        (1, 29): (0.0061, 0.1718),
+    }
+    for counts, interval in published.items():
+        assert wilson(*counts) == pytest.approx(interval, abs=5e-5)
+
+
+@pytest.mark.parametrize(("successes", "n"), [(0, 0), (3, 2), (-1, 4)])
+def test_what_is_no_count_is_refused(successes: int, n: int) -> None:
+    with pytest.raises(ValueError, match=f"got {successes} of {n}"):
+        wilson(successes, n)
+
+
+def naive_p(differences: list[float]) -> float:
+    signs = list(itertools.product((-1.0, 1.0), repeat=len(differences)))
+    observed = abs(math.fsum(differences))
+    sums = [abs(math.fsum(s * d for s, d in zip(one, differences, strict=True))) for one in signs]
+    return sum(one >= observed - 1e-12 for one in sums) / len(signs)
+
+
+def test_the_paired_test_counts_all_signs() -> None:
+    chance = random.Random(1)
+    for n in range(1, 11):
+        differences = [chance.gauss(0.3, 1.0) for _ in range(n)]
+        found = paired_test(differences)
+        assert found.p_value == naive_p(differences)
+        assert found.difference == pytest.approx(sum(differences) / n)
+    assert paired_test([0.5]).ci95 is None
+    assert paired_test([1.0] * 5).p_value == 2 / 2**5, "five are never significant"
+    assert paired_test([0.0] * 4).p_value == 1.0
+    mean, spread, _ = paired_test([0.0, 1.0, 2.0, 3.0])
+    assert (mean, spread) == pytest.approx((1.5, Z95 * math.sqrt(5 / 3) / 2))
+
+
+def test_drawn_signs_come_near_to_all_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(2)
+    differences = [chance.gauss(0.4, 1.0) for _ in range(12)]
+    exact = paired_test(differences).p_value
+    monkeypatch.setattr(intervals, "EXACT", 0)
+    drawn = paired_test(differences).p_value
+    error = 4 * math.sqrt(exact * (1 - exact) / intervals.DRAWS)
+    assert exact > 0.01 and abs(drawn - exact) < error
+    assert paired_test(differences).p_value == drawn, "the same data, the same answer"
+    assert paired_test([1.0] * 30).p_value == 1 / 10_001
+
+
+def test_the_unpaired_test_comes_near_to_all_assignments() -> None:
+    before, after = [0.1, 0.4, 0.2, 0.6], [0.5, 0.9, 0.3, 0.8, 0.7]
+    together, n = before + after, 9
+    observed = abs(sum(after) / 5 - sum(before) / 4)
+    extreme = total = 0
+    for chosen in itertools.combinations(range(n), 5):
+        mine = sum(together[i] for i in chosen)
+        extreme += abs(mine / 5 - (sum(together) - mine) / 4) >= observed - 1e-12
+        total += 1
+    found = unpaired_test(before, after)
+    exact = extreme / total
+    error = 4 * math.sqrt(exact * (1 - exact) / intervals.DRAWS)
+    assert abs(found.p_value - exact) < error and 0.01 < exact < 0.2
+    assert found.difference == pytest.approx(0.64 - 0.325)
+    with pytest.raises(ValueError, match="empty group"):
+        unpaired_test([], [1.0])
+
+
+def test_without_an_effect_one_in_twenty_is_significant() -> None:
+    """Rejections of the paired test under the null: a binomial of 400 with p = 0.05 (exactly less,
+    since p is discrete)."""
+    chance = random.Random(3)
+    rejected = sum(
+        paired_test([chance.gauss(0, 1) for _ in range(8)]).p_value < 0.05 for _ in range(400)
+    )
+    assert 5 <= rejected <= 36
+
+
+def test_the_bootstrap_is_near_the_normal_interval_of_many_values() -> None:
+    chance = random.Random(3)
+    values = [chance.gauss(2.0, 1.0) for _ in range(400)]
+    middle = sum(values) / 400
+    half = Z95 * math.sqrt(sum((one - middle) ** 2 for one in values) / 400 / 400)
+    low, high = bootstrap(values)
+    assert (low, high) == pytest.approx((middle - half, middle + half), abs=0.08 * half)
+    assert bootstrap(values) == (low, high) != bootstrap(values, seed=1)
+
+
+def test_the_bootstrap_of_two_values_is_that_of_their_three_means() -> None:
+    """Of 0 and 1 the means 0, 1/2 and 1 are drawn with the chances 1/4, 1/2 and 1/4."""
+    assert bootstrap([0.0, 1.0]) == (0.0, 1.0)
+    assert bootstrap([0.5] * 7) == (0.5, 0.5)
+    with pytest.raises(ValueError, match="at least one"):
+        bootstrap([])

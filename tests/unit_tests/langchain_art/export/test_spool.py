@@ -1,0 +1,131 @@
+"""Files of runs that are not sent: whole or not there, and sent once."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from langchain_art.errors import ConfigError
+from langchain_art.export import sender as sender_module
+from langchain_art.export.destinations import Closed, NotSent, Refused
+from langchain_art.export.records import ExportBatch
+from langchain_art.export.sender import Sender
+from langchain_art.export.spool import RUNS, Spool
+from langchain_art.wire.redaction import Redactor
+from tests.unit_tests.langchain_art.export.examples import exported
+
+
+class Wire:
+    """A destination that does what it is told to."""
+
+    name, has_scores = "Langfuse", True
+
+    def __init__(self, *spans: Exception | None, scores: Exception | None = None) -> None:
+        self.answers, self.scores = list(spans), scores
+        self.got: list[tuple[str, int]] = []
+
+    def send_spans(self, batch: ExportBatch, redactor: Redactor) -> None:
+        if self.answers and (error := self.answers.pop(0)) is not None:
+            raise error
+        self.got.append(("spans", len(batch.runs)))
+
+    def send_scores(self, batch: ExportBatch, redactor: Redactor) -> None:
+        if self.scores is not None:
+            raise self.scores
+        self.got.append(("scores", len(batch.runs)))
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    return Spool(tmp_path / "spool")
+
+
+def runs(count: int) -> list[object]:
+    return [exported(f"run-{n}") for n in range(count)]
+
+
+def test_what_is_written_is_read_and_private(spool: Spool) -> None:
+    (path,) = spool.write("fit.step-1", [exported()], {"e": {"reward_mean": 1.0}})
+    batch, what = spool.read(path)
+    assert (batch.runs, what) == ((exported(),), "all")
+    assert batch.experiments == {"e": {"reward_mean": 1.0}}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [one.name for one in spool.folder.iterdir()] == [path.name]
+    path.write_text("{")
+    with pytest.raises(ConfigError, match="no file of this release's spool"):
+        spool.read(path)
+
+
+def test_a_batch_is_files_that_a_request_can_take(spool: Spool) -> None:
+    files = spool.write("a", runs(RUNS + 1), {"e": {"m": 1.0}})
+    assert [len(spool.read(path)[0].runs) for path in files] == [RUNS, 1]
+    assert [bool(spool.read(path)[0].experiments) for path in files] == [False, True]
+    assert spool.count() == RUNS + 1
+
+
+def test_what_was_sent_is_not_sent_again(spool: Spool) -> None:
+    (path,) = spool.write("a", [exported()])
+    spool.sent(path)
+    assert spool.write("a", [exported()]) == [] and spool.count() == 0
+    (path,) = spool.write("b", [exported()])
+    half = spool.spans_sent(path)
+    assert spool.write("b", [exported()]) == [] and spool.read(half)[1] == "scores"
+
+
+def test_spans_that_arrived_are_not_sent_with_the_scores_that_did_not(spool: Spool) -> None:
+    spool.write("a", [exported()])
+    said: list[str] = []
+    wire = Wire(scores=NotSent("status 500"))
+    found = Sender(spool, wire, said.append).send_all()
+    assert (found.sent, found.left, len(said)) == (0, 1, 1)
+    later = Wire()
+    assert Sender(spool, later, said.append).send_all().sent == 1
+    assert wire.got == [("spans", 1)] and later.got == [("scores", 1)]
+
+
+def test_what_is_refused_is_put_aside_and_the_rest_is_sent(spool: Spool) -> None:
+    for name in "abc":
+        spool.write(name, [exported(name)])
+    said: list[str] = []
+    found = Sender(spool, Wire(None, Refused("too large")), said.append).send_all()
+    assert (found.sent, found.refused, found.left) == (2, 1, 0)
+    (aside,) = (spool.folder / "refused").iterdir()
+    assert aside.name.startswith("b-") and len(said) == 1 and "too large" in str(said)
+    assert "1 files were refused" in str(found)
+
+
+def test_a_thread_tries_again_and_warns_once(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "_PAUSE", 0.01)
+    said: list[str] = []
+    wire = Wire(NotSent("one"), NotSent("two"))
+    sender = Sender(spool, wire, said.append)
+    spool.write("a", [exported()])
+    sender.wake()
+    while spool.count():
+        pass
+    found = sender.close(5.0)
+    assert (found.sent, found.left, found.trouble) == (1, 0, "one") and len(said) == 1
+
+
+def test_wrong_keys_end_the_thread_and_keep_the_runs(spool: Spool) -> None:
+    said: list[str] = []
+    sender = Sender(spool, Wire(Closed("status 401")), said.append)
+    spool.write("a", [exported()])
+    sender.wake()
+    found = sender.close(5.0)
+    assert (found.sent, found.left) == (0, 1) and len(said) == 1
+    command = f"`langchain-art review push --spool {spool.folder}` sends them"
+    assert command in str(found)
+
+
+def test_one_sender_at_a_time(spool: Spool) -> None:
+    spool.write("a", [exported()])
+    with spool.alone() as alone:
+        assert alone
+        with pytest.raises(ConfigError, match="Another process sends"):
+            Sender(spool, Wire(), print).send_all()

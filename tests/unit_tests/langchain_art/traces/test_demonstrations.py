@@ -1,0 +1,53 @@
+"""Each reply of a trace is in the conversations once, behind the prompt that it answered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from langchain_art.client.conversations import read_conversations
+from langchain_art.traces.demonstrations import conversations
+from langchain_art.traces.stored import StoredCall, StoredTrace
+from langchain_art.wire import Trajectory
+
+TOOL = {"type": "function", "function": {"name": "find"}}
+
+
+def say(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def trace(*calls: StoredCall) -> StoredTrace:
+    return StoredTrace(id="t", input="x", calls=calls)
+
+
+def test_calls_that_continue_each_other_are_one_conversation(tmp_path: Path) -> None:
+    history = [say("user", "earlier"), say("assistant", "not sampled here"), say("user", "q")]
+    first = StoredCall(history, say("assistant", "a1"), [TOOL])
+    longer = [*history, first.reply, say("tool", "result")]
+    second = StoredCall(longer, say("assistant", "a2"), [TOOL])
+    [found] = conversations(trace(first, second))
+    weights = [one.get("weight", 1) for one in found["messages"] if one["role"] == "assistant"]
+    assert weights == [0, 1, 1] and found["tools"] == [TOOL]
+    path = tmp_path / "conversations.jsonl"
+    path.write_text(json.dumps(found) + "\n")
+    [read] = read_conversations(path)
+    assert isinstance(read, Trajectory)
+    assert [turn.reply and turn.reply["content"] for turn in read.turns] == ["a1", "a2"]
+    assert read.prompt(1) == longer
+
+
+def test_calls_of_different_histories_or_tools_are_conversations_of_their_own() -> None:
+    first = StoredCall([say("user", "q")], say("assistant", "a1"))
+    critic = StoredCall([say("system", "judge"), say("user", "q")], say("assistant", "ok"))
+    other_tools = StoredCall(
+        [say("user", "q"), first.reply, say("user", "go on")], say("assistant", "a2"), [TOOL]
+    )
+    found = conversations(trace(first, critic, other_tools))
+    assert [one["messages"][-1]["content"] for one in found] == ["a1", "ok", "a2"]
+
+
+def test_the_same_call_twice_is_learned_twice() -> None:
+    call = StoredCall([say("user", "q")], say("assistant", "a"))
+    assert len(conversations(trace(call, call))) == 2

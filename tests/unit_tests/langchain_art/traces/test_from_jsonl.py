@@ -1,0 +1,122 @@
+"""Exported traces of each shape are read as what they are, and what cannot be read is counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.load import dumpd
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+
+from langchain_art.errors import ConfigError
+from langchain_art.traces.from_jsonl import read_file
+
+USER = {"role": "user", "content": "When?"}
+ANSWER = {"role": "assistant", "content": "In May."}
+TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+CALL = {"id": "c-1", "type": "function", "function": {"name": "find", "arguments": '{"q": "x"}'}}
+
+
+def file(folder: Path, *lines: Any) -> Path:
+    path = folder / "traces.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_a_conversation_is_a_trace_of_one_call(tmp_path: Path) -> None:
+    line = {"messages": [USER, ANSWER], "tools": [TOOL], "score": 0.5, "call_id": "chatcmpl-1"}
+    no_reply = {"messages": [USER]}
+    read = read_file(file(tmp_path, line, no_reply))
+    [trace] = read.traces
+    [call] = trace.calls
+    assert (trace.input, trace.output, trace.score) == ("When?", "In May.", 0.5)
+    assert (call.messages, call.reply, call.tools) == ([USER], ANSWER, [TOOL])
+    assert call.call_id == "chatcmpl-1"
+    assert read.unreadable == {"unknown_shape": 1}
+
+
+def test_runs_of_langsmith_are_traces_with_their_calls_in_order(tmp_path: Path) -> None:
+    asked = [SystemMessage("Be brief."), HumanMessage("When?")]
+    called = AIMessage(
+        "",
+        tool_calls=[{"name": "find", "args": {"q": "x"}, "id": "c-1"}],
+        response_metadata={"call_id": "chatcmpl-1", "model_name": "agent@3"},
+    )
+    answered = AIMessage("In May.", response_metadata={"id": "chatcmpl-2"})
+
+    def llm(id_: str, at: str, prompt: list[Any], reply: AIMessage) -> dict[str, Any]:
+        return {
+            "id": id_,
+            "trace_id": "t-1",
+            "parent_run_id": "root",
+            "run_type": "llm",
+            "start_time": at,
+            "inputs": {"messages": [[dumpd(one) for one in prompt]]},
+            "outputs": {"generations": [[{"message": dumpd(reply), "text": ""}]]},
+            "extra": {
+                "invocation_params": {"tools": [TOOL]},
+                "metadata": {"langgraph_node": "agent"},
+            },
+        }
+
+    root = {
+        "id": "root",
+        "trace_id": "t-1",
+        "run_type": "chain",
+        "start_time": "1",
+        "inputs": {"question": "When?"},
+        "outputs": {"answer": "In May."},
+        "feedback_stats": {"human_reward": {"n": 2, "avg": 0.75}},
+    }
+    result = ToolMessage("May", tool_call_id="c-1")
+    later = llm("b", "3", [*asked, called, result], answered)
+    alone = {"id": "x", "trace_id": "t-2", "run_type": "chain", "inputs": {}}
+    read = read_file(file(tmp_path, later, root, llm("a", "2", asked, called), alone))
+    [trace] = read.traces
+    assert (trace.input, trace.score) == ({"question": "When?"}, 0.75)
+    first, second = trace.calls
+    assert (first.call_id, first.model, first.node) == ("chatcmpl-1", "agent@3", "agent")
+    assert [one["role"] for one in first.messages] == ["system", "user"]
+    assert first.reply["tool_calls"] == [CALL] and first.tools == [TOOL]
+    assert second.messages[2] == first.reply
+    assert second.messages[3] == {"role": "tool", "content": "May", "tool_call_id": "c-1"}
+    assert (second.reply, second.call_id) == (ANSWER, "chatcmpl-2")
+    assert read.unreadable == {"no_calls": 1}
+
+
+def test_observations_of_langfuse_are_traces(tmp_path: Path) -> None:
+    base = {"traceId": "t-1", "startTime": "2026-11-20T10:00:00Z", "projectId": "p"}
+    root = base | {"id": "r", "type": "AGENT", "isRootObservation": True, "input": '{"q": 1}'}
+    call = base | {
+        "id": "c",
+        "type": "GENERATION",
+        "parentObservationId": "r",
+        "model": "gpt",
+        "input": json.dumps([USER, {"role": "tool", "content": TOOL}]),
+        "output": json.dumps({"role": "assistant", "content": "In May."}),
+    }
+    lost = call | {"traceId": "t-2", "id": "d"}
+    odd = [one | {"traceId": "t-3"} for one in (root, call | {"output": None})]
+    read = read_file(file(tmp_path, call, root, lost, *odd))
+    [trace] = read.traces
+    assert trace.input == {"q": 1}
+    [one] = trace.calls
+    assert (one.messages, one.tools, one.reply, one.model) == ([USER], [TOOL], ANSWER, "gpt")
+    assert read.unreadable == {"no_root": 1, "unknown_shape": 1}
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], "expected one of them"),
+        ([{"question": "x"}], "value 1 is"),
+        ([["x"]], "value 1 is"),
+        ([{"messages": [USER, ANSWER]}, {"run_type": "llm"}], "expected one of them in all"),
+        ([{"traceId": "t"}], "no observation of Langfuse"),
+    ],
+)
+def test_a_file_of_another_shape_is_refused(tmp_path: Path, lines: list[Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_file(file(tmp_path, *lines))

@@ -1,0 +1,147 @@
+"""A tracker that fails, hangs or comes back: the fit goes on, and nothing is lost or sent twice."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from langchain_art.trackers import fit_trackers
+from langchain_art.trackers.base import AdapterFiles, FitCard, TrackedRecord, TrackerRun
+from langchain_art.trackers.fit_trackers import FitTrackers
+
+
+class Recording:
+    """A tracker that keeps what it gets; the first `failures` of its calls of `log` raise."""
+
+    name = "recording"
+    settles = 0.0
+
+    def __init__(self, *, failures: int = 0, hang: Event | None = None) -> None:
+        self.failures, self.hang = failures, hang
+        self.former: TrackerRun | None = None
+        self.records: list[TrackedRecord] = []
+        self.adapters: list[str] = []
+        self.finished = 0
+
+    def start(self, fit: FitCard, former: TrackerRun | None) -> TrackerRun:
+        if self.hang is not None:
+            self.hang.wait(60)
+        self.former = former
+        return TrackerRun(f"run-{fit.fit_id}", former.sent if former else 0)
+
+    def log(self, record: TrackedRecord) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("the server is\naway")
+        self.records.append(record)
+
+    def keep(self, adapter: AdapterFiles) -> bool:
+        self.adapters.append(adapter.name)
+        return True
+
+    def finish(self) -> str:
+        self.finished += 1
+        return "seen there"
+
+
+class BrokenStart(Recording):
+    def start(self, fit: FitCard, former: TrackerRun | None) -> TrackerRun:
+        raise RuntimeError("no key")
+
+
+def card(folder: Path, fit_id: str = "f1") -> FitCard:
+    return FitCard(fit_id, "fit", folder, {"seed": 0})
+
+
+def record(number: int) -> TrackedRecord:
+    return TrackedRecord(number, number, {"train/reward": number / 10})
+
+
+def wait_for(ready: object) -> None:
+    until = time.monotonic() + 20
+    while not ready():  # type: ignore[operator]
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def numbers(tracker: Recording) -> list[int]:
+    return [one.number for one in tracker.records]
+
+
+def fit(tracker: Recording, folder: Path, known: int, new: int, *, fit_id: str = "f1") -> list[str]:
+    """A fit that has `known` records when it begins and makes `new` ones; what was said."""
+    said: list[str] = []
+    history = [record(number) for number in range(known)]
+    trackers = FitTrackers([tracker], card(folder, fit_id), history, said.append)
+    for number in range(known, known + new):
+        trackers.record(record(number))
+    trackers.finish()
+    return said
+
+
+def test_a_resumed_fit_sends_what_the_run_lacks_and_nothing_twice(tmp_path: Path) -> None:
+    first, second, third = Recording(), Recording(), Recording()
+    assert fit(first, tmp_path, 0, 3) == ["recording: records: 3. seen there"]
+    fit(second, tmp_path, 5, 2)  # two records were kept, and the process died before they were sent
+    assert second.former == TrackerRun("run-f1", 3)
+    assert numbers(first) + numbers(second) == list(range(7))
+    fit(third, tmp_path, 0, 2, fit_id="f2")  # fresh=True: another fit in the same folder
+    assert third.former is None and numbers(third) == [0, 1]
+
+
+def test_what_was_not_taken_is_offered_again_and_said_once(tmp_path: Path) -> None:
+    tracker, said = Recording(failures=2), list[str]()
+    trackers = FitTrackers([tracker], card(tmp_path), [], said.append)
+    for number, failures in enumerate([1, 0, 0, 0]):
+        trackers.record(record(number))
+        wait_for(lambda left=failures: tracker.failures <= left)
+    wait_for(lambda: numbers(tracker) == [0, 1, 2, 3])
+    trackers.keep(AdapterFiles("p", tmp_path, ("best",), {}))
+    trackers.finish()
+    assert said[0].startswith("recording: ConnectionError: the server is away. The fit goes on")
+    assert said[1:] == [
+        "recording: all is there. The first error: ConnectionError: the server is away. seen there"
+    ]
+    assert tracker.adapters == ["p"] and tracker.finished == 1
+
+
+def test_a_tracker_that_never_starts_is_said_once_and_the_next_fit_sends_all(
+    tmp_path: Path,
+) -> None:
+    said = fit(BrokenStart(), tmp_path, 0, 3)
+    assert len(said) == 2 and said[0].startswith("recording: RuntimeError: no key.")
+    assert "3 records and adapters are missing there" in said[1]
+    later = Recording()
+    fit(later, tmp_path, 3, 1)
+    assert numbers(later) == [0, 1, 2, 3]
+
+
+def test_a_tracker_that_hangs_holds_up_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit_trackers, "PATIENCE", 0.05)
+    let_go = Event()
+    tracker, beside, said = Recording(hang=let_go), Recording(), list[str]()
+    begun = time.monotonic()
+    both = [tracker, beside]
+    trackers = FitTrackers(both, card(tmp_path), [], said.append)
+    beside.name = "beside"
+    for number in range(3):
+        trackers.record(record(number))
+    wait_for(lambda: numbers(beside) == [0, 1, 2])
+    trackers.finish()
+    assert time.monotonic() - begun < 10
+    assert any("recording: it has not finished" in one for one in said)
+    let_go.set()
+
+
+def test_a_broken_file_of_progress_is_said(tmp_path: Path) -> None:
+    (tmp_path / "trackers").mkdir()
+    (tmp_path / "trackers" / "recording.json").write_text("{")
+    tracker = Recording()
+    said = fit(tracker, tmp_path, 2, 1)
+    assert "cannot be read, so a new run begins" in said[0]
+    assert numbers(tracker) == [0, 1, 2]

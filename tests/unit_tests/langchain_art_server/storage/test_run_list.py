@@ -1,0 +1,224 @@
+"""Lists of runs equal a naive filter and sort of the same runs, page by page."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from langchain_art.errors import InvalidRequest, NotFound
+from langchain_art.wire import Review, Reward, TrainRequest, Trajectory, Turn, Usage
+from langchain_art_server.storage.run_index import RUN_FACTS, RUN_MARKS, words_of
+from langchain_art_server.storage.run_list import RunFilter, Sort
+from langchain_art_server.storage.store import Store
+from langchain_art_server.storage.tables import REVIEWS, SCHEMA
+
+WORDS = ("refund", "Übung", "invoice", "日本語", "re-fund", "'; DROP", '"quoted', "a*b")
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    opened = Store(database_url)
+    yield opened
+    opened.close()
+
+
+def made(seed: int) -> Trajectory:
+    draw = random.Random(seed)
+    turns = tuple(
+        Turn(
+            node=draw.choice(["writer", "critic"]),
+            model=draw.choice(["tiny@1", "tiny@2", "other@1", "gpt"]),
+            ours=draw.random() < 0.8,
+            messages=({"role": "user", "content": " ".join(draw.choices(WORDS, k=3))},),
+            reply={"role": "assistant", "content": draw.choice(WORDS)},
+            usage=Usage(prompt_tokens=5, completion_tokens=draw.randrange(4)),
+            started_at=1e9 + k,
+            latency=draw.choice([0.5, 2.0]),
+        )
+        for k in range(draw.randrange(4))
+    )
+    return Trajectory(
+        id=f"run-{seed}",
+        scenario=draw.choice(["s", "t", None]),
+        turns=turns,
+        reward=draw.choice([None, 0.0, 0.5, 1.0]),
+        scores={name: draw.choice([0.0, 0.3]) for name in draw.sample(["ruler", "h"], 1)},
+        status=draw.choice(["completed", "failed"]),
+        error=draw.choice([None, "Boom\0 ü"]),
+    )
+
+
+RUNS = [made(seed) for seed in range(60)]
+
+
+def _named(run: Trajectory) -> set[str]:
+    return {t.model for t in run.turns if t.model and t.ours}
+
+
+def _says(run: Trajectory, asked: str) -> bool:
+    begins = asked.removesuffix("*")
+    texts = [run.scenario or "", run.error or ""]
+    texts += [m["content"] for t in run.turns for m in (*t.messages, t.reply or {"content": ""})]
+    return any(
+        any(w == asked or (begins != asked and w.startswith(begins)) for w in words_of(text))
+        for text in texts
+    )
+
+
+CASES: list[tuple[dict[str, Any], Callable[[Trajectory], bool]]] = [
+    ({}, lambda run: True),
+    ({"policy": "tiny"}, lambda run: any(m.startswith("tiny@") for m in _named(run))),
+    ({"version": "tiny@2"}, lambda run: "tiny@2" in _named(run)),
+    ({"scenario": "s"}, lambda run: run.scenario == "s"),
+    ({"node": "critic"}, lambda run: any(t.node == "critic" for t in run.turns)),
+    ({"status": "failed"}, lambda run: run.status == "failed"),
+    ({"reward_min": 0.5}, lambda run: (run.total_return or 0) >= 0.5),
+    (
+        {"reward_max": 0.0},
+        lambda run: run.total_return is not None and run.total_return <= 0,
+    ),
+    ({"score": "ruler"}, lambda run: "ruler" in run.scores),
+    ({"score": "h", "score_min": 0.3}, lambda run: run.scores.get("h", 0) >= 0.3),
+    ({"text": "REFUND"}, lambda run: _says(run, "refund")),
+    ({"text": "über"}, lambda run: False),
+    ({"text": "üb"}, lambda run: False),
+    ({"text": "Üb*"}, lambda run: _says(run, "üb*")),
+    ({"text": "übung"}, lambda run: _says(run, "übung")),
+    ({"text": "日本*"}, lambda run: _says(run, "日本*")),
+    ({"text": "drop quoted"}, lambda run: _says(run, "drop") and _says(run, "quoted")),
+    ({"text": "'\"*()"}, lambda run: False),
+    (
+        {"policy": "tiny", "node": "writer", "text": "inv*", "reward_min": 0.0},
+        lambda run: (
+            any(m.startswith("tiny@") for m in _named(run))
+            and any(t.node == "writer" for t in run.turns)
+            and _says(run, "inv*")
+            and run.total_return is not None
+        ),
+    ),
+    ({"reviewed": True}, lambda run: run.id == "run-7"),
+    ({"reviewed": False, "step": 4}, lambda run: run.id == "run-8"),
+]
+KEYS: dict[Sort, Callable[[Trajectory], float | None]] = {
+    "number": lambda run: RUNS.index(run),
+    "reward": lambda run: run.total_return,
+    "calls": lambda run: len(run.turns),
+    "tokens": lambda run: sum(t.usage.completion_tokens for t in run.turns if t.usage),
+    "seconds": lambda run: (
+        max(t.started_at + t.latency for t in run.turns)  # type: ignore[operator, type-var]
+        - min(t.started_at for t in run.turns)  # type: ignore[type-var]
+        if run.turns
+        else None
+    ),
+}
+
+
+def expected(
+    keep: Callable[[Trajectory], bool], key: Callable[[Trajectory], float | None], down: bool
+) -> list[str]:
+    chosen = [run for run in RUNS if keep(run)]
+    valued = [run for run in chosen if key(run) is not None]
+    rest = [run for run in chosen if key(run) is None]
+    order = sorted(valued, key=lambda run: (key(run), RUNS.index(run)), reverse=down)
+    return [run.id for run in [*order, *sorted(rest, key=RUNS.index, reverse=True)]]
+
+
+async def listed(store: Store, asked: dict[str, Any], sort: Sort, down: bool) -> list[str]:
+    found: list[str] = []
+    after: str | None = None
+    while True:
+        page = await store.runs.page(
+            RunFilter(**asked), sort=sort, descending=down, limit=17, after=after
+        )
+        assert len(page.runs) <= 17
+        found += [run.id for run in page.runs]
+        if page.next is None:
+            return found
+        after = page.next
+
+
+async def fill(store: Store) -> None:
+    for index, run in enumerate(RUNS):
+        await store.add_trajectories([run], group_id=f"g-{index // 4}")
+    said = Review(id="a", source="page", trajectory="run-7", kind="score", name="h", value=1, at=1)
+    await store.reviews.put([said])
+    for job, run, target in (("job-1", "run-7", 4), ("job-2", "run-8", 4), ("job-3", "run-9", 5)):
+        await store.jobs.add(job, job, TrainRequest(policy="tiny", groups=((run,),)), [], 9)
+        await store.jobs.begin(job, target - 1, target)
+        await store.jobs.finish(job, None, None, trained=[run])
+
+
+async def test_pages_equal_a_naive_filter_and_sort(store: Store) -> None:
+    await fill(store)
+    for (asked, keep), (sort, key), down in itertools.product(CASES, KEYS.items(), (True, False)):
+        assert await listed(store, asked, sort, down) == expected(keep, key, down), asked
+    by_score = expected(lambda run: "h" in run.scores, lambda run: run.scores["h"], True)
+    assert await listed(store, {"score": "h"}, "score", True) == by_score
+    assert sum(map(bool, (expected(keep, KEYS["number"], True) for _, keep in CASES))) >= 16
+
+
+async def test_what_is_listed_is_what_the_run_says_now(store: Store) -> None:
+    await fill(store)
+    run = next(run for run in RUNS if run.turns and run.reward is None and run.id > "run-2")
+    await store.set_reward(run.id, Reward(reward=0.25, scores={"late": 0.5}, scenario="moved"))
+    [found] = (await store.runs.page(RunFilter(scenario="moved", score="late"))).runs
+    assert (found.id, found.reward, found.scores) == (run.id, 0.25, run.scores | {"late": 0.5})
+    assert found.asked == run.turns[0].messages[0]["content"]
+    [seven] = (await store.runs.page(RunFilter(reviewed=True))).runs
+    assert (seven.reviews, seven.trained_by) == (1, {"tiny": "job-1"})
+    assert (await store.runs.names()).scores == ["h", "ruler", "late"]
+    await store.delete_trajectory(run.id)
+    assert not (await store.runs.page(RunFilter(score="late"))).runs
+    names = await store.runs.names()
+    assert (names.runs, names.scores) == (59, ["h", "ruler"])
+    with store.engine.connect() as connection:
+        words = connection.exec_driver_sql("SELECT count(*) FROM run_words").scalar_one()
+    assert words == 59
+
+
+async def test_siblings_are_of_one_group_or_else_of_one_scenario(store: Store) -> None:
+    await fill(store)
+    assert [run.id for run in await store.runs.siblings("run-9")] == [
+        f"run-{index}" for index in range(8, 12)
+    ]
+    for name, scenario in (("x-1", "s"), ("x-2", "s"), ("x-3", None)):
+        await store.add_trajectories([Trajectory(id=name, scenario=scenario)])
+    assert [run.id for run in await store.runs.siblings("x-2")] == ["x-1", "x-2"]
+    assert [run.id for run in await store.runs.siblings("x-3")] == ["x-3"]
+    with pytest.raises(NotFound, match="nothing"):
+        await store.runs.siblings("nothing")
+
+
+async def test_what_is_no_cursor_and_no_sort_is_refused(store: Store) -> None:
+    for after in ("", "x", "[1]", "[null, -1]", '["a", 1]', "[null, 1e99]"):
+        with pytest.raises(InvalidRequest, match="next"):
+            await store.runs.page(RunFilter(), after=after)
+    with pytest.raises(InvalidRequest, match="name of a score"):
+        await store.runs.page(RunFilter(), sort="score")
+    with pytest.raises(ValueError, match="expected its name"):
+        RunFilter(score_min=1.0)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+async def test_a_database_of_an_earlier_version_is_indexed_when_it_is_opened(
+    database_url: str, version: int
+) -> None:
+    store = Store(database_url)
+    await fill(store)
+    fresh = await listed(store, {"text": "inv*"}, "reward", True)
+    names = await store.runs.names()
+    with store.engine.begin() as connection:
+        for table in (RUN_FACTS, RUN_MARKS, *([REVIEWS] if version == 2 else [])):
+            table.drop(connection)
+        connection.exec_driver_sql("DROP TABLE run_words")
+        connection.execute(sa.update(SCHEMA).values(version=version))
+    store.close()
+    again = Store(database_url)
+    assert await listed(again, {"text": "inv*"}, "reward", True) == fresh
+    assert await again.runs.names() == names
+    again.close()
