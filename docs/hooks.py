@@ -30,7 +30,12 @@ from langchain_art_server.config import Settings
 from langchain_art_server.gateway.app import create_app
 
 REPO = Path(__file__).parent.parent
-PUBLIC = ("langchain_art", "langchain_art.evaluators")
+PUBLIC = (
+    "langchain_art",
+    "langchain_art.analytics",
+    "langchain_art.evaluators",
+    "langchain_art.trackers",
+)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -76,7 +81,11 @@ def openapi() -> dict[str, Any]:
     """The document that a server gives at /openapi.json, without a server."""
     info = SimpleNamespace(max_model_len=32768)  # no limit of it is in the document
     service = SimpleNamespace(settings=Settings(model="any"), sampler=SimpleNamespace(info=info))
-    served = create_app(service)  # type: ignore[arg-type]
+
+    def without_page(*_: object) -> None:
+        """Its routes are not in the document."""
+
+    served = create_app(service, without_page)  # type: ignore[arg-type]
 
     async def ask() -> dict[str, Any]:
         transport = httpx.ASGITransport(served)

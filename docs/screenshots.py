@@ -1,0 +1,52 @@
+"""The screenshots of the page in this documentation, made anew: ``python -m docs.screenshots``.
+
+Two short fits on the real server with the examples' base model, seen in the real browser.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import expect
+
+from tests.support.browser import Watched, running_browser
+from tests.support.live_server import LiveServer
+from tests.support.steps_of_a_fit import step
+
+IMAGES = Path(__file__).parent / "images"
+#: Name, place of the page, what is visible when it is loaded, width, colour scheme.
+SHOTS: list[tuple[str, str, str, int, Any]] = [
+    ("page-overview", "overview", "Curves by step", 1280, "light"),
+    ("page-overview-narrow", "overview", "Curves by step", 390, "dark"),
+    ("page-jobs", "jobs", "Jobs of tiny", 1280, "dark"),
+    ("page-versions", "versions", "tiny", 1280, "light"),
+]
+
+
+def main() -> None:
+    """Start a server, train a little, and take the pictures."""
+    folder = Path(tempfile.mkdtemp(prefix="art-screenshots-"))
+    server = LiveServer(folder / "data").start()
+    try:
+        with server.http() as http:
+            for fit, steps in (("spring", 5), ("autumn", 3)):
+                for number in range(1, steps + 1):
+                    rewards = tuple(float(i < number) for i in range(6))
+                    step(http, server.policy, fit, number, rewards, node="answer")
+        with running_browser() as browser:
+            for name, place, seen, width, scheme in SHOTS:
+                size: Any = {"width": width, "height": 900}
+                context = browser.new_context(viewport=size, color_scheme=scheme)
+                page = Watched(context.new_page(), server.root).go(place)
+                expect(page.get_by_role("heading", name=seen)).to_be_visible()
+                page.wait_for_timeout(500)  # curves are drawn in the next frame
+                page.screenshot(path=IMAGES / f"{name}.png")
+                context.close()
+    finally:
+        server.stop()
+
+
+if __name__ == "__main__":
+    main()
