@@ -7,7 +7,8 @@ OUT ?=
 FRESH ?=
 REWARD ?= answer
 # Processes that run tests side by side; each has servers of its own.
-JOBS ?= auto
+# One more than there are cores: some tests wait for the end of a time limit.
+JOBS ?= $(shell echo $$(($$(env -u OMP_NUM_THREADS nproc) + 1)))
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 export OMP_NUM_THREADS ?= 1
 # Some images set it. Then each process that a test starts would compile what it imports once more.
@@ -30,9 +31,10 @@ $(VENV)/.installed: pyproject.toml requirements/torch-cpu.txt requirements/insta
 	touch $@
 
 # Stopped and run again, it goes on; FRESH=1 begins anew.
-demo: install  ## train the e-mail agent on this machine: SEED=0 CONTROL= REWARD=answer|ruler JUDGE=scripted FRESH= OUT=
+demo: install  ## train the e-mail agent on this machine: SEED=0 CONTROL= REWARD=answer|ruler JUDGE=scripted REVIEW=scripted FRESH= OUT=
 	$(BIN)/langchain-art demo --seed $(SEED) $(if $(OUT),--out $(OUT)) $(if $(CONTROL),--control) \
-		--reward $(REWARD) $(if $(JUDGE),--judge $(JUDGE)) $(if $(FRESH),--fresh)
+		$(if $(REVIEW),--review $(REVIEW),--reward $(REWARD)) $(if $(JUDGE),--judge $(JUDGE)) \
+		$(if $(FRESH),--fresh)
 
 test: install  ## all tests but those that need vLLM
 	$(PYTEST) -m 'not vllm'
@@ -47,11 +49,17 @@ soak: install  ## the whole of what the tests of endurance show a part of: swaps
 test-fast: install  ## all but the slow tests
 	$(PYTEST) -m 'not slow and not vllm'
 
-check: install  ## lint, formatting, types, import rules
+check: install node_modules/.installed  ## lint, formatting, types of Python and of the page, import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/node node_modules/typescript/bin/tsc
+
+# The page is served as it is written: nothing is built, its types are checked.
+node_modules/.installed: package.json $(VENV)/.installed
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/npm install --no-package-lock --no-audit --no-fund --silent
+	touch $@
 
 format: install  ## mend what ruff can mend
 	$(BIN)/ruff check --fix .
@@ -71,4 +79,4 @@ serve: install  ## serve a model: MODEL=Qwen/Qwen2.5-0.5B-Instruct POLICY=my-age
 	$(BIN)/langchain-art serve $(MODEL) $(if $(POLICY),--policy $(POLICY))
 
 clean:  ## remove what was made here
-	rm -rf $(VENV) out dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) node_modules out dist .pytest_cache .ruff_cache .hypothesis
