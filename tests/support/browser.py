@@ -51,7 +51,7 @@ class Watched:
         )
         page.on("pageerror", lambda error: self.wrong.append(f"error {error}"))
         page.on("request", lambda sent: self._check(sent.url))
-        page.on("console", lambda said: self._said(said.type, said.text))
+        page.on("console", lambda said: self._said(said.type, said.text, said.location["url"]))
 
     def go(self, place: str) -> Page:
         """Show `#/place` and wait until its view is there."""
@@ -62,6 +62,6 @@ class Watched:
         if not url.startswith((self.root, "data:", "blob:")):
             self.wrong.append(f"request to {url}")
 
-    def _said(self, kind: str, text: str) -> None:
+    def _said(self, kind: str, text: str, url: str) -> None:
         if kind == "error" and "401" not in text:
-            self.wrong.append(f"console {text}")
+            self.wrong.append(f"console {text} {url}")

@@ -105,12 +105,18 @@ def run_routes(router: APIRouter, service: Service) -> None:
         """Get the names by which runs can be filtered, and how many runs there are."""
         return await store.runs.names()
 
-    @router.get("/runs/{trajectory_id}", response_model=RunView)
+    @router.get("/runs/{trajectory_id}", response_model=RunView | None)
     async def view_run(trajectory_id: str) -> Response:
-        """Get a run with its audit, its reviews and the judges' explanations."""
-        stored, audited = await asyncio.gather(
-            store.trajectory(trajectory_id), service.audit(trajectory_id, None, {})
-        )
+        """Get a run with its audit, its reviews and the judges' explanations.
+
+        Answers ``null`` where there is none: who watches a run asks again, and it may be deleted.
+        """
+        try:
+            stored, audited = await asyncio.gather(
+                store.trajectory(trajectory_id), service.audit(trajectory_id, None, {})
+            )
+        except NotFound:
+            return Response("null", media_type="application/json")
         said = await store.reviews.page(MAX_PAGE, trajectory=trajectory_id)
         view = RunView(
             run=stored.trajectory,

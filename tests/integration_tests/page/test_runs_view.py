@@ -9,10 +9,12 @@ import pytest
 from playwright.sync_api import expect
 
 from langchain_art.client.sync_client import ArtClient
+from langchain_art.wire import Review
 from tests.support.browser import Watched
 from tests.support.live_server import LiveServer
 from tests.support.markup_strings import markup_strings
 from tests.support.reviewed_runs import MakeRuns
+from tests.support.steps_of_a_fit import run_of
 
 
 def test_an_advantage_in_three_clicks_and_a_review_as_the_client_reads_it(
@@ -78,6 +80,20 @@ def test_an_advantage_in_three_clicks_and_a_review_as_the_client_reads_it(
         corrected = client.reviews(run=runs[0])[1]
         assert corrected.correction == {"role": "assistant", "content": "On 14 March."}
         assert corrected.call_id == runs[0].turns[0].call_id
+
+
+def test_a_run_that_is_deleted_while_it_is_watched(
+    watched: Watched, art_server: LiveServer
+) -> None:
+    with ArtClient(art_server.base_url) as client, art_server.http() as http:
+        run = run_of(http, art_server.policy, 1.0, 0)
+        page = watched.go(f"runs/{run}")
+        expect(page.get_by_role("heading", name=run)).to_be_visible()
+        about: Any = {"trajectory": run, "kind": "reward", "name": "human_reward", "value": 1.0}
+        client.put_reviews([Review(id=run, source="test", at=1.0, **about)])
+        expect(page.locator(".reviews li")).to_have_count(1)
+        http.delete(f"/v1/trajectories/{run}").raise_for_status()
+        expect(page.get_by_role("heading", name="No such run is stored here")).to_be_visible()
 
 
 #: Calls of one run, each with one of the strings.

@@ -30,7 +30,7 @@ export function Waiting() {
  *
  * @param {string | null} path null: nothing is asked
  * @param {unknown} [again]
- * @returns {{data: any, error: Error | null}}
+ * @returns {{data: any, error: Error | null, path: string | null}} `path`: what was answered; null: nothing yet
  */
 export function useAnswer(path, again) {
   const [state, setState] = useState(/** @type {any} */ ({ data: null, error: null, path: null }));

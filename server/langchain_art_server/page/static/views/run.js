@@ -4,7 +4,7 @@ import { ask } from "../api.js";
 import { Badge, Fact, TimeLine } from "../components/facts.js";
 import { Messages } from "../components/messages.js";
 import { ReviewForm, Reviews } from "../components/reviews.js";
-import { Failed, useAnswer, Waiting } from "../components/states.js";
+import { Empty, Failed, useAnswer, Waiting } from "../components/states.js";
 import { signed, Tokens } from "../components/tokens.js";
 import { duration, number } from "../format.js";
 import { useLive } from "../live.js";
@@ -14,13 +14,16 @@ import { link } from "../router.js";
 export default function Run({ id, query }) {
   const [saved, setSaved] = useState(0);
   const live = useLive("reviews", "jobs");
-  const { data, error } = useAnswer(`/page/runs/${encodeURIComponent(id)}`, `${saved} ${live}`);
+  const { data, error, path } = useAnswer(`/page/runs/${encodeURIComponent(id)}`, `${saved} ${live}`);
   const credits = useCredits(id, data?.audit.trained_by);
   const open = query.get("call");
   useEffect(() => {
     if (data && open !== null) document.getElementById(`call-${open}`)?.scrollIntoView();
   }, [data !== null, open]);
   if (error) return html`<${Failed} error=${error} />`;
+  if (path && !data) {
+    return html`<${Empty} title="No such run is stored here"><span class="run-id">${id}</span> was deleted, or never came to this server.<//>`;
+  }
   if (!data) return html`<${Waiting} />`;
   const { run, audit } = data;
   const given = run.turns.map((/** @type {any} */ _, /** @type {number} */ at) => creditOf(credits.found, at));
