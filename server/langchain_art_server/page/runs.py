@@ -111,21 +111,8 @@ def run_routes(router: APIRouter, service: Service) -> None:
 
         Answers ``null`` where there is none: who watches a run asks again, and it may be deleted.
         """
-        try:
-            stored, audited = await asyncio.gather(
-                store.trajectory(trajectory_id), service.audit(trajectory_id, None, {})
-            )
-        except NotFound:
-            return Response("null", media_type="application/json")
-        said = await store.reviews.page(MAX_PAGE, trajectory=trajectory_id)
-        view = RunView(
-            run=stored.trajectory,
-            audit=audited,
-            judged=explanations(stored.trajectory),
-            reviews=[wire.Review.model_validate_json(one) for one in said.items],
-            base_model=service.router.base_name,
-        )
-        return await _sent(view)
+        view = await _view(service, trajectory_id)
+        return await _sent(view) if view else Response("null", media_type="application/json")
 
     @router.get("/runs/{trajectory_id}/siblings", response_model=Siblings)
     async def view_siblings(trajectory_id: str) -> Response:
@@ -190,6 +177,24 @@ def run_routes(router: APIRouter, service: Service) -> None:
         stored = await store.trajectories(others if review.call_id is not None else ())
         runs = {name: one.trajectory for name, one in stored.items()} | {run.id: run}
         return effect_of(review, runs, said, service.router.serving)
+
+
+async def _view(service: Service, run_id: str) -> RunView | None:
+    store = service.store
+    try:
+        stored, audited = await asyncio.gather(
+            store.trajectory(run_id), service.audit(run_id, None, {})
+        )
+    except NotFound:
+        return None
+    said = await store.reviews.page(MAX_PAGE, trajectory=run_id)
+    return RunView(
+        run=stored.trajectory,
+        audit=audited,
+        judged=explanations(stored.trajectory),
+        reviews=[wire.Review.model_validate_json(one) for one in said.items],
+        base_model=service.router.base_name,
+    )
 
 
 async def _sent(value: BaseModel) -> Response:
