@@ -40,9 +40,9 @@ from langchain_art import (
     TrajectoryGroup,
     gather,
 )
-from langchain_art.analytics.intervals import bootstrap
 from langchain_art.review import corrections
 from langchain_art.review import train as by_reward
+from langchain_art.statistics.intervals import bootstrap
 from langchain_art.wire import Review, Trajectory
 
 QUESTIONS = 8

@@ -12,11 +12,11 @@ if TYPE_CHECKING:  # `lazy_names` reads these imports too
     from langchain_art.analytics.figures import (
         ActionFigures as ActionFigures,
         Analysis as Analysis,
-        Comparison as Comparison,
         ErrorPattern as ErrorPattern,
-        NodeFigures as NodeFigures,
         VersionFigures as VersionFigures,
     )
     from langchain_art.analytics.plots import analysis_plot as analysis_plot
+    from langchain_art.statistics.comparison import Comparison as Comparison
+    from langchain_art.statistics.node_figures import NodeFigures as NodeFigures
 else:  # a type checker takes the names imported above `as` themselves
     __all__, __getattr__, __dir__ = lazy_names(__name__)

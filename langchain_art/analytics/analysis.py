@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from langchain_art.analytics.costs import busy_seconds, prices
 from langchain_art.analytics.error_patterns import error_patterns
-from langchain_art.analytics.figures import ActionFigures, Analysis, NodeFigures, VersionFigures
-from langchain_art.analytics.intervals import wilson
+from langchain_art.analytics.figures import ActionFigures, Analysis, VersionFigures
 from langchain_art.errors import ConfigError
-from langchain_art.evaluators.calibration import quantile
-from langchain_art.evaluators.transcript import label, tool_calls
-from langchain_art.training.results import EVALUATION, summarize, tokens
+from langchain_art.evaluators.transcript import tool_calls
+from langchain_art.statistics.costs import busy_seconds, prices
+from langchain_art.statistics.intervals import wilson
+from langchain_art.statistics.node_figures import in_order, known_sum, node_figures
+from langchain_art.training.results import summarize, tokens
 from langchain_art.wire import Trajectory, Turn
+from langchain_art.wire.calls import label
+from langchain_art.wire.trajectories import EVALUATION
 
 #: The action of a reply that calls no tool.
 ANSWER = "(answer)"
@@ -55,7 +55,7 @@ def analyze(
             _version(version, by_version[version], success, by_turn)
             for version in sorted(by_version, key=in_order)
         ),
-        nodes=_nodes(turns, by_turn),
+        nodes=node_figures(turns, costs),
         actions=_actions(turns),
         errors=error_patterns(found),
         busy_seconds=busy_seconds(turns),
@@ -72,11 +72,6 @@ def version_of(run: Trajectory) -> str:
     named = ours or {turn.model for turn in run.turns if turn.model}
     evaluated = run.metadata.get(EVALUATION)
     return " + ".join(sorted(named)) or (evaluated if isinstance(evaluated, str) else "-")
-
-
-def in_order(version: str) -> list[tuple[str, int]]:
-    """A key that sorts ``p@9`` before ``p@10``."""
-    return [(text, int(number or 0)) for text, number in re.findall(r"([^\d]+)(\d*)", version)]
 
 
 def by_scenario(runs: Iterable[Trajectory]) -> dict[str, list[float]]:
@@ -118,36 +113,8 @@ def _version(
         calls_mean=statistics.fmean(len(run.turns) for run in runs),
         prompt_tokens=spent["prompt"],
         completion_tokens=spent["completion"],
-        cost_usd=_sum(costs[id(turn)] for run in runs for turn in run.turns),
+        cost_usd=known_sum(costs[id(turn)] for run in runs for turn in run.turns),
     )
-
-
-def _nodes(turns: Sequence[Turn], costs: Costs) -> tuple[NodeFigures, ...]:
-    grouped = defaultdict[tuple[str, str], list[Turn]](list)
-    for turn in turns:
-        grouped[label(turn), turn.model or "-"].append(turn)
-    found: list[NodeFigures] = []
-    for node, model in sorted(grouped, key=lambda key: (key[0], in_order(key[1]))):
-        calls = grouped[node, model]
-        latencies = sorted(turn.latency for turn in calls if turn.latency is not None)
-        used = [turn.usage for turn in calls if turn.usage]
-        known = [costs[id(turn)] for turn in calls]
-        found.append(
-            NodeFigures(
-                node=node,
-                model=model,
-                calls=len(calls),
-                errors=sum(turn.error is not None for turn in calls),
-                excluded=sum(turn.excluded_because is not None for turn in calls),
-                prompt_tokens=sum(one.prompt_tokens for one in used),
-                completion_tokens=sum(one.completion_tokens for one in used),
-                latency_p50=quantile(latencies, 0.5) if latencies else None,
-                latency_p95=quantile(latencies, 0.95) if latencies else None,
-                cost_usd=_sum(known),
-                unpriced=sum(cost is None for cost in known),
-            )
-        )
-    return tuple(found)
 
 
 def _actions(turns: Iterable[Turn]) -> tuple[ActionFigures, ...]:
@@ -162,8 +129,3 @@ def _actions(turns: Iterable[Turn]) -> tuple[ActionFigures, ...]:
         for node, counts in sorted(counted.items())
         for action, count in counts.most_common()
     )
-
-
-def _sum(costs: Iterable[Any]) -> float | None:
-    known = [cost for cost in costs if cost is not None]
-    return sum(known) if known else None

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from langchain_art.analytics.figures import ErrorPattern
-from langchain_art.evaluators.transcript import label, text_of
+from langchain_art.evaluators.transcript import text_of
 from langchain_art.wire import Message, Trajectory
+from langchain_art.wire.calls import label
 from langchain_art.wire.redaction import redact
 
 _LENGTH = 160

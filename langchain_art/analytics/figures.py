@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from langchain_art.statistics.node_figures import NodeFigures
 from langchain_art.training.results import Record
 
 
@@ -36,25 +37,6 @@ class VersionFigures(Record):
     completion_tokens: int
     cost_usd: float | None
     """Of the calls whose price is known; None: of none."""
-
-
-class NodeFigures(Record):
-    """The calls of one node with one model."""
-
-    node: str
-    model: str
-    calls: int
-    errors: int
-    excluded: int
-    """Calls that the graph threw away (retried, unchosen …); actions leave them out."""
-    prompt_tokens: int
-    completion_tokens: int
-    latency_p50: float | None
-    latency_p95: float | None
-    """Seconds; None where no call has a latency."""
-    cost_usd: float | None
-    unpriced: int
-    """Calls whose price is not known."""
 
 
 class ActionFigures(Record):
@@ -104,33 +86,3 @@ class Analysis(Record):
     """In which at least one call of our server ran, as far as its latency is known."""
     notes: tuple[str, ...] = ()
     """What the figures leave out, and why."""
-
-
-class Comparison(Record):
-    """Whether one version's runs are better than another's."""
-
-    before: str
-    after: str
-    paired: bool
-    """By scenario: both have runs of at least two same ones, and only these are compared."""
-    scenarios: int
-    """Pairs; unpaired, scenarios of both."""
-    left_out: int
-    """Scenarios that only one of them has runs of, where it is paired."""
-    difference: float
-    """Of the mean rewards, after minus before, each scenario weighing the same."""
-    ci95: float | None
-    p_value: float
-    test: str
-    """Which test it is, in words."""
-
-    @property
-    def significant(self) -> bool:
-        """Whether chance alone would give such a difference in less than 5 % of cases."""
-        return self.p_value < 0.05
-
-    def __str__(self) -> str:
-        spread = "" if self.ci95 is None else f" ± {self.ci95:.3f}"
-        verdict = "significant" if self.significant else "not significant"
-        found = f"{self.difference:+.3f}{spread}, p = {self.p_value:.3g}, {verdict} at 5 %"
-        return f"{self.before} → {self.after}: {found} ({self.scenarios} scenarios; {self.test})"

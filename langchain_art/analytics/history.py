@@ -9,10 +9,10 @@ from statistics import NormalDist
 from rich.console import Group
 from rich.text import Text
 
-from langchain_art.analytics.figures import Comparison
-from langchain_art.analytics.intervals import Z95
 from langchain_art.analytics.report import plain_table
 from langchain_art.errors import ConfigError
+from langchain_art.statistics.comparison import Comparison
+from langchain_art.statistics.intervals import Z95
 from langchain_art.training.experiments.fits import Fit
 from langchain_art.training.report import counts, duration
 from langchain_art.training.results import EvalResult, FitResult, Record

@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from langchain_art.analytics.figures import Analysis, Comparison
+from langchain_art.analytics.figures import Analysis
+from langchain_art.statistics.comparison import Comparison
 
 #: Error patterns that are listed; all are in the JSON.
 _LISTED = 10

@@ -105,7 +105,7 @@ def _runs(
     notes: list[str],
 ) -> None:
     from langchain_art.analytics import analysis, comparison, plots, report
-    from langchain_art.training.results import EVALUATION
+    from langchain_art.wire.trajectories import EVALUATION
 
     chosen = [run for run in runs if EVALUATION in run.metadata] if held_out else runs
     found = analysis.analyze(chosen, success=success, gpu_rate=gpu_rate)

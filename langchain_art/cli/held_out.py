@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from langchain_art.analytics.analysis import by_scenario
-from langchain_art.analytics.intervals import PairedTest, paired_test
 from langchain_art.cli.load_rollout import load_rollout, load_scenarios
 from langchain_art.errors import ConfigError
-from langchain_art.training.results import EVALUATION, EvalResult
+from langchain_art.statistics.intervals import PairedTest, paired_test
+from langchain_art.training.results import EvalResult
 from langchain_art.wire import Trajectory
+from langchain_art.wire.trajectories import EVALUATION
 
 if TYPE_CHECKING:
     from rich.console import Console

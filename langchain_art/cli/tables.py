@@ -13,8 +13,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from langchain_art.diagnostics.canary_checks import CanaryReport
-from langchain_art.evaluators.transcript import label, tool_calls
-from langchain_art.training.results import EVALUATION, tokens
+from langchain_art.evaluators.transcript import tool_calls
+from langchain_art.training.results import tokens
 from langchain_art.wire import (
     Checkpoint,
     Message,
@@ -24,7 +24,9 @@ from langchain_art.wire import (
     Turn,
     TurnAudit,
 )
+from langchain_art.wire.calls import label
 from langchain_art.wire.exclusions import meaning
+from langchain_art.wire.trajectories import EVALUATION
 
 #: Characters of a message that a run's view shows; all of it is in ``--json``.
 _EXCERPT = 600

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators.scoring import Evaluator, score_groups
+from langchain_art.statistics.intervals import quantile
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
 Pairs: TypeAlias = "Sequence[tuple[float, float]]"
@@ -237,13 +238,6 @@ def _correlation(
         return Correlation(value, None, None)
     tail = (1 - confidence) / 2
     return Correlation(value, quantile(defined, tail), quantile(defined, 1 - tail))
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The quantile of sorted values, interpolated linearly between the two nearest."""
-    place = share * (len(ordered) - 1)
-    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
-    return below + (place % 1) * (above - below)
 
 
 def _human(run: Trajectory, human: Human) -> float | None:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from langchain_art.wire import Message, Trajectory, TrajectoryGroup, Turn, TurnAudit
+from langchain_art.wire import Message, Trajectory, TrajectoryGroup
+from langchain_art.wire.calls import label
 
 _ROLES = ("system", "developer", "user", "assistant")
 _ERROR_LENGTH = 300
@@ -50,11 +51,6 @@ def transcript(run: Trajectory, *, labelled: bool) -> tuple[Block, ...]:
             blocks.append(Block("error", turn.error[:_ERROR_LENGTH]))
         last = index
     return (*blocks, *_ending(run, {block.text for block in blocks}))
-
-
-def label(turn: Turn | TurnAudit) -> str:
-    """The node of a call with the graphs around it: ``team/writer``; ``-`` outside of a graph."""
-    return "/".join(turn.path) or turn.node or "-"
 
 
 def has_several_nodes(runs: Sequence[Trajectory]) -> bool:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from langchain_art.errors import NotFound
-from langchain_art.evaluators.transcript import label
 from langchain_art.export.names import HUMAN_REWARD
 from langchain_art.review.agreement import verdicts
 from langchain_art.wire import Review, TrainConfig, TrainJob, Trajectory, Turn
+from langchain_art.wire.calls import label
 
 if TYPE_CHECKING:
     from langchain_art.client.sync_client import ArtClient

@@ -15,12 +15,11 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from langchain_art.errors import ConfigError
-from langchain_art.evaluators.transcript import label
+from langchain_art.statistics.intervals import mean_of_scenarios
 from langchain_art.wire import NodeReport, TrainResult, Trajectory
+from langchain_art.wire.calls import label
 
 T = TypeVar("T")
-#: Key of `Trajectory.metadata` by which the runs of an evaluation are known; it has the versions.
-EVALUATION = "evaluation"
 
 
 class Record(BaseModel):
@@ -292,17 +291,16 @@ def summarize(
     for trajectory in trajectories:
         if (worth := trajectory.total_return) is not None:
             by_scenario[trajectory.scenario].append(worth)
-    rewards = [reward for group in by_scenario.values() for reward in group]
-    means = [statistics.fmean(group) for group in by_scenario.values()]
+    found = mean_of_scenarios(by_scenario.values())
     failed = sum(t.status == "failed" and t.total_return is None for t in trajectories)
     return EvalResult(
         step=step,
         versions=tuple(versions),
-        mean=statistics.fmean(rewards) if rewards else None,
-        ci95=1.96 * statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else None,
-        n=len(rewards),
+        mean=found.mean,
+        ci95=found.ci95,
+        n=found.rewards,
         failed=failed,
-        unscored=len(trajectories) - len(rewards) - failed,
+        unscored=len(trajectories) - found.rewards - failed,
         node_rewards=node_rewards(trajectories),
         tokens=tokens(trajectories),
         seconds=seconds,

@@ -18,7 +18,7 @@ from typing import Any
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ArtError
-from langchain_art.evaluators.transcript import compact, label, text_of, tool_calls
+from langchain_art.evaluators.transcript import compact, text_of, tool_calls
 from langchain_art.trackers.base import AdapterFiles, FitCard, TableRow, TrackedRecord, Tracker
 from langchain_art.trackers.fit_trackers import FitTrackers
 from langchain_art.training.fit_state import HISTORY, History, read_records
@@ -26,6 +26,7 @@ from langchain_art.training.identity import flat
 from langchain_art.training.progress import Display
 from langchain_art.training.results import EvalResult, FitResult, StepRecord, tokens
 from langchain_art.wire import Trajectory, TrajectoryGroup
+from langchain_art.wire.calls import label
 from langchain_art.wire.redaction import redact
 
 #: Rows of a step's tables, and characters of a cell.

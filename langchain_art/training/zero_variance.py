@@ -9,7 +9,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from langchain_art.evaluators.transcript import label
 from langchain_art.wire import (
     AnchorCredit,
     TrainConfig,
@@ -18,6 +17,7 @@ from langchain_art.wire import (
     Turn,
     TurnCredit,
 )
+from langchain_art.wire.calls import label
 from langchain_art.wire.zero_variance import has_zero_variance, overlong_penalty
 
 

@@ -7,7 +7,7 @@ a `Turn` points to them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import Field
 
@@ -21,6 +21,25 @@ from langchain_art.wire.identifiers import (
     Tag,
     Wire,
 )
+
+
+class Placed(Protocol):
+    """What has a place in a graph: a `Turn`, or the audit of one."""
+
+    @property
+    def node(self) -> str | None:
+        """Its node."""
+        ...
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """Its node with the graphs around it."""
+        ...
+
+
+def label(call: Placed) -> str:
+    """The node of a call with the graphs around it: ``team/writer``; ``-`` outside of a graph."""
+    return "/".join(call.path) or call.node or "-"
 
 
 class CallTags(Wire):

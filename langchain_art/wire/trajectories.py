@@ -14,6 +14,9 @@ from pydantic import Field, field_validator, model_validator
 from langchain_art.wire.calls import Turn
 from langchain_art.wire.identifiers import Id, Message, RewardValue, ScenarioName, Several, Wire
 
+#: Key of `Trajectory.metadata` of an evaluation's runs: the versions that it evaluated, as text
+#: (`EvalResult.version`).
+EVALUATION = "evaluation"
 Status = Literal["completed", "failed", "interrupted", "truncated"]
 
 

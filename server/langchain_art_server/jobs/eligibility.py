@@ -24,6 +24,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from langchain_art.wire import Trajectory, Turn
+from langchain_art.wire.calls import label
 from langchain_art_server.storage.tables import CallRecord
 
 #: Why a call's tokens are missing from the probability of its run.
@@ -41,7 +42,7 @@ class CallEligibility:
     @property
     def node(self) -> str:
         """Its key in `TrainResult.nodes`."""
-        return "/".join(self.turn.path) or self.turn.node or "-"
+        return label(self.turn)
 
     @property
     def policy(self) -> str | None:

@@ -15,6 +15,7 @@ from langchain_art import ChatART
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ArtError, ConfigError, JobFailed, RolloutFailed
 from langchain_art.evaluators import score_groups
+from langchain_art.statistics.intervals import Z95
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
 from langchain_art.training.experiments.curves import reward_plot
@@ -55,7 +56,7 @@ def test_mean_and_interval() -> None:
     runs = [run(f"r{i}", float(i % 2), scenario=f"s{i}") for i in range(4)]
     found = summarize(runs, step=0, versions=["p@0"], seconds=1.0)
     assert found.mean == 0.5
-    assert found.ci95 == pytest.approx(1.96 * (1 / 3) ** 0.5 / 2)
+    assert found.ci95 == pytest.approx(Z95 * (1 / 3) ** 0.5 / 2)
     assert str(found) == "0.500 ± 0.566 (n=4)"
 
 

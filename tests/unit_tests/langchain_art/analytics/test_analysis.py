@@ -12,12 +12,13 @@ import pytest
 from rich.console import Console
 
 from langchain_art.analytics import analysis_plot, analyze, compare
-from langchain_art.analytics.analysis import in_order, version_of
-from langchain_art.analytics.costs import busy_seconds
+from langchain_art.analytics.analysis import version_of
 from langchain_art.analytics.history import analyze_fit, compare_evals, fit_view
-from langchain_art.analytics.intervals import Z95, wilson
 from langchain_art.analytics.report import analysis_view
 from langchain_art.errors import ConfigError
+from langchain_art.statistics.costs import busy_seconds
+from langchain_art.statistics.intervals import Z95, wilson
+from langchain_art.statistics.node_figures import in_order
 from langchain_art.training.experiments.fits import read_fits
 from langchain_art.wire import Trajectory, Turn, Usage
 from tests.support.fits import evaluation, write_fit
@@ -69,7 +70,7 @@ def test_runs_without_a_scenario_are_of_their_own() -> None:
     loose = [run(f"r{i}", float(i % 2), turn(), scenario=None) for i in range(4)]
     (found,) = analyze(loose).versions
     assert found.scenarios == 4
-    assert found.reward_ci95 == pytest.approx(1.96 * (1 / 3) ** 0.5 / 2)
+    assert found.reward_ci95 == pytest.approx(Z95 * (1 / 3) ** 0.5 / 2)
 
 
 def test_nodes_have_latency_tokens_and_errors() -> None:
@@ -121,7 +122,7 @@ def test_what_has_no_price_is_counted_and_said(monkeypatch: pytest.MonkeyPatch) 
     assert [one.unpriced for one in found.nodes] == [1, 1]
     assert "nobodys-model (1 calls), gpt-4o-mini (1 calls)" in found.notes[0]
     monkeypatch.setitem(sys.modules, "genai_prices", None)
-    monkeypatch.setattr("langchain_art.analytics.costs.find_spec", lambda name: None)
+    monkeypatch.setattr("langchain_art.statistics.costs.find_spec", lambda name: None)
     assert "pip install 'langchain-art[prices]'" in analyze([run("a", 1.0, *turns)]).notes[0]
 
 

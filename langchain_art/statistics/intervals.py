@@ -6,10 +6,8 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
-
-from langchain_art.evaluators.calibration import quantile
 
 #: Of the two-sided 95 % interval of a normal distribution; 1.96 rounded.
 Z95 = statistics.NormalDist().inv_cdf(0.975)
@@ -26,6 +24,42 @@ class PairedTest(NamedTuple):
     ci95: float | None
     """Half width, 1.96 · s/√n of the differences; None with fewer than two."""
     p_value: float
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The quantile of sorted values, interpolated linearly between the two nearest."""
+    place = share * (len(ordered) - 1)
+    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return below + (place % 1) * (above - below)
+
+
+class MeanOfScenarios(NamedTuple):
+    """The mean reward of some scenarios, each of which was run once or more."""
+
+    mean: float | None
+    """Of all rewards; None without one."""
+    ci95: float | None
+    """Half width of the 95 % interval, 1.96 · s/√n over the scenarios' means; None with fewer than
+    two scenarios."""
+    rewards: int
+    scenarios: int
+
+
+def mean_of_scenarios(rewards: Iterable[Sequence[float]]) -> MeanOfScenarios:
+    """The mean of rewards, and its interval over scenarios: runs of one scenario vary together.
+
+    Args:
+        rewards: of each scenario its runs' rewards; those without any are left out.
+    """
+    known = [some for some in rewards if some]
+    every = [reward for some in known for reward in some]
+    means = [statistics.fmean(some) for some in known]
+    return MeanOfScenarios(
+        statistics.fmean(every) if every else None,
+        Z95 * statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None,
+        len(every),
+        len(means),
+    )
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:

@@ -1,0 +1,1 @@
+"""Formulas that client and server share: intervals, comparisons, costs, calls by node."""
