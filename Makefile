@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 SEED ?= 0
 OUT ?=
 FRESH ?=
-REWARD ?= answer
+REWARD ?=
+NAME ?=
 # Processes that run tests side by side; each has servers of its own.
 # One more than there are cores: some tests wait for the end of a time limit.
 JOBS ?= $(shell echo $$(($$(env -u OMP_NUM_THREADS nproc) + 1)))
@@ -31,10 +32,10 @@ $(VENV)/.installed: pyproject.toml requirements/torch-cpu.txt requirements/insta
 	touch $@
 
 # Stopped and run again, it goes on; FRESH=1 begins anew.
-demo: install  ## train the e-mail agent on this machine: SEED=0 CONTROL= REWARD=answer|ruler JUDGE=scripted REVIEW=scripted FRESH= OUT=
-	$(BIN)/langchain-art demo --seed $(SEED) $(if $(OUT),--out $(OUT)) $(if $(CONTROL),--control) \
-		$(if $(REVIEW),--review $(REVIEW),--reward $(REWARD)) $(if $(JUDGE),--judge $(JUDGE)) \
-		$(if $(FRESH),--fresh)
+demo: install  ## train an agent on this machine: NAME=tic-tac-toe SEED=0 CONTROL= FRESH= OUT=; the e-mail agent, which needs no NAME, also has REWARD=answer|ruler JUDGE=scripted REVIEW=scripted
+	$(BIN)/langchain-art demo $(NAME) --seed $(SEED) $(if $(OUT),--out $(OUT)) \
+		$(if $(CONTROL),--control) $(if $(REVIEW),--review $(REVIEW)) \
+		$(if $(REWARD),--reward $(REWARD)) $(if $(JUDGE),--judge $(JUDGE)) $(if $(FRESH),--fresh)
 
 test: install  ## all tests but those that need vLLM
 	$(PYTEST) -m 'not vllm'

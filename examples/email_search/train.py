@@ -10,56 +10,25 @@ their answers all the same, which the judge never sees.
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import random
-import shutil
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from examples.email_search.agent import build_agent, reward
 from examples.email_search.inbox import MailStore, Scenario, build
 from examples.email_search.scripted_judge import ScriptedJudge
-from langchain_art import (
-    ArtError,
-    ChatART,
-    EvalResult,
-    FitResult,
-    LocalServer,
-    LRSchedule,
-    RulerEvaluator,
-    Run,
-    TrainConfig,
-    Trainer,
-    TrajectoryGroup,
-    capture,
-    reward_plot,
-)
+from examples.support import command
+from examples.support.demo import Demo, Fit, Setup, control_words, folder_of, run
+from langchain_art import ChatART, FitResult, RulerEvaluator, Run, capture
 
 BASE_MODEL = Path(__file__).parent / "base_model"
 POLICY = "email-agent"
-GROUPS_PER_STEP = 16
-GROUP_SIZE = 8
 HELD_OUT = 200
 MAX_TOKENS = 48
-FILES = (
-    "server",
-    "mails.sqlite3",
-    "fit.json",
-    "history.jsonl",
-    "pending.json",
-    "judge.sqlite3",
-    "earlier",
-)
 
 Rollout = Callable[[Scenario], Awaitable[Run]]
 
@@ -98,169 +67,83 @@ def ruler(judge: str, cache: Path | None = None) -> RulerEvaluator:
     return RulerEvaluator(model, context=None, cache=cache)
 
 
-def shuffled(seed: int) -> Callable[[TrajectoryGroup], Sequence[float]]:
-    """The control: the rewards of each group, dealt out at random within it."""
-
-    def score(group: TrajectoryGroup) -> Sequence[float]:
-        rewards = [run.reward or 0.0 for run in group.trajectories]
-        random.Random(f"{seed}:{group.id}").shuffle(rewards)
-        return rewards
-
-    return score
-
-
-def summary(result: FitResult, seconds: float, seed: int, control: bool) -> dict[str, object]:
-    """What ``summary.json`` holds; `ci95` is the half-width of the 95 % interval."""
-
-    def figures(held_out: EvalResult | None) -> dict[str, object] | None:
-        return held_out and {"mean": held_out.mean, "ci95": held_out.ci95, "n": held_out.n}
-
-    spent: dict[str, float] = {}
-    for record in result.history:
-        for phase, value in record.seconds.items():
-            spent[phase] = round(spent.get(phase, 0.0) + value, 2)
-    return {
-        "before": figures(result.before),
-        "after": figures(result.after),
-        "seconds": round(seconds, 1),
-        "steps": len(result.history),
-        "adapter": result.adapter,
-        "seed": seed,
-        "control": control,
-        "seconds_by_phase": spent,
-        "excluded": result.excluded,
-    }
-
-
-async def train(
-    base_url: str,
-    out: Path,
-    steps: int,
-    seed: int,
-    evaluator: RulerEvaluator | Callable[[TrajectoryGroup], Sequence[float]] | None = None,
-    fresh: bool = False,
-) -> FitResult:
-    """Train for `steps` steps against a server that has the base model, and evaluate.
-
-    Args:
-        base_url: of the server.
-        out: where the mails and what a resumed fit needs are kept.
-        steps: optimizer steps.
-        seed: of the mails and of the order of questions.
-        evaluator: scores training runs. None: they bring their rewards.
-        fresh: begin anew from the base, on a server that trained the policy before.
-    """
+def build_fit(setup: Setup) -> Fit:
+    """Questions of the setup's seed, each about its own inbox, and the agent that is asked."""
     database = build(
-        out / "mails.sqlite3", n_train=GROUPS_PER_STEP * steps, n_test=HELD_OUT, seed=seed
+        setup.out / "mails.sqlite3",
+        n_train=setup.train_scenarios,
+        n_test=setup.demo.held_out,
+        seed=setup.seed,
     )
-    mails = MailStore(database)
-    model = ChatART(model=POLICY, base_url=base_url, max_tokens=MAX_TOKENS)
-    trainer = Trainer(
-        model,
-        evaluator=evaluator,
-        group_size=GROUP_SIZE,
-        groups_per_step=GROUPS_PER_STEP,
-        concurrency=GROUPS_PER_STEP * GROUP_SIZE,
-        config=TrainConfig(
-            learning_rate=3e-3,
-            schedule=LRSchedule(warmup_steps=5, decay_steps=max(steps, 6)),
-            advantage="standardized",
-            tokens_per_microbatch=4096,
-        ),
-        out_dir=out,
-        seed=seed,
+    mails, model = MailStore(database), setup.chat()
+    return Fit(
+        trainer=setup.trainer([model]),
+        rollout=make_rollout(model, mails, judged=isinstance(setup.evaluator, RulerEvaluator)),
+        train=mails.scenarios("train"),
+        held_out=mails.scenarios("test"),
+        close=mails.close,
     )
-    try:
-        return await trainer.fit(
-            make_rollout(model, mails, judged=isinstance(evaluator, RulerEvaluator)),
-            mails.scenarios("train"),
-            steps=steps,
-            eval_scenarios=mails.scenarios("test"),
-            eval_every=max(1, -(-steps // 3)),
-            fresh=fresh,
-        )
-    finally:
-        mails.close()
 
 
-def folder_of(seed: int, control: bool, by: Reward) -> Path:
-    """Where the demo with these settings goes: each has a folder, so that none is mixed up."""
-    words = [f"seed{seed}"] if seed else []
-    words += ["control"] if control else []
-    words += [by.value] if by is not Reward.ANSWER else []
-    return Path("out", "-".join(["demo", *words]))
+DEMO = Demo(
+    name="email-search",
+    title="E-mail agent",
+    base_model=BASE_MODEL,
+    policies=(POLICY,),
+    build=build_fit,
+    held_out=HELD_OUT,
+    max_tokens=MAX_TOKENS,
+    files=("mails.sqlite3", "judge.sqlite3"),
+    folder="demo",
+)
 
 
 def main(
-    seed: Annotated[int, typer.Option(help="Of the mails and of the order of questions")] = 0,
-    steps: Annotated[int, typer.Option(help="Optimizer steps, one version each")] = 30,
-    control: Annotated[bool, typer.Option(help="Shuffle the rewards within each group")] = False,
+    seed: command.Seed = 0,
+    steps: command.Steps = DEMO.steps,
+    control: command.Control = False,
     by: Annotated[
         Reward, typer.Option("--reward", help="What scores training runs")
     ] = Reward.ANSWER,
     judge: Annotated[
         str | None, typer.Option(help="Of --reward ruler: scripted, or as litellm names a model")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Where results go. Default: out/demo, or by the settings")
-    ] = None,
-    base_url: Annotated[str | None, typer.Option(help="A server that runs; else start one")] = None,
-    fresh: Annotated[
-        bool, typer.Option(help="Erase what a former demo left in the directory, and begin anew")
-    ] = False,
+    out: command.Out = None,
+    base_url: command.BaseUrl = None,
+    fresh: command.Fresh = False,
+    learning_rate: command.LearningRate = DEMO.learning_rate,
+    max_tokens: command.MaxTokens = DEMO.max_tokens,
 ) -> None:
     """Train a small model to search an inbox, read the right mail and answer, by reward alone.
 
     Stopped (Ctrl-C) and run again, it goes on; finished and run again, it shows its result.
     """
-    console = Console()
     if control and by is Reward.RULER:
         raise typer.BadParameter("--control shuffles the rewards of answers: no --reward ruler")
     if judge is not None and by is not Reward.RULER:
         raise typer.BadParameter(f"--judge {judge} is not asked; add --reward ruler")
     judge = judge or "scripted"
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    out = out or folder_of(seed, control, by)
-    if fresh:
-        for old in FILES:
-            path = out / old
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    out.mkdir(parents=True, exist_ok=True)
-    begun = time.monotonic()
-    local = LocalServer(BASE_MODEL, policies=[POLICY], data_dir=out / "server")
-    try:
-        judging = ruler(judge, out / "judge.sqlite3") if by is Reward.RULER else None
-        evaluator = shuffled(seed) if control else judging
-        with local if base_url is None else nullcontext():
-            url = base_url or local.base_url
-            console.print(f"Server: {url}   data: {out / 'server'}   log: {local.log}")
-            started = time.monotonic() - begun
-            result = asyncio.run(train(url, out, steps, seed, evaluator, fresh))
-            seconds = started + result.seconds  # those of a demo that was stopped included
-    except ArtError as error:
-        console.print(f"[bold red]{type(error).__name__}:[/]", end=" ")
-        console.print(str(error), markup=False, highlight=False)
-        if "holds another fit" in str(error):
-            console.print(f"Of the demo: --out is another folder, --fresh erases {out}.")
-        raise typer.Exit(1) from error
-    note = " (control: shuffled rewards)" if control else f" (RULER: {judge})" if judging else ""
-    plot = reward_plot(
-        result.history,
-        out / "reward.png",
-        result.before,
-        result.after,
-        evals=result.evals,
-        title=f"E-mail agent, seed {seed}{note}",
-    )
-    figures = summary(result, seconds, seed, control)
-    if judging is not None:
-        figures["judge"] = {"model": judge, **asdict(judging.spent), "cost": result.judge_cost}
-        console.print(f"Judge {judge}: {judging.spent}")
-    (out / "summary.json").write_text(json.dumps(figures, indent=2) + "\n")
-    console.print(
-        f"Held-out reward {result.before} → {result.after} in {seconds:.0f} s.\n"
-        f"Plot: {plot}\nSummary: {out / 'summary.json'}\n"
-        f"Adapter {result.adapter}: {out / 'server' / 'adapters' / POLICY / str(result.version)}"
+    words = [*control_words(control), *([by.value] if by is Reward.RULER else [])]
+    out = out or folder_of(DEMO, seed, *words)
+
+    def spent(result: FitResult, judging: RulerEvaluator) -> dict[str, Any]:
+        print(f"Judge {judge}: {judging.spent}")
+        return {"judge": {"model": judge, **asdict(judging.spent), "cost": result.judge_cost}}
+
+    judged = {
+        "evaluator": lambda: ruler(judge, out / "judge.sqlite3"),
+        "note": f" (RULER: {judge})",
+        "more": spent,
+    }
+    run(
+        replace(DEMO, learning_rate=learning_rate, max_tokens=max_tokens),
+        out=out,
+        steps=steps,
+        seed=seed,
+        control=control,
+        base_url=base_url,
+        fresh=fresh,
+        **(judged if by is Reward.RULER else {}),
     )
 
 

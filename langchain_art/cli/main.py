@@ -108,7 +108,7 @@ def scrub(context: typer.Context) -> None:
     _become("langchain_art_server.scrub", context.args)
 
 
-@app.command(context_settings=_PASSED_ON)
+@app.command(context_settings=_PASSED_ON, options_metavar="[NAME] [OPTIONS]")
 def demo(
     context: typer.Context,
     reviewer: Annotated[
@@ -116,24 +116,27 @@ def demo(
         typer.Option("--review", help="Learn from one who marks and corrects 40 runs."),
     ] = None,
 ) -> None:
-    """Train a small e-mail agent on this machine, from server start to reward plot.
+    """Train one of the example agents on this machine, from server start to reward plot.
 
+    NAME is a folder below examples/, such as tic-tac-toe; without one it is the e-mail agent.
     Stopped and run again, it goes on; --fresh begins anew. Options: see
-    `python -m examples.email_search.train --help`, and with --review
+    `python -m examples.tic_tac_toe.train --help`, and with --review (of the e-mail agent)
     `python -m examples.email_search.review --help`.
 
     \b
     Examples (in a checkout of the repository):
       langchain-art demo --seed 1 --out out/demo
+      langchain-art demo tic-tac-toe --control
       langchain-art demo --review scripted
     """
-    if not Path("examples/email_search/train.py").exists():
-        raise ConfigError(
-            "The demo is examples/email_search, which is part of the repository and not of the "
-            "installed package. Clone the repository, install it with "
-            '`pip install -e ".[local,examples]"`, and run `langchain-art demo` in its root.'
-        )
-    _become(f"examples.email_search.{'review' if reviewer else 'train'}", context.args)
+    from langchain_art.cli.gallery.examples import EMAIL, find_example
+
+    named = bool(context.args) and not context.args[0].startswith("-")
+    name, arguments = (context.args[0], context.args[1:]) if named else (EMAIL, context.args)
+    package = find_example(name)
+    if reviewer and package != find_example(EMAIL):
+        raise ConfigError(f"got --review of {name}, expected it of {EMAIL}, which has a reviewer")
+    _become(f"examples.{package}.{'review' if reviewer else 'train'}", arguments)
 
 
 def _become(module: str, arguments: list[str]) -> None:

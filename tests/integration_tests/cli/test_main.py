@@ -140,6 +140,19 @@ def test_demo_needs_a_checkout(
     [arguments] = become
     assert arguments[:3] == [sys.executable, "-m", "examples.email_search.train"]
     assert arguments[3:] == ["--steps", "3", "--seed", "1", "--out", "o", *judged]
+    become.clear()
+
+    (tmp_path / "examples" / "tic_tac_toe").mkdir()
+    (tmp_path / "examples" / "tic_tac_toe" / "train.py").touch()
+    text(["demo", "tic-tac-toe", "--control"])
+    assert become == [[sys.executable, "-m", "examples.tic_tac_toe.train", "--control"]]
+    for wrong, words in (
+        (["chess"], "expected one of: email-search, tic-tac-toe"),
+        (["tic-tac-toe", "--review", "scripted"], "expected it of email-search"),
+    ):
+        with pytest.raises(SystemExit):
+            main.main(["demo", *wrong])
+        assert words in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_run_is_shown_turn_by_turn() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import typer
 
 from examples.email_search import train as demo
+from examples.support.demo import folder_of
 from langchain_art import ArtClient
 from langchain_art.training import fit_state
 from langchain_art.training.results import StepRecord
@@ -22,9 +24,9 @@ def test_the_demo_goes_on_where_it_was_stopped(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    small = {"POLICY": "demo-resumed", "HELD_OUT": 4, "GROUPS_PER_STEP": 4, "GROUP_SIZE": 4}
-    for name, value in small.items():
-        monkeypatch.setattr(demo, name, value)
+    sizes = {"held_out": 4, "groups_per_step": 4, "group_size": 4}
+    small = replace(demo.DEMO, policies=("demo-resumed",), **sizes)
+    monkeypatch.setattr(demo, "DEMO", small)
     options: dict[str, Any] = {"steps": 2, "out": tmp_path, "base_url": art_server.base_url}
     append = fit_state.History.append
 
@@ -60,6 +62,6 @@ def test_the_demo_goes_on_where_it_was_stopped(
 
 
 def test_each_kind_of_demo_has_a_folder() -> None:
-    assert demo.folder_of(0, False, demo.Reward.ANSWER) == Path("out/demo")
-    assert demo.folder_of(1, True, demo.Reward.ANSWER) == Path("out/demo-seed1-control")
-    assert demo.folder_of(0, False, demo.Reward.RULER) == Path("out/demo-ruler")
+    assert folder_of(demo.DEMO, 0) == Path("out/demo")
+    assert folder_of(demo.DEMO, 1, "control") == Path("out/demo-seed1-control")
+    assert folder_of(replace(demo.DEMO, folder=""), 2) == Path("out/demo-email-search-seed2")

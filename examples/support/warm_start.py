@@ -1,8 +1,8 @@
 """The supervised warm start of a small model: first to copy, then to imitate conversations.
 
-Copying what stands earlier in the context is the one skill that this task cannot do without, and in
-a small model it comes late and at once. Repeated random tokens bring it about in some hundred cheap
-steps; learned from conversations alone it takes several times as long.
+Copying what stands earlier in the context is a skill that most of the tasks cannot do without, and
+in a small model it comes late and at once. Repeated random tokens bring it about in some hundred
+cheap steps; learned from conversations alone it takes several times as long.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class WarmStart:
 
     Attributes:
         steps: Optimizer steps on conversations; the learning rate falls along a cosine to 2 %.
-        copy_steps: Optimizer steps on repeated random tokens before them, at the peak rate.
+        copy_steps: Optimizer steps on repeated random tokens before them, at the peak rate. With 0,
+            conversations are all that is trained on.
         batch: Conversations in a step.
         lr: Peak learning rate; each of the two phases warms up to it over 50 steps.
         seed: Seed of the weights, of the random tokens and of the order of the conversations.
@@ -153,7 +154,7 @@ def warm_start(
 
     Args:
         model: The model, freshly initialised.
-        examples: Conversations, all with the same system prompt and tools.
+        examples: Conversations. The tokens that all of them begin with are computed once a step.
         plan: How much to train.
         first_id: The first token id that is no special token.
     """
@@ -172,10 +173,15 @@ def warm_start(
         show("copy", step, plan.copy_steps, loss.item())
     # The moments of the first phase are far too small for the gradients of the second: start anew.
     optimizer = _Optimizer(model, plan.lr, decay_steps=plan.steps)
-    n_shared = _shared_prefix([example.token_ids for example in examples])
+    n_shared = min(
+        _shared_prefix([example.token_ids for example in examples]),
+        *(example.said.index(True) for example in examples),
+    )
     batches = _batches(examples, plan.batch, random.Random(plan.seed))
     for step in range(1, plan.steps + 1):
         loss, assistant_loss = imitation_loss(model, next(batches), n_shared)
-        optimizer.step(loss + COPY_WEIGHT * copy_loss(model, COPY_ROWS // 4, first_id))
+        if plan.copy_steps:
+            loss = loss + COPY_WEIGHT * copy_loss(model, COPY_ROWS // 4, first_id)
+        optimizer.step(loss)
         show("imitate", step, plan.steps, assistant_loss)
     model.eval()

@@ -1,0 +1,1 @@
+"""What the examples share: their small base models, the demo's runner, and the evaluation."""

@@ -1,0 +1,1 @@
+"""The repository's examples: their demos, and projects made from them."""
