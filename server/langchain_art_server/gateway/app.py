@@ -67,7 +67,8 @@ def create_app(service: Service, page: Callable[[FastAPI, Service], None]) -> AS
         completes = scope["type"] == "http" and (scope["method"], scope["path"]) == ("POST", CHAT)
         await (chat if completes else app)(scope, receive, send)
 
-    return AccessControl(front, service.settings, service.sampler.info.max_model_len)
+    context = service.sampler.info.max_model_len
+    return AccessControl(front, service.settings, context, service.sessions)
 
 
 def _openai_routes(app: FastAPI, service: Service) -> None:

@@ -104,16 +104,23 @@ class AccessControl:
     loopback name (against DNS rebinding), an Origin the server's own (against CSRF). A body is JSON
     and says so, which a page of another origin cannot send unasked.
 
-    `context`: of the model, in tokens; it bounds the body of a chat request.
+    `context`: of the model, in tokens; it bounds the body of a chat request. `sessions`: of
+    browsers, where there is a key.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, context: int | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        context: int | None = None,
+        sessions: Sessions | None = None,
+    ) -> None:
         self._app = app
         self._bodies = RequestBodies(settings.max_body_bytes, context)
         self._wrong = WrongKeys()
         key = settings.api_key.get_secret_value() if settings.api_key else None
         self._expected = f"Bearer {key}".encode() if key else None
-        self._sessions = Sessions(key) if key else None
+        self._sessions = sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it with an error."""
@@ -148,11 +155,11 @@ class AccessControl:
             await answer(error)(scope, receive, send)
 
     def _no_access(self, scope: Scope, headers: dict[bytes, bytes]) -> AuthenticationFailed | None:
-        if self._expected is not None and self._sessions is not None:
+        if self._expected is not None:
             got = headers.get(b"authorization", b"")
             if secrets.compare_digest(got, self._expected):
                 return None
-            if not got:
+            if not got and self._sessions is not None:
                 return self._sessions.refusal(scope, headers)
             return AuthenticationFailed(
                 "The API key is wrong. Send `Authorization: Bearer KEY`; clients read it from "

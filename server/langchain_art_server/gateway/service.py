@@ -18,6 +18,7 @@ from langchain_art_server.config import Settings
 from langchain_art_server.gateway.call_slots import CallSlots
 from langchain_art_server.gateway.health import Health
 from langchain_art_server.gateway.policies import Policies
+from langchain_art_server.gateway.sessions import Sessions
 from langchain_art_server.jobs.audit import audit
 from langchain_art_server.jobs.job_runner import JobRunner
 from langchain_art_server.jobs.sft_records import demonstrations
@@ -47,6 +48,8 @@ class Service:
         self.router = Router(settings.base_name, self.adapters, sampler)
         self.jobs = JobRunner(settings, self.store, self.adapters, self.router, sampler, learner)
         self.slots = CallSlots(settings.max_running_calls)
+        key = settings.api_key
+        self.sessions = Sessions(key.get_secret_value()) if key else None
         engines = {"sampler": sampler, "learner": learner}
         self.health = Health(engines, self.store, settings.data_dir, settings.max_stored_bytes)
         self.policies = Policies(

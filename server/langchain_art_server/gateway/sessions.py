@@ -1,9 +1,9 @@
-"""A browser's session on a server that has a key: a signed cookie, and a token beside it.
+"""Browsers' sessions on a server that has a key: a cookie each, and a token beside it.
 
 The cookie is HttpOnly and SameSite=Strict: no script reads it, and no other site's page sends it.
 What changes something needs the session's token in a header as well, which only the server's own
-page knows, and the Origin of that page. Nothing is stored: the signature is of the key, so a
-session outlives a restart of the server, and ends with its time or when the key is changed.
+page knows, and the Origin of that page. A session ends when its person logs out, with its time, or
+with the server.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import secrets
 import time
 from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
 from langchain_art.errors import AuthenticationFailed
 
-#: Seconds until a person logs in again.
-SESSION_SECONDS = 12 * 3600
+#: Seconds until a person logs in again, and sessions at once; one more ends the oldest.
+SESSION_SECONDS, MAX_SESSIONS = 12 * 3600, 1024
 TOKEN_HEADER = b"x-art-token"
 #: What a browser without a session may have: the page itself, and the way in and out.
 _OPEN = {("GET", "/"), ("GET", "/page/session"), ("POST", "/page/login"), ("POST", "/page/logout")}
@@ -29,35 +30,43 @@ _FILES = "/page/static/"
 _READS = {"GET", "HEAD"}
 
 
+class _Session(NamedTuple):
+    token: str
+    ends: float
+
+
 class Sessions:
-    """The sessions of one key."""
+    """The sessions of one server."""
 
     def __init__(self, key: str) -> None:
         self._key = key.encode()
+        self._open: dict[str, _Session] = {}
         # Cookies are of a host, not of a port: servers with different keys keep their own.
-        self.cookie = f"art_session_{self._sign('name')[:8]}"
+        name = hmac.new(self._key, b"art page name", hashlib.sha256).hexdigest()
+        self.cookie = f"art_session_{name[:8]}"
 
     def is_key(self, key: str) -> bool:
         """Whether this is the key, in constant time."""
         return secrets.compare_digest(key.encode(), self._key)
 
     def new(self) -> str:
-        """The value of the cookie of a new session."""
-        named = f"{int(time.time()) + SESSION_SECONDS}.{secrets.token_urlsafe(16)}"
-        return f"{named}.{self._sign(f'session {named}')}"
+        """Open a session; the value of its cookie."""
+        now = time.monotonic()
+        self._open = {name: one for name, one in self._open.items() if one.ends > now}
+        while len(self._open) >= MAX_SESSIONS:
+            del self._open[next(iter(self._open))]
+        value = secrets.token_urlsafe(32)
+        self._open[value] = _Session(secrets.token_hex(32), now + SESSION_SECONDS)
+        return value
+
+    def end(self, headers: Mapping[bytes, bytes]) -> None:
+        """End the session of a request, if it has one."""
+        self._open.pop(self._value(headers), None)
 
     def token(self, headers: Mapping[bytes, bytes]) -> str | None:
-        """The token of a request's session; None without a session that holds."""
-        sent = headers.get(b"cookie", b"").decode("latin-1")
-        try:
-            morsel = SimpleCookie(sent).get(self.cookie)
-        except CookieError:
-            return None
-        named, _, signature = (morsel.value if morsel else "").rpartition(".")
-        expected = self._sign(f"session {named}")
-        if not secrets.compare_digest(signature.encode("latin-1", "replace"), expected.encode()):
-            return None
-        return self._sign(f"token {named}") if int(named.partition(".")[0]) > time.time() else None
+        """The token of a request's session; None without a session that is open."""
+        found = self._open.get(self._value(headers))
+        return found.token if found is not None and found.ends > time.monotonic() else None
 
     def refusal(self, scope: Scope, headers: Mapping[bytes, bytes]) -> AuthenticationFailed | None:
         """Why a request without an Authorization header is refused; None if it is not."""
@@ -79,8 +88,13 @@ class Sessions:
             )
         return None
 
-    def _sign(self, what: str) -> str:
-        return hmac.new(self._key, f"art page {what}".encode(), hashlib.sha256).hexdigest()
+    def _value(self, headers: Mapping[bytes, bytes]) -> str:
+        sent = headers.get(b"cookie", b"").decode("latin-1")
+        try:
+            morsel = SimpleCookie(sent).get(self.cookie)
+        except CookieError:
+            return ""
+        return morsel.value if morsel else ""
 
 
 def _other_origin(headers: Mapping[bytes, bytes]) -> AuthenticationFailed | None:

@@ -9,7 +9,7 @@ from langchain_art.errors import AuthenticationFailed
 from langchain_art_server.gateway.auth import WrongKeys, peer_of
 from langchain_art_server.gateway.request_bodies import model_of
 from langchain_art_server.gateway.service import Service
-from langchain_art_server.gateway.sessions import SESSION_SECONDS, Sessions
+from langchain_art_server.gateway.sessions import SESSION_SECONDS
 
 
 class Login(BaseModel):
@@ -31,9 +31,7 @@ class Session(BaseModel):
 
 def login_routes(router: APIRouter, service: Service) -> None:
     """Add the routes of a session."""
-    key = service.settings.api_key
-    sessions = Sessions(key.get_secret_value()) if key else None
-    wrong = WrongKeys()
+    sessions, wrong = service.sessions, WrongKeys()
 
     @router.get("/session")
     async def session(request: Request) -> Session:
@@ -62,8 +60,9 @@ def login_routes(router: APIRouter, service: Service) -> None:
         return {"open": True}
 
     @router.post("/logout")
-    async def logout(response: Response) -> dict[str, bool]:
-        """End this browser's session."""
+    async def logout(request: Request, response: Response) -> dict[str, bool]:
+        """End this browser's session: its cookie opens nothing any more."""
         if sessions is not None:
+            sessions.end(dict(request.headers.raw))
             response.delete_cookie(sessions.cookie, httponly=True, samesite="strict")
         return {"open": False}

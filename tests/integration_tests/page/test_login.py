@@ -62,6 +62,7 @@ def test_a_person_logs_in_and_out(locked: LiveServer, browser: Browser) -> None:
     page.get_by_role("button", name="Log out").click()
     expect(page.get_by_label("API key of this server")).to_be_visible()
     assert not context.cookies()
+    assert httpx.get(f"{locked.root}/status", headers=session).status_code == 401  # a kept cookie
     context.close()
     assert not watched.wrong, watched.wrong
 

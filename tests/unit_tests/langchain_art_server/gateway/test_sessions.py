@@ -1,11 +1,11 @@
-"""Sessions end with their time, and hold for the key that signed them alone."""
+"""Sessions end with their time, when their person logs out, and with the server."""
 
 from __future__ import annotations
 
 import pytest
 
 from langchain_art_server.gateway import sessions
-from langchain_art_server.gateway.sessions import SESSION_SECONDS, Sessions
+from langchain_art_server.gateway.sessions import MAX_SESSIONS, SESSION_SECONDS, Sessions
 
 KEY = "PqT7cX0vM5hYw2Jd9sKf3LbR8nGz1Ua6EoWiC4tVyQx"
 
@@ -19,25 +19,36 @@ def test_a_session_holds_until_its_time_is_over(monkeypatch: pytest.MonkeyPatch)
     value = mine.new()
     token = mine.token(sent(mine, value))
     assert token and token not in value
-    assert Sessions(KEY).token(sent(mine, value)) == token  # after a restart
-    monkeypatch.setattr(sessions.time, "time", lambda: 2e9 + SESSION_SECONDS)
-    assert mine.token(sent(mine, value)) is None
+    now = sessions.time.monotonic()
+    for seconds, expected in ((SESSION_SECONDS - 60, token), (SESSION_SECONDS + 60, None)):
+        monkeypatch.setattr(sessions.time, "monotonic", lambda at=now + seconds: at)
+        assert mine.token(sent(mine, value)) == expected
 
 
-def test_another_key_or_a_changed_cookie_opens_nothing() -> None:
+def test_who_logs_out_ends_that_session_alone() -> None:
+    mine = Sessions(KEY)
+    first, second = sent(mine, mine.new()), sent(mine, mine.new())
+    mine.end(first)
+    mine.end({})  # without a session there is nothing to end
+    assert mine.token(first) is None
+    assert mine.token(second) is not None
+
+
+def test_another_server_or_a_changed_cookie_opens_nothing() -> None:
     mine, other = Sessions(KEY), Sessions(KEY[::-1])
     assert mine.cookie != other.cookie
     value = mine.new()
+    assert Sessions(KEY).token(sent(mine, value)) is None  # the server was started again
     assert other.token(sent(other, value)) is None
-    expires, nonce, signature = value.split(".")
-    later = f"{int(expires) + 1}.{nonce}.{signature}"
-    for changed in (later, f"{expires}.{nonce}", f"{expires}.x.{signature}", "", ".", "ÿ.ÿ.ÿ"):
+    for changed in (value[:-1], f"{value}.", value.swapcase(), "", ".", "ÿ.ÿ.ÿ"):
         assert mine.token(sent(mine, changed)) is None, changed
     assert mine.token({}) is None
     assert mine.token({b"cookie": b"\xff=\xff; ;;="}) is None
 
 
-def test_two_sessions_have_two_tokens() -> None:
+def test_two_sessions_have_two_tokens_and_the_oldest_of_too_many_ends() -> None:
     mine = Sessions(KEY)
-    tokens = {mine.token(sent(mine, mine.new())) for _ in range(3)}
-    assert len(tokens) == 3 and None not in tokens
+    cookies = [sent(mine, mine.new()) for _ in range(MAX_SESSIONS + 1)]
+    tokens = [mine.token(one) for one in cookies]
+    assert tokens[0] is None and None not in tokens[1:]
+    assert len(set(tokens)) == len(tokens)
