@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,10 @@ settings.register_profile(
     "side-by-side", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("side-by-side")
+
+# No test loads a model from the hub. Read when huggingface_hub is imported, also where servers are
+# forked from (`tests.support.forked_start`).
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 #: Seconds. pytest's own limit (`timeout` in pyproject.toml) is for tests that take seconds; a fit
 #: that takes 100 s on an idle machine took 600 s beside ten busy processes on two cores.

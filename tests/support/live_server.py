@@ -11,9 +11,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
+
+from tests.support import forked_start
+from tests.support.forked_start import ForkedProgram
 
 REPO = Path(__file__).parents[2]
 BASE_MODEL = REPO / "examples" / "email_search" / "base_model"
@@ -46,18 +49,23 @@ class LiveServer:
         self.policy = "tiny"
         self.base_name = "base_model"
         self.log = data_dir.parent / f"{data_dir.name}.log"
-        self._argv = [sys.executable, "-m", module, str(model)]
-        self._argv += ["--port", str(self.port), "--data-dir", str(data_dir)]
-        self._argv += ["--policy", self.policy, "--served-model-name", self.base_name, *args]
+        self._module = module
+        self._args = [str(model), "--port", str(self.port), "--data-dir", str(data_dir)]
+        self._args += ["--policy", self.policy, "--served-model-name", self.base_name, *args]
         self._env = {k: v for k, v in os.environ.items() if k != "ART_API_KEY"}
         self._env |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | (env or {})
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | ForkedProgram | None = None
 
-    def start(self, timeout: float = 300) -> LiveServer:
+    def _launch(self) -> subprocess.Popen[bytes] | ForkedProgram:
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._argv, env=self._env, stdout=log, stderr=log, cwd=REPO
-            )
+            return subprocess.Popen(self._argv, env=self._env, stdout=log, stderr=log, cwd=REPO)
+
+    @property
+    def _argv(self) -> list[str]:
+        return [sys.executable, "-m", self._module, *self._args]
+
+    def start(self, timeout: float = 300) -> Self:
+        self.process = self._launch()
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -95,7 +103,18 @@ class LiveServer:
         return httpx.Client(base_url=self.root, headers=headers, timeout=300, verify=TLS)
 
 
-class FaultyServer(LiveServer):
+class ForkedServer(LiveServer):
+    """The same program on the same arguments, started cheaply (`tests.support.forked_start`).
+
+    For tests whose subject is not the start. All of a process have one hash seed.
+    """
+
+    def _launch(self) -> ForkedProgram:
+        self.log.touch()
+        return forked_start.start(self._module, self._args, self._env, REPO, self.log)
+
+
+class FaultyServer(ForkedServer):
     """The same server with engines that go wrong as told (`tests.support.faulty_server`)."""
 
     def __init__(self, data_dir: Path) -> None:
@@ -109,7 +128,7 @@ class FaultyServer(LiveServer):
         self.switch.write_text(name)
 
 
-class RuleServer(LiveServer):
+class RuleServer(ForkedServer):
     """The same server with the rule-following model (`tests.support.rule_model`), long context."""
 
     def __init__(self, data_dir: Path, *args: str) -> None:
@@ -118,6 +137,8 @@ class RuleServer(LiveServer):
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16384}))
         self.journal = data_dir.parent / f"{data_dir.name}.jsonl"
+        self._read = 0  # bytes of it
+        self._lines: list[dict[str, Any]] = []
         env = {"RULE_JOURNAL": str(self.journal)}
         super().__init__(
             data_dir, *args, model=model, env=env, module="tests.support.rule_model.server"
@@ -125,6 +146,11 @@ class RuleServer(LiveServer):
 
     def witnessed(self) -> list[dict[str, Any]]:
         """What the engine says it was asked and drew, call by call, in the order they ended."""
-        if not self.journal.exists():
-            return []
-        return [json.loads(line) for line in self.journal.read_text().splitlines()]
+        if self.journal.exists():
+            with self.journal.open("rb") as journal:
+                journal.seek(self._read)
+                # A line that is being written has no end yet.
+                new = [line for line in journal if line.endswith(b"\n")]
+            self._read += sum(map(len, new))
+            self._lines += map(json.loads, new)
+        return list(self._lines)

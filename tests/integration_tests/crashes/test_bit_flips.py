@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from tests.support.engines import engines
-from tests.support.live_server import LiveServer
+from tests.support.live_server import ForkedServer, LiveServer
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 
@@ -139,7 +139,7 @@ def contents(answer: httpx.Response) -> bytes:
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
     # Under nohup it is ignored, which children inherit, and a server then ignores it, too.
     former = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    server = LiveServer(tmp_path_factory.mktemp("flips") / "data").start()
+    server = ForkedServer(tmp_path_factory.mktemp("flips") / "data").start()
     signal.signal(signal.SIGHUP, former)
     made = Stored(server)
     yield made

@@ -20,7 +20,7 @@ from langchain_art import ChatART, TrainConfig, Trainer
 from langchain_art.client import http_request
 from langchain_art.training.trainer import PATIENCE
 from tests.support.engines import engines
-from tests.support.live_server import TLS, LiveServer
+from tests.support.live_server import TLS, ForkedServer, LiveServer
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 
@@ -84,7 +84,7 @@ def test_a_run_survives_kills(
     # A fit that begins while the server starts again has no answer yet. On a busy machine a start
     # takes longer than the ten seconds for which a fit waits for its first one.
     monkeypatch.setattr(http_request, "FIRST_ANSWER", PATIENCE)
-    server = LiveServer(tmp_path / "data", "--database-url", database_url).start()
+    server = ForkedServer(tmp_path / "data", "--database-url", database_url).start()
     mails = MailStore(build(tmp_path / "mails.sqlite3", n_train=64, n_test=8, seed=3))
     model = ChatART(model="tiny", base_url=server.base_url, max_tokens=32)
     trainer = Trainer(

@@ -12,7 +12,7 @@ from examples.email_search.inbox import MailStore, build, split_pairs
 from examples.email_search.train import BASE_MODEL, make_rollout
 from examples.support.demo import shuffled, summary
 from langchain_art import ChatART, LRSchedule, TrainConfig, Trainer
-from tests.support.live_server import LiveServer
+from tests.support.live_server import ForkedServer, LiveServer
 from tests.support.mails import check_exact_runs, mails_of
 
 
@@ -96,5 +96,5 @@ def test_the_script_still_builds_the_base_model(tmp_path: Path) -> None:
     build_base_model.main(["--smoke", "--out", str(tmp_path)])
     for name in ("tokenizer.json", "chat_template.jinja", "config.json"):
         assert (tmp_path / name).read_bytes() == (BASE_MODEL / name).read_bytes(), name
-    server = LiveServer(tmp_path / "data", model=tmp_path).start()
+    server = ForkedServer(tmp_path / "data", model=tmp_path).start()
     server.stop()

@@ -27,7 +27,7 @@ from langchain_art_server.config import Settings
 from langchain_art_server.gateway import http_protocol
 from langchain_art_server.gateway.auth import AccessControl
 from langchain_art_server.gateway.http_protocol import DeadlineHttp
-from tests.support.live_server import LiveServer
+from tests.support.live_server import ForkedServer, LiveServer
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 POST = (
@@ -386,7 +386,7 @@ def test_a_server_closes_what_asks_for_nothing(art_server: LiveServer) -> None:
 def test_streams_that_are_not_read_keep_nobody_waiting(tmp_path: Path) -> None:
     config = tmp_path / "server.toml"
     config.write_text("max_running_calls = 32\n")
-    server = LiveServer(tmp_path / "data", "--config", str(config)).start()
+    server = ForkedServer(tmp_path / "data", "--config", str(config)).start()
     try:
         body = {
             "model": "tiny",

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.live_server import LiveServer
+from tests.support.live_server import ForkedServer
 from tests.support.mutations import Sent, Valid, mutants
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
@@ -122,7 +122,7 @@ def wrong(answer: httpx.Response, sent: Sent, documented: dict[str, set[str]]) -
 @pytest.mark.slow
 @pytest.mark.soak
 def test_no_mutated_request_breaks_the_server(tmp_path: Path) -> None:
-    server = LiveServer(tmp_path / "data").start()
+    server = ForkedServer(tmp_path / "data").start()
     found: dict[str, str] = {}
     try:
         with server.http() as http:

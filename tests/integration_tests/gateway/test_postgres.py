@@ -10,7 +10,7 @@ from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
 from langchain_art_server.storage.database import Database
 from tests.support.hot_swap import train_once
-from tests.support.live_server import LiveServer
+from tests.support.live_server import ForkedServer
 from tests.support.postgres import Postgres
 
 
@@ -21,7 +21,7 @@ def nobody_else_may_have(url: str) -> None:
 
 def test_a_server_and_its_database_may_each_die(tmp_path: Path, postgres: Postgres) -> None:
     url = postgres.database()
-    server = LiveServer(tmp_path / "data", "--database-url", url)
+    server = ForkedServer(tmp_path / "data", "--database-url", url)
     server.start()
     with server.http() as http:
         train_once(http, 0)

@@ -14,7 +14,7 @@ from langchain_art import ArtClient, Trajectory
 from langchain_art.errors import Overloaded, QuotaExceeded
 from tests.integration_tests.gateway.test_readiness import ASK
 from tests.support.engines import engines, part_of
-from tests.support.live_server import LiveServer
+from tests.support.live_server import ForkedServer, LiveServer
 
 SETTINGS = "max_policies = 2\nmax_queued_jobs = 1\nmax_stored_bytes = 3000000\n"
 
@@ -23,7 +23,7 @@ SETTINGS = "max_policies = 2\nmax_queued_jobs = 1\nmax_stored_bytes = 3000000\n"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("quotas")
     (folder / "server.toml").write_text(SETTINGS)
-    made = LiveServer(folder / "data", "--config", str(folder / "server.toml")).start()
+    made = ForkedServer(folder / "data", "--config", str(folder / "server.toml")).start()
     yield made
     made.stop()
 

@@ -14,7 +14,7 @@ import pytest
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import EngineUnavailable
 from tests.support.engines import engines, part_of
-from tests.support.live_server import TLS, LiveServer
+from tests.support.live_server import TLS, ForkedServer, LiveServer
 from tests.support.postgres import Postgres
 
 ASK = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "?"}]}
@@ -62,7 +62,7 @@ def test_an_engine_that_is_stopped_is_noticed_and_replaced(art_server: LiveServe
 def test_a_database_that_is_gone_is_told_until_it_is_back(
     tmp_path: Path, postgres: Postgres
 ) -> None:
-    server = LiveServer(tmp_path / "data", "--database-url", postgres.database()).start()
+    server = ForkedServer(tmp_path / "data", "--database-url", postgres.database()).start()
     try:
         postgres.crash()
         answer = await_readiness(server, lambda answer: answer.status_code == 503)

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.live_server import BASE_MODEL, LiveServer
+from tests.support.live_server import BASE_MODEL, ForkedServer, LiveServer
 from tests.support.vllm_engine import vllm_toml, wide_model
 
 
@@ -52,7 +52,7 @@ def test_calls_wait_for_a_step_and_are_answered_by_what_it_made(
     if sampler == "vllm":
         vllm_toml(settings, take_turns=True, max_waiting_calls=2)
         model = wide_model(tmp_path / "model")
-    server = LiveServer(tmp_path / "data", "--config", str(settings), model=model)
+    server = ForkedServer(tmp_path / "data", "--config", str(settings), model=model)
     server.start(timeout=600)
     stop = threading.Event()
     callers = [Caller(server, stop) for _ in range(6)]

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.support.browser import Watched
-from tests.support.live_server import LiveServer
+from tests.support.live_server import ForkedServer, LiveServer
 
 KEY = "PqT7cX0vM5hYw2Jd9sKf3LbR8nGz1Ua6EoWiC4tVyQx"
 
@@ -17,7 +17,7 @@ KEY = "PqT7cX0vM5hYw2Jd9sKf3LbR8nGz1Ua6EoWiC4tVyQx"
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     data = tmp_path_factory.mktemp("locked") / "data"
-    server = LiveServer(data, env={"ART_API_KEY": KEY}).start()
+    server = ForkedServer(data, env={"ART_API_KEY": KEY}).start()
     yield server
     server.stop()
 

@@ -27,7 +27,7 @@ from langchain_art import (
 from langchain_art.client.conversations import read_conversations
 from langchain_art.errors import ConfigError, Conflict, InvalidRequest, JobFailed
 from langchain_art.wire import JobEvent, LoraConfig, TrainRequest, TrajectoryGroup
-from tests.support.live_server import LiveServer
+from tests.support.live_server import ForkedServer, LiveServer
 
 SMALL = LoraConfig(rank=4, alpha=8.0)
 FAST = SFTConfig(learning_rate=1e-2)
@@ -246,7 +246,7 @@ def test_what_is_too_long_is_excluded_and_counted(client: ArtClient, policy: str
 @pytest.mark.slow
 def test_a_supervised_step_that_was_killed_ends_bit_for_bit_the_same(tmp_path: Path) -> None:
     """Two policies learn from the same runs, one after the other, and one is disturbed."""
-    server = LiveServer(tmp_path / "data").start()
+    server = ForkedServer(tmp_path / "data").start()
     shown = [[user(f"Which is {n}?"), said(f"It is {n * n}.")] for n in range(64)]
     config = SFTConfig(learning_rate=1e-2, optimizer_steps=16, tokens_per_microbatch=64)
     groups = [TrajectoryGroup(id="g", trajectories=tuple(read_conversations(shown)))]  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from langchain_art.wire import TrainResult, TrajectoryAudit
 from langchain_art_server.storage.seals import update
 from langchain_art_server.storage.tables import CHECKPOINTS, JOBS, POLICIES, TRAINED, TRAINED_CALLS
-from tests.support.live_server import LiveServer
+from tests.support.live_server import ForkedServer, LiveServer
 
 QUESTION = "When is the falcon review?"
 
@@ -254,7 +254,7 @@ def test_an_audit_of_a_run_that_was_sent_knows_what_is_not_ours(http: httpx.Clie
 
 @pytest.mark.slow
 def test_a_job_that_ends_after_a_crash_reports_the_same(tmp_path: Path) -> None:
-    server = LiveServer(tmp_path / "data").start()
+    server = ForkedServer(tmp_path / "data").start()
     try:
         with server.http() as http:
             runs: list[str] = []
