@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from langchain_art import ArtClient, EvalResult, Run
-from langchain_art.training.results import EVALUATION
 from langchain_art.wire import Message, Trajectory
+from langchain_art.wire.trajectories import EVALUATION
 
 #: Runs of one scenario to look through for those of an evaluation.
 _RUNS_OF_A_SCENARIO = 200
