@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from langchain_art.cli.main import app, main
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.training.results import EVALUATION
 from langchain_art.wire import Trajectory, TrajectoryGroup, Turn
+from langchain_art.wire.trajectories import EVALUATION
 from tests.support.live_server import LiveServer
 
 

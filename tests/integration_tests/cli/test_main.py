@@ -19,9 +19,9 @@ from langchain_art.cli.tables import checkpoints_table, run_view, runs_table
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError, NotFound
 from langchain_art.tracing.run import Run
-from langchain_art.training.results import EVALUATION
 from langchain_art.wire import Checkpoint, Trajectory, Turn, Usage
 from langchain_art.wire.api_keys import key_problem
+from langchain_art.wire.trajectories import EVALUATION
 from tests.support.fits import write_fit
 from tests.support.live_server import BASE_MODEL, LiveServer
 

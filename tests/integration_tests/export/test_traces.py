@@ -17,7 +17,7 @@ from rich.console import Console
 
 from langchain_art import ArtClient, ChatART, Exporter, Trainer, capture, gather_sync
 from langchain_art.export import ids
-from langchain_art.training.results import EVALUATION
+from langchain_art.wire.trajectories import EVALUATION
 from tests.support.graphs import ASK, graph_of, node
 from tests.support.langfuse_server import LangfuseServer
 from tests.support.langsmith_settings import langsmith_settings

@@ -14,8 +14,8 @@ from langchain_art.cli.main import app
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError, InvalidRequest
 from langchain_art.review.train import order, read_plan
-from langchain_art.training.results import EVALUATION
 from langchain_art.wire import Review, Trajectory
+from langchain_art.wire.trajectories import EVALUATION
 from tests.support.live_server import LiveServer
 from tests.support.reviewed_runs import MakeRuns
 
