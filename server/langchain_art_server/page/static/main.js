@@ -1,5 +1,5 @@
 /** The page's frame: menu, the view of the address, and the login where the server has a key. */
-import { html, render, useCallback, useEffect, useErrorBoundary, useState } from "./vendor/htm-preact.js";
+import { html, render, useCallback, useErrorBoundary, useLayoutEffect, useState } from "./vendor/htm-preact.js";
 import { ask, setToken } from "./api.js";
 import { Failed, Waiting } from "./components/states.js";
 import { Login } from "./login.js";
@@ -16,7 +16,7 @@ function Page() {
       setError(null);
     }, setError);
   }, []);
-  useEffect(() => {
+  useLayoutEffect(() => {
     look();
     const out = () => setSession((/** @type {any} */ known) => known && { ...known, open: false });
     addEventListener("signed-out", out);
@@ -61,7 +61,7 @@ function Shown({ place }) {
   const [view, setView] = useState(/** @type {any} */ (null));
   const [error, setError] = useState(/** @type {Error | null} */ (null));
   const [broken] = useErrorBoundary((found) => console.error(found));
-  useEffect(() => {
+  useLayoutEffect(() => {
     entry?.load().then((module) => setView(() => module.default), setError);
     document.title = `${entry?.title ?? "Not found"} · langchain-art`;
   }, [entry]);

@@ -1,5 +1,5 @@
 /** What a view shows while it has nothing: waiting, an error, or the step that comes next. */
-import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { html, useLayoutEffect, useState } from "../vendor/htm-preact.js";
 import { ask } from "../api.js";
 
 /**
@@ -26,7 +26,7 @@ export function Waiting() {
 
 /**
  * The answer to GET `path`, asked again when `path` or `again` changes; the last answer stays shown
- * meanwhile.
+ * meanwhile. It is asked before the browser paints, which it may do some frames later.
  *
  * @param {string | null} path null: nothing is asked
  * @param {unknown} [again]
@@ -34,7 +34,7 @@ export function Waiting() {
  */
 export function useAnswer(path, again) {
   const [state, setState] = useState(/** @type {any} */ ({ data: null, error: null, path: null }));
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (path === null) return;
     const stop = new AbortController();
     ask(path, { signal: stop.signal }).then(
