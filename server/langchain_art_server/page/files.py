@@ -1,7 +1,6 @@
 """The page's files, kept in memory as they were last written, with the headers that lock the page.
 
-An edited file is read again when it is next asked for. `index.html` names all modules, so that a
-browser asks for them at once and not import by import.
+An edited file is read again when it is next asked for.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ _LOCKED = {
     "Cache-Control": "no-cache",  # asked again, and answered 304 while it is the same
     "Vary": "Accept-Encoding",
 }
-#: Where `index.html` names the modules.
-_MODULES = b"<!-- modules -->"
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
@@ -86,10 +83,6 @@ class PageFiles:
 
 def _file(path: Path, written: int) -> _File:
     body = path.read_bytes()
-    if path.name == "index.html":
-        names = sorted(one.relative_to(FILES).as_posix() for one in FILES.rglob("*.js"))
-        links = [f'<link rel="modulepreload" href="{PLACE}/{one}" />' for one in names]
-        body = body.replace(_MODULES, "\n    ".join(links).encode())
     kind = _TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0]
     headers = _LOCKED | {
         "Content-Type": f"{kind or 'application/octet-stream'}; charset=utf-8",

@@ -3,7 +3,7 @@ import { html, render, useCallback, useErrorBoundary, useLayoutEffect, useState 
 import { ask, setToken } from "./api.js";
 import { Failed, Waiting } from "./components/states.js";
 import { Login } from "./login.js";
-import { link, usePlace, VIEWS } from "./router.js";
+import { here, link, usePlace, VIEWS } from "./router.js";
 
 function Page() {
   const place = usePlace();
@@ -70,6 +70,7 @@ function Shown({ place }) {
   return view ? html`<${view} path=${place.path} query=${place.query} />` : html`<${Waiting} />`;
 }
 
+VIEWS.find((one) => one.name === here().view)?.load(); // while the session is asked for
 const root = /** @type {HTMLElement} */ (document.getElementById("page"));
 root.replaceChildren();
 render(html`<${Page} />`, root);

@@ -13,7 +13,15 @@ import { useEffect, useState } from "./vendor/htm-preact.js";
 
 /** In the order of the menu. @type {Entry[]} */
 export const VIEWS = [
-  { name: "overview", title: "Overview", load: () => import("./views/overview.js") },
+  {
+    name: "overview",
+    title: "Overview",
+    load: () => {
+      import("./components/curves.js"); // with what it draws by: not file by file
+      import("./vendor/uplot.js");
+      return import("./views/overview.js");
+    },
+  },
   { name: "runs", title: "Runs", load: () => import("./views/runs.js") },
   { name: "review", title: "Review", load: () => import("./views/review.js") },
   { name: "jobs", title: "Jobs", load: () => import("./views/jobs.js") },
