@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import fields
+from itertools import takewhile
 from typing import Annotated
 
 from fastapi import APIRouter, Header
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 #: Seconds between two looks, between two signs of life of an idle stream, and for which the events
 #: go on being noted when nobody watches.
 LOOK_SECONDS, ALIVE_SECONDS, NOTED_SECONDS = 0.5, 10.0, 60.0
+#: Seconds for each viewer that lie between two looks at least: each asks for what has changed.
+EACH_SECONDS = 0.02
 MAX_VIEWERS = 256
 _KEPT = 512
 
@@ -73,8 +76,8 @@ class Live:
             name = "hello" if last is None or missed is not None else "reset"
             yield f"retry: 1000\nevent: {name}\nid: {epoch}-{at}\ndata: {{}}\n\n"
             while not (self._service.is_stopping() or self._task.done()):
-                found = [one for one in self._events if one[0] > at]
-                for number, text in found:
+                found = list(takewhile(lambda one, at=at: one[0] > at, reversed(self._events)))
+                for number, text in reversed(found):
                     yield f"id: {epoch}-{number}\ndata: {text}\n\n"
                     at = number
                 if not found and not await self._wait(at):
@@ -120,7 +123,9 @@ class Live:
                 before = now
             async with self._news:
                 self._news.notify_all()
-            await self._service.jobs.wait(LOOK_SECONDS)
+            pause = self._viewers * EACH_SECONDS
+            await asyncio.sleep(pause)
+            await self._service.jobs.wait(max(0.0, LOOK_SECONDS - pause))
         async with self._news:
             self._news.notify_all()
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
 from langchain_art import wire
 from langchain_art.wire.exclusions import meaning
 from langchain_art_server.gateway.service import Service
+from langchain_art_server.page.answers import SharedAnswers
 
 #: Jobs whose steps are shown, and lines of a log.
 _JOBS, _LINES = 600, 30
@@ -96,24 +96,21 @@ def series_of(jobs: list[wire.TrainJob]) -> list[Series]:
 
 
 class OverviewFacts:
-    """Reads them, once for viewers that ask at the same time."""
+    """Reads them. The jobs, which are many, again only when one was added or has changed."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._lock = asyncio.Lock()
-        self._known: tuple[float, Overview] | None = None
+        self._jobs: tuple[int, list[wire.TrainJob], list[Series]] = (-1, [], [])
 
-    async def get(self) -> Overview:
-        """The facts, of a read that began after this was asked."""
-        asked = time.monotonic()
-        async with self._lock:
-            if self._known is None or self._known[0] < asked:
-                self._known = time.monotonic(), await self._read()
-            return self._known[1]
-
-    async def _read(self) -> Overview:
+    async def read(self) -> Overview:
+        """The facts now."""
         service, store = self._service, self._service.store.jobs
-        jobs = await store.latest(_JOBS)
+        changes, jobs, series = self._jobs
+        if changes != store.changes:
+            changes = store.changes
+            jobs = await store.latest(_JOBS)
+            series = await asyncio.to_thread(series_of, jobs)
+            self._jobs = changes, jobs, series
         open_jobs: list[OpenJob] = []
         for job in jobs:
             if not job.ended:
@@ -121,7 +118,6 @@ class OverviewFacts:
                 known = [one.progress for one in log if one.progress is not None]
                 progress = known[-1] if known else None
                 open_jobs.append(OpenJob(job=job, progress=progress, log=log))
-        series = series_of(jobs)
         reasons = {name for one in series for step in one.steps for name in step.excluded}
         return Overview(
             status=await service.status(),
@@ -138,9 +134,9 @@ class OverviewFacts:
 
 def overview_routes(router: APIRouter, service: Service) -> None:
     """Add the overview's facts."""
-    facts = OverviewFacts(service)
+    facts, shared = OverviewFacts(service), SharedAnswers()
 
-    @router.get("/overview")
-    async def overview() -> Overview:
+    @router.get("/overview", response_model=Overview)
+    async def overview() -> Response:
         """What the overview shows."""
-        return await facts.get()
+        return await shared.get("overview", facts.read)

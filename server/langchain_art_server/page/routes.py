@@ -19,7 +19,6 @@ from langchain_art_server.page.runs import run_routes
 
 def page_routes(app: FastAPI, service: Service) -> None:
     """Add the page to the server's routes."""
-
     files = PageFiles()
 
     @app.get("/", include_in_schema=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -15,6 +16,7 @@ from langchain_art_server.backends.chat.token_texts import token_texts
 from langchain_art_server.gateway.request_bodies import model_of
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.jobs.credit_report import CreditReader, RunCredit
+from langchain_art_server.page.answers import SharedAnswers, as_json
 from langchain_art_server.page.review_effect import ReviewEffect, effect_of
 from langchain_art_server.page.siblings import Siblings, compare, explanations
 from langchain_art_server.storage.pages import MAX_PAGE
@@ -86,24 +88,26 @@ class ReviewQueue(BaseModel):
 def run_routes(router: APIRouter, service: Service) -> None:
     """Add the page's routes of runs."""
     credits, store = CreditReader(service.store), service.store
+    shared = SharedAnswers()
 
     @router.get("/runs", response_model=RunsPage)
     async def find_runs(asked: Annotated[RunsQuery, Query()]) -> Response:
         """List runs that all given fields choose, sorted; `next` is the cursor of the next page."""
         which = RunFilter(**asked.model_dump(include=set(RunFilter.model_fields)))
-        page = await store.runs.page(
+        read = partial(
+            store.runs.page,
             which,
             sort=asked.sort,
             descending=asked.descending,
             limit=asked.limit,
             after=asked.after,
         )
-        return await _sent(page)
+        return await shared.get(f"runs {asked!r}", read)
 
-    @router.get("/run-names")
-    async def name_runs() -> RunNames:
+    @router.get("/run-names", response_model=RunNames)
+    async def name_runs() -> Response:
         """Get the names by which runs can be filtered, and how many runs there are."""
-        return await store.runs.names()
+        return await shared.get("names", store.runs.names)
 
     @router.get("/runs/{trajectory_id}", response_model=RunView | None)
     async def view_run(trajectory_id: str) -> Response:
@@ -112,7 +116,7 @@ def run_routes(router: APIRouter, service: Service) -> None:
         Answers ``null`` where there is none: who watches a run asks again, and it may be deleted.
         """
         view = await _view(service, trajectory_id)
-        return await _sent(view) if view else Response("null", media_type="application/json")
+        return await as_json(view) if view else Response("null", media_type="application/json")
 
     @router.get("/runs/{trajectory_id}/siblings", response_model=Siblings)
     async def view_siblings(trajectory_id: str) -> Response:
@@ -122,7 +126,7 @@ def run_routes(router: APIRouter, service: Service) -> None:
         runs = {name: one.trajectory for name, one in stored.items()}
         if trajectory_id not in runs:  # deleted meanwhile
             raise NotFound(f"No trajectory {trajectory_id!r} is stored here.")
-        return await _sent(await asyncio.to_thread(compare, trajectory_id, summaries, runs))
+        return await as_json(await asyncio.to_thread(compare, trajectory_id, summaries, runs))
 
     @router.get("/runs/{trajectory_id}/credit/{job_id}")
     async def view_credit(trajectory_id: str, job_id: str) -> RunCredit:
@@ -146,7 +150,7 @@ def run_routes(router: APIRouter, service: Service) -> None:
             restricted=bool(call.drawn_from),
             excluded_because=call.excluded_because,
         )
-        return await _sent(tokens)
+        return await as_json(tokens)
 
     @router.get("/review-queue")
     async def view_queue(
@@ -195,9 +199,3 @@ async def _view(service: Service, run_id: str) -> RunView | None:
         reviews=[wire.Review.model_validate_json(one) for one in said.items],
         base_model=service.router.base_name,
     )
-
-
-async def _sent(value: BaseModel) -> Response:
-    """A value as JSON, which the event loop does not wait for: it may have megabytes."""
-    body = await asyncio.to_thread(value.model_dump_json)
-    return Response(body, media_type="application/json")

@@ -27,6 +27,40 @@ class Activity:
     """0 to 1, where it is known."""
 
 
+class RowCount:
+    """How many rows a table has: counted once, and from then on only those that came later.
+
+    Rows become visible in the order of their numbers. `recount` is to be called when some were
+    deleted.
+    """
+
+    def __init__(self, table: sa.Table) -> None:
+        self._table = table
+        self._known: tuple[int, int] | None = None  # rows, and the number of the last one
+        self._deletions = 0
+
+    def recount(self) -> None:
+        """Count anew the next time."""
+        self._deletions += 1
+        self._known = None
+
+    def read(self, connection: sa.Connection) -> int:
+        """The number of rows now."""
+        known, deletions, number = self._known, self._deletions, self._table.c.number
+        if known is None:
+            # With a condition it would read the rows instead of an index.
+            count = sa.select(sa.func.count()).select_from(self._table).scalar_subquery()
+            last = sa.select(sa.func.max(number)).scalar_subquery()
+            rows, newest = connection.execute(sa.select(count, last)).one()
+        else:
+            came = sa.select(sa.func.count(), sa.func.max(number)).where(number > known[1])
+            more, newest = connection.execute(came).one()
+            rows, newest = known[0] + more, newest or known[1]
+        if deletions == self._deletions:
+            self._known = rows, newest or 0
+        return rows
+
+
 def read_activity(connection: sa.Connection) -> Activity:
     """What there is now. Rows are not checked: nothing but the numbers and a message is read."""
 

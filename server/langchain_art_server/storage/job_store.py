@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from pydantic_core import to_json
@@ -30,6 +30,7 @@ from langchain_art_server.storage.tables import (
     unpack,
 )
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 _OPEN = JOBS.c.state.in_(("queued", "running"))
 
@@ -39,6 +40,8 @@ class JobStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        #: Grows when a job was added or has changed; its events do not count.
+        self.changes = 0
 
     async def add(
         self,
@@ -97,7 +100,7 @@ class JobStore:
                 old = connection.execute(sa.select(JOBS).where(mine)).one()
             return job_of(old)
 
-        return await self._database.write(write)
+        return await self._change(write)
 
     async def get(self, job_id: str) -> wire.TrainJob:
         """Raises NotFound."""
@@ -176,7 +179,7 @@ class JobStore:
             values = {"base_version": base, "target_version": target, "attempts": before + 1}
             update(connection, JOBS, mine, {"state": "running"} | values)
 
-        await self._database.write(write)
+        await self._change(write)
 
     async def finish(
         self,
@@ -225,7 +228,7 @@ class JobStore:
             if message is not None:
                 _append(connection, job_id, message, 1.0)
 
-        await self._database.write(write)
+        await self._change(write)
 
     async def cancel(self, job_id: str) -> wire.TrainJob:
         """Cancel a job that has not ended; one that has is given as it is. Raises NotFound."""
@@ -237,11 +240,17 @@ class JobStore:
                 _append(connection, job_id, "cancelled; nothing was published", None)
             return _job(connection, job_id)
 
-        return await self._database.write(write)
+        return await self._change(write)
 
     async def add_event(self, job_id: str, message: str, progress: float | None = None) -> None:
         """Append an event to a job."""
         await self._database.write(lambda c: _append(c, job_id, message, progress))
+
+    async def _change(self, write: Callable[[sa.Connection], T]) -> T:
+        try:
+            return await self._database.write(write)
+        finally:
+            self.changes += 1
 
     async def events(self, job_id: str, after: int, limit: int) -> Page[wire.JobEvent]:
         """The first `limit` events with `seq` above `after`; a page's cursor is a `seq`."""

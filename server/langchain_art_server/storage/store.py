@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from langchain_art.errors import Conflict, NotFound
 from langchain_art.wire import Checkpoint, LoraConfig, Reward, Trajectory
+from langchain_art_server.storage.activity import RowCount
 from langchain_art_server.storage.database import Database
 from langchain_art_server.storage.deletions import (
     delete_among,
@@ -59,6 +60,7 @@ class Store(Database):
         self.jobs = JobStore(self)
         self.reviews = ReviewStore(self)
         self.runs = RunList(self)
+        self._calls, self._runs = RowCount(CALLS), RowCount(TRAJECTORIES)
 
     # --- calls ----------------------------------------------------------------------------------
 
@@ -246,6 +248,8 @@ class Store(Database):
     async def delete_trajectory(self, trajectory_id: str) -> None:
         """See `deletions.delete_run`."""
         await self.write(lambda c: delete_run(c, trajectory_id))
+        self._calls.recount()
+        self._runs.recount()
 
     # --- policies and checkpoints ---------------------------------------------------------------
 
@@ -318,12 +322,9 @@ class Store(Database):
         """Number of calls, of trajectories, and of jobs by state."""
 
         def read(connection: sa.Connection) -> tuple[int, int, dict[str, int]]:
-            def count(table: sa.Table) -> int:
-                return connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0
-
             query = sa.select(JOBS.c.state, sa.func.count()).group_by(JOBS.c.state)
             jobs = {row[0]: row[1] for row in connection.execute(query)}
-            return count(CALLS), count(TRAJECTORIES), jobs
+            return self._calls.read(connection), self._runs.read(connection), jobs
 
         return await self.read(read)
 

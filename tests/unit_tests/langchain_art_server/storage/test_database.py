@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from langchain_art.errors import ConfigError
+from langchain_art_server.storage.activity import RowCount
 from langchain_art_server.storage.database import Database
 from langchain_art_server.storage.opening import check_schema
 from langchain_art_server.storage.tables import CALLS
@@ -180,3 +181,16 @@ def test_a_damaged_file_is_refused_in_words(tmp_path: Path, damage: str) -> None
     path.write_bytes(data)
     with pytest.raises(ConfigError, match=r"which fails: .*Put it back from a backup"):
         Database(f"sqlite:///{path}")
+
+
+async def test_rows_are_counted_as_they_come_and_go(database: Database) -> None:
+    rows = RowCount(CALLS)
+    for number, expected in ((0, 0), (3, 3), (3, 3), (4, 4)):
+        known = await database.read(lambda c: set(c.scalars(sa.select(CALLS.c.id))))
+        await database.add_calls([record(f"c-{i}") for i in range(number) if f"c-{i}" not in known])
+        assert await database.read(rows.read) == expected
+    await database.write(lambda c: c.execute(sa.delete(CALLS).where(CALLS.c.id != "c-3")))
+    rows.recount()
+    assert await database.read(rows.read) == 1
+    await database.add_calls([record("c-5"), record("c-6")])
+    assert await database.read(rows.read) == 3
