@@ -1,39 +1,39 @@
-"""How long the page's lists and runs take, with 100,000 runs of 12 calls stored.
+"""How long the page takes in a browser with 100,000 runs of 12 calls stored, and what it costs.
 
-A real server over a database that was filled before it started. ``…_shown_seconds`` are those of
-chromium, from the address to the content, with a browser context that has nothing cached; the
-others those of one client over HTTP, from the request to the whole answer. Medians of nine times.
-Each list is asked for its first page of 50. The runs are written through the store, a hundred in a
-transaction; their calls are turns with texts. Only the run of 200 calls and 100,000 tokens has call
-records too, which no list reads.
+A real server over a database that was filled before it started (`benchmarks.browsing.fill`): runs,
+their call records, the steps of a fit, reviews. ``overview_seconds`` (a curve is drawn),
+``first_page_seconds`` (rows are there), ``run_seconds`` (the tokens of a call of the run of 200
+calls and 100,000 tokens) are those of chromium, from the address to the content, each with a
+browser context that has nothing cached; medians of nine. ``filter_seconds``: in a page that shows
+an empty list, from the change of the address to the rows of the filter; the slowest of all filters,
+each the median of five.
 
-``filter_seconds`` is that of the slowest filter, by name in the conditions; ``run_seconds`` is for
-all that a run's page asks: the run with its audit, and the tokens of its longest call.
+``viewers_calls_ratio``: see `benchmarks.browsing.slowed`. The database has the 100,000 runs then,
+too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
-import httpx
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 
-from langchain_art.wire import CallTags, Trajectory, Turn, Usage
+from benchmarks.browsing.fill import fill, long_run
+from benchmarks.browsing.slowed import slowed
 from langchain_art_server.config import sqlite_url
 from langchain_art_server.storage.store import Store
-from langchain_art_server.storage.tables import CallRecord
 from tests.support.browser import running_browser
 from tests.support.live_server import LiveServer
 
-RUNS, CALLS, TIMES, AT_ONCE = 100_000, 12, 9, 100
+RUNS, TIMES, FILTER_TIMES = 100_000, 9, 5
 LONG, LONG_CALLS, LONG_TOKENS = "long-run", 200, 500
-WORDS = [f"word{number}" for number in range(5000)]
+#: Queries of the list's address, as its form makes them.
 FILTERS: dict[str, dict[str, Any]] = {
     "policy": {"policy": "writer"},
     "rare policy": {"policy": "rare"},
@@ -47,116 +47,33 @@ FILTERS: dict[str, dict[str, Any]] = {
     "rare text": {"text": "needle"},
     "common text": {"text": "question"},
     "unreviewed": {"reviewed": "false"},
-    "nothing": {"policy": "rare", "text": "needle word1", "status": "failed"},
-    "by reward": {"sort": "reward"},
-    "failed by reward": {"sort": "reward", "status": "failed"},
-    "rare policy by tokens": {"sort": "tokens", "policy": "rare"},
-    "by score": {"sort": "score", "score": "ruler"},
+    "reviewed": {"reviewed": "true"},
+    "learned by step": {"step": 77},
+    "by reward": {"order": "reward"},
+    "failed by reward": {"order": "reward", "status": "failed"},
+    "policy, slowest first": {"order": "seconds", "policy": "writer"},
+    "node by reward": {"order": "reward", "node": "critic"},
+    "rare policy by tokens": {"order": "tokens", "policy": "rare"},
+    "by score": {"order": "score", "score": "ruler"},
+    "text by reward": {"order": "reward", "text": "word77"},
 }
 
 
-def said(draw: random.Random, first: str) -> str:
-    return " ".join([first, *draw.choices(WORDS, k=20)])
-
-
-def run_of(number: int) -> Trajectory:
-    draw = random.Random(number)
-    policy = "rare" if number % 20_011 == 0 else "writer"
-    turns = [
-        Turn(
-            call_id=f"call-{number}-{index}",
-            node=("plan", "search", "critic", "write")[index % 4],
-            model=f"{policy}@{number * 20 // RUNS}",
-            extends=index - 1 if index else None,
-            messages=(
-                {"role": "user", "content": f"question {' '.join(draw.choices(WORDS, k=20))}"},
-            ),
-            reply={"role": "assistant", "content": said(draw, "answer")},
-            usage=Usage(prompt_tokens=100, completion_tokens=draw.randrange(20, 200)),
-            started_at=1.7e9 + number + index,
-            latency=0.5,
-        )
-        for index in range(CALLS)
-    ]
-    return Trajectory(
-        id=f"run-{number}",
-        scenario=f"s-{number // 8 % 1000}",
-        turns=tuple(turns),
-        input="needle" if number == 31_337 else None,
-        reward=draw.random(),
-        scores={"ruler": draw.random(), "tests": float(draw.random() < 0.5)},
-        status="failed" if draw.random() < 0.05 else "completed",
-    )
-
-
-def long_run() -> tuple[Trajectory, list[CallRecord]]:
-    draw = random.Random(0)
-    records: list[CallRecord] = []
-    prompt: list[int] = []
-    for index in range(LONG_CALLS):
-        prompt = [*prompt, *draw.choices(range(50, 300), k=20)] if index % 10 else [index + 50]
-        sampled = draw.choices(range(50, 300), k=LONG_TOKENS)
-        records.append(
-            CallRecord(
-                id=f"{LONG}-{index}",
-                created_at=1.7e9 + index,
-                policy="tiny",
-                version=0,
-                model="tiny@0",
-                tags=CallTags(trajectory_id=LONG, node="writer"),
-                request={"messages": [{"role": "user", "content": "Go on."}]},
-                reply={"role": "assistant", "content": "text " * LONG_TOKENS},
-                prompt_token_ids=prompt,
-                token_ids=sampled,
-                logprobs=[-draw.random() for _ in sampled],
-                temperature=1.0,
-                finish_reason="stop",
-                excluded_because=None,
-                latency=0.5,
-                began=index,
-            )
-        )
-        prompt = [*prompt, *sampled]
-    turns = tuple(
-        Turn(
-            call_id=one.id,
-            node="writer",
-            model=one.model,
-            extends=index - 1 if index % 10 else None,
-            messages=tuple(one.request["messages"]),
-            reply=one.reply,
-            usage=Usage(
-                prompt_tokens=len(one.prompt_token_ids), completion_tokens=len(one.token_ids)
-            ),
-        )
-        for index, one in enumerate(records)
-    )
-    return Trajectory(id=LONG, scenario="long", turns=turns, reward=1.0), records
-
-
-async def fill(url: str) -> dict[str, float]:
+async def write_runs(url: str, runs: int) -> dict[str, object]:
     store = Store(url)
     begun = time.monotonic()
-    for start in range(0, RUNS, AT_ONCE):
-        await store.add_trajectories([run_of(number) for number in range(start, start + AT_ONCE)])
-    seconds = time.monotonic() - begun
-    run, records = long_run()
+    await fill(store, runs)
+    run, records = long_run(LONG, LONG_CALLS, LONG_TOKENS)
     await store.add_calls(records)
     await store.add_trajectories([run])
+    calls, stored, jobs = await store.counts()
     size = await store.size()
     store.close()
-    return {"seconds_to_fill": round(seconds), "database_mib": round(size / 2**20)}
-
-
-def seconds(http: httpx.Client, *paths: str, **query: Any) -> float:
-    """The median of `TIMES` times, of one request behind the other."""
-    taken: list[float] = []
-    for _ in range(TIMES):
-        begun = time.perf_counter()
-        for path in paths:
-            http.get(path, params=query).raise_for_status()
-        taken.append(time.perf_counter() - begun)
-    return statistics.median(taken)
+    about: dict[str, object] = {"runs": stored, "calls": calls, "jobs": jobs}
+    return about | {
+        "seconds_to_fill": round(time.monotonic() - begun),
+        "database_mib": round(size / 2**20),
+    }
 
 
 def shown(browser: Browser, address: str, content: str) -> float:
@@ -173,33 +90,52 @@ def shown(browser: Browser, address: str, content: str) -> float:
     return statistics.median(taken)
 
 
-def measure(data: Path) -> tuple[dict[str, float], dict[str, float]]:
-    """The figures, and the seconds of each filter, of a server over a filled directory."""
+def filtered(page: Page, query: dict[str, Any]) -> float:
+    """The seconds from the address of a filter to its rows, in a page that shows an empty list."""
+    page.evaluate("location.hash = '#/runs?scenario=none'")
+    page.get_by_text("No run is as you ask").wait_for()
+    return page.evaluate(
+        """async (query) => {
+          const begun = performance.now();
+          location.hash = `#/runs?${query}`;
+          for (;;) {
+            await new Promise(requestAnimationFrame);
+            if (document.querySelector("tbody tr")) return (performance.now() - begun) / 1000;
+          }
+        }""",
+        urlencode(query),
+    )
+
+
+def measure(data: Path) -> tuple[dict[str, float], dict[str, object]]:
+    """The seconds in chromium, and those of each filter, with a server over a filled directory."""
     server = LiveServer(data).start()
     try:
-        with server.http() as http:
-            filters = {
-                name: seconds(http, "/page/runs", **asked) for name, asked in FILTERS.items()
-            }
-            figures = {
-                "first_page_seconds": seconds(http, "/page/runs"),
-                "names_seconds": seconds(http, "/page/run-names"),
-                "filter_seconds": max(filters.values()),
-                "run_seconds": seconds(http, f"/page/runs/{LONG}", f"/page/calls/{LONG}-9/tokens"),
-            }
         with running_browser() as browser:
-            rows, tokens = f"{server.root}/#/runs", f"{server.root}/#/runs/{LONG}?call=9"
-            figures["first_page_shown_seconds"] = shown(browser, rows, "tbody tr")
-            figures["run_shown_seconds"] = shown(browser, tokens, ".token")
+            figures = {
+                "overview_seconds": shown(browser, f"{server.root}/#/overview", ".curve canvas"),
+                "first_page_seconds": shown(browser, f"{server.root}/#/runs", "tbody tr"),
+                "run_seconds": shown(browser, f"{server.root}/#/runs/{LONG}?call=9", ".token"),
+            }
+            page = browser.new_page()
+            page.goto(f"{server.root}/#/runs")
+            filters = {
+                name: statistics.median(filtered(page, query) for _ in range(FILTER_TIMES))
+                for name, query in FILTERS.items()
+            }
     finally:
         server.stop()
-    return figures, {name: round(taken, 4) for name, taken in filters.items()}
+    slowest = max(filters, key=lambda name: filters[name])
+    about: dict[str, object] = {name: round(taken, 4) for name, taken in filters.items()}
+    figures["filter_seconds"] = filters[slowest]
+    return figures, {"slowest_filter": slowest, "filters": about}
 
 
-def run() -> tuple[dict[str, float], dict[str, object]]:
+def run(runs: int = RUNS) -> tuple[dict[str, float], dict[str, object]]:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         data.mkdir()
-        about = asyncio.run(fill(sqlite_url(data)))
-        figures, filters = measure(data)
-    return figures, {**about, "filters": filters}
+        about = asyncio.run(write_runs(sqlite_url(data), runs))
+        figures, more = measure(data)
+        ratio, of_viewers = slowed(data)
+    return figures | ratio, about | more | of_viewers

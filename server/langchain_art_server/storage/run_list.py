@@ -21,6 +21,9 @@ from langchain_art_server.storage.tables import JOBS, REVIEWS, TRAINED
 
 #: The most runs of one page, and of a group that is shown side by side.
 MAX_RUNS, MAX_SIBLINGS = 200, 64
+#: Runs of which on a name is common: a page of those that have it is read in the order that is
+#: asked for. The runs of a rare name are found by it, and sorted then.
+_COMMON = 5000
 Sort = Literal["number", "reward", "score", "calls", "tokens", "seconds"]
 _Text = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
 #: Of a query, where all is text: `wire.Finite` takes no text for a number.
@@ -107,7 +110,7 @@ class RunsPage(BaseModel):
 
 
 class RunNames(BaseModel):
-    """What there is to filter by, the most frequent first."""
+    """What there is to filter by; first what the newest run has."""
 
     policies: list[str]
     versions: list[str]
@@ -200,25 +203,37 @@ class RunList:
         return await self._database.read(read)
 
     async def names(self) -> RunNames:
-        """What there is to filter by: the names of a kind that the most runs have."""
+        """What there is to filter by."""
 
         def read(connection: sa.Connection) -> RunNames:
-            count = sa.func.count()
-            query = sa.select(RUN_MARKS.c.kind, RUN_MARKS.c.name).group_by(
-                RUN_MARKS.c.kind, RUN_MARKS.c.name
-            )
-            named: dict[str, list[str]] = {}
-            for row in connection.execute(query.order_by(count.desc(), RUN_MARKS.c.name)):
-                named.setdefault(row.kind, []).append(row.name)
             return RunNames(
-                policies=named.get("policy", []),
-                versions=named.get("version", []),
-                nodes=named.get("node", []),
-                scores=named.get("score", []),
-                runs=connection.scalar(sa.select(count).select_from(RUN_FACTS)) or 0,
+                policies=_names(connection, "policy"),
+                versions=_names(connection, "version"),
+                nodes=_names(connection, "node"),
+                scores=_names(connection, "score"),
+                runs=connection.scalar(sa.select(sa.func.count()).select_from(RUN_FACTS)) or 0,
             )
 
         return await self._database.read(read)
+
+
+def _names(connection: sa.Connection, kind: str) -> list[str]:
+    """The names of a kind, by steps from one to the next in the index: no mark is counted."""
+    marks = RUN_MARKS.c
+    of_kind = sa.select(sa.func.min(marks.name).label("name")).where(marks.kind == kind)
+    names = of_kind.cte("names", recursive=True)
+    following = of_kind.where(marks.name > names.c.name).scalar_subquery()
+    names = names.union_all(sa.select(following).where(names.c.name.is_not(None)))
+    mine = (marks.kind == kind) & (marks.name == names.c.name)
+    last = sa.select(sa.func.max(marks.number)).where(mine).scalar_subquery()
+    query = sa.select(names.c.name).where(names.c.name.is_not(None))
+    return list(connection.scalars(query.order_by(last.desc(), names.c.name)))
+
+
+def _is_common(connection: sa.Connection, marks: sa.Select[Any]) -> bool:
+    """Whether so many runs are marked that one finds them soon in any order of runs."""
+    some = marks.limit(_COMMON).subquery()
+    return connection.scalar(sa.select(sa.func.count()).select_from(some)) == _COMMON
 
 
 def _chosen(
@@ -248,7 +263,10 @@ def _chosen(
             mine = sa.select(marks.number).where(marks.kind == kind, marks.name == name)
             if kind == "score":
                 mine = mine.where(*_within(marks.value, asked.score_min, asked.score_max))
-            query = query.where(facts.number.in_(mine))  # a rare name is found by its index
+            if _is_common(connection, mine):
+                query = query.where(mine.where(marks.number == facts.number).exists())
+            else:
+                query = query.where(facts.number.in_(mine))
     if asked.step is not None:
         jobs = sa.select(JOBS.c.id).where(JOBS.c.target_version == asked.step)
         learned = sa.select(TRAINED.c.trajectory_id).where(TRAINED.c.job_id.in_(jobs))

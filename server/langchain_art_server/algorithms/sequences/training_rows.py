@@ -76,7 +76,7 @@ class _OpenRow:
         before, sampled = [0.0] * len(context), len(call.token_ids)
         row.token_ids.extend([*context, *call.token_ids])
         row.mask.extend([0] * len(context) + [1] * sampled)
-        row.logprobs.extend([*before, *(min(0.0, value) for value in call.logprobs)])
+        row.logprobs.extend([*before, *_at_most_zero(call.logprobs)])
         row.advantages.extend(before + [call.advantage] * sampled)
         if call.weight is not None:
             row.weights.extend(before + [call.weight] * sampled)
@@ -189,7 +189,7 @@ def _check_call(call: SampledCall) -> None:
         )
     elif min(chain(call.prompt_token_ids, call.token_ids)) < 0:
         problem = "got a negative token id"
-    elif wrong := [v for v in call.logprobs if not (math.isfinite(v) and v <= LOGPROB_SLACK)]:
+    elif wrong := _no_logprobs(call.logprobs):
         problem = f"got the logprob {wrong[0]!r}, expected a finite number of at most 0"
     elif not (math.isfinite(call.temperature) and call.temperature > 0):
         problem = f"got temperature={call.temperature!r}, expected a finite number above 0"
@@ -199,6 +199,17 @@ def _check_call(call: SampledCall) -> None:
         )
     if problem:
         raise InvalidRequest(f"call {call.call_id!r}: {problem}", param="calls")
+
+
+def _at_most_zero(logprobs: Sequence[float]) -> Sequence[float]:
+    return logprobs if max(logprobs) <= 0.0 else [min(0.0, value) for value in logprobs]
+
+
+def _no_logprobs(values: Sequence[float]) -> list[float]:
+    """Those that are not finite, or above 0. A sum is finite only if all are: it takes less."""
+    if math.isfinite(sum(values)) and max(values) <= LOGPROB_SLACK:
+        return []
+    return [one for one in values if not (math.isfinite(one) and one <= LOGPROB_SLACK)]
 
 
 def _problem(row: Row, vocab_size: int) -> str | None:
