@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 #: go on being noted when nobody watches.
 LOOK_SECONDS, ALIVE_SECONDS, NOTED_SECONDS = 0.5, 10.0, 60.0
 #: Seconds for each viewer that lie between two looks at least: each asks for what has changed.
-EACH_SECONDS = 0.02
+EACH_SECONDS = 0.04
 MAX_VIEWERS = 256
 _KEPT = 512
 

@@ -31,9 +31,7 @@ async def test_those_who_ask_at_once_share_a_read_that_began_later() -> None:
     assert (await shared.get("now", read)).body == b'{"number":3}' and reads == 3
 
 
-async def test_a_failed_read_is_one_callers_and_who_leaves_takes_nobody_along() -> (
-    None
-):
+async def test_a_failed_read_is_one_callers_and_who_leaves_takes_nobody_along() -> None:
     shared, reads = SharedAnswers(), 0
 
     async def read() -> Now:

@@ -1,0 +1,49 @@
+"""The page's files as they go over the wire: packed, asked again by ETag, and none but them."""
+
+from __future__ import annotations
+
+import gzip
+
+import httpx
+import pytest
+
+from langchain_art_server.page.files import FILES, PLACE, PageFiles
+
+
+@pytest.fixture
+async def http() -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app=PageFiles())
+    return httpx.AsyncClient(transport=transport, base_url="http://page")
+
+
+@pytest.mark.parametrize("name", ["main.js", "page.css", "views/overview.js", "icon.svg"])
+async def test_a_file_is_what_is_written_and_is_sent_once(
+    http: httpx.AsyncClient, name: str
+) -> None:
+    written = (FILES / name).read_bytes()
+    plain = await http.get(f"{PLACE}/{name}", headers={"Accept-Encoding": "identity"})
+    assert plain.status_code == 200 and plain.content == written
+    assert "content-encoding" not in plain.headers
+    async with http.stream("GET", f"{PLACE}/{name}") as packed:
+        sent = b"".join([part async for part in packed.aiter_raw()])
+    assert packed.headers["content-encoding"] == "gzip" and gzip.decompress(sent) == written
+    for answer in (plain, packed):
+        assert "script-src 'self'" in answer.headers["content-security-policy"]
+    again = await http.get(f"{PLACE}/{name}", headers={"If-None-Match": plain.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert (await http.post(f"{PLACE}/{name}")).status_code == 405
+
+
+@pytest.mark.parametrize(
+    "path", ["nothing.js", "views", "../files.py", "%2e%2e/files.py", "/etc/passwd", "main.js/x"]
+)
+async def test_what_is_no_file_of_the_page_is_not_there(http: httpx.AsyncClient, path: str) -> None:
+    assert (await http.get(f"{PLACE}/{path}")).status_code == 404
+
+
+async def test_the_modules_that_are_asked_for_first_exist(http: httpx.AsyncClient) -> None:
+    page = (await http.get("/")).text
+    named = [part.split('"')[0] for part in page.split('href="')[1:] if part.startswith(PLACE)]
+    assert len(named) > 8
+    for one in named:
+        assert (await http.get(one)).status_code == 200, one
