@@ -10,7 +10,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
-base_url, prefix = sys.argv[1:]
+base_url, *prefixes = sys.argv[1:]
 
 
 @tool
@@ -35,36 +35,37 @@ def model(feature, step=0, **options):
     )
 
 
-got = {"client": f"langchain-openai {version('langchain-openai')}"}
+for prefix in prefixes:  # noqa: B007 - the function above reads it
+    got = {"client": f"langchain-openai {version('langchain-openai')}"}
 
-script = 'SCRIPT [{"call": "add", "args": {"a": 2, "b": 3}}, "The sum is {last}."]'
-first = model("tools").bind_tools([add]).invoke(script)
-call = first.tool_calls[0]
-history = [("user", script), first, add.invoke(call)]
-chunks = list(model("tools", 1, stream_usage=True).bind_tools([add]).stream(history))
-text = "".join(chunk.text for chunk in chunks)
-counted = any(chunk.usage_metadata for chunk in chunks)
-got["tools"] = [call["name"], call["args"], text, counted]
+    script = 'SCRIPT [{"call": "add", "args": {"a": 2, "b": 3}}, "The sum is {last}."]'
+    first = model("tools").bind_tools([add]).invoke(script)
+    call = first.tool_calls[0]
+    history = [("user", script), first, add.invoke(call)]
+    chunks = list(model("tools", 1, stream_usage=True).bind_tools([add]).stream(history))
+    text = "".join(chunk.text for chunk in chunks)
+    counted = any(chunk.usage_metadata for chunk in chunks)
+    got["tools"] = [call["name"], call["args"], text, counted]
 
-person = model("schema").with_structured_output(Person, method="json_schema")
-got["schema"] = person.invoke("The name is 'Bob', age 7.").model_dump()
+    person = model("schema").with_structured_output(Person, method="json_schema")
+    got["schema"] = person.invoke("The name is 'Bob', age 7.").model_dump()
 
-reply = model("logprobs", logprobs=True, top_logprobs=2).invoke('SCRIPT ["Hello."]')
-entries = reply.response_metadata["logprobs"]["content"]
-got["logprobs"] = [
-    len(entries) == reply.usage_metadata["output_tokens"],
-    all(entry["logprob"] <= 0 and len(entry["top_logprobs"]) == 2 for entry in entries),
-]
+    reply = model("logprobs", logprobs=True, top_logprobs=2).invoke('SCRIPT ["Hello."]')
+    entries = reply.response_metadata["logprobs"]["content"]
+    got["logprobs"] = [
+        len(entries) == reply.usage_metadata["output_tokens"],
+        all(entry["logprob"] <= 0 and len(entry["top_logprobs"]) == 2 for entry in entries),
+    ]
 
-choices = model("n", n=2).generate([[HumanMessage('SCRIPT ["Twice."]')]]).generations[0]
-got["n"] = [[index, choice.message.text] for index, choice in enumerate(choices)]
+    choices = model("n", n=2).generate([[HumanMessage('SCRIPT ["Twice."]')]]).generations[0]
+    got["n"] = [[index, choice.message.text] for index, choice in enumerate(choices)]
 
-reply = model("stop", seed=7).invoke('SCRIPT ["one two three"]', stop=["three"])
-got["stop"] = [reply.text.strip(), reply.response_metadata["finish_reason"]]
+    reply = model("stop", seed=7).invoke('SCRIPT ["one two three"]', stop=["three"])
+    got["stop"] = [reply.text.strip(), reply.response_metadata["finish_reason"]]
 
-try:
-    model("error", model="nobody").invoke("hi")
-except openai.NotFoundError as error:
-    got["error"] = [error.status_code, error.code]
+    try:
+        model("error", model="nobody").invoke("hi")
+    except openai.NotFoundError as error:
+        got["error"] = [error.status_code, error.code]
 
-print(json.dumps(got))
+    print(json.dumps(got))

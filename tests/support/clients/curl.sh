@@ -2,6 +2,10 @@
 # Plain curl, tagged by headers; Python reads the answers.
 set -euo pipefail
 base_url=$1 prefix=$2
+if (($# > 2)); then
+  for prefix in "${@:2}"; do bash "$0" "$base_url" "$prefix"; done
+  exit
+fi
 ask() {  # feature, body, step
   curl --silent --no-buffer "$base_url/chat/completions" -H 'Content-Type: application/json' \
     -H "x-art-trajectory-id: $prefix-$1" -H 'x-art-node: agent' -H "x-art-step: ${3:-0}" -d "$2"

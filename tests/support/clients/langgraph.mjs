@@ -7,7 +7,8 @@ import { tool } from "@langchain/core/tools";
 import { readFileSync } from "node:fs";
 import { z } from "zod";
 
-const [baseURL, prefix] = process.argv.slice(2);
+const [baseURL, ...prefixes] = process.argv.slice(2);
+let prefix;
 const { version } = JSON.parse(readFileSync("node_modules/@langchain/langgraph/package.json", "utf8"));
 
 // All that a graph needs to be trained: its model says where in the graph it is called.
@@ -48,34 +49,36 @@ const graph = new StateGraph(MessagesAnnotation)
   .addEdge("tools", "agent")
   .compile();
 
-const got = { client: `LangGraph.js ${version}` };
+for (prefix of prefixes) {
+  const got = { client: `LangGraph.js ${version}` };
 
-const script = 'SCRIPT [{"call": "add", "args": {"a": 2, "b": 3}}, "The sum is {last}."]';
-const { messages } = await graph.invoke({ messages: [{ role: "user", content: script }] });
-const call = messages[1].tool_calls[0];
-got.tools = [call.name, call.args, messages.at(-1).text, messages.at(-1).usage_metadata.output_tokens > 0];
+  const script = 'SCRIPT [{"call": "add", "args": {"a": 2, "b": 3}}, "The sum is {last}."]';
+  const { messages } = await graph.invoke({ messages: [{ role: "user", content: script }] });
+  const call = messages[1].tool_calls[0];
+  got.tools = [call.name, call.args, messages.at(-1).text, messages.at(-1).usage_metadata.output_tokens > 0];
 
-const person = z.object({ name: z.string(), age: z.number().int() });
-const structured = chat("schema").withStructuredOutput(person, { method: "jsonSchema" });
-got.schema = await structured.invoke("The name is 'Bob', age 7.");
+  const person = z.object({ name: z.string(), age: z.number().int() });
+  const structured = chat("schema").withStructuredOutput(person, { method: "jsonSchema" });
+  got.schema = await structured.invoke("The name is 'Bob', age 7.");
 
-const sure = await chat("logprobs", {}, { logprobs: true, topLogprobs: 2 }).invoke('SCRIPT ["Hello."]');
-const entries = sure.response_metadata.logprobs.content;
-got.logprobs = [
-  entries.length === sure.usage_metadata.output_tokens,
-  entries.every((entry) => entry.logprob <= 0 && entry.top_logprobs.length === 2),
-];
+  const sure = await chat("logprobs", {}, { logprobs: true, topLogprobs: 2 }).invoke('SCRIPT ["Hello."]');
+  const entries = sure.response_metadata.logprobs.content;
+  got.logprobs = [
+    entries.length === sure.usage_metadata.output_tokens,
+    entries.every((entry) => entry.logprob <= 0 && entry.top_logprobs.length === 2),
+  ];
 
-const twice = await chat("n", {}, { n: 2 }).generate([[["user", 'SCRIPT ["Twice."]']]]);
-got.n = twice.generations[0].map((choice, index) => [index, choice.text]);
+  const twice = await chat("n", {}, { n: 2 }).generate([[["user", 'SCRIPT ["Twice."]']]]);
+  got.n = twice.generations[0].map((choice, index) => [index, choice.text]);
 
-const cut = await chat("stop", {}, { stop: ["three"], modelKwargs: { seed: 7 } }).invoke('SCRIPT ["one two three"]');
-got.stop = [cut.text.trim(), cut.response_metadata.finish_reason];
+  const cut = await chat("stop", {}, { stop: ["three"], modelKwargs: { seed: 7 } }).invoke('SCRIPT ["one two three"]');
+  got.stop = [cut.text.trim(), cut.response_metadata.finish_reason];
 
-try {
-  await chat("error", {}, { model: "nobody", maxRetries: 0 }).invoke("hi");
-} catch (error) {
-  got.error = [error.status, error.code];
+  try {
+    await chat("error", {}, { model: "nobody", maxRetries: 0 }).invoke("hi");
+  } catch (error) {
+    got.error = [error.status, error.code];
+  }
+
+  console.log(JSON.stringify(got));
 }
-
-console.log(JSON.stringify(got));
