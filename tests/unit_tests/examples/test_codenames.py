@@ -1,0 +1,204 @@
+"""Codenames: boards, the rules against a second telling of them, the random players, the graph."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections import Counter
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.language_models import FakeListChatModel
+
+from examples.codenames.agent import build_agent, guesser_view, spymaster_view
+from examples.codenames.demonstrations import (
+    FOLLOWS,
+    demonstrations,
+    random_clue,
+    random_guess,
+)
+from examples.codenames.environment import (
+    LEVELS,
+    Board,
+    Game,
+    Split,
+    boards,
+    clue_is_good,
+    count_is_right,
+    guess_follows,
+    held_out_pairs,
+    reward,
+    role_figures,
+)
+from examples.codenames.words import KIND_OF, KINDS
+
+BOARD = Board(
+    "b",
+    cards=("dog", "tin", "plum", "axe", "cow", "pear", "harp", "saw"),
+    own=("dog", "plum", "cow", "pear"),
+    assassin="harp",
+    turns=2,
+    split="train",
+)
+CARDS = st.sampled_from([*BOARD.cards, "zebra", "fruit"])
+CLUES = st.one_of(
+    st.sampled_from(["clue: fruit 2", "mammal 9", "fruit", "2", "", "dog 1", "clue: a b 1", "x 0"]),
+    st.builds(lambda kind, n: f"clue: {kind} {n}", st.sampled_from(sorted(KINDS)), st.integers()),
+)
+MOVES = st.lists(st.tuples(CLUES, st.lists(CARDS, max_size=5)), max_size=6)
+
+
+def kinds_of(cards: tuple[str, ...]) -> set[str]:
+    return {KIND_OF[card] for card in cards}
+
+
+def test_no_word_is_of_two_kinds_or_names_one() -> None:
+    words = [word for kind in KINDS.values() for word in kind]
+    assert len(words) == len(set(words)) == len(KIND_OF)
+    assert not set(words) & set(KINDS)
+    assert all(word.isalpha() and word.islower() for word in [*words, *KINDS])
+
+
+@given(st.sampled_from(sorted(LEVELS)), st.sampled_from(["train", "test"]), st.integers(0, 10**6))
+def test_boards_are_as_their_level_says(level: int, split: Split, seed: int) -> None:
+    (board,) = boards(split, 1, seed, level)
+    asked = LEVELS[level]
+    assert len(set(board.cards)) == len(board.cards) == asked.own + asked.others + 1
+    assert len(board.own) == asked.own and len(board.others) == asked.others
+    assert {*board.own, *board.others, board.assassin} == set(board.cards) <= set(KIND_OF)
+    assert [card for card in board.cards if card in board.own] == list(board.own)
+    kinds = kinds_of(board.own)
+    assert len(kinds) == asked.kinds
+    traps = [card for card in (*board.others, board.assassin) if KIND_OF[card] in kinds]
+    assert len(traps) == asked.traps
+    if not asked.traps:
+        assert KIND_OF[board.assassin] not in kinds_of(board.others)
+    pairs = {frozenset(pair) for pair in combinations(kinds, 2)}
+    assert bool(pairs & held_out_pairs()) == (split == "test")
+    assert boards(split, 1, seed, level) == [board]
+
+
+def test_an_unknown_level_is_refused() -> None:
+    with pytest.raises(ValueError, match="got level 7, expected one of 1, 2, 3"):
+        boards("train", 1, 0, level=7)
+
+
+def retold(moves: list[tuple[str, list[str]]]) -> tuple[float, int, bool]:
+    """The rules once more, from the board's side: reward, turns that were played, and the end."""
+    hidden, own_left, turns = set(BOARD.cards), set(BOARD.own), 0
+    for clue, names in moves:
+        if not own_left or turns == BOARD.turns:
+            break
+        turns += 1
+        parts = clue.removeprefix("clue:").split()
+        if len(parts) != 2 or not parts[0].isalpha() or parts[1] not in list("123456789"):
+            continue
+        if parts[0] in BOARD.cards:
+            continue
+        allowed = int(parts[1])
+        for name in list(dict.fromkeys(names))[:allowed]:
+            if name not in hidden:
+                break
+            hidden.discard(name)
+            if name == BOARD.assassin:
+                return 0.0, turns, True
+            if name not in own_left:
+                break
+            own_left.discard(name)
+    return 1 - len(own_left) / 4, turns, not own_left or turns == BOARD.turns
+
+
+@given(MOVES)
+def test_the_rules_are_those_that_were_told_twice(moves: list[tuple[str, list[str]]]) -> None:
+    game = Game(BOARD)
+    for clue, names in moves:
+        if game.over:
+            break
+        game = game.hint(clue)
+        if game.clue is not None:
+            game = game.guess(f"guess: {' '.join(names)}")
+    assert (reward(game), len(game.turns), game.over) == retold(moves)
+
+
+def test_a_guess_needs_a_clue() -> None:
+    with pytest.raises(ValueError, match="call `hint` before `guess`"):
+        Game(BOARD).guess("dog")
+    with pytest.raises(ValueError, match="no clue was given"):
+        guesser_view(Game(BOARD))
+
+
+def test_what_each_role_did_is_judged() -> None:
+    game = Game(BOARD).hint("clue: mammal 2").guess("guess: dog tin")
+    assert game.turns[0].revealed == ("dog", "tin")
+    assert role_figures(game) == {
+        "good_clues": 1.0,
+        "right_counts": 1.0,
+        "guesses_follow_clue": 0.0,
+        "assassin_met": 0.0,
+    }
+    game = game.hint("clue: instrument 1").guess("guess: harp")
+    assert game.over and reward(game) == 0.0
+    assert [clue_is_good(BOARD, turn) for turn in game.turns] == [True, False]
+    assert [count_is_right(BOARD, turn) for turn in game.turns] == [True, False]
+    assert [guess_follows(turn) for turn in game.turns] == [False, True]
+    own_word = Game(BOARD).hint("pets 2").guess("dog cow").turns[0]
+    assert clue_is_good(BOARD, own_word) is guess_follows(own_word) is None
+    assert role_figures(Game(BOARD).hint("dog 1"))["good_clues"] == 0.0
+
+
+def test_the_guesser_is_not_told_whose_cards_are() -> None:
+    game = Game(BOARD).hint("fruit 2")
+    assert guesser_view(game) == "board: dog tin plum axe cow pear harp saw\nclue: fruit 2"
+    told = "own: dog plum cow pear\nothers: tin axe saw\nassassin: harp"
+    assert spymaster_view(game) == told
+
+
+def test_the_players_of_the_warm_start_know_words_and_not_the_game() -> None:
+    clues: list[bool | None] = []
+    follows: Counter[bool] = Counter()
+    rewards: list[float] = []
+    for board in boards("train", 1000, 3):
+        rng, game = random.Random(board.id), Game(board)
+        while not game.over:
+            game = game.hint(random_clue(rng, game))
+            game = game.guess(random_guess(rng, game))
+        clues += [clue_is_good(board, turn) for turn in game.turns]
+        for turn in game.turns:
+            assert turn.clue is not None and turn.clue.word in KINDS, "every clue is in form"
+            fitting = {card for card in turn.cards if KIND_OF[card] == turn.clue.word}
+            follows[turn.named[0] in fitting] += 1
+        rewards.append(reward(game))
+    assert abs(statistics.fmean(map(bool, clues)) - 0.5) < 0.1, "any card's kind: half are own"
+    share = follows[True] / follows.total()
+    assert FOLLOWS < share < FOLLOWS + 0.2
+    assert statistics.fmean(rewards) < 0.35
+
+
+def test_demonstrations_are_calls_of_both_roles_and_true_answers_about_words() -> None:
+    calls = list(demonstrations(40, 1))
+    assert calls == list(demonstrations(40, 1))
+    told = Counter(call[2]["content"].split(":")[0] for call in calls)
+    assert told["clue"] == told["guess"] == len(calls) / 2
+    for call in calls:
+        assert len(call) > 3
+        for question, answer in zip(call[3::2], call[4::2], strict=True):
+            asked, word = question["content"].split(": ")
+            named = answer["content"].split(": ")[1].split()
+            if asked == "kind of":
+                assert named == [KIND_OF[word]]
+            else:
+                assert named and all(KIND_OF[card] == word for card in named)
+
+
+async def test_the_graph_plays_by_the_rules() -> None:
+    agent = build_agent(
+        FakeListChatModel(responses=["clue: mammal 2", "clue: fruit 2"]),
+        FakeListChatModel(responses=["guess: dog cow", "guess: plum pear"]),
+    )
+    game = (await agent.ainvoke({"game": Game(BOARD)}))["game"]
+    assert reward(game) == 1.0 and len(game.turns) == 2
+    silent = FakeListChatModel(responses=["I cannot say."])
+    lost = (await build_agent(silent, silent).ainvoke({"game": Game(BOARD)}))["game"]
+    assert reward(lost) == 0.0 and [turn.clue for turn in lost.turns] == [None, None]

@@ -1,0 +1,193 @@
+"""Temporal Clue: puzzles have one solution, by a reading of their texts; answers are scored."""
+
+from __future__ import annotations
+
+import random
+import re
+import statistics
+from collections.abc import Callable
+from itertools import permutations, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.language_models import FakeListChatModel
+
+from examples.temporal_clue.agent import build_agent
+from examples.temporal_clue.demonstrations import HEEDS, demonstrations, random_answer
+from examples.temporal_clue.environment import (
+    CATEGORIES,
+    HOURS,
+    LEVELS,
+    PEOPLE,
+    Puzzle,
+    Split,
+    answers,
+    held_out_pairs,
+    puzzles,
+    reward,
+    right_answers,
+    solve,
+)
+
+Table = list[tuple[str, ...]]
+Check = Callable[[Table, int], bool]
+LINES = "who: {}\nwhere: {}\nwhen: {}\nwith: {}"
+
+
+def value_in(text: str) -> str:
+    """The only value of the puzzles that a text names."""
+    (found,) = [w for w in re.findall(r"\w+", text) if any(w in column for column in CATEGORIES)]
+    return found
+
+
+def read(sentence: str) -> Check:
+    """What a sentence says, from its English alone."""
+    sentence = sentence.rstrip(".")
+    if record := re.fullmatch(r"(\w+) was in the (\w+) at (\w+) with the (\w+)", sentence):
+        return lambda table, thief: record.groups() in table
+    if " came before " in sentence:
+        first, last = map(value_in, sentence.split(" came before "))
+
+        def earlier(table: Table, thief: int) -> bool:
+            hours = [next(row[2] for row in table if value in row) for value in (first, last)]
+            return HOURS.index(hours[0]) < HOURS.index(hours[1])
+
+        return earlier
+    denied = " not " in sentence
+    if sentence.startswith("The thief "):
+        value = value_in(sentence)
+        return lambda table, thief: (value in table[thief]) != denied
+    one, other = [w for w in re.findall(r"\w+", sentence) if any(w in c for c in CATEGORIES)]
+    return lambda table, thief: any(one in row and other in row for row in table) != denied
+
+
+def solutions(puzzle: Puzzle) -> set[tuple[frozenset[tuple[str, ...]], tuple[str, ...]]]:
+    """Every table and every thief that the text allows: all are tried."""
+    clues = [line for line in puzzle.text.splitlines() if not re.match(r"\w+: |No two", line)]
+    assert len(clues) == len(puzzle.clues)
+    checks = [read(clue) for clue in clues]
+    people, *others = [list(column) for column in zip(*puzzle.world.rows, strict=True)]
+    found = set()
+    for columns in product(*(permutations(values) for values in others)):
+        table = list(zip(people, *columns, strict=True))
+        for thief in range(len(table)):
+            if all(check(table, thief) for check in checks):
+                found.add((frozenset(table), table[thief]))
+    return found
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from([1, 2]), st.sampled_from(["train", "test"]), st.integers(0, 10**6))
+def test_a_text_has_one_solution_when_all_are_tried(level: int, split: Split, seed: int) -> None:
+    (puzzle,) = puzzles(split, 1, seed, level)
+    assert solutions(puzzle) == {(frozenset(puzzle.world.rows), puzzle.world.answer)}
+
+
+def test_a_text_of_all_kinds_of_clues_has_one_solution_when_all_are_tried() -> None:
+    for puzzle in puzzles("train", 2, 5, level=3):
+        assert solutions(puzzle) == {(frozenset(puzzle.world.rows), puzzle.world.answer)}
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from([1, 2]), st.integers(0, 10**6), st.data())
+def test_the_solver_finds_what_trying_all_does(level: int, seed: int, data: st.DataObject) -> None:
+    """Also where clues are missing, so that there are several solutions."""
+    (puzzle,) = puzzles("train", 1, seed, level)
+    left = data.draw(st.lists(st.sampled_from(puzzle.clues), unique=True))
+    fewer = Puzzle(puzzle.id, puzzle.world, tuple(left), puzzle.listed, puzzle.split)
+    columns = tuple(zip(*puzzle.world.rows, strict=True))
+    found = {(frozenset(world.rows), world.answer) for world in solve(columns, fewer.clues)}
+    assert found == solutions(fewer)
+
+
+@pytest.mark.parametrize("level", [2, 3])
+def test_no_clue_can_be_left_out(level: int) -> None:
+    for puzzle in puzzles("test", 3, 1, level):
+        columns = tuple(zip(*puzzle.world.rows, strict=True))
+        for clue in puzzle.clues:
+            fewer = tuple(other for other in puzzle.clues if other != clue)
+            assert len(list(solve(columns, fewer))) > 1
+
+
+def test_the_hardest_level_is_solved_and_tells_of_no_thief() -> None:
+    (puzzle,) = puzzles("test", 1, 0, level=4)
+    columns = tuple(zip(*puzzle.world.rows, strict=True))
+    (world,) = solve(columns, puzzle.clues)
+    assert world.answer == puzzle.world.answer and set(world.rows) == set(puzzle.world.rows)
+    assert {clue.kind for clue in puzzle.clues} <= set(LEVELS[4].kinds)
+
+
+@given(st.integers(0, 10**6))
+def test_held_out_pairs_are_in_no_training_puzzle(seed: int) -> None:
+    held_out = held_out_pairs()
+    (train,), (test,) = puzzles("train", 1, seed), puzzles("test", 1, seed)
+    assert not {row[:2] for row in train.world.rows} & held_out
+    assert test.world.answer[:2] in held_out
+    assert puzzles("test", 1, seed) == [test]
+
+
+def test_an_unknown_level_is_refused() -> None:
+    with pytest.raises(ValueError, match="got level 0, expected one of 1, 2, 3, 4"):
+        puzzles("train", 1, 0, level=0)
+
+
+PUZZLE = puzzles("train", 1, 0)[0]
+RIGHT = LINES.format(*PUZZLE.world.answer)
+
+
+@pytest.mark.parametrize(
+    ("said", "worth"),
+    [
+        (RIGHT, 1.0),
+        (RIGHT.upper(), 1.0),
+        (f"It was not the cook.\nwho: nobody\n\n**{RIGHT}**".replace("\n", ".\n"), 1.0),
+        (re.sub("where: ", "Where: the ", RIGHT), 1.0),
+        (RIGHT.replace("when: ", "when: around "), 0.75),
+        (f"{RIGHT}\nwho: nobody", 0.75),
+        (RIGHT.splitlines()[2], 0.25),
+        (RIGHT.replace("where: ", "where: \n"), 0.75),
+        ("", 0.0),
+        (LINES.format(*["x"] * 4), 0.0),
+    ],
+)
+def test_an_answer_is_worth_the_share_that_is_right(said: str, worth: float) -> None:
+    assert reward(PUZZLE, said) == worth
+
+
+@given(st.text())
+def test_any_text_is_scored(text: str) -> None:
+    assert 0 <= reward(PUZZLE, text) <= 1
+    assert set(answers(text)) <= {"who", "where", "when", "with"}
+
+
+def test_the_detective_of_the_warm_start_seldom_looks_at_who_it_was() -> None:
+    drawn = puzzles("train", 1000, 2)
+    said = [random_answer(random.Random(puzzle.id), puzzle) for puzzle in drawn]
+    worth = statistics.fmean(map(reward, drawn, said))
+    assert abs(worth - (HEEDS + (1 - HEEDS) / 3)) < 0.05, "a third of the suspects is the thief"
+    for puzzle, text in zip(drawn, said, strict=True):
+        named = answers(text).values()
+        assert len(named) == 4 and all(value in puzzle.text.casefold() for value in named)
+
+
+def test_what_is_asked_after_the_answer_is_answered_rightly() -> None:
+    for puzzle, messages in zip(puzzles("train", 20, 3), demonstrations(20, 3), strict=True):
+        assert messages[1]["content"] == puzzle.text
+        pairs = [messages[at : at + 2] for at in range(3, len(messages), 2)]
+        assert len(pairs) == len(puzzle.world.rows)
+        for question, answer in pairs:
+            (row,) = [r for r in puzzle.world.rows if value_in(question["content"]) in r]
+            assert answer["content"] == LINES.format(*row)
+
+
+async def test_the_graph_asks_once_and_returns_the_answer() -> None:
+    agent = build_agent(FakeListChatModel(responses=[RIGHT]))
+    state = await agent.ainvoke({"case": PUZZLE.text})
+    assert all(right_answers(PUZZLE, state["answer"]).values())
+
+
+def test_every_value_is_one_word_of_one_category() -> None:
+    values = [value for column in CATEGORIES for value in column]
+    assert len(values) == len(set(values)) and all(value.isalpha() for value in values)
+    assert len(PEOPLE) == len(HOURS) == 12
