@@ -23,6 +23,7 @@ from langchain_art.wire import (
     JobEvent,
     PreferenceConfig,
     SFTConfig,
+    StepSeconds,
     TrainConfig,
     TrainJob,
     TrainRequest,
@@ -48,6 +49,7 @@ class JobEndpoints(Address):
         retrain: bool = False,
         rewards: Mapping[str, float] | None = None,
         turns: Mapping[str, float] | None = None,
+        seconds: StepSeconds | None = None,
     ) -> Flow[TrainJob]:
         """Order one training step, and return at once.
 
@@ -64,6 +66,7 @@ class JobEndpoints(Address):
             rewards: run's id -> its reward for this job alone (`TrainRequest.rewards`). None: the
                 rewards that the runs have.
             turns: call's id -> the same of a call (`TrainRequest.turns`).
+            seconds: how long the batch took, for the server's page. None: not known.
         """
         ids: list[tuple[str, ...]] = []
         for group in groups:
@@ -73,7 +76,7 @@ class JobEndpoints(Address):
             else:
                 ids.append(tuple(group))
         what = {"policy": policy, "groups": tuple(ids), "config": config or TrainConfig()}
-        what |= {"rewards": dict(rewards or {}), "turns": dict(turns or {})}
+        what |= {"rewards": dict(rewards or {}), "turns": dict(turns or {}), "seconds": seconds}
         return (yield _order(key, trainable, **what, retrain=retrain))
 
     @endpoint

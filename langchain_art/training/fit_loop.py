@@ -23,7 +23,7 @@ from langchain_art.training.progress import Display
 from langchain_art.training.results import EvalResult, FitResult, StepRecord, node_rewards, tokens
 from langchain_art.training.step_batch import StepBatchBuilder
 from langchain_art.training.tracking import FitTracking
-from langchain_art.wire import LoraConfig, TrainResult
+from langchain_art.wire import LoraConfig, StepSeconds, TrainResult
 
 OnStep: TypeAlias = "Callable[[StepRecord], object]"
 """A hook of `Trainer.fit`, plain or async."""
@@ -199,9 +199,12 @@ class FitLoop:
         else:
             await self.client.post_groups(pending.groups)
             ids = [[t.id for t in group.trajectories] for group in pending.groups]
+        took = StepSeconds.model_validate(pending.seconds) if pending.seconds else None
         for policy in self.plan.policies:
             key = state.key(policy, pending.step)
-            job = await self.client.train(ids, policy, pending.config, key, pending.trainable)
+            job = await self.client.train(
+                ids, policy, pending.config, key, pending.trainable, seconds=took
+            )
             try:
                 with self.display.bar("training", 1) as advance:
                     results[policy] = await self.client.wait(

@@ -40,8 +40,12 @@ _OF_BATCH = frozenset(
         "tokens_processed",
         "staleness_mean",
         "staleness_max",
+        "tokens_sampled",
+        "truncated_share",
     }
 )
+#: What the fit told the server, and tells the trackers itself: ``time/…``.
+_OF_FIT = frozenset({"rollout_seconds", "judge_seconds"})
 _RENAMED = {"loss/loss": "loss/train", "loss/swap_seconds": "time/swap_s"}
 
 
@@ -167,6 +171,8 @@ def step_metrics(record: StepRecord) -> dict[str, float]:
         if (seconds := record.seconds.get(phase, 0.0)) > 0 and kind in record.tokens:
             found[f"throughput/{name}_tok_s"] = record.tokens[kind] / seconds
     for name, value in record.metrics.items():
+        if name.rpartition("/")[2] in _OF_FIT:
+            continue
         section = "data" if name.rpartition("/")[2] in _OF_BATCH else "loss"
         full = f"{section}/{name}"
         found[_RENAMED.get(full, full)] = value

@@ -62,6 +62,7 @@ from langchain_art.wire.training import (
     JobEvent as JobEvent,
     JobState as JobState,
     NodeReport as NodeReport,
+    StepSeconds as StepSeconds,
     TrainJob as TrainJob,
     TrainRequest as TrainRequest,
     TrainResult as TrainResult,

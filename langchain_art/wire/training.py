@@ -13,6 +13,15 @@ from langchain_art.wire.trajectories import Status
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
 
+class StepSeconds(Wire):
+    """How long the client took to make a step's batch; kept with the job's metrics, to be shown."""
+
+    rollout: Finite = Field(ge=0)
+    """Of the runs, in seconds: ``rollout_seconds`` in `TrainResult.metrics`."""
+    judge: Finite = Field(default=0.0, ge=0)
+    """Of the evaluator: ``judge_seconds``."""
+
+
 class TrainRequest(Wire):
     """What ``POST /v1/train`` takes, beside the header ``Idempotency-Key``."""
 
@@ -33,6 +42,8 @@ class TrainRequest(Wire):
     """Train also what earlier jobs of this policy trained: another pass over the same tokens. Else
     each run and each call is trained once; what is left out is counted in `TrainResult.excluded`
     as ``runs.already_trained`` and ``calls.already_trained``. Supervised steps do not count."""
+    seconds: StepSeconds | None = None
+    """What the batch took; the same request with other seconds is the same request."""
 
     @model_validator(mode="after")
     def _retrains_by_rewards(self) -> TrainRequest:

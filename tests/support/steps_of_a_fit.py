@@ -14,9 +14,14 @@ def ok(answer: httpx.Response) -> Any:
 
 
 def run_of(
-    http: httpx.Client, policy: str, reward: float, seed: int, node: str | None = None
+    http: httpx.Client,
+    policy: str,
+    reward: float,
+    seed: int,
+    node: str | None = None,
+    **told: Any,
 ) -> str:
-    """A run with one call and a reward; its id."""
+    """A run with one call and a reward, and what else is told with it; its id."""
     run = f"run-{uuid.uuid4().hex}"
     body = {
         "model": policy,
@@ -26,8 +31,17 @@ def run_of(
         "art": {"trajectory_id": run} | ({"node": node} if node else {}),
     }
     ok(http.post("/v1/chat/completions", json=body))
-    ok(http.put(f"/v1/trajectories/{run}/reward", json={"reward": reward}))
+    ok(http.put(f"/v1/trajectories/{run}/reward", json={"reward": reward, **told}))
     return run
+
+
+def evaluate(
+    http: httpx.Client, version: str, rewards: dict[str, float], node: str | None = None
+) -> None:
+    """A held-out run of each scenario on a version, with this reward, as `Trainer.evaluate`."""
+    mark = {"evaluation": version}
+    for i, (scenario, reward) in enumerate(rewards.items()):
+        run_of(http, version, reward, i, node, scenario=scenario, metadata=mark)
 
 
 def step(

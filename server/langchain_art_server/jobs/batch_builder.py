@@ -86,7 +86,8 @@ class Batch:
     names: set[str] = field(default_factory=set[str])
     """All names by which `TrainRequest.trainable` could choose calls of the groups."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    """`BatchPlan.metrics`."""
+    """`BatchPlan.metrics`; of what the policy sampled, ``tokens_sampled`` and ``truncated_share``;
+    and what the request's `seconds` say."""
     decided: dict[str, list[CallDecision]] = field(default_factory=dict[str, list[CallDecision]])
     """By run: the decision on each of its turns."""
     _learning: set[str] = field(default_factory=set[str])
@@ -144,7 +145,7 @@ class Batch:
         candidates = [[self._candidate_run(*one) for one in group] for group in self._groups]
         made = plan(candidates, self.config)
         self.excluded += made.excluded
-        self.metrics = made.metrics
+        self.metrics = made.metrics | self._sampled() | _seconds(self.request)
         places = ((g, i) for g, group in enumerate(self._groups) for i in range(len(group)))
         for place, (run, judged), decisions in zip(
             places, chain(*self._groups), chain(*made.decisions), strict=True
@@ -160,6 +161,25 @@ class Batch:
                 self.rows += rows
                 self.owners += [place] * len(rows)
                 self.trained.append(run.id)
+
+    def _sampled(self) -> dict[str, float]:
+        """Of the distinct calls that the policy sampled for these runs, trained or not.
+
+        ``truncated_share`` is the share of their replies that ``max_tokens`` cut off.
+        """
+        if self._sft:  # it learns from what others wrote, too
+            return {}
+        judged = (one for group in self._groups for _, calls in group for one in calls)
+        mine = {
+            one.record.id: one.record
+            for one in judged
+            if one.record is not None and one.policy == self.request.policy
+        }
+        cut = sum(one.finish_reason == "length" for one in mine.values())
+        return {
+            "tokens_sampled": float(sum(len(one.token_ids) for one in mine.values())),
+            "truncated_share": cut / (len(mine) or 1),
+        }
 
     def _candidate_run(self, run: Trajectory, judged: list[CallEligibility]) -> CandidateRun:
         return CandidateRun(
@@ -190,6 +210,11 @@ class Batch:
     def nodes(self) -> dict[str, NodeReport]:
         """The report of each node: trained calls, and ``calls.`` of `excluded`, by node."""
         return {name: _report(self._nodes[name]) for name in sorted(self._nodes)}
+
+
+def _seconds(request: TrainRequest) -> dict[str, float]:
+    took = request.seconds.model_dump() if request.seconds is not None else {}
+    return {f"{name}_seconds": value for name, value in took.items()}
 
 
 def _report(calls: list[_CheckedCall]) -> NodeReport:

@@ -25,6 +25,8 @@ class Step(BaseModel):
     job: str
     step: int
     """Of its fit, from 1; without a fit, of the policy's jobs that are shown."""
+    base: int | None
+    """The version that it started from."""
     version: int
     learned: bool
     """Whether it made a version: not if all was excluded."""
@@ -84,15 +86,22 @@ def series_of(jobs: list[wire.TrainJob]) -> list[Series]:
         step = Step(
             job=job.id,
             step=int(match["step"]) if match is not None and mine else len(steps) + 1,
+            base=job.base_version,
             version=job.result.version,
             learned=job.result.version != job.base_version,
             at=job.finished_at or job.created_at,
-            metrics=job.result.metrics,
+            metrics=job.result.metrics | _tokens(job.result),
             excluded=job.result.excluded,
         )
         steps.append(step)
     series = [Series(policy=p, fit=f, steps=steps) for (p, f), steps in found.items()]
     return sorted(series, key=lambda one: -one.steps[-1].at)
+
+
+def _tokens(result: wire.TrainResult) -> dict[str, float]:
+    """The tokens of its nodes: the learner counts each as often as it made an update with it."""
+    nodes = result.nodes.values()
+    return {"tokens_trained": float(sum(node.tokens for node in nodes))} if nodes else {}
 
 
 class OverviewFacts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from fastapi import APIRouter, FastAPI, Request, Response
 
 from langchain_art_server.gateway.service import Service
+from langchain_art_server.page.evaluations import evaluation_routes
 from langchain_art_server.page.files import PLACE, PageFiles
 from langchain_art_server.page.jobs import job_routes
 from langchain_art_server.page.live import live_routes
@@ -29,6 +30,7 @@ def page_routes(app: FastAPI, service: Service) -> None:
     router = APIRouter(prefix="/page", include_in_schema=False)
     login_routes(router, service)
     overview_routes(router, service)
+    evaluation_routes(router, service)
     live_routes(router, service)
     job_routes(router, service)
     run_routes(router, service)

@@ -61,12 +61,11 @@ class JobStore:
             Overloaded: `max_open` jobs wait or run.
         """
         scored = {run.id: RewardSnapshot.of(run, request) for run in runs}
-        body = to_json(request)
         row = {
             "id": job_id,
             "key": key,
             "policy": request.policy,
-            "digest": digest(body),
+            "digest": digest(request.model_dump_json(exclude={"seconds"}).encode()),
             "payload": pack({"request": request, "scored": scored}),
             "state": "queued",
             "attempts": 0,

@@ -19,10 +19,12 @@ from langchain_art_server.storage.run_index import (
 )
 from langchain_art_server.storage.tables import META, REVIEWS, SCHEMA, SCHEMA_VERSION
 
-#: The tables that a database of an earlier version lacks; the others are as they were.
+#: The tables that a database of an earlier version lacks; the others are as they were, but what
+#: runs are found by is written anew.
 _ADDED_SINCE: dict[int, list[sa.Table]] = {
     2: [REVIEWS, RUN_FACTS, RUN_MARKS],
     3: [RUN_FACTS, RUN_MARKS],
+    4: [],
 }
 #: PostgreSQL's advisory lock (they are per database) that a server holds.
 _ADVISORY_LOCK = int.from_bytes(b"lc-art", "big")
@@ -102,8 +104,8 @@ def place_of(engine: sa.Engine) -> str:
 def prepare(engine: sa.Engine) -> int:
     """Create the tables of a new database, or check those that are there.
 
-    A database of version 2 or 3 gets the tables that it lacks, with what they hold of its runs, and
-    is of this version from then on. It takes some milliseconds a run.
+    A database of version 2 to 4 gets the tables that it lacks, and its runs are indexed anew; it is
+    of this version from then on. It takes some milliseconds a run.
 
     Returns:
         How often a server has opened this database, with this time.
@@ -128,11 +130,12 @@ def prepare(engine: sa.Engine) -> int:
 
 
 def _migrate(connection: sa.Connection) -> None:
-    """Bring a database of an earlier version to this one, if only whole tables are missing."""
+    """Bring a database of an earlier version to this one, if the rest follows from its runs."""
     versions = list(connection.scalars(sa.select(SCHEMA.c.version)))
-    if len(versions) == 1 and (added := _ADDED_SINCE.get(versions[0])):
-        META.create_all(connection, tables=added)
-        create_text_index(connection)
+    if len(versions) == 1 and versions[0] in _ADDED_SINCE:
+        META.create_all(connection, tables=_ADDED_SINCE[versions[0]])
+        if not sa.inspect(connection).has_table("run_words"):
+            create_text_index(connection)
         index_all(connection)
         connection.execute(sa.update(SCHEMA).values(version=SCHEMA_VERSION))
 

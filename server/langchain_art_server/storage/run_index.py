@@ -18,6 +18,7 @@ from pydantic_core import to_json
 
 from langchain_art.errors import Damaged
 from langchain_art.wire import Message, Trajectory
+from langchain_art.wire.trajectories import EVALUATION
 from langchain_art_server.storage.queries import select_among
 from langchain_art_server.storage.seals import Blob, insert, intact
 from langchain_art_server.storage.tables import NUMBER, TRAJECTORIES, sealed_table
@@ -39,8 +40,11 @@ RUN_FACTS = sealed_table(
     kind="summary of trajectory",
     named_by=("id",),
 )
+#: The kind of the mark of an evaluation's runs.
+HELD_OUT = "held_out"
 #: Names that a run has, by kind: ``policy``, ``version`` and ``node`` of its calls, and ``score``
-#: with a value. They choose runs; none is shown.
+#: with a value; and `HELD_OUT`, the versions that an evaluation ran it for, with its total return.
+#: They choose runs; none is shown.
 RUN_MARKS = sealed_table(
     "run_marks",
     sa.Column("kind", sa.String(8), primary_key=True),
@@ -50,7 +54,6 @@ RUN_MARKS = sealed_table(
     kind="mark of a run",
     named_by=("kind", "name"),
 )
-#: Scores alone have a value.
 sa.Index(
     "ix_run_marks_value",
     RUN_MARKS.c.kind,
@@ -230,6 +233,9 @@ def _marks(run: Trajectory) -> Iterator[dict[str, Any]]:
     scores = {name[:_MAX_NAME].replace("\0", ""): value for name, value in run.scores.items()}
     for name, value in sorted(scores.items()):
         yield {"kind": "score", "name": name, "value": value}
+    if isinstance(versions := run.metadata.get(EVALUATION), str) and versions:
+        name = versions[:_MAX_NAME].replace("\0", "")
+        yield {"kind": HELD_OUT, "name": name, "value": run.total_return}
 
 
 def _words(run: Trajectory) -> list[str]:

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, expect
 from tests.support.browser import Watched
 from tests.support.environments import node_modules
 from tests.support.live_server import REPO, LiveServer
-from tests.support.steps_of_a_fit import step
+from tests.support.steps_of_a_fit import evaluate, step
 
 #: Places of the page, and what is visible there when they are loaded.
 VIEWS = {
@@ -33,16 +33,20 @@ def test_no_view_has_a_serious_finding(
     browser: Browser, art_server: LiveServer, axe: str, width: int, scheme: Any
 ) -> None:
     with art_server.http() as http:
-        step(http, art_server.policy, f"looks-{width}", 1)
+        made = step(http, art_server.policy, f"looks-{width}", 1)["result"]["version"]
+        before, after = f"{art_server.policy}@0", f"{art_server.policy}@{made}"
+        for version in (before, after):
+            evaluate(http, version, {"looks-a": 0.0, "looks-b": 1.0})
         newest = http.get("/page/runs?limit=1").json()["runs"][0]["id"]
     one_run = {f"runs/{newest}?call=0": newest, f"runs/{newest}/siblings": "Siblings of"}
+    compared = {f"versions/tiny?before={before}&after={after}": "By scenario"}
     # axe is evaluated by the test, past the policy that would refuse it as a script of the page.
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True
     )
     watched = Watched(context.new_page(), art_server.root)
     page = watched.page
-    for place, seen in (VIEWS | one_run).items():
+    for place, seen in (VIEWS | one_run | compared).items():
         watched.go(place)
         expect(page.get_by_role("heading", name=seen)).to_be_visible()
         wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")

@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 from tests.support.browser import Watched
 from tests.support.live_server import LiveServer
 from tests.support.markup_strings import markup_strings
-from tests.support.steps_of_a_fit import ok, run_of, step
+from tests.support.steps_of_a_fit import evaluate, ok, run_of, step
 
 
 def test_curves_move_while_a_policy_trains(watched: Watched, art_server: LiveServer) -> None:
@@ -42,6 +42,33 @@ def test_curves_move_while_a_policy_trains(watched: Watched, art_server: LiveSer
         expect(both).to_be_visible()
         page.get_by_role("checkbox", name=re.compile(f"{policy} · fit-b")).uncheck()
         expect(both).to_have_count(0)
+
+
+def test_held_out_reward_and_what_the_fit_measured_are_drawn(
+    watched: Watched, art_server: LiveServer
+) -> None:
+    policy = f"drawn-{uuid.uuid4().hex[:8]}"
+    page = watched.go("overview")
+    with art_server.http() as http:
+        ok(http.post("/v1/policies", json={"name": policy}))
+        evaluate(http, f"{policy}@0", {"a": 0.0, "b": 0.5})
+        seconds = {"rollout": 12.5, "judge": 3.25}
+        job = step(http, policy, "fit-a", 1, seconds=seconds)
+        sampled = job["result"]["metrics"]["tokens_sampled"]
+        assert sampled > 0
+        for title, said in {
+            "Held-out reward": r"0\.25 ± 0\.49 at step 0",
+            "Rollout time": r"12\.5 at step 1",
+            "Judging time": r"3\.25 at step 1",
+            "Tokens sampled": rf"{sampled:.0f} at step 1",
+            "Truncated replies": r"[\d.]+ at step 1",
+            "Staleness": r"0 at step 1",
+        }.items():
+            drawn = re.compile(rf"^{title}\..*{policy} · fit-a: {said}")
+            expect(page.get_by_role("img", name=drawn)).to_be_visible()
+        evaluate(http, f"{policy}@1", {"a": 1.0, "b": 1.0})
+        last = re.compile(rf"^Held-out reward\..*{policy} · fit-a: 1 ± 0 at step 1")
+        expect(page.get_by_role("img", name=last)).to_be_visible()  # by itself
 
 
 def events(http: httpx.Client, last: str | None, wanted: int) -> list[dict[str, str]]:

@@ -7,11 +7,13 @@ import tarfile
 import uuid
 from pathlib import Path
 
+import httpx
 from playwright.sync_api import expect
 
 from tests.support.browser import Watched
 from tests.support.live_server import LiveServer
-from tests.support.steps_of_a_fit import ok, step
+from tests.support.markup_strings import markup_strings
+from tests.support.steps_of_a_fit import evaluate, ok, run_of, step
 
 
 def test_a_version_is_pinned_rolled_back_to_and_downloaded(
@@ -45,3 +47,57 @@ def test_a_version_is_pinned_rolled_back_to_and_downloaded(
         found = Path(taken.value.path()).read_bytes()
         with tarfile.open(fileobj=io.BytesIO(found)) as archive:
             assert "adapter_model.safetensors" in {Path(n).name for n in archive.getnames()}
+
+
+def test_two_versions_are_compared_on_the_same_held_out_scenarios(
+    watched: Watched, art_server: LiveServer
+) -> None:
+    policy = f"compared-{uuid.uuid4().hex[:8]}"
+    strange = markup_strings()[0][:64]
+    with art_server.http() as http:
+        ok(http.post("/v1/policies", json={"name": policy}))
+        page = watched.go(f"versions/{policy}")
+        expect(page.get_by_text("eval_scenarios=held_out")).to_be_visible()  # how to get there
+        step(http, policy, "fit-a", 1)
+        before = {f"q-{i}": 0.0 for i in range(6)} | {strange: 1.0, "same": 0.5}
+        after = {f"q-{i}": 1.0 for i in range(6)} | {strange: 0.0, "same": 0.5, "new": 1.0}
+        evaluate(http, f"{policy}@0", before, node="writer")
+        evaluate(http, f"{policy}@1", after, node="writer")
+        table = page.get_by_role("table").first
+        expect(table.get_by_role("row").nth(1)).to_contain_text("0.833 ± ")  # 7.5 of 9, by itself
+
+        rate = page.get_by_label("Price of a GPU hour, US dollars")
+        rate.fill("3")
+        run_of(http, policy, 1.0, 1)  # what is typed stays when something happens
+        page.wait_for_timeout(1500)
+        expect(rate).to_have_value("3")
+        page.get_by_role("button", name="Compare", exact=True).click()
+        found = page.get_by_role("region", name="Difference")
+        expect(found).to_contain_text(f"{policy}@1 against {policy}@0 on the same 8 held-out")
+        expect(found).to_contain_text("; 1 that only one of them ran are left out")
+        expect(found).to_contain_text("+0.625 ± ")
+        for name, value in {"Wins": "6", "Losses": "1", "Ties": "1"}.items():
+            fact = found.locator(".fact").filter(has_text=name)
+            expect(fact.locator(".fact-value")).to_have_text(value)
+        rows = page.get_by_role("region", name="By scenario").get_by_role("row")
+        expect(rows).to_have_count(9)
+        expect(rows.nth(1)).to_contain_text("lost")  # the greatest loss comes first
+        expect(rows.nth(1)).to_contain_text(strange)
+        nodes = page.get_by_role("region", name="By node, before → after").get_by_role("row")
+        expect(nodes.nth(1)).to_contain_text("writer")
+        expect(nodes.nth(1)).to_contain_text("1 → 1")
+        expect(nodes.nth(1)).to_contain_text("$")
+        assert page.evaluate("window.pwned") is None
+        page.reload()  # the address holds the comparison
+        expect(found).to_contain_text("+0.625 ± ")
+        expect(rate).to_have_value("3")
+        rows.nth(2).get_by_role("link").last.click()
+        expect(page.get_by_text("same", exact=True)).to_be_visible()  # its run
+
+
+def test_what_was_not_evaluated_is_not_compared(art_server: LiveServer) -> None:
+    with art_server.http() as http:
+        asked = {"before": "nobody@0", "after": "nobody@1"}
+        answer: httpx.Response = http.get("/page/comparison", params=asked)
+        assert answer.status_code == 404
+        assert "No run of an evaluation of 'nobody@0'" in answer.text

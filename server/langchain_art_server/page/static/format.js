@@ -9,6 +9,23 @@ export function number(value) {
   return String(Number(value.toPrecision(3)));
 }
 
+/** @param {number} value with its sign */
+export function signed(value) {
+  return `${value > 0 ? "+" : ""}${number(value)}`;
+}
+
+/**
+ * A mean and half the width of its interval.
+ *
+ * @param {number | null} mean
+ * @param {number | null} half
+ * @param {boolean} [change] with its sign
+ */
+export function withSpread(mean, half, change = false) {
+  if (mean === null) return "–";
+  return `${change ? signed(mean) : number(mean)}${half === null ? "" : ` ± ${number(half)}`}`;
+}
+
 /** @param {number} seconds */
 export function duration(seconds) {
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;

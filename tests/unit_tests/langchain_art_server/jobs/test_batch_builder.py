@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from langchain_art.wire import TrainConfig, TrainRequest, Trajectory, Turn
+from langchain_art.wire import StepSeconds, TrainConfig, TrainRequest, Trajectory, Turn
 from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.jobs.eligibility import check_eligibility
 from langchain_art_server.storage.tables import CallRecord
@@ -235,3 +235,29 @@ def test_a_call_is_trained_once_in_a_batch_and_never_after_an_earlier_job() -> N
     why = {"calls.repeated": 1, "calls.already_trained": 1, "runs.without_trainable_calls": 1}
     assert batch.excluded == why
     assert batch.trained == ["a", "b", "d"]
+
+
+def test_what_was_sampled_is_counted_whether_it_is_trained_or_not() -> None:
+    records = [
+        record("a", said=(1, 2, 3)),
+        record("b", said=(1, 2), finish_reason="length"),
+        record("c", said=(1,), excluded_because="greedy_decoding"),
+        record("q", said=(1, 2, 3, 4), policy="q"),
+    ]
+    shared = turn("a")  # one call in two runs is one call
+    runs = {"s": (1.0, [shared, turn("b")]), "t": (0.0, [shared, turn("c"), turn("q")])}
+    metrics = batch_of(runs, records).metrics
+    assert metrics["tokens_sampled"] == 6
+    assert metrics["truncated_share"] == pytest.approx(1 / 3)
+    assert "rollout_seconds" not in metrics
+
+
+def test_the_clients_seconds_are_told_with_the_metrics() -> None:
+    request = TrainRequest(
+        policy="p", groups=(("t",),), seconds=StepSeconds(rollout=2.5, judge=0.5)
+    )
+    batch = Batch(request, 0)
+    batch.settle()
+    assert batch.metrics["rollout_seconds"] == 2.5
+    assert batch.metrics["judge_seconds"] == 0.5
+    assert batch.metrics["truncated_share"] == 0.0

@@ -9,7 +9,15 @@ import pytest
 from pydantic_core import from_json, to_json
 
 from langchain_art.errors import Conflict, InvalidRequest
-from langchain_art.wire import Reward, Standardized, TrainConfig, TrainRequest, Trajectory, Turn
+from langchain_art.wire import (
+    Reward,
+    Standardized,
+    StepSeconds,
+    TrainConfig,
+    TrainRequest,
+    Trajectory,
+    Turn,
+)
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot, changed, rewards_in_words
 from langchain_art_server.storage.store import Store
 
@@ -123,7 +131,8 @@ async def test_rewards_of_calls_for_one_job_are_stored_with_it_and_are_part_of_i
     stored = run(1.0, None, reward=0.5)
     await store.add_trajectories([stored])
     job = await store.jobs.add("job-1", "k", asked(turns={"c-1": 0.25}), [stored], 9)
-    again = await store.jobs.add("job-2", "k", asked(turns={"c-1": 0.25}), [stored], 9)
+    took = asked(turns={"c-1": 0.25}, seconds=StepSeconds(rollout=9.0))  # the same batch
+    again = await store.jobs.add("job-2", "k", took, [stored], 9)
     assert again.id == job.id
     with pytest.raises(Conflict):
         await store.jobs.add("job-3", "k", asked(turns={"c-1": 0.5}), [stored], 9)

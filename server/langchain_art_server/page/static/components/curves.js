@@ -1,14 +1,19 @@
 /** Curves over steps, drawn by uPlot. What they show is said in words, too. */
 import uPlot from "../vendor/uplot.js";
 import { html, useEffect, useRef } from "../vendor/htm-preact.js";
-import { number } from "../format.js";
+import { number, withSpread } from "../format.js";
 import { Help } from "./facts.js";
 
 /** Colours of the page's tokens, then the same ones dashed. */
 const COLOURS = ["--curve-1", "--curve-2", "--curve-3", "--curve-4"];
 export const MOST_CURVES = 2 * COLOURS.length;
 
-/** @typedef {{label: string, points: [number, number][]}} Line */
+/**
+ * A step, a value, and half the width of the value's interval, where it has one.
+ *
+ * @typedef {[number, number] | [number, number, number | null]} Point
+ * @typedef {{label: string, points: Point[]}} Line
+ */
 
 /**
  * @param {{title: string, help: string, lines: Line[]}} props
@@ -22,7 +27,7 @@ export function Curve({ title, help, lines }) {
     if (!element) return;
     const draw = () => {
       chart.current?.destroy();
-      chart.current = new uPlot(options(element, lines), merged(lines), element);
+      chart.current = new uPlot(options(element, () => now.current), merged(now.current), element);
     };
     draw();
     const resized = new ResizeObserver(() =>
@@ -38,12 +43,14 @@ export function Curve({ title, help, lines }) {
       chart.current = null;
     };
   }, [shape]);
+  const now = useRef(lines);
+  now.current = lines;
   useEffect(() => chart.current?.setData(merged(lines)), [lines]);
   const said = lines
     .filter((one) => one.points.length)
     .map((one) => {
-      const [step, value] = one.points[one.points.length - 1];
-      return `${one.label}: ${number(value)} at step ${step}`;
+      const [step, value, half] = one.points[one.points.length - 1];
+      return `${one.label}: ${withSpread(value, half ?? null)} at step ${step}`;
     });
   return html`<figure class="card curve-card">
     <figcaption class="row spread">
@@ -79,7 +86,7 @@ const last = (line) => line.points[line.points.length - 1]?.[1] ?? NaN;
 function merged(lines) {
   const steps = [...new Set(lines.flatMap((one) => one.points.map((point) => point[0])))];
   steps.sort((a, b) => a - b);
-  const known = lines.map((one) => new Map(one.points));
+  const known = lines.map((one) => new Map(one.points.map(([step, value]) => [step, value])));
   return [steps, ...known.map((points) => steps.map((step) => points.get(step) ?? null))];
 }
 
@@ -94,11 +101,62 @@ function colour(at, token) {
 }
 
 /**
- * @param {HTMLElement} element
+ * The limits of the values, with their intervals.
+ *
  * @param {Line[]} lines
+ * @returns {uPlot.Range.MinMax}
+ */
+function limits(lines) {
+  const ends = lines.flatMap((one) =>
+    one.points.flatMap(([, value, half]) => [value - (half ?? 0), value + (half ?? 0)]),
+  );
+  if (!ends.length) return [0, 1];
+  return uPlot.rangeNum(Math.min(...ends), Math.max(...ends), 0.1, true);
+}
+
+/**
+ * Draws each value's interval as a bar through its point.
+ *
+ * @param {uPlot} plot
+ * @param {Line[]} lines
+ * @param {string[]} colours
+ */
+function drawIntervals(plot, lines, colours) {
+  const { ctx } = plot;
+  const { left, top, width, height } = plot.bbox;
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(left, top, width, height);
+  ctx.clip();
+  ctx.lineWidth = devicePixelRatio;
+  lines.forEach((line, i) => {
+    ctx.strokeStyle = colours[i];
+    for (const [step, value, half] of line.points) {
+      if (!half) continue;
+      const x = plot.valToPos(step, "x", true);
+      const [low, high] = [value - half, value + half].map((end) => plot.valToPos(end, "y", true));
+      const arm = 4 * devicePixelRatio;
+      ctx.beginPath();
+      ctx.moveTo(x, low);
+      ctx.lineTo(x, high);
+      for (const y of [low, high]) {
+        ctx.moveTo(x - arm, y);
+        ctx.lineTo(x + arm, y);
+      }
+      ctx.stroke();
+    }
+  });
+  ctx.restore();
+}
+
+/**
+ * @param {HTMLElement} element
+ * @param {() => Line[]} now the lines that are drawn now
  * @returns {uPlot.Options}
  */
-function options(element, lines) {
+function options(element, now) {
+  const lines = now();
+  const colours = lines.map((_, i) => colour(element, COLOURS[i % COLOURS.length]));
   const [ink, line] = [colour(element, "--ink-soft"), colour(element, "--line")];
   const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
   const whole = (/** @type {uPlot} */ _plot, /** @type {number[]} */ values) =>
@@ -110,7 +168,8 @@ function options(element, lines) {
     height: 170,
     legend: { show: false },
     cursor: { drag: { x: true, y: false } },
-    scales: { x: { time: false } },
+    scales: { x: { time: false }, y: { range: () => limits(now()) } },
+    hooks: { draw: [(plot) => drawIntervals(plot, now(), colours)] },
     axes: [
       { ...axis, values: whole, size: 30 },
       { ...axis, values: short, size: 64 },
@@ -119,7 +178,7 @@ function options(element, lines) {
       {},
       ...lines.map((one, i) => ({
         label: one.label,
-        stroke: colour(element, COLOURS[i % COLOURS.length]),
+        stroke: colours[i],
         dash: i >= COLOURS.length ? [6, 4] : undefined,
         width: 2,
         spanGaps: true,

@@ -1,6 +1,6 @@
 /** The sampled tokens of one call, coloured by what each taught or by how probable it was. */
 import { html, useState } from "../vendor/htm-preact.js";
-import { number } from "../format.js";
+import { number, signed } from "../format.js";
 import { Fact } from "./facts.js";
 import { Failed, useAnswer, Waiting } from "./states.js";
 
@@ -89,11 +89,6 @@ export function Tokens({ call, credit, excluded, largest }) {
             ${why && html`<${Fact} name="Excluded because" value=${why} bad=${true} />`}`}
     </div>
   </div>`;
-}
-
-/** @param {number} value */
-export function signed(value) {
-  return `${value > 0 ? "+" : ""}${number(value)}`;
 }
 
 /** @param {string} colour @param {number} percent */

@@ -10,10 +10,14 @@ import { METRICS } from "../metrics.js";
 
 /** How many fits are drawn until others are chosen. */
 const SHOWN = 4;
+/** @type {any[]} */
+const NONE = [];
 
 export default function Overview() {
   const { data, error } = useAnswer("/page/overview", useLive("jobs", "event", "health", "runs"));
   const happened = useLatest();
+  /** @type {any[]} */
+  const evaluations = useAnswer("/page/evaluations", useLive("runs")).data?.evaluations ?? NONE;
   const [chosen, setChosen] = useState(/** @type {string[] | null} */ (null));
   if (error && !data) return html`<${Failed} error=${error} />`;
   if (!data) return html`<${Waiting} />`;
@@ -37,7 +41,7 @@ export default function Overview() {
     </p>`}
     ${jobs.map((/** @type {any} */ one) => html`<${OpenJob} key=${one.job.id} open=${one} />`)}
     ${series.length
-      ? html`<${Fits} series=${series} shown=${shown} choose=${setChosen} />
+      ? html`<${Fits} series=${series} evaluations=${evaluations} shown=${shown} choose=${setChosen} />
           <${Excluded} series=${series.filter((/** @type {any} */ one) => shown.includes(nameOf(one)))} reasons=${data.reasons} />`
       : html`<${NothingTrained} status=${status} />`}
     <${Policies} status=${status} />
@@ -101,16 +105,16 @@ function OpenJob({ open: { job, progress, log } }) {
   </section>`;
 }
 
-/** @param {{series: any[], shown: string[], choose: (names: string[]) => void}} props */
-function Fits({ series, shown, choose }) {
+/** @param {{series: any[], evaluations: any[], shown: string[], choose: (names: string[]) => void}} props */
+function Fits({ series, evaluations, shown, choose }) {
   const drawn = series.filter((one) => shown.includes(nameOf(one)));
   const curves = useMemo(
     () =>
       METRICS.map((metric) => ({
         ...metric,
-        lines: drawn.map((one) => ({ label: nameOf(one), points: pointsOf(one, metric.name) })),
+        lines: drawn.map((one) => ({ label: nameOf(one), points: pointsOf(one, metric.name, evaluations) })),
       })).filter((one) => one.lines.some(({ points }) => points.some(measured(one)))),
-    [series, shown.join("\n")],
+    [series, evaluations, shown.join("\n")],
   );
   const toggle = (/** @type {string} */ name) =>
     choose(shown.includes(name) ? shown.filter((one) => one !== name) : [...shown, name]);
@@ -143,23 +147,46 @@ function Fits({ series, shown, choose }) {
   </section>`;
 }
 
+/** What is 0 where it was not measured: a penalty that is not there, a judge that was not asked. */
+const ZERO_IS_NONE = ["kl_base", "judge_seconds"];
+
 /**
- * Whether a point says something: without a penalty for it, the KL to the base model is 0.
+ * Whether a point says something.
  *
  * @param {import("../metrics.js").Metric} metric
  */
-const measured = (metric) => (/** @type {[number, number]} */ point) =>
-  metric.name !== "kl_base" || point[1] !== 0;
+const measured = (metric) => (/** @type {import("../components/curves.js").Point} */ point) =>
+  !ZERO_IS_NONE.includes(metric.name) || point[1] !== 0;
 
 /**
  * @param {any} one a series
  * @param {string} name of a metric
- * @returns {[number, number][]}
+ * @param {any[]} evaluations
+ * @returns {import("../components/curves.js").Point[]}
  */
-function pointsOf(one, name) {
+function pointsOf(one, name, evaluations) {
+  if (name === "held_out") return heldOut(one, evaluations);
   return one.steps
     .filter((/** @type {any} */ step) => step.metrics[name] !== undefined)
     .map((/** @type {any} */ step) => [step.step, step.metrics[name]]);
+}
+
+/**
+ * The evaluations of a fit's versions, each at the step that made the version.
+ *
+ * @param {any} one a series
+ * @param {any[]} evaluations
+ * @returns {import("../components/curves.js").Point[]}
+ */
+function heldOut(one, evaluations) {
+  const [first] = one.steps;
+  const steps = new Map([[`${one.policy}@${first.base}`, first.step - 1]]);
+  for (const step of one.steps) if (step.learned) steps.set(`${one.policy}@${step.version}`, step.step);
+  return evaluations.flatMap(({ versions, mean, ci95 }) => {
+    const part = versions.split(" + ").find((/** @type {string} */ name) => steps.has(name));
+    if (part === undefined || mean === null) return [];
+    return [/** @type {import("../components/curves.js").Point} */ ([steps.get(part), mean, ci95])];
+  });
 }
 
 /** @param {{series: any[], reasons: Record<string, string>}} props */

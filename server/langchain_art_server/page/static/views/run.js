@@ -5,8 +5,8 @@ import { Badge, Fact, TimeLine } from "../components/facts.js";
 import { Messages } from "../components/messages.js";
 import { ReviewForm, Reviews } from "../components/reviews.js";
 import { Empty, Failed, useAnswer, Waiting } from "../components/states.js";
-import { signed, Tokens } from "../components/tokens.js";
-import { duration, number } from "../format.js";
+import { Tokens } from "../components/tokens.js";
+import { duration, number, signed } from "../format.js";
 import { useLive } from "../live.js";
 import { link } from "../router.js";
 

@@ -1,14 +1,15 @@
-/** The versions of each policy: what serves, pinned ones, going back, taking one along. */
+/** The versions of each policy: what serves, pinned ones, going back, comparing, taking one along. */
 import { html, useState } from "../vendor/htm-preact.js";
 import { ask } from "../api.js";
+import { Compare } from "../components/comparison.js";
 import { Ago, Badge, Table } from "../components/facts.js";
 import { Empty, Failed, useAnswer, Waiting } from "../components/states.js";
-import { bytes, number } from "../format.js";
+import { bytes, number, withSpread } from "../format.js";
 import { useLive } from "../live.js";
 import { link } from "../router.js";
 
 /** @param {import("../router.js").Place} props */
-export default function Versions({ path }) {
+export default function Versions({ path, query }) {
   const live = useLive("health", "jobs");
   const { data, error } = useAnswer("/v1/policies", live);
   if (error && !data) return html`<${Failed} error=${error} />`;
@@ -37,16 +38,18 @@ export default function Versions({ path }) {
           >`,
       )}
     </nav>`}
-    <${OfPolicy} key=${chosen.name} policy=${chosen} live=${live} />`;
+    <${OfPolicy} key=${chosen.name} policy=${chosen} live=${live} query=${query} />`;
 }
 
-/** @param {{policy: any, live: number}} props */
-function OfPolicy({ policy, live }) {
+/** @param {{policy: any, live: number, query: URLSearchParams}} props */
+function OfPolicy({ policy, live, query }) {
   const place = `/v1/policies/${encodeURIComponent(policy.name)}`;
   const [done, setDone] = useState(0);
   const [back, setBack] = useState(/** @type {any} */ (null));
   const [refused, setRefused] = useState(/** @type {Error | null} */ (null));
   const { data, error } = useAnswer(`${place}/checkpoints`, `${live} ${done}`);
+  /** @type {any[] | undefined} */
+  const evaluations = useAnswer("/page/evaluations", useLive("runs")).data?.evaluations;
   if (error && !data) return html`<${Failed} error=${error} />`;
   if (!data) return html`<${Waiting} />`;
   /** @param {string} where @param {string} method @param {unknown} [body] */
@@ -97,6 +100,15 @@ function OfPolicy({ policy, live }) {
           number: true,
           cell: (/** @type {any} */ one) => number(one.metrics.reward_mean ?? NaN),
         },
+        {
+          title: "Held out",
+          help: "Mean reward on held-out scenarios, which no step learns from, and its 95 % interval.",
+          number: true,
+          cell: (/** @type {any} */ one) => {
+            const found = evaluations?.find((known) => known.versions === one.name);
+            return found ? withSpread(found.mean, found.ci95) : "–";
+          },
+        },
         { title: "Size", number: true, cell: (/** @type {any} */ one) => bytes(one.bytes) },
         {
           title: "What to do",
@@ -129,7 +141,8 @@ function OfPolicy({ policy, live }) {
       ]}
     />
     <p class="hint">A download is a tar archive in PEFT's format, for vLLM or transformers.</p>
-  </section>`;
+  </section>
+  ${evaluations && html`<${Compare} policy=${policy.name} evaluations=${evaluations} query=${query} />`}`;
 }
 
 /** @param {any} one a version */

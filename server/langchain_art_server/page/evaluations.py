@@ -1,0 +1,212 @@
+"""What versions came to on held-out scenarios, and two of them compared."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel
+
+from langchain_art.errors import NotFound
+from langchain_art.statistics.comparison import Comparison, compare_rewards
+from langchain_art.statistics.costs import prices
+from langchain_art.statistics.intervals import mean_of_scenarios
+from langchain_art.statistics.node_figures import NodeFigures, known_sum, node_figures
+from langchain_art.wire import Trajectory
+from langchain_art_server.gateway.service import Service
+from langchain_art_server.storage.evaluations import EvaluatedRun, Evaluation, Evaluations
+
+#: Scenarios that are shown, and each version's newest runs whose calls are counted.
+MOST_SCENARIOS, MOST_RUNS = 200, 256
+#: Differences of means that are none but for rounding.
+_TIE = 1e-12
+_Versions = Annotated[str, Query(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
+
+
+class AllEvaluations(BaseModel):
+    """The answer of ``GET /page/evaluations``."""
+
+    evaluations: list[Evaluation]
+    """The versions that were evaluated first come first."""
+
+
+class Side(BaseModel):
+    """One of two versions that are compared."""
+
+    versions: str
+    mean: float | None
+    ci95: float | None
+    runs: int
+    """With a reward."""
+    failed: int
+    """Without one, because they failed."""
+    counted: int
+    """The newest runs, of whose calls the nodes' figures are."""
+    cost_usd: float | None
+    """Of these runs, as far as it is known."""
+
+
+class ComparedScenario(BaseModel):
+    """One scenario that both have rewards of."""
+
+    scenario: str
+    before: float
+    """Mean reward."""
+    after: float
+    difference: float
+    before_runs: list[str]
+    """Ids."""
+    after_runs: list[str]
+
+
+class ComparedNode(BaseModel):
+    """The calls of one node with one model, or with two versions of one policy."""
+
+    node: str
+    model: str
+    """Without the version that is compared."""
+    before: NodeFigures | None
+    after: NodeFigures | None
+
+
+class VersionComparison(BaseModel):
+    """The answer of ``GET /page/comparison``."""
+
+    comparison: Comparison | None
+    """None: one of them has no reward."""
+    before: Side
+    after: Side
+    wins: int
+    """Scenarios in which the mean reward of `after` is higher."""
+    losses: int
+    ties: int
+    scenarios: list[ComparedScenario]
+    """Those that differ most, at most `MOST_SCENARIOS`; the greatest loss first."""
+    nodes: list[ComparedNode]
+    notes: list[str]
+    """What the costs leave out, and why."""
+
+
+def evaluation_routes(router: APIRouter, service: Service) -> None:
+    """Add the facts of evaluations."""
+    evaluations = Evaluations(service.store)
+
+    @router.get("/evaluations")
+    async def all_evaluations() -> AllEvaluations:
+        """Get each version's mean reward on held-out scenarios."""
+        return AllEvaluations(evaluations=await evaluations.all())
+
+    @router.get("/comparison", response_model=VersionComparison)
+    async def compare_versions(
+        before: _Versions,
+        after: _Versions,
+        gpu_rate: Annotated[float | None, Query(ge=0, le=1e6)] = None,
+    ) -> Response:
+        """Compare two versions; `gpu_rate` is what an hour of the server costs, in US dollars."""
+        runs: list[list[EvaluatedRun]] = []
+        for versions in (before, after):
+            runs.append(await evaluations.runs(versions))
+            if not runs[-1]:
+                raise NotFound(f"No run of an evaluation of {versions!r} is stored here.")
+        stored = await service.store.trajectories(
+            [one.id for some in runs for one in some[-MOST_RUNS:]]
+        )
+        bodies = [
+            [stored[one.id].trajectory for one in some[-MOST_RUNS:] if one.id in stored]
+            for some in runs
+        ]
+        names = (before, after)
+        body = await asyncio.to_thread(
+            lambda: compare(names, runs, bodies, gpu_rate).model_dump_json()
+        )
+        return Response(body, media_type="application/json")
+
+
+def compare(
+    names: tuple[str, str],
+    runs: Sequence[Sequence[EvaluatedRun]],
+    bodies: Sequence[Sequence[Trajectory]],
+    gpu_rate: float | None,
+) -> VersionComparison:
+    """Compare two versions by their held-out runs.
+
+    Args:
+        names: before and after.
+        runs: of either, all.
+        bodies: of either, those whose calls are counted.
+        gpu_rate: US dollars an hour of the server; None: the cost of its calls is not counted.
+    """
+    first, second = [_by_scenario(some) for some in runs]
+    rewards = [{name: _rewards(some) for name, some in one.items()} for one in (first, second)]
+    old, new = [{name: given for name, given in one.items() if given} for one in rewards]
+    scenarios = [
+        ComparedScenario(
+            scenario=name,
+            before=(was := statistics.fmean(old[name])),
+            after=(now := statistics.fmean(new[name])),
+            difference=now - was,
+            before_runs=[one.id for one in first[name]],
+            after_runs=[one.id for one in second[name]],
+        )
+        for name in old
+        if name in new
+    ]
+    most = sorted(scenarios, key=lambda one: -abs(one.difference))[:MOST_SCENARIOS]
+    notes: list[str] = []
+    sides: list[Side] = []
+    nodes: dict[tuple[str, str], list[NodeFigures | None]] = {}
+    for index, (name, all_runs, known) in enumerate(zip(names, runs, bodies, strict=True)):
+        turns = [turn for run in known for turn in run.turns]
+        costs, unknown = prices(turns, gpu_rate)
+        notes += [one for one in unknown if one not in notes]
+        for figures in node_figures(turns, costs):
+            key = figures.node, _without_version(figures.model, name)
+            nodes.setdefault(key, [None, None])[index] = figures
+        mean = mean_of_scenarios(rewards[index].values())
+        sides.append(
+            Side(
+                versions=name,
+                mean=mean.mean,
+                ci95=mean.ci95,
+                runs=mean.rewards,
+                failed=sum(one.failed and one.reward is None for one in all_runs),
+                counted=len(known),
+                cost_usd=known_sum(costs),
+            )
+        )
+    differences = [one.difference for one in scenarios]
+    wins, losses = sum(d > _TIE for d in differences), sum(d < -_TIE for d in differences)
+    return VersionComparison(
+        comparison=compare_rewards(*names, old, new) if old and new else None,
+        before=sides[0],
+        after=sides[1],
+        wins=wins,
+        losses=losses,
+        ties=len(scenarios) - wins - losses,
+        scenarios=sorted(most, key=lambda one: (one.difference, one.scenario)),
+        nodes=[
+            ComparedNode(node=node, model=model, before=some[0], after=some[1])
+            for (node, model), some in sorted(nodes.items())
+        ],
+        notes=notes,
+    )
+
+
+def _by_scenario(runs: Sequence[EvaluatedRun]) -> dict[str, list[EvaluatedRun]]:
+    found = defaultdict[str, list[EvaluatedRun]](list)
+    for run in runs:
+        found[run.scenario].append(run)
+    return found
+
+
+def _rewards(runs: Sequence[EvaluatedRun]) -> list[float]:
+    return [run.reward for run in runs if run.reward is not None]
+
+
+def _without_version(model: str, versions: str) -> str:
+    """A policy's name, of a model that is one of the versions; else the model's."""
+    return model.partition("@")[0] if model in versions.split(" + ") else model

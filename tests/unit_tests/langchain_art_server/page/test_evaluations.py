@@ -1,0 +1,113 @@
+"""Two versions compared: the same figures as by numpy, in 64 bits, from the same runs."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from langchain_art.wire import Trajectory, Turn, Usage
+from langchain_art_server.page.evaluations import MOST_SCENARIOS, compare
+from langchain_art_server.storage.evaluations import EvaluatedRun
+
+NAMES = ("p@1", "p@3 + q@2")
+
+
+def runs_of(seed: int, scenarios: range, times: int, worth: float) -> list[EvaluatedRun]:
+    draw = random.Random(seed)
+    return [
+        EvaluatedRun(
+            f"{seed}-{scenario}-{k}",
+            f"s-{scenario}",
+            None if draw.random() < 0.1 else draw.gauss(worth, 0.3),
+            False,
+        )
+        for scenario in scenarios
+        for k in range(times)
+    ]
+
+
+def means(runs: list[EvaluatedRun]) -> dict[str, float]:
+    found = defaultdict[str, list[float]](list)
+    for run in runs:
+        if run.reward is not None:
+            found[run.scenario].append(run.reward)
+    return {name: float(np.mean(np.array(given, np.float64))) for name, given in found.items()}
+
+
+def test_the_difference_is_that_of_a_numpy_twin() -> None:
+    runs = [runs_of(1, range(40), 2, 0.2), runs_of(2, range(5, 45), 3, 0.5)]
+    found = compare(NAMES, runs, [[], []], None)
+    assert found.comparison is not None
+    old, new = map(means, runs)
+    shared = sorted(old.keys() & new.keys())
+    differences = np.array([new[name] - old[name] for name in shared], np.float64)
+    assert found.comparison.paired
+    assert found.comparison.scenarios == len(shared) == len(found.scenarios)
+    assert found.comparison.left_out == len(old.keys() ^ new.keys()) > 0
+    assert found.comparison.difference == pytest.approx(differences.mean(), rel=1e-12)
+    half = 1.959963984540054 * differences.std(ddof=1) / np.sqrt(len(differences))
+    assert found.comparison.ci95 == pytest.approx(half, rel=1e-12)
+    assert (found.wins, found.losses) == ((differences > 0).sum(), (differences < 0).sum())
+    assert [one.difference for one in found.scenarios] == pytest.approx(sorted(differences))
+    for side, some in zip((found.before, found.after), runs, strict=True):
+        rewards = np.array([run.reward for run in some if run.reward is not None], np.float64)
+        spread = np.array(list(means(some).values()), np.float64)
+        assert side.mean == pytest.approx(rewards.mean(), rel=1e-12)
+        half = 1.959963984540054 * spread.std(ddof=1) / np.sqrt(len(spread))
+        assert side.ci95 == pytest.approx(half, rel=1e-12)
+    one = found.scenarios[0]
+    assert one.before_runs == [run.id for run in runs[0] if run.scenario == one.scenario]
+    assert len(one.after_runs) == 3
+
+
+def test_the_scenarios_that_differ_most_are_shown() -> None:
+    runs = [
+        [EvaluatedRun(f"{k}-{i}", f"s-{i}", k * (i - 150) / 300, False) for i in range(300)]
+        for k in (0, 1)
+    ]
+    found = compare(NAMES, runs, [[], []], None)
+    assert (found.wins, found.losses, found.ties) == (149, 150, 1)
+    shown = {one.scenario for one in found.scenarios}
+    assert len(shown) == MOST_SCENARIOS
+    assert {"s-0", "s-299"} <= shown
+    assert "s-150" not in shown
+
+
+def test_without_shared_scenarios_nothing_is_paired_and_without_rewards_nothing_compared() -> None:
+    apart = [runs_of(1, range(5), 1, 0.0), runs_of(2, range(5, 10), 1, 1.0)]
+    found = compare(NAMES, apart, [[], []], None)
+    assert found.comparison is not None
+    assert (found.comparison.paired, found.scenarios, found.ties) == (False, [], 0)
+    failed = [EvaluatedRun("r", "s-1", None, True)]
+    found = compare(NAMES, [apart[0], failed], [[], []], None)
+    assert found.comparison is None
+    assert (found.after.mean, found.after.runs, found.after.failed) == (None, 0, 1)
+
+
+def turn(model: str, node: str, tokens: int, latency: float, at: float) -> Turn:
+    usage = Usage(prompt_tokens=2 * tokens, completion_tokens=tokens)
+    return Turn(node=node, model=model, usage=usage, started_at=at, latency=latency)
+
+
+def test_nodes_of_both_versions_stand_side_by_side_with_their_cost() -> None:
+    bodies = [
+        [Trajectory(id="a", turns=(turn("p@1", "w", 4, 1.0, 0.0), turn("p@1", "w", 6, 3.0, 1.0)))],
+        [Trajectory(id="b", turns=(turn("p@3", "w", 8, 0.5, 0.0), turn("q@2", "c", 1, 0.5, 0.5)))],
+    ]
+    runs = [[EvaluatedRun(one.id, "s", 1.0, False) for one in some] for some in bodies]
+    found = compare(NAMES, runs, bodies, 3600.0)  # a dollar a second
+    assert [(one.node, one.model) for one in found.nodes] == [("c", "q"), ("w", "p")]
+    critic, writer = found.nodes
+    assert critic.before is None
+    assert writer.before is not None
+    assert writer.after is not None
+    assert (writer.before.calls, writer.before.completion_tokens) == (2, 10)
+    assert (writer.before.latency_p50, writer.after.latency_p50) == (2.0, 0.5)
+    assert found.before.cost_usd == pytest.approx(4.0)
+    assert found.after.cost_usd == pytest.approx(1.0)
+    assert writer.after.cost_usd == pytest.approx(0.5)
+    free = compare(NAMES, runs, bodies, None)
+    assert free.before.cost_usd is None

@@ -1,0 +1,73 @@
+"""Runs of evaluations are found by the versions that were evaluated, as they are now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from langchain_art.statistics.intervals import mean_of_scenarios
+from langchain_art.wire import Reward, Trajectory
+from langchain_art_server.storage.evaluations import EvaluatedRun, Evaluations
+from langchain_art_server.storage.run_index import RUN_MARKS
+from langchain_art_server.storage.store import Store
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    opened = Store(database_url)
+    yield opened
+    opened.close()
+
+
+def run(name: str, scenario: str | None, reward: float | None, versions: str | None) -> Trajectory:
+    marked = {} if versions is None else {"evaluation": versions}
+    return Trajectory(id=name, scenario=scenario, reward=reward, metadata=marked)
+
+
+RUNS = [
+    run("a", "s", 0.0, "p@0"),
+    run("b", "s", 1.0, "p@0"),
+    run("c", "t", 0.25, "p@0"),
+    run("d", None, None, "p@0"),
+    run("e", "s", 1.0, "p@1 + q@1"),
+    run("f", "s", 1.0, None),  # of training
+]
+
+
+async def test_evaluations_are_those_of_the_runs_now(store: Store) -> None:
+    found = Evaluations(store)
+    assert await found.all() == []
+    await store.add_trajectories(RUNS)
+    first, second = await found.all()
+    expected = mean_of_scenarios([[0.0, 1.0], [0.25]])
+    assert (first.versions, first.mean, first.ci95) == ("p@0", expected.mean, expected.ci95)
+    assert (first.runs, first.scenarios) == (3, 2)
+    assert (second.versions, second.mean, second.ci95) == ("p@1 + q@1", 1.0, None)
+    assert await found.runs("p@0") == [
+        EvaluatedRun("a", "s", 0.0, False),
+        EvaluatedRun("b", "s", 1.0, False),
+        EvaluatedRun("c", "t", 0.25, False),
+        EvaluatedRun("d", "run d", None, False),
+    ]
+    assert await found.runs("p@") == []
+    await store.set_reward("c", Reward(reward=0.75))  # no run came, none went
+    assert (await found.all())[0].mean == pytest.approx(1.75 / 3)
+    await store.delete_trajectory("e")
+    assert [one.versions for one in await found.all()] == ["p@0"]
+    # A run that an evaluation has scored afterwards: of a graph on another server.
+    await store.set_reward("f", Reward(reward=1.0, metadata={"evaluation": "p@2"}))
+    assert [one.versions for one in await found.all()] == ["p@0", "p@2"]
+
+
+async def test_a_database_of_version_4_gets_its_evaluations(database_url: str) -> None:
+    store = Store(database_url)
+    await store.add_trajectories(RUNS)
+    with store.engine.begin() as connection:
+        connection.execute(sa.delete(RUN_MARKS).where(RUN_MARKS.c.kind == "held_out"))
+        connection.exec_driver_sql("UPDATE art_schema SET version = 4")
+    store.close()
+    store = Store(database_url)
+    assert [one.versions for one in await Evaluations(store).all()] == ["p@0", "p@1 + q@1"]
+    store.close()
