@@ -21,7 +21,7 @@ export function Compare({ policy, evaluations, query }) {
     partsOf(one).some((/** @type {string} */ part) => part.split("@")[0] === policy),
   );
   const [before, after, rate] = ["before", "after", "rate"].map((name) => query.get(name));
-  return html`<section aria-labelledby="compare">
+  return html`<section class="compare" aria-labelledby="compare">
     <h2 id="compare">Compare two versions</h2>
     ${evaluations.length < 2 || !mine.length
       ? html`<${Empty}
@@ -147,18 +147,19 @@ function Scenarios({ data }) {
   if (!data.scenarios.length) return null;
   const all = data.wins + data.losses + data.ties;
   /** @param {any} row @param {string} side */
-  const cell = (row, side) => html`${number(row[side])}${" "}
-    <span class="soft">
-      ${row[`${side}_runs`].map(
-        (/** @type {string} */ id, /** @type {number} */ i) =>
-          html`<a
-              key=${id}
-              href=${link("runs", [id])}
-              aria-label=${`Run ${i + 1} of ${row.scenario}, ${data[side].versions}`}
-              >run${row[`${side}_runs`].length > 1 ? ` ${i + 1}` : ""}</a
-            >${" "}`,
-      )}
-    </span>`;
+  const cell = (row, side) => {
+    const runs = row[`${side}_runs`];
+    const links = runs.map(
+      (/** @type {string} */ id, /** @type {number} */ i) =>
+        html`${" "}<a
+            key=${id}
+            href=${link("runs", [id])}
+            aria-label=${`${number(row[side])}: run ${i + 1} of ${row.scenario}, ${data[side].versions}`}
+            >${runs.length > 1 ? i + 1 : number(row[side])}</a
+          >`,
+    );
+    return runs.length > 1 ? html`${number(row[side])} <span class="hint">runs${links}</span>` : links;
+  };
   return html`<div>
     <h3>By scenario</h3>
     <${Table}
@@ -203,7 +204,7 @@ function Nodes({ data, rate }) {
       ].map((value) => (value === null ? "–" : say(value)));
       return `${old} → ${now}`;
     };
-  const dollars = (/** @type {number} */ value) => `$${number(value)}`;
+  const dollars = (/** @type {number} */ value) => `$${Number(value.toPrecision(3))}`;
   const priced = [before, after].some((one) => one.cost_usd !== null);
   return html`<div>
     <h3>By node, before → after</h3>

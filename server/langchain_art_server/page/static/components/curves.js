@@ -111,7 +111,9 @@ function limits(lines) {
     one.points.flatMap(([, value, half]) => [value - (half ?? 0), value + (half ?? 0)]),
   );
   if (!ends.length) return [0, 1];
-  return uPlot.rangeNum(Math.min(...ends), Math.max(...ends), 0.1, true);
+  const [low, high] = [Math.min(...ends), Math.max(...ends)];
+  // Of nothing but zeros, uPlot would show 0 to 100.
+  return high > low || low ? uPlot.rangeNum(low, high, 0.1, true) : [0, 1];
 }
 
 /**
@@ -124,9 +126,10 @@ function limits(lines) {
 function drawIntervals(plot, lines, colours) {
   const { ctx } = plot;
   const { left, top, width, height } = plot.bbox;
+  const arm = 4 * devicePixelRatio;
   ctx.save();
   ctx.beginPath();
-  ctx.rect(left, top, width, height);
+  ctx.rect(left - arm, top, width + 2 * arm, height);
   ctx.clip();
   ctx.lineWidth = devicePixelRatio;
   lines.forEach((line, i) => {
@@ -135,7 +138,6 @@ function drawIntervals(plot, lines, colours) {
       if (!half) continue;
       const x = plot.valToPos(step, "x", true);
       const [low, high] = [value - half, value + half].map((end) => plot.valToPos(end, "y", true));
-      const arm = 4 * devicePixelRatio;
       ctx.beginPath();
       ctx.moveTo(x, low);
       ctx.lineTo(x, high);
