@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +25,6 @@ class Evaluation:
     runs: int
     """That have a reward."""
     scenarios: int
-    at: float
-    """When the last of its runs was stored."""
 
 
 @dataclass(frozen=True)
@@ -47,55 +44,52 @@ class Evaluations:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._known: tuple[Sequence[Any], list[Evaluation]] = ((), [])
+        self._known: dict[str, tuple[tuple[Any, ...], Evaluation]] = {}
 
     async def all(self) -> list[Evaluation]:
-        """Those that were stored first come first. Read again only if one has changed."""
+        """Those that were stored first come first. One is read again only if it has changed."""
+        marks = RUN_MARKS.c
+        sums = (sa.func.min(marks.number), sa.func.max(marks.number), sa.func.sum(marks.value))
+        query = sa.select(marks.name, sa.func.count(), *sums).group_by(marks.name)
+        query = query.where(marks.kind == HELD_OUT, marks.value.is_not(None))
+        known = self._known
 
-        def read(connection: sa.Connection) -> tuple[Sequence[Any], list[Evaluation]]:
-            value = RUN_MARKS.c.value
-            scored = (RUN_MARKS.c.kind == HELD_OUT) & value.is_not(None)
-            sums = (sa.func.count(), sa.func.max(RUN_MARKS.c.number), sa.func.sum(value))
-            stamp = tuple(connection.execute(sa.select(*sums).where(scored)).one())
-            known = self._known
-            return known if known[0] == stamp else (stamp, _evaluations(connection))
+        def read(connection: sa.Connection) -> dict[str, tuple[tuple[Any, ...], Evaluation]]:
+            rows = sorted(map(tuple, connection.execute(query)), key=lambda row: row[2])
+            return {
+                row[0]: known[row[0]]
+                if row[0] in known and known[row[0]][0] == row
+                else (row, _evaluation(connection, row[0]))
+                for row in rows
+            }
 
         self._known = await self._database.read(read)
-        return self._known[1]
+        return [one for _, one in self._known.values()]
 
     async def runs(self, versions: str) -> list[EvaluatedRun]:
         """The runs of these versions' evaluations, oldest first."""
-        query = _query().where(RUN_MARKS.c.name == versions)
-
-        def read(connection: sa.Connection) -> list[EvaluatedRun]:
-            return [
-                EvaluatedRun(row.id, _scenario(row), row.reward, row.status == "failed")
-                for row in connection.execute(query)
-            ]
-
-        return await self._database.read(read)
+        return await self._database.read(lambda c: _runs(c, versions))
 
 
-def _evaluations(connection: sa.Connection) -> list[Evaluation]:
-    rewards: dict[str, defaultdict[str, list[float]]] = {}
-    at: dict[str, float] = {}
-    for row in connection.execute(_query()):
-        mine = rewards.setdefault(row.name, defaultdict[str, list[float]](list))
-        mine[_scenario(row)] += [] if row.reward is None else [row.reward]
-        at[row.name] = row.created_at
-    found = {name: mean_of_scenarios(some.values()) for name, some in rewards.items()}
+def _evaluation(connection: sa.Connection, versions: str) -> Evaluation:
+    rewards = defaultdict[str, list[float]](list)
+    for run in _runs(connection, versions):
+        rewards[run.scenario] += [] if run.reward is None else [run.reward]
+    found = mean_of_scenarios(rewards.values())
+    return Evaluation(versions, found.mean, found.ci95, found.rewards, found.scenarios)
+
+
+def _runs(connection: sa.Connection, versions: str) -> list[EvaluatedRun]:
+    facts, marks = RUN_FACTS.c, RUN_MARKS.c
+    query = sa.select(facts.id, facts.scenario, facts.reward, facts.status)
+    query = query.join(RUN_MARKS, facts.number == marks.number).order_by(marks.number)
+    rows = connection.execute(query.where(marks.kind == HELD_OUT, marks.name == versions))
     return [
-        Evaluation(name, one.mean, one.ci95, one.rewards, one.scenarios, at[name])
-        for name, one in found.items()
+        EvaluatedRun(
+            id=row.id,
+            scenario=row.scenario if row.scenario is not None else f"run {row.id}",
+            reward=row.reward,
+            failed=row.status == "failed",
+        )
+        for row in rows
     ]
-
-
-def _query() -> sa.Select[*tuple[Any, ...]]:
-    facts = RUN_FACTS.c
-    columns = (facts.id, facts.scenario, facts.reward, facts.status, facts.created_at)
-    marks = sa.select(RUN_MARKS.c.name, *columns).where(RUN_MARKS.c.kind == HELD_OUT)
-    return marks.join(RUN_FACTS, facts.number == RUN_MARKS.c.number).order_by(RUN_MARKS.c.number)
-
-
-def _scenario(row: sa.Row[Any]) -> str:
-    return row.scenario if row.scenario is not None else f"run {row.id}"
