@@ -51,17 +51,18 @@ class Evaluations:
         marks = RUN_MARKS.c
         sums = (sa.func.min(marks.number), sa.func.max(marks.number), sa.func.sum(marks.value))
         query = sa.select(marks.name, sa.func.count(), *sums).group_by(marks.name)
-        query = query.where(marks.kind == HELD_OUT, marks.value.is_not(None))
+        query = query.where(marks.kind == HELD_OUT, marks.value.is_not(None)).order_by(sums[0])
         known = self._known
 
         def read(connection: sa.Connection) -> dict[str, tuple[tuple[Any, ...], Evaluation]]:
-            rows = sorted(map(tuple, connection.execute(query)), key=lambda row: row[2])
-            return {
-                row[0]: known[row[0]]
-                if row[0] in known and known[row[0]][0] == row
-                else (row, _evaluation(connection, row[0]))
-                for row in rows
-            }
+            found: dict[str, tuple[tuple[Any, ...], Evaluation]] = {}
+            for row in connection.execute(query):
+                name, stamp = str(row.name), tuple[Any, ...](row)
+                last = known.get(name)
+                if last is None or last[0] != stamp:
+                    last = stamp, _evaluation(connection, name)
+                found[name] = last
+            return found
 
         self._known = await self._database.read(read)
         return [one for _, one in self._known.values()]
