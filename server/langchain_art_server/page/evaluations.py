@@ -18,6 +18,7 @@ from langchain_art.statistics.intervals import mean_of_scenarios
 from langchain_art.statistics.node_figures import NodeFigures, known_sum, node_figures
 from langchain_art.wire import Trajectory
 from langchain_art_server.gateway.service import Service
+from langchain_art_server.page.answers import SharedAnswers, as_json
 from langchain_art_server.storage.evaluations import EvaluatedRun, Evaluation, Evaluations
 
 #: Scenarios that are shown, and each version's newest runs whose calls are counted.
@@ -95,10 +96,15 @@ def evaluation_routes(router: APIRouter, service: Service) -> None:
     """Add the facts of evaluations."""
     evaluations = Evaluations(service.store)
 
-    @router.get("/evaluations")
-    async def all_evaluations() -> AllEvaluations:
-        """Get each version's mean reward on held-out scenarios."""
+    shared = SharedAnswers()
+
+    async def read() -> AllEvaluations:
         return AllEvaluations(evaluations=await evaluations.all())
+
+    @router.get("/evaluations", response_model=AllEvaluations)
+    async def all_evaluations() -> Response:
+        """Get each version's mean reward on held-out scenarios."""
+        return await shared.get("evaluations", read)
 
     @router.get("/comparison", response_model=VersionComparison)
     async def compare_versions(
@@ -120,10 +126,7 @@ def evaluation_routes(router: APIRouter, service: Service) -> None:
             for some in runs
         ]
         names = (before, after)
-        body = await asyncio.to_thread(
-            lambda: compare(names, runs, bodies, gpu_rate).model_dump_json()
-        )
-        return Response(body, media_type="application/json")
+        return await as_json(await asyncio.to_thread(compare, names, runs, bodies, gpu_rate))
 
 
 def compare(
