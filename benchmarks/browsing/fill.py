@@ -251,6 +251,9 @@ def _review(number: int) -> Review:
 
 def _made(runs: int) -> Iterator[Rows]:
     """The rows of all runs in their order, made by other processes a little ahead."""
+    if runs <= _PART:
+        yield rows_of(0, runs, runs)
+        return
     starts = range(0, runs, _PART)
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         ahead: list[Future[Rows]] = []

@@ -22,7 +22,14 @@ export const VIEWS = [
       return import("./views/overview.js");
     },
   },
-  { name: "runs", title: "Runs", load: () => import("./views/runs.js") },
+  {
+    name: "runs",
+    title: "Runs",
+    load: () => {
+      if (here().path.length === 1) import("./views/run.js");
+      return import("./views/runs.js");
+    },
+  },
   { name: "review", title: "Review", load: () => import("./views/review.js") },
   { name: "jobs", title: "Jobs", load: () => import("./views/jobs.js") },
   { name: "versions", title: "Versions", load: () => import("./views/versions.js") },
