@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from examples.support.control import shuffled
 from examples.support.held_out import measures, shown, stored_runs, write_transcripts
 from langchain_art import (
     ArtClient,
@@ -34,11 +34,9 @@ from langchain_art import (
     Run,
     TrainConfig,
     Trainer,
-    TrajectoryGroup,
     reward_plot,
 )
 
-Evaluator = Callable[[TrajectoryGroup], Sequence[float]]
 #: Below a demo's folder: what a fit leaves there, and its server.
 FILES = ("server", "fit.json", "history.jsonl", "pending.json", "earlier")
 
@@ -114,6 +112,16 @@ class Setup:
             temperature=self.temperature,
         )
 
+    def config(self, **options: Any) -> TrainConfig:
+        """The demo's settings of an optimizer step; `options` are of `TrainConfig`."""
+        settings: dict[str, Any] = {
+            "learning_rate": self.demo.learning_rate,
+            "schedule": LRSchedule(warmup_steps=5, decay_steps=max(self.steps, 6)),
+            "advantage": "standardized",
+            "tokens_per_microbatch": 4096,
+        }
+        return TrainConfig(**(settings | options))
+
     def trainer(self, models: Sequence[ChatART], **options: Any) -> Trainer:
         """The trainer of `models`, with the demo's sizes and settings that suit a small model.
 
@@ -127,12 +135,7 @@ class Setup:
             "group_size": demo.group_size,
             "groups_per_step": demo.groups_per_step,
             "concurrency": demo.groups_per_step * demo.group_size,
-            "config": TrainConfig(
-                learning_rate=demo.learning_rate,
-                schedule=LRSchedule(warmup_steps=5, decay_steps=max(self.steps, 6)),
-                advantage="standardized",
-                tokens_per_microbatch=4096,
-            ),
+            "config": self.config(),
             "out_dir": self.out,
             "seed": self.seed,
         }
@@ -163,17 +166,6 @@ class Fit:
     train: Sequence[Any]
     held_out: Sequence[Any]
     close: Callable[[], None] = field(default=_nothing)
-
-
-def shuffled(seed: int) -> Evaluator:
-    """The control: the rewards of each group, dealt out at random within it."""
-
-    def score(group: TrajectoryGroup) -> Sequence[float]:
-        rewards = [run.reward or 0.0 for run in group.trajectories]
-        random.Random(f"{seed}:{group.id}").shuffle(rewards)
-        return rewards
-
-    return score
 
 
 def summary(result: FitResult, seconds: float, seed: int, control: bool) -> dict[str, Any]:
@@ -264,7 +256,9 @@ def run(
     begun = time.monotonic()
     local = LocalServer(demo.base_model, policies=demo.policies, data_dir=out / "server")
     try:
-        scores = shuffled(seed) if control else evaluator() if evaluator else None
+        scores = evaluator() if evaluator else None
+        if control:
+            scores = shuffled(seed, scores)
         with local if base_url is None else nullcontext():
             url = base_url or local.base_url
             console.print(f"Server: {url}   data: {out / 'server'}   log: {local.log}")
@@ -283,7 +277,7 @@ def run(
         if "holds another fit" in str(error):
             console.print(f"Of the demo: --out is another folder, --fresh erases {out}.")
         raise typer.Exit(1) from error
-    note = " (control: shuffled rewards)" if control else note
+    note += " (control: shuffled rewards)" if control else ""
     plot = reward_plot(
         result.history,
         out / "reward.png",

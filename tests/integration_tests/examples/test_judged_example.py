@@ -14,14 +14,9 @@ from langchain_core.outputs import ChatResult
 from typer.testing import CliRunner
 
 from examples.email_search.inbox import MailStore, build
-from examples.email_search.scripted_judge import (
-    READ_MAIL,
-    Block,
-    ScriptedJudge,
-    read_runs,
-    verdicts,
-)
+from examples.email_search.scripted_judge import READ_MAIL, ScriptedJudge, verdicts
 from examples.email_search.train import main, make_rollout, ruler
+from examples.support.scripted_judge import Block, read_runs
 from langchain_art import (
     ChatART,
     LRSchedule,
