@@ -64,7 +64,7 @@ def evaluate_command(demo: Demo, help: str) -> Callable[..., None]:
     def main(
         models: Annotated[
             list[str] | None,
-            typer.Argument(help=f"Policies, versions (NAME@7) or the base [{demo.policies}]"),
+            typer.Argument(help="Policies, versions (NAME@7) or the base"),
         ] = None,
         base_url: Annotated[
             str, typer.Option(help="Where the server is")

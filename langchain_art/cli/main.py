@@ -124,19 +124,41 @@ def demo(
     `python -m examples.email_search.review --help`.
 
     \b
-    Examples (in a checkout of the repository):
+    Examples:
       langchain-art demo --seed 1 --out out/demo
       langchain-art demo tic-tac-toe --control
       langchain-art demo --review scripted
     """
-    from langchain_art.cli.gallery.examples import EMAIL, find_example
+    from langchain_art.cli.gallery.examples import EMAIL, examples_root, find_example
+    from langchain_art.client.local_server import require_server
 
+    require_server()
     named = bool(context.args) and not context.args[0].startswith("-")
     name, arguments = (context.args[0], context.args[1:]) if named else (EMAIL, context.args)
     package = find_example(name)
     if reviewer and package != find_example(EMAIL):
         raise ConfigError(f"got --review of {name}, expected it of {EMAIL}, which has a reviewer")
+    # The examples need not be in this directory: they come with the installed package.
+    path = [str(examples_root()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path)
     _become(f"examples.{package}.{'review' if reviewer else 'train'}", arguments)
+
+
+@app.command()
+def new(
+    directory: Annotated[Path, typer.Argument(help="A new directory, which names the project.")],
+    example: Annotated[str, typer.Option("--from", help="The example, such as tic-tac-toe.")],
+) -> None:
+    """Make a project of your own from one of the examples, with its tests.
+
+    \b
+    Example:
+      langchain-art new my-agent --from tic-tac-toe
+    """
+    from langchain_art.cli.gallery.new import make_project
+
+    package = make_project(directory, example)
+    console.print(f"{directory} is a project now: README.md says how to train {package}.")
 
 
 def _become(module: str, arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The examples of the repository, as the command line finds them."""
+"""Where the examples are: in a checkout of the repository, or in the installed package."""
 
 from __future__ import annotations
 
@@ -10,19 +10,30 @@ from langchain_art.errors import ConfigError
 EMAIL = "email-search"
 
 
+def examples_root() -> Path:
+    """The folder that has ``examples`` and, below ``tests``, their tests.
+
+    Raises:
+        ConfigError: this installation has no examples.
+    """
+    package = Path(__file__).parents[2]
+    for root in (package.parent, package / "_examples"):
+        if (root / "examples" / "support" / "demo.py").is_file():
+            return root
+    raise ConfigError(
+        f"got an installation without the examples ({package}), expected those of the repository "
+        "or of a wheel; install the package again"
+    )
+
+
 def find_example(name: str) -> str:
     """The package of an example below ``examples``: ``tic_tac_toe`` for ``tic-tac-toe``.
 
     Raises:
-        ConfigError: there are no examples in this directory, or none of them is called so.
+        ConfigError: none of them is called so.
     """
-    found = sorted(path.parent.name for path in Path("examples").glob("*/train.py"))
-    if not found:
-        raise ConfigError(
-            "The demo is examples/email_search, which is part of the repository and not of the "
-            "installed package. Clone the repository, install it with "
-            '`pip install -e ".[local,examples]"`, and run `langchain-art demo` in its root.'
-        )
+    paths = (examples_root() / "examples").glob("*/train.py")
+    found = sorted(path.parent.name for path in paths)
     if (package := name.replace("-", "_")) not in found:
         names = ", ".join(one.replace("_", "-") for one in found)
         raise ConfigError(f"got the example {name!r}, expected one of: {names}")

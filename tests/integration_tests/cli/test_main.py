@@ -23,10 +23,11 @@ from langchain_art.wire import Checkpoint, Trajectory, Turn, Usage
 from langchain_art.wire.api_keys import key_problem
 from langchain_art.wire.trajectories import EVALUATION
 from tests.support.fits import write_fit
-from tests.support.live_server import BASE_MODEL, LiveServer
+from tests.support.live_server import BASE_MODEL, REPO, LiveServer
 
 COMMANDS = [
     "demo",
+    "new",
     "serve",
     "status",
     "runs",
@@ -123,31 +124,28 @@ def test_serve_without_a_model_says_so() -> None:
     assert done.returncode == 1 and "no model" in done.stderr and "--config" in done.stderr
 
 
-def test_demo_needs_a_checkout(
+def test_demo_becomes_the_script_of_an_example(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     become: list[list[str]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        main.main(["demo"])
-    assert "Clone the repository" in capsys.readouterr().err
-    (tmp_path / "examples" / "email_search").mkdir(parents=True)
-    (tmp_path / "examples" / "email_search" / "train.py").touch()
+    monkeypatch.chdir(tmp_path)  # the examples need not be here
+    monkeypatch.setenv("PYTHONPATH", "mine")
     judged = ["--reward", "ruler", "--judge", "openai/o3"]
     text(["demo", "--steps", "3", "--seed", "1", "--out", "o", *judged])
-    [arguments] = become
-    assert arguments[:3] == [sys.executable, "-m", "examples.email_search.train"]
-    assert arguments[3:] == ["--steps", "3", "--seed", "1", "--out", "o", *judged]
-    become.clear()
-
-    (tmp_path / "examples" / "tic_tac_toe").mkdir()
-    (tmp_path / "examples" / "tic_tac_toe" / "train.py").touch()
     text(["demo", "tic-tac-toe", "--control"])
-    assert become == [[sys.executable, "-m", "examples.tic_tac_toe.train", "--control"]]
+    text(["demo", "--review", "scripted", "--seed", "1"])
+    python = [sys.executable, "-m"]
+    train = ["--steps", "3", "--seed", "1", "--out", "o", *judged]
+    assert become == [
+        [*python, "examples.email_search.train", *train],
+        [*python, "examples.tic_tac_toe.train", "--control"],
+        [*python, "examples.email_search.review", "--seed", "1"],
+    ]
+    assert os.environ["PYTHONPATH"].split(os.pathsep)[-2:] == [str(REPO), "mine"]
     for wrong, words in (
-        (["chess"], "expected one of: email-search, tic-tac-toe"),
+        (["chess"], "expected one of: "),
         (["tic-tac-toe", "--review", "scripted"], "expected it of email-search"),
     ):
         with pytest.raises(SystemExit):

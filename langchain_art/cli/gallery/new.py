@@ -1,0 +1,148 @@
+"""A project made from an example: its package, its base model, its settings and its tests."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from langchain_art.cli.gallery.examples import examples_root, find_example
+from langchain_art.errors import ConfigError
+
+#: Extras of langchain-art beside `local` and `examples`, by example.
+EXTRAS = {"mcp_server": ("mcp",)}
+_TAKEN = ("tests", "examples", "langchain_art", "langchain_art_server")
+_TEXTS = (".py", ".md", ".toml")
+
+_PYPROJECT = """\
+[build-system]
+requires = ["hatchling>=1.26"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{project}"
+version = "0.1.0"
+description = "An agent that learns from its own runs, made from the example {example}."
+readme = "README.md"
+requires-python = ">=3.11"
+dependencies = ["langchain-art[{extras}]"]
+
+[dependency-groups]
+dev = ["pytest>=8.3", "hypothesis>=6.120"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["{package}"]
+
+[tool.pytest.ini_options]
+pythonpath = ["."]
+"""
+
+_README = """\
+# {project}
+
+Made from the example `{example}` of langchain-art. `{package}/agent.py` is the LangGraph program,
+`{package}/train.py` says what is good; the task is in the modules beside them.
+
+```bash
+pip install -e . --group dev            # pip 25.1 or newer
+python -m {package}.train               # on this machine: server, training, evaluation, plot
+python -m pytest                        # the environment's rules, and a short fit
+```
+
+With a large model on a GPU:
+
+```bash
+langchain-art serve --config server.toml
+python -m {package}.train --base-url http://HOST:8000/v1 --learning-rate 2e-5 --max-tokens 512
+python -m {package}.evaluate --base-url http://HOST:8000/v1 --max-tokens 512
+```
+"""
+
+_TEST = '''\
+"""A short fit on a real server: the policy gets a version that was trained on its runs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from {package}.support.demo import run
+from {package}.train import DEMO
+
+
+def test_a_short_fit(tmp_path: Path) -> None:
+    small = replace(DEMO, groups_per_step=4, group_size=4, held_out=8)
+    found = run(small, out=tmp_path, steps=1)
+    assert found["steps"] == 1
+    assert found["before"]["n"] == found["after"]["n"] == 8
+    assert (tmp_path / "transcripts.md").read_text().startswith("# ")
+'''
+
+
+def make_project(directory: Path, name: str) -> str:
+    """Copy the example `name` into `directory` as a project of its own; returns its package's name.
+
+    Imports and paths are rewritten: ``examples.tic_tac_toe`` becomes ``my_agent``, and
+    ``examples.support`` becomes ``my_agent.support``.
+
+    Raises:
+        ConfigError: there is no such example, the directory has something in it, or its name is no
+            name of a package.
+    """
+    example, root, package = find_example(name), examples_root(), _package_name(directory)
+
+    def rewritten(text: str) -> str:
+        for old, new in ((example, package), ("support", f"{package}.support")):
+            text = re.sub(rf"\bexamples\.{old}\b", new, text)
+            text = re.sub(rf"\bexamples/{old}\b", new.replace(".", "/"), text)
+        return text
+
+    tests = sorted((root / "tests" / "unit_tests" / "examples").glob(f"test_{example}*.py"))
+    copies = [
+        *_files(root / "examples" / example, directory / package),
+        *_files(root / "examples" / "support", directory / package / "support"),
+        *((test, directory / "tests" / test.name) for test in tests),
+    ]
+    for source, to in copies:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if source.suffix in _TEXTS:
+            to.write_text(rewritten(source.read_text()))
+        else:
+            shutil.copyfile(source, to)
+    if (settings := directory / package / "server.toml").exists():
+        settings.rename(directory / "server.toml")
+    extras = ",".join(("local", "examples", *EXTRAS.get(example, ())))
+    project = directory.resolve().name
+    words = {"project": project, "package": package, "example": name, "extras": extras}
+    (directory / "tests").mkdir(exist_ok=True)
+    for file, template in {
+        "pyproject.toml": _PYPROJECT,
+        "README.md": _README,
+        "tests/test_fit.py": _TEST,
+    }.items():
+        (directory / file).write_text(template.format(**words))
+    return package
+
+
+def _package_name(directory: Path) -> str:
+    """The name of the package in `directory`, a new one. Or ConfigError."""
+    project = directory.resolve().name
+    package = project.replace("-", "_").casefold()
+    if not re.fullmatch(r"[a-z]\w*", package, re.ASCII) or keyword.iskeyword(package):
+        raise ConfigError(
+            f"got the directory {project!r}, expected a name such as my-agent: letters, digits and "
+            "hyphens, a letter first, and no word of Python"
+        )
+    if package in _TAKEN:
+        raise ConfigError(f"got the directory {project!r}, whose name is taken; choose another")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigError(f"got {directory}, which is there already, expected a new directory")
+    return package
+
+
+def _files(source: Path, to: Path) -> Iterator[tuple[Path, Path]]:
+    """Each file below `source`, and its place below `to`."""
+    for path in sorted(source.rglob("*")):
+        inner = path.relative_to(source)
+        if path.is_file() and "__pycache__" not in inner.parts:
+            yield path, to / inner

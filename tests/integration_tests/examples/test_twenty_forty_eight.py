@@ -1,0 +1,54 @@
+"""The 2048 example on a real server, and on a hosted model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.twenty_forty_eight.agent import SYSTEM_PROMPT, build_agent
+from examples.twenty_forty_eight.environment import TARGET, Game, random_game
+from examples.twenty_forty_eight.evaluate import main as evaluate
+from examples.twenty_forty_eight.train import DEMO
+from langchain_art import ArtClient
+from tests.support.examples import HostedModel, evaluation, server_of, settings_of, short_fit
+
+
+@pytest.mark.slow
+def test_games_are_played_rewarded_and_trained_on(tmp_path: Path) -> None:
+    with server_of(DEMO, tmp_path) as server:
+        found = short_fit(DEMO, server.base_url, tmp_path / "out", steps=1)
+        names = {"highest_tile", f"reached_{TARGET}", "won_against_random", "moves_without_effect"}
+        assert found["measures"].keys() == names
+        assert 4 <= found["measures"]["highest_tile"]["before"]["mean"] <= TARGET
+        with ArtClient(server.base_url) as client:
+            for run in client.trajectories(20):
+                highest = run.scores["highest_tile"]
+                assert (run.reward == 1.0) == (highest == TARGET)
+                chance = random_game(str(run.scenario)).highest
+                against = 0.5 if highest == chance else float(highest > chance)
+                assert run.scores["won_against_random"] == against
+                assert len(run.turns) > 5
+        said = evaluation(evaluate, "--base-url", server.base_url, "--n", "4")
+        assert "2048@1: " in said and "highest_tile: " in said
+
+
+async def test_the_agent_runs_on_a_hosted_model() -> None:
+    def left_or_down(body: dict[str, Any]) -> dict[str, Any]:
+        system, user = body["messages"]
+        assert system == {"role": "system", "content": SYSTEM_PROMPT}
+        moves = dict(line.split(": ") for line in user["content"].split("\n")[3:])
+        found = [move for move in ("left", "down", "up", "right") if moves[move] != "nothing"]
+        return {"content": f"I move {found[0]}."}
+
+    with HostedModel(left_or_down) as hosted:
+        game = Game("hosted")
+        await build_agent(hosted.chat).ainvoke({"game": game})
+        assert game.is_over and game.illegal == 0
+        assert len(hosted.requests) == game.made > 5
+
+
+def test_the_settings_of_a_server_with_a_real_model() -> None:
+    settings = settings_of("twenty_forty_eight")
+    assert settings.policies == DEMO.policies and settings.sampler.kind == "vllm"

@@ -1,0 +1,82 @@
+"""What the tests of the examples share: a short fit on an example's own model, a hosted model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import typer
+from langchain_openai import ChatOpenAI
+from typer.testing import CliRunner
+
+from examples.support.demo import Demo, run
+from langchain_art_server.config import Settings, load_settings
+from tests.support.json_server import JsonServer
+from tests.support.live_server import REPO, ForkedServer
+
+
+@contextmanager
+def server_of(demo: Demo, folder: Path) -> Iterator[ForkedServer]:
+    """A real server with the example's base model."""
+    server = ForkedServer(folder / "data", model=demo.base_model).start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def short_fit(demo: Demo, base_url: str, out: Path, steps: int = 2, **sizes: Any) -> dict[str, Any]:
+    """The demo in small; what its ``summary.json`` holds, having checked the files beside it."""
+    small = {"groups_per_step": 4, "group_size": 4, "held_out": 16} | sizes
+    found = run(replace(demo, **small), out=out, steps=steps, base_url=base_url)
+    assert json.loads((out / "summary.json").read_text()) == found
+    assert found["steps"] == steps
+    assert found["before"]["n"] == found["after"]["n"] == small["held_out"]
+    assert (out / "reward.png").stat().st_size > 10_000
+    page = (out / "transcripts.md").read_text()
+    assert "## Before: " in page and "## After: " in page
+    return found
+
+
+def evaluation(main: Callable[..., None], *arguments: str) -> str:
+    """What an example's evaluation script prints."""
+    program = typer.Typer()
+    program.command()(main)
+    done = CliRunner().invoke(program, list(arguments))
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def settings_of(name: str) -> Settings:
+    """The settings that an example's ``server.toml`` makes."""
+    return load_settings(REPO / "examples" / name / "server.toml")
+
+
+class HostedModel(JsonServer):
+    """OpenAI's API on loopback; `reply` makes of a request's body the message that is answered."""
+
+    def __init__(self, reply: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        super().__init__()
+        self._reply = reply
+
+    @property
+    def chat(self) -> ChatOpenAI:
+        """The chat model of a user of that API."""
+        return ChatOpenAI(model="hosted", base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def answer(self, path: str, body: Any) -> Any:
+        assert path == "/v1/chat/completions", path
+        message = {"role": "assistant", "content": ""} | self._reply(body)
+        why = "tool_calls" if message.get("tool_calls") else "stop"
+        return {
+            "id": "h",
+            "object": "chat.completion",
+            "created": 0,
+            "model": body["model"],
+            "choices": [{"index": 0, "message": message, "finish_reason": why}],
+            "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+        }

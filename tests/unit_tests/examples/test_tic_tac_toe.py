@@ -1,0 +1,134 @@
+"""Tic-tac-toe: the rules, and the perfect player against all games there are."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from examples.tic_tac_toe import environment as game
+from examples.tic_tac_toe.agent import points, read_square
+from examples.tic_tac_toe.demonstrations import demonstrations
+
+
+def reachable() -> set[str]:
+    """Every board of every game, by playing all moves."""
+    found, open_boards = {game.EMPTY}, [game.EMPTY]
+    for board in open_boards:  # grows while it is read
+        if not game.is_over(board):
+            after = [game.play(board, square) for square in game.free(board)]
+            open_boards += [one for one in after if one not in found]
+            found.update(after)
+    return found
+
+
+BOARDS = sorted(reachable())
+
+
+def three_in_a_row(board: str, mark: str) -> bool:
+    """By coordinates, without the table of lines."""
+    at = {divmod(square, 3) for square in range(9) if board[square] == mark}
+    straight = [{(row, column) for column in range(3)} for row in range(3)]
+    straight += [{(row, column) for row in range(3)} for column in range(3)]
+    straight += [{(one, one) for one in range(3)}, {(one, 2 - one) for one in range(3)}]
+    return any(line <= at for line in straight)
+
+
+def test_the_boards_are_those_of_the_game() -> None:
+    assert len(BOARDS) == 5478  # known of the game
+    over = [board for board in BOARDS if game.is_over(board)]
+    assert Counter(game.winner(board) for board in over) == {"X": 626, "O": 316, None: 16}
+    for board in BOARDS:
+        assert board.count("X") - board.count("O") in (0, 1)
+        for mark in ("X", "O"):
+            assert (game.winner(board) == mark) == three_in_a_row(board, mark)
+
+
+def brute_force(board: str) -> int:
+    """What the one to move can force (1 won, 0 drawn, -1 lost), by trying all orders of squares."""
+    mark, found = game.to_move(board), []
+    for square in game.free(board):
+        after = game.play(board, square)
+        if three_in_a_row(after, mark):
+            found.append(1)
+        else:
+            found.append(-brute_force(after) if game.free(after) else 0)
+    return max(found)
+
+
+def test_minimax_agrees_with_brute_force() -> None:
+    late = [one for one in BOARDS if not game.is_over(one) and len(game.free(one)) <= 5]
+    assert len(late) > 3000
+    for board in late:
+        sign = 1 if game.to_move(board) == "X" else -1
+        assert sign * game.value(board) == brute_force(board), board
+    assert game.value(game.EMPTY) == 0
+
+
+def test_the_perfect_player_never_loses() -> None:
+    for mark in ("X", "O"):
+        boards = [game.EMPTY]
+        for board in boards:  # grows: every reply to each of its best moves
+            if game.is_over(board):
+                assert game.winner(board) in (mark, None), board
+                continue
+            mine = game.to_move(board) == mark
+            moves = game.best_moves(board) if mine else game.free(board)
+            boards += [game.play(board, square) for square in moves]
+
+
+@given(st.sampled_from([board for board in BOARDS if not game.is_over(board)]))
+def test_the_text_says_what_is_free_and_what_ends_the_game(board: str) -> None:
+    *rows, last = game.describe(board).split("\n")
+    cells = " ".join(rows).split()
+    assert len(cells) == 9
+    assert [game.SQUARES.index(cell) for cell in cells if cell not in "XO"] == game.free(board)
+    mine, _, theirs = last.partition("You win at ")[2].partition(". ")
+    for said, mark in ((mine, game.to_move(board)), (theirs[:-1].partition(" at ")[2], None)):
+        mark = mark or game.other(game.to_move(board))
+        wins = {
+            game.SQUARES[square]
+            for square in game.free(board)
+            if three_in_a_row(board[:square] + mark + board[square + 1 :], mark)
+        }
+        assert set(said.split()) - {"none"} == wins
+
+
+def test_what_a_game_is_worth() -> None:
+    assert points({"board": "XXX.OO..."}) == {"X": 1.0, "O": 0.0}
+    assert points({"board": "XOXXOOOXX"}) == {"X": 0.5, "O": 0.5}
+    assert points({"board": "X........", "illegal": "O"}) == {"O": 0.0, "X": 0.5}
+    assert [read_square(text) for text in ("e", "I take c.", "C", "no", "")] == [
+        4,
+        2,
+        2,
+        None,
+        None,
+    ]
+
+
+def test_games_of_training_never_meet_the_perfect_player() -> None:
+    train = game.training_games(200, 0)
+    assert Counter(one.opponent for one in train) == {"self": 150, "older": 50}
+    assert not any(game.is_over(one.board) for one in train)
+    held_out = game.held_out_games(100, 0)
+    assert {(one.board, one.opponent) for one in held_out} == {(game.EMPTY, "perfect")}
+    assert Counter(one.learner for one in held_out) == {"X": 50, "O": 50}
+    assert game.training_games(200, 0) == train != game.training_games(200, 1)
+
+
+def test_demonstrations_are_no_expert() -> None:
+    """They name the winning square about as often as its share of the letters shown."""
+    won, shown, broken = 0, 0.0, 0
+    rows = list(demonstrations(4000, 0))
+    for _, user, assistant in rows:
+        text = user["content"]
+        letters = [word.strip(".") for word in text.split() if word.strip(".") in [*game.SQUARES]]
+        wins = text.partition("You win at ")[2].partition(".")[0].split()
+        if wins != ["none"]:
+            shown += sum(letter in wins for letter in letters) / len(letters)
+            won += assistant["content"] in wins
+        broken += assistant["content"] not in letters
+    assert 0.8 < won / shown < 1.1
+    assert 0.02 < broken / len(rows) < 0.1
