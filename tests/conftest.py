@@ -22,6 +22,8 @@ settings.load_profile("side-by-side")
 # forked from (`tests.support.forked_start`).
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+#: What the shared server's page is told of Langfuse.
+LANGFUSE_PROJECT = "https://langfuse.example/project/mails"
 #: Seconds. pytest's own limit (`timeout` in pyproject.toml) is for tests that take seconds; a fit
 #: that takes 100 s on an idle machine took 600 s beside ten busy processes on two cores.
 SLOW_TIMEOUT = 1800
@@ -48,7 +50,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def art_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """One server for the tests that need one and leave it as they found it."""
     folder = tmp_path_factory.mktemp("server")
-    (folder / "server.toml").write_text("max_policies = 10000\n")  # each test makes its own
+    known = f'[page]\ngpu_rate = 3.6\nlangfuse_project = "{LANGFUSE_PROJECT}"\n'
+    (folder / "server.toml").write_text(f"max_policies = 10000\n{known}")  # each test makes its own
     server = LiveServer(folder / "data", "--config", str(folder / "server.toml")).start()
     yield server
     server.stop()

@@ -114,6 +114,18 @@ class UnslothSettings(_LearnerSettings):
     serve the same weights, or learner and sampler are far apart."""
 
 
+class PageSettings(_Table):
+    """What the page in the browser cannot know by itself: ``[page]``."""
+
+    gpu_rate: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """US dollars an hour of this server, for the cost of its calls; None: not shown."""
+    langfuse_project: str | None = Field(
+        default=None, pattern=r"^https?://[^\s?#]+/project/[^\s/?#]+$"
+    )
+    """The address of the project in Langfuse that runs are exported to, for a link to each run's
+    trace: ``https://cloud.langfuse.com/project/ID``; None: no link."""
+
+
 def _with_kind(default: str) -> BeforeValidator:
     """Makes `kind` optional in a table that is discriminated by it."""
 
@@ -184,6 +196,7 @@ class Settings(_Table):
     """Newest versions kept per policy, beside pinned ones, the first and the one that serves."""
     sampler: SamplerTable = TransformersSettings()
     learner: LearnerTable = PeftSettings()
+    page: PageSettings = PageSettings()
 
     @model_validator(mode="after")
     def _key_off_loopback(self) -> Settings:

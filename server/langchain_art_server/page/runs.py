@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+import hashlib
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -11,12 +12,16 @@ from pydantic import BaseModel, Field
 
 from langchain_art import wire
 from langchain_art.errors import NotFound
+from langchain_art.statistics.costs import prices
 from langchain_art.wire.picks import Pick, ranked
 from langchain_art_server.backends.chat.token_texts import token_texts
 from langchain_art_server.gateway.request_bodies import model_of
 from langchain_art_server.gateway.service import Service
+from langchain_art_server.jobs.audit import audit
 from langchain_art_server.jobs.credit_report import CreditReader, RunCredit
 from langchain_art_server.page.answers import SharedAnswers, as_json
+from langchain_art_server.jobs.trajectory_assembly import assemble
+from langchain_art_server.page.open_runs import OpenRuns, read_open_runs
 from langchain_art_server.page.review_effect import ReviewEffect, effect_of
 from langchain_art_server.page.siblings import Siblings, compare, explanations
 from langchain_art_server.storage.pages import MAX_PAGE
@@ -28,6 +33,7 @@ from langchain_art_server.storage.run_list import (
     RunSummary,
     Sort,
 )
+from langchain_art_server.storage.tables import StoredRun
 
 #: The newest runs without a review among which a queue looks, and those that it gives.
 AMONG, QUEUED = 1000, 50
@@ -53,6 +59,14 @@ class RunView(BaseModel):
     """Of the run and its calls; the first `MAX_PAGE`."""
     base_model: str
     """The name of the model that is no policy."""
+    stored: bool
+    """False: it is put together from the calls so far; it still runs, or was not sent."""
+    costs: list[float | None]
+    """US dollars of each call; None: not known."""
+    unpriced: list[str]
+    """What is not known of prices, in words."""
+    trace: str | None
+    """Where Langfuse shows the run, if it was exported; None: `PageSettings` names no project."""
 
 
 class CallTokens(BaseModel):
@@ -104,6 +118,11 @@ def run_routes(router: APIRouter, service: Service) -> None:
         )
         return await shared.get(f"runs {asked!r}", read)
 
+    @router.get("/open-runs", response_model=OpenRuns)
+    async def find_open_runs() -> Response:
+        """List the runs that have calls and are not stored."""
+        return await shared.get("open", partial(store.read, read_open_runs))
+
     @router.get("/run-names", response_model=RunNames)
     async def name_runs() -> Response:
         """Get the names by which runs can be filtered, and how many runs there are."""
@@ -152,6 +171,12 @@ def run_routes(router: APIRouter, service: Service) -> None:
         )
         return await as_json(tokens)
 
+    _review_routes(router, service)
+
+
+def _review_routes(router: APIRouter, service: Service) -> None:
+    store = service.store
+
     @router.get("/review-queue")
     async def view_queue(
         pick: Pick = "disagreement", policy: wire.Name | None = None
@@ -184,18 +209,31 @@ def run_routes(router: APIRouter, service: Service) -> None:
 
 
 async def _view(service: Service, run_id: str) -> RunView | None:
-    store = service.store
+    """A run that is stored, or what its calls so far come to; None: there is neither."""
+    store, shown = service.store, service.settings.page
     try:
-        stored, audited = await asyncio.gather(
+        found, audited = await asyncio.gather(
             store.trajectory(run_id), service.audit(run_id, None, {})
         )
+        run = found.trajectory
     except NotFound:
-        return None
+        calls = await store.tagged_calls(run_id)
+        if not calls:
+            return None
+        found, run = None, await asyncio.to_thread(assemble, run_id, calls)
+        now, records = StoredRun(run, assembled=True, trained_by={}), {one.id: one for one in calls}
+        audited = await asyncio.to_thread(audit, now, records, None, {})
     said = await store.reviews.page(MAX_PAGE, trajectory=run_id)
+    costs, unpriced = await asyncio.to_thread(prices, run.turns, shown.gpu_rate)
+    name = hashlib.sha256(run_id.encode()).hexdigest()[:32]  # `langchain_art.export.ids.trace_id`
     return RunView(
-        run=stored.trajectory,
+        run=run,
         audit=audited,
-        judged=explanations(stored.trajectory),
+        judged=explanations(run),
         reviews=[wire.Review.model_validate_json(one) for one in said.items],
         base_model=service.router.base_name,
+        stored=found is not None,
+        costs=costs,
+        unpriced=unpriced,
+        trace=f"{shown.langfuse_project}/traces/{name}" if shown.langfuse_project else None,
     )

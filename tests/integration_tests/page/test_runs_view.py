@@ -89,9 +89,14 @@ def test_a_run_that_is_deleted_while_it_is_watched(
         run = run_of(http, art_server.policy, 1.0, 0)
         page = watched.go(f"runs/{run}")
         expect(page.get_by_role("heading", name=run)).to_be_visible()
+        form = page.get_by_role("form", name="Give a review")
+        form.get_by_label("Comment").fill("kept while the run is read anew")
+        form.get_by_label("Value").fill("0.5")
         about: Any = {"trajectory": run, "kind": "reward", "name": "human_reward", "value": 1.0}
         client.put_reviews([Review(id=run, source="test", at=1.0, **about)])
         expect(page.locator(".reviews li")).to_have_count(1)
+        expect(form.get_by_label("Comment")).to_have_value("kept while the run is read anew")
+        expect(form.get_by_label("Value")).to_have_value("0.5")
         http.delete(f"/v1/trajectories/{run}").raise_for_status()
         expect(page.get_by_role("heading", name="No such run is stored here")).to_be_visible()
 

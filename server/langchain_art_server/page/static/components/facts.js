@@ -1,4 +1,4 @@
-/** Small parts that every view is made of: a number with its help, a table, a time line, a badge. */
+/** Small parts that every view is made of: a number with its help, a table, a badge. */
 import { html } from "../vendor/htm-preact.js";
 import { ago, number } from "../format.js";
 
@@ -60,40 +60,6 @@ export function Table({ label, columns, rows, id }) {
       </tbody>
     </table>
   </div>`;
-}
-
-/**
- * A time line: spans as bars, `from` and `to` in seconds of any one clock.
- *
- * @param {{
- *   label: string,
- *   spans: {id: string, name: string, from: number, to: number, depth?: number, kind?: string,
- *     href?: string}[],
- * }} props
- */
-export function TimeLine({ label, spans }) {
-  if (!spans.length) return null;
-  const first = Math.min(...spans.map((one) => one.from));
-  const last = Math.max(...spans.map((one) => one.to));
-  const whole = last - first || 1;
-  return html`<ol class="timeline" aria-label=${label}>
-    ${spans.map((one) => {
-      const place = {
-        "margin-left": `${(100 * (one.from - first)) / whole}%`,
-        width: `${Math.max(0.4, (100 * (one.to - one.from)) / whole)}%`,
-      };
-      const said = `${one.name}, ${number(one.to - one.from)} s`;
-      return html`<li key=${one.id}>
-        <span class="timeline-name" style=${{ "padding-left": `${one.depth ?? 0}em` }}>
-          ${one.href ? html`<a href=${one.href}>${one.name}</a>` : one.name}
-        </span>
-        <span class="timeline-track" title=${said}>
-          <span class=${`timeline-bar ${one.kind ?? ""}`} style=${place}></span>
-        </span>
-        <span class="timeline-seconds">${number(one.to - one.from)} s</span>
-      </li>`;
-    })}
-  </ol>`;
 }
 
 /** @param {{kind?: "good" | "bad" | "busy" | "", children?: any}} props */

@@ -1,10 +1,11 @@
 /** One run: its calls on a time line, what each was shown and said, and what its tokens taught. */
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { ask } from "../api.js";
-import { Badge, Fact, TimeLine } from "../components/facts.js";
+import { Badge, Fact } from "../components/facts.js";
 import { Messages } from "../components/messages.js";
 import { ReviewForm, Reviews } from "../components/reviews.js";
 import { Empty, Failed, useAnswer, Waiting } from "../components/states.js";
+import { named, TimeLine } from "../components/timeline.js";
 import { Tokens } from "../components/tokens.js";
 import { duration, number, signed } from "../format.js";
 import { useLive } from "../live.js";
@@ -13,10 +14,14 @@ import { link } from "../router.js";
 /** @param {{id: string, query: URLSearchParams}} props */
 export default function Run({ id, query }) {
   const [saved, setSaved] = useState(0);
-  const live = useLive("reviews", "jobs");
+  const [kinds, setKinds] = useState(["reviews", "jobs"]);
+  const live = useLive(...kinds);
   const { data, error, path } = useAnswer(`/page/runs/${encodeURIComponent(id)}`, `${saved} ${live}`);
   const credits = useCredits(id, data?.audit.trained_by);
   const open = query.get("call");
+  useEffect(() => {
+    if (data) setKinds(data.stored ? ["reviews", "jobs"] : ["calls", "runs"]);
+  }, [data?.stored]);
   useEffect(() => {
     if (data && open !== null) document.getElementById(`call-${open}`)?.scrollIntoView();
   }, [data !== null, open]);
@@ -28,27 +33,23 @@ export default function Run({ id, query }) {
   const { run, audit } = data;
   const given = run.turns.map((/** @type {any} */ _, /** @type {number} */ at) => creditOf(credits.found, at));
   const largest = Math.max(0, ...given.map((/** @type {any} */ one) => Math.abs(one?.advantage ?? 0)));
-  const spans = run.turns.flatMap((/** @type {any} */ turn, /** @type {number} */ at) =>
-    turn.started_at === null
-      ? []
-      : {
-          id: String(at),
-          name: `${named(turn)}${turn.attempt > 1 ? `, attempt ${turn.attempt}` : ""}`,
-          from: turn.started_at,
-          to: turn.started_at + (turn.latency ?? 0),
-          depth: Math.max(0, turn.path.length - 1),
-          kind: turn.error ? "bad" : turn.excluded_because ? "soft" : "",
-          href: link("runs", [id], { call: String(at) }),
-        },
-  );
+  const usd = sum(data.costs);
   return html`
     <div class="row spread">
       <h1 class="run-id">${id}</h1>
-      <a class="button quiet" href=${link("runs", [id, "siblings"])}>Siblings side by side</a>
+      <span class="row">
+        ${data.trace && html`<a class="button quiet" href=${data.trace} rel="noreferrer" title="Its trace, if the run was exported">Langfuse</a>`}
+        ${data.stored && html`<a class="button quiet" href=${link("runs", [id, "siblings"])}>Siblings side by side</a>`}
+      </span>
     </div>
+    ${!data.stored &&
+    html`<p class="notice" role="status">
+      These are its calls so far. The run still runs, waits for others of its group or step, or was
+      not sent to the server.
+    </p>`}
     <section class="card facts" aria-label="Run">
       <${Fact} name="Scenario" value=${run.scenario} />
-      <${Fact} name="Status" value=${run.status} bad=${run.status === "failed"} />
+      <${Fact} name="Status" value=${data.stored ? run.status : "running"} bad=${run.status === "failed"} />
       <${Fact} name="Reward" value=${run.reward} help="– means not scored, which is not zero." />
       ${Object.entries(run.scores).map(
         ([name, value]) => html`<${Fact} key=${name} name=${name} value=${value} />`,
@@ -58,6 +59,12 @@ export default function Run({ id, query }) {
         name="Tokens that can be trained"
         value=${audit.turns.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + one.trained_tokens, 0)}
         unit=${`of ${number(audit.turns.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + one.sampled_tokens, 0))}`}
+      />
+      <${Fact}
+        name="Cost"
+        value=${usd === null ? "–" : dollars(usd)}
+        unit=${data.costs.includes(null) && usd !== null ? "of calls with a price" : undefined}
+        help="Of our own calls: their seconds at the server's gpu_rate; less, where other calls ran beside them. Of hosted models: the list price of their tokens."
       />
       ${credits.found.map(
         (one) =>
@@ -69,8 +76,15 @@ export default function Run({ id, query }) {
     ${Object.entries(data.judged).map(
       ([name, why]) => html`<p class="notice" key=${name}><strong>${name}</strong>: ${why}</p>`,
     )}
-    ${spans.length > 0 &&
-    html`<section class="card" aria-label="Time line"><${TimeLine} label="Calls" spans=${spans} /></section>`}
+    ${usd === null && html`<p class="hint">
+      No price is known: set gpu_rate below [page] in the server's settings (US dollars an hour).
+      ${data.unpriced.join(" ")}
+    </p>`}
+    ${run.turns.length > 0 &&
+    html`<section class="card" aria-labelledby="time-line">
+      <h2 id="time-line">Time line</h2>
+      <${TimeLine} turns=${run.turns} status=${run.status} href=${(/** @type {number} */ at) => link("runs", [id], { call: String(at) })} />
+    </section>`}
     <section aria-label="Calls" class="calls">
       <h2>Calls</h2>
       ${run.turns.map(
@@ -82,15 +96,17 @@ export default function Run({ id, query }) {
             audit=${audit.turns[at]}
             credit=${given[at]}
             largest=${largest}
+            usd=${data.costs[at]}
             opened=${open === String(at)}
           />`,
       )}
     </section>
-    <section class="card" aria-label="Review">
+    ${data.stored &&
+    html`<section class="card" aria-label="Review">
       <h2>Review</h2>
       <${Reviews} reviews=${data.reviews} run=${run} />
       <${ReviewForm} run=${run} onSaved=${() => setSaved(saved + 1)} />
-    </section>
+    </section>`}
   `;
 }
 
@@ -121,15 +137,21 @@ function creditOf(credits, at) {
   return given.find((one) => one.excluded_because === null) ?? given.at(-1) ?? null;
 }
 
-/** @param {any} turn */
-function named(turn) {
-  return turn.path.join(" / ") || turn.node || turn.model || "call";
+/** @param {(number | null)[]} costs US dollars @returns {number | null} null: none is known */
+function sum(costs) {
+  const known = costs.filter((one) => one !== null);
+  return known.length ? known.reduce((all, one) => all + one, 0) : null;
+}
+
+/** @param {number} usd */
+function dollars(usd) {
+  return usd.toLocaleString("en", { style: "currency", currency: "USD", maximumSignificantDigits: 3 });
 }
 
 /**
- * @param {{at: number, turn: any, audit: any, credit: any, largest: number, opened: boolean}} props
+ * @param {{at: number, turn: any, audit: any, credit: any, largest: number, usd: number | null, opened: boolean}} props
  */
-function Call({ at, turn, audit, credit, largest, opened }) {
+function Call({ at, turn, audit, credit, largest, usd, opened }) {
   const [open, setOpen] = useState(opened);
   useEffect(() => {
     if (opened) setOpen(true);
@@ -145,7 +167,9 @@ function Call({ at, turn, audit, credit, largest, opened }) {
       <strong>${at + 1}. ${named(turn)}</strong>
       <span class="soft">${turn.model}</span>
       ${turn.latency !== null && html`<span class="soft">${duration(turn.latency)}</span>`}
-      <span class="soft">${number(audit.prompt_tokens)} → ${number(audit.sampled_tokens)} tokens</span>
+      <span class="soft">${audit.prefix === null && !turn.usage ? "tokens not reported" : `${number(audit.prompt_tokens)} → ${number(audit.sampled_tokens)} tokens`}</span>
+      ${usd !== null && html`<span class="soft">${dollars(usd)}</span>`}
+      ${turn.attempt > 1 && html`<${Badge} kind="busy">attempt ${turn.attempt}<//>`}
       ${credit && !why && html`<${Badge} kind=${credit.advantage < 0 ? "bad" : "good"}>advantage ${signed(credit.advantage)}<//>`}
       ${why && html`<${Badge} kind="busy">excluded: ${why}<//>`}
       ${turn.reward !== null && html`<${Badge}>reward ${number(turn.reward)}<//>`}

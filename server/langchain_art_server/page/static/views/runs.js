@@ -1,8 +1,10 @@
 /** The runs: a table that is filtered, sorted and read by cursor; below it, one run or its siblings. */
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { ask, withQuery } from "../api.js";
+import { Ago, Badge, Help, Table } from "../components/facts.js";
 import { Empty, Failed, useAnswer, Waiting } from "../components/states.js";
 import { RunTable } from "../components/run_table.js";
+import { duration, number } from "../format.js";
 import { useLive } from "../live.js";
 import { link } from "../router.js";
 
@@ -75,10 +77,40 @@ function List({ query }) {
     ${error && html`<${Failed} error=${error} />`}
     ${!data && !error && html`<${Waiting} />`}
     ${data && !runs.length && html`<${Nothing} stored=${names?.runs ?? 0} />`}
+    ${!Object.keys(which).length && html`<${OpenRuns} />`}
     ${runs.length > 0 && html`<${RunTable} runs=${runs} />`}
     ${further.error && html`<${Failed} error=${further.error} />`}
     ${next && html`<button class="quiet" onClick=${read}>Show more runs</button>`}
   `;
+}
+
+/** Runs of which the server has calls and no more. */
+function OpenRuns() {
+  const runs = useAnswer("/page/open-runs", useLive("calls", "runs")).data?.runs ?? [];
+  if (!runs.length) return null;
+  return html`<section aria-labelledby="open-runs">
+    <h2 id="open-runs">
+      Running ${" "}<${Help}
+        text="Runs with a call in the last 10 minutes that are not stored yet. They still run, wait for others of their group or step, or were not sent. In a fit, a run is stored when its step is trained."
+      />
+    </h2>
+    <${Table}
+      label="Running"
+      rows=${runs}
+      id=${(/** @type {any} */ run) => run.id}
+      columns=${[
+        { title: "Run", cell: (/** @type {any} */ run) => html`<a href=${link("runs", [run.id])} class="run-id">${run.id}</a>` },
+        { title: "Scenario", cell: (/** @type {any} */ run) => run.scenario ?? "–" },
+        { title: "Status", cell: () => html`<${Badge} kind="busy">running<//>` },
+        { title: "Last node", cell: (/** @type {any} */ run) => run.node ?? "–" },
+        { title: "Calls", number: true, cell: (/** @type {any} */ run) => number(run.calls) },
+        { title: "Tokens", number: true, cell: (/** @type {any} */ run) => number(run.tokens) },
+        { title: "Took so far", number: true, cell: (/** @type {any} */ run) => duration(run.seconds) },
+        { title: "Versions", cell: (/** @type {any} */ run) => run.models.join(", ") },
+        { title: "Last call", cell: (/** @type {any} */ run) => html`<${Ago} at=${run.last_at} />` },
+      ]}
+    />
+  </section>`;
 }
 
 /** @param {{stored: number}} props */

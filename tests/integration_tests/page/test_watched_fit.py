@@ -1,0 +1,155 @@
+"""What a person sees of a fit while it trains, and what a review of theirs teaches."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+import uuid
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from examples.email_search.train import make_rollout
+from langchain_art import ChatART, Trainer
+from langchain_art.cli.main import app
+from langchain_art.client.sync_client import ArtClient
+from tests.support.browser import Watched
+from tests.support.live_server import LiveServer
+from tests.support.mails import mails_of
+from tests.support.reviewed_runs import MakeRuns
+from tests.support.steps_of_a_fit import run_of
+
+STEPS, GROUPS, RUNS = 2, 2, 4
+#: Notes when each run is first seen in a table of the page, in seconds since the epoch.
+WATCH = """(label) => {
+  window.seen = {};
+  const look = () => {
+    for (const link of document.querySelectorAll(`[aria-label="${label}"] a.run-id`)) {
+      window.seen[link.textContent] ??= Date.now() / 1000;
+    }
+  };
+  new MutationObserver(look).observe(document.body, { childList: true, subtree: true });
+}"""
+
+
+def seen(page: Page, run: str) -> float:
+    """When the page first showed a run; waits for it."""
+    page.wait_for_function("run => window.seen[run]", arg=run)
+    return page.evaluate("run => window.seen[run]", run)
+
+
+def test_a_demo_fit_is_watched(watched: Watched, art_server: LiveServer, tmp_path: Path) -> None:
+    policy, ended = f"demo-{uuid.uuid4().hex[:8]}", dict[str, float]()
+    mails = mails_of(tmp_path, STEPS * GROUPS, 1)
+    rollout = make_rollout(
+        ChatART(model=policy, base_url=art_server.base_url, max_tokens=48), mails
+    )
+
+    async def timed(scenario: Any) -> Any:
+        run = await rollout(scenario)
+        ended[run.id] = time.time()
+        return run
+
+    trainer = Trainer(policy, group_size=RUNS, groups_per_step=GROUPS, out_dir=tmp_path / "fit")
+    fit = trainer.fit(timed, mails.scenarios("train"), steps=STEPS)
+    trained = threading.Thread(target=lambda: asyncio.run(fit))
+
+    page = watched.go("runs")
+    expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
+    page.evaluate(WATCH, "Running")
+    curves = Watched(page.context.new_page(), watched.root)
+    overview = curves.go("overview")
+    expect(overview.get_by_role("heading", name="Overview", exact=True)).to_be_visible()
+    page.bring_to_front()
+    trained.start()
+    for step in range(1, STEPS + 1):  # nothing is reloaded
+        name = re.compile(rf"^Tokens trained.*{policy}.* at step {step}")
+        expect(overview.get_by_role("img", name=name)).to_be_visible(timeout=120_000)
+    trained.join(120)
+    assert len(ended) == STEPS * GROUPS * RUNS
+    late = [seen(page, run) - at for run, at in ended.items()]
+    assert median(late) <= 1.0, late
+    page.get_by_label("Policy").fill(policy)
+    page.get_by_role("button", name="Filter").click()
+    expect(page.locator("tbody tr")).to_have_count(len(ended))
+    expect(page.get_by_text("completed").first).to_be_visible()
+    curves.page.close()
+    assert not curves.wrong, curves.wrong
+
+
+def test_a_finished_run_is_listed_within_a_second(watched: Watched, art_server: LiveServer) -> None:
+    page = watched.go("runs")
+    expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
+    page.evaluate(WATCH, "Runs")
+    with art_server.http() as http:
+        late: list[float] = []
+        for seed in range(3):
+            run = run_of(http, art_server.policy, 1.0, seed)
+            at = time.time()
+            late.append(seen(page, run) - at)
+    assert median(late) <= 1.0, late
+
+
+def test_a_run_is_listed_and_read_while_it_runs(watched: Watched, art_server: LiveServer) -> None:
+    run = f"open-{uuid.uuid4().hex}"
+    page = watched.go("runs")
+    with art_server.http() as http:
+
+        def call(words: str) -> None:
+            asked = {
+                "model": art_server.policy,
+                "messages": [{"role": "user", "content": words}],
+                "max_tokens": 3,
+                "art": {"trajectory_id": run, "node": "writer"},
+            }
+            http.post("/v1/chat/completions", json=asked).raise_for_status()
+
+        call("one")
+        running = page.get_by_role("region", name="Running").get_by_role("row", name=run)
+        expect(running).to_contain_text("writer")
+        running.get_by_role("link").click()
+        expect(page.locator(".call")).to_have_count(1)
+        call("two")
+        expect(page.locator(".call")).to_have_count(2)
+        expect(page.get_by_text("These are its calls so far.")).to_be_visible()
+        http.put(f"/v1/trajectories/{run}/reward", json={"reward": 1.0}).raise_for_status()
+        expect(page.get_by_role("form", name="Give a review")).to_be_visible()
+        watched.go("runs")
+        expect(page.get_by_role("region", name="Runs").get_by_text(run)).to_be_visible()
+        expect(page.get_by_role("region", name="Running").get_by_text(run)).to_have_count(0)
+
+
+def test_what_a_person_gave_is_what_is_trained(
+    watched: Watched,
+    art_server: LiveServer,
+    make_runs: MakeRuns,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = f"taught-{uuid.uuid4().hex[:8]}"
+    monkeypatch.setattr(art_server, "policy", policy)
+    with ArtClient(art_server.base_url) as client:
+        client.create_policy(policy)
+        runs = make_runs(2)
+        for run in runs:  # all equal: of their own rewards there would be nothing to learn
+            client.reward(run, 0.5)
+        for run, value in zip(runs, ("1", "0"), strict=True):
+            page = watched.go(f"runs/{run.id}")
+            expect(page.get_by_role("heading", name=run.id)).to_be_visible()
+            form = page.get_by_role("form", name="Give a review")
+            form.get_by_label("Value").fill(value)
+            form.get_by_label("Your name").fill("Ann")
+            form.get_by_role("button", name="Say what it will do").click()
+            form.get_by_role("button", name="Save").click()
+            expect(page.locator(".reviews li")).to_have_count(1)
+        ask = ["review", "train", policy, "--base-url", art_server.base_url]
+        app(ask, standalone_mode=False)
+        # The page was not reloaded: it shows the reward of the person, and what it taught.
+        trained = page.locator(".fact", has_text="Trained").locator(".fact-value")
+        expect(trained).to_have_text(f"{policy}@1 reward 0")
+        expect(page.locator(".call .badge.bad")).to_contain_text("advantage -")
+        assert client.trajectory(runs[1]).reward == 0.5
