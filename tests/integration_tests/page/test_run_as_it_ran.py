@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import uuid
-from typing import Any
-
 import pytest
-from langchain.agents import create_agent
-from langchain_core.messages import AIMessage
-from langchain_core.tools import tool
-from langgraph.checkpoint.memory import MemorySaver
-from langgraph.graph import END, START, MessagesState, StateGraph
-from langgraph.types import interrupt
 from playwright.sync_api import expect
 
-from langchain_art import capture
-from langchain_art.chat_models.chat_art import ChatART
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.export.ids import trace_url
-from langchain_art.wire import Trajectory, TrajectoryGroup
+from langchain_art.wire import TrajectoryGroup
 from tests.conftest import LANGFUSE_PROJECT
 from tests.support.browser import Watched
-from tests.support.graphs import ASK, RETRY, Flaky, Scripted, graph_of, node
+from tests.support.drawn_runs import drawn_run
 from tests.support.live_server import LiveServer
 
 #: A list of the time line as nested lists: what each part is called.
@@ -38,46 +26,8 @@ READ = """() => {
 }"""
 
 
-class AtOnce(Scripted):
-    """Its two calls run at the same time, whatever else the machine does."""
-
-    meet: Any
-
-    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
-        self.meet.wait(60)
-        return super()._generate(messages, *args, **kwargs)
-
-
-@tool
-def search(query: str) -> str:
-    """Search."""
-    return "Ann wrote on Monday."
-
-
-def captured(server: LiveServer) -> Trajectory:
-    """A run with a subgraph, attempts, two branches at once, a tool, and an interrupt."""
-    writer = node(ChatART(model=server.policy, base_url=server.base_url, max_tokens=3))
-    team = StateGraph(MessagesState)
-    team.add_node("writer", Flaky(writer), retry_policy=RETRY)
-    team.add_edge(START, "writer")
-    call = {"name": "search", "args": {"query": "Ann"}, "id": "1"}
-    finds = Scripted(lines=[AIMessage("", tool_calls=[call]), "On Monday."])
-    branch = node(AtOnce(lines=["so", "thus"], meet=threading.Barrier(2)))
-    graph: Any = graph_of(team=team.compile(), helper=create_agent(finds, [search]))
-    for name in ("left", "right"):
-        graph.add_node(name, branch)
-        graph.add_edge("team", name)
-        graph.add_edge(name, END)
-    graph.add_node("person", lambda state: interrupt("Is it right?"))
-    graph.add_edge("helper", "person")
-    with capture(scenario=f"drawn-{uuid.uuid4().hex}") as run:
-        config: Any = {"configurable": {"thread_id": "1"}}
-        graph.compile(checkpointer=MemorySaver()).invoke(ASK, config)
-    return run.trajectory()
-
-
 def test_the_time_line_has_the_graph_as_it_ran(watched: Watched, art_server: LiveServer) -> None:
-    run = captured(art_server)
+    run = drawn_run(art_server)
     assert run.status == "interrupted" and len(run.turns) == 7, run
     with ArtClient(art_server.base_url) as client:
         client.post_groups([TrajectoryGroup(id=f"g-{run.id}", trajectories=(run,))])

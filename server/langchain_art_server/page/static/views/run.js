@@ -78,7 +78,7 @@ export default function Run({ id, query }) {
     )}
     ${usd === null && html`<p class="hint">
       No price is known: set gpu_rate below [page] in the server's settings (US dollars an hour).
-      ${data.unpriced.join(" ")}
+      ${" "}${data.unpriced.join(" ")}
     </p>`}
     ${run.turns.length > 0 &&
     html`<section class="card" aria-labelledby="time-line">
