@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 import hashlib
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -19,8 +19,8 @@ from langchain_art_server.gateway.request_bodies import model_of
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.jobs.audit import audit
 from langchain_art_server.jobs.credit_report import CreditReader, RunCredit
-from langchain_art_server.page.answers import SharedAnswers, as_json
 from langchain_art_server.jobs.trajectory_assembly import assemble
+from langchain_art_server.page.answers import SharedAnswers, as_json
 from langchain_art_server.page.open_runs import OpenRuns, read_open_runs
 from langchain_art_server.page.review_effect import ReviewEffect, effect_of
 from langchain_art_server.page.siblings import Siblings, compare, explanations
