@@ -29,6 +29,7 @@ def test_the_client_alone(tmp_path: Path) -> None:
     assert "langchain_art/py.typed" in names
     assert "langchain_art_server/__main__.py" in names
     assert "langchain_art_server/page/static/vendor/uplot.js" in names
+    assert wheel.stat().st_size < 12_000_000, "the examples' base models are its largest part"
     assert not [name for name in names if name.startswith(("tests/", "examples/", "benchmarks/"))]
     run(UV, "venv", "--python", sys.executable, tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
@@ -39,6 +40,10 @@ def test_the_client_alone(tmp_path: Path) -> None:
     assert installed.isdisjoint({"torch", "transformers", "peft", "litellm", "langfuse", "fastapi"})
     run(python, "-c", "from langchain_art import ChatART, Trainer, capture; ChatART(model='m')")
     assert "serve" in run(tmp_path / "venv" / "bin" / "langchain-art", "--help")
+    command = tmp_path / "venv" / "bin" / "langchain-art"
+    run(command, "new", tmp_path / "my-agent", "--from", "tic-tac-toe")
+    assert (tmp_path / "my-agent" / "my_agent" / "base_model" / "model.safetensors").is_file()
+    assert (tmp_path / "my-agent" / "tests" / "test_tic_tac_toe.py").is_file()
     refused = subprocess.run(
         [tmp_path / "venv" / "bin" / "langchain-art", "serve", "m"], capture_output=True, text=True
     )
