@@ -15,7 +15,8 @@ import pytest
 
 from examples.email_search.agent import build_agent, reward
 from examples.email_search.inbox import MailStore, Scenario
-from examples.email_search.scripted_judge import Block, verdicts
+from examples.email_search.scripted_judge import verdicts
+from examples.support.scripted_judge import Block
 from langchain_art import (
     ArtClient,
     ChatART,

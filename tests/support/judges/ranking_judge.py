@@ -10,7 +10,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 
-from examples.email_search.scripted_judge import read_runs
+from examples.support.scripted_judge import read_runs
 
 
 class RankingJudge(BaseChatModel):
