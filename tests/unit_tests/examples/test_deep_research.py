@@ -1,0 +1,91 @@
+"""Deep research: what the corpus holds, the reward by its rule, and the figures of the nodes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from examples.deep_research.agent import Note, searches
+from examples.deep_research.demonstrations import play
+from examples.deep_research.environment import (
+    RECORD,
+    Corpus,
+    Scenario,
+    make_world,
+    reward,
+    split_pairs,
+)
+from examples.deep_research.train import figures
+
+SCENARIO = Scenario("test-0", "test", "?", (("Arlen", "river"), ("Brom", "mayor")), ("Tay", "Ann"))
+
+
+def test_a_search_for_town_and_topic_finds_the_record() -> None:
+    world = make_world(3)
+    for (town, topic), fact in world.facts.items():
+        hits = world.corpus.search(f"{town} {topic}")
+        assert f"{RECORD}: the {topic} of {town} is {fact}." in hits
+        assert 2 <= len(hits) <= 3
+        assert sum(hit.startswith(RECORD) for hit in hits) == 1
+        assert len({hit.split()[-1] for hit in hits}) == len(hits)
+
+
+@given(st.text())
+def test_any_query_gets_an_answer(query: str) -> None:
+    corpus = Corpus(["Record: the river of Arlen is Tay."])
+    assert isinstance(corpus.search(query), list)
+    assert corpus.search('"ARLEN" OR (river*') == []
+    assert corpus.search("ARLEN, river?") == ["Record: the river of Arlen is Tay."]
+
+
+def test_no_pair_is_on_both_sides_and_questions_keep_to_theirs() -> None:
+    split, world = split_pairs(), make_world(0)
+    assert not set(split["train"]) & set(split["test"])
+    for side in ("train", "test"):
+        scenarios = world.scenarios(side, 50)
+        assert scenarios == make_world(0).scenarios(side, 50)
+        for one in scenarios:
+            assert set(one.pairs) <= set(split[side])
+            assert one.facts == tuple(world.facts[pair] for pair in one.pairs)
+            assert all(f"the {topic} of {town}" in one.question for town, topic in one.pairs)
+
+
+@pytest.mark.parametrize(
+    ("report", "worth"),
+    [
+        ("Tay, Ann", 1.0),
+        ("tay and Ann.", 1.0),
+        ("Ann, Tay", 0.0),
+        ("Tay", 0.5),
+        ("Wye, Ann", 0.5),
+        ("Tay, Ann, Wye", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_a_report_is_worth_the_facts_in_their_place(report: str, worth: float) -> None:
+    assert reward(SCENARIO, report) == worth
+
+
+@given(st.integers(0, 1000))
+def test_random_play_is_well_formed(seed: int) -> None:
+    world = make_world(1)
+    scenario = world.scenarios("train", 1)[0]
+    calls = list(play(random.Random(seed), scenario, world))
+    plan = searches(calls[0][2]["content"])
+    assert len(calls) == len(plan) + 2
+    assert [call[1]["content"].split("\n")[0] for call in calls[1:-1]] == plan
+    assert 0.0 <= reward(scenario, calls[-1][2]["content"]) <= 1.0
+
+
+def test_each_node_is_measured_by_what_it_was_given() -> None:
+    def note(query: str, found: str) -> Note:
+        return Note(query=query, hits=[], found=found)
+
+    notes = [(1, note("Brom mayor", "Bea")), (0, note("Arlen river", "Tay"))]
+    state = {"notes": notes, "report": "Tay, Bea"}
+    assert figures(SCENARIO, state) == {"plan": 1.0, "read": 0.5, "write": 1.0}
+    assert figures(SCENARIO, state | {"report": "Bea, Tay"})["write"] == 0.0
+    assert figures(SCENARIO, {"notes": [(0, note("Arlen", "Tay"))], "report": ""}) == {"plan": 0.0}
