@@ -19,6 +19,20 @@ export function setToken(value) {
   token = value;
 }
 
+/** Answers to questions that were asked before their view was there. @type {Map<string, Promise<any>>} */
+const early = new Map();
+
+/**
+ * Ask what a view will ask first, while its modules are loaded; `ask` then gives that answer, once.
+ *
+ * @param {string} path
+ */
+export function askEarly(path) {
+  const answer = ask(path);
+  early.set(path, answer);
+  answer.catch(() => early.delete(path)); // the view asks itself, and shows the error
+}
+
 /**
  * Ask, and read the answer as JSON.
  *
@@ -27,6 +41,11 @@ export function setToken(value) {
  * @returns {Promise<any>}
  */
 export async function ask(path, { method = "GET", body, signal } = {}) {
+  const known = method === "GET" && early.get(path);
+  if (known) {
+    early.delete(path);
+    return known;
+  }
   /** @type {Record<string, string>} */
   const headers = {};
   if (method !== "GET" && token) headers["X-ART-Token"] = token;

@@ -1,6 +1,6 @@
 /** The page's frame: menu, the view of the address, and the login where the server has a key. */
 import { html, render, useCallback, useErrorBoundary, useLayoutEffect, useState } from "./vendor/htm-preact.js";
-import { ask, setToken } from "./api.js";
+import { ask, askEarly, setToken } from "./api.js";
 import { Failed, Waiting } from "./components/states.js";
 import { Login } from "./login.js";
 import { here, link, usePlace, VIEWS } from "./router.js";
@@ -70,7 +70,11 @@ function Shown({ place }) {
   return view ? html`<${view} path=${place.path} query=${place.query} />` : html`<${Waiting} />`;
 }
 
-VIEWS.find((one) => one.name === here().view)?.load(); // while the session is asked for
+// While the session is asked for; without one, the view asks again after the login.
+const entry = VIEWS.find((one) => one.name === here().view);
+const first = entry?.first?.();
+if (first) askEarly(first);
+entry?.load();
 const root = /** @type {HTMLElement} */ (document.getElementById("page"));
 root.replaceChildren();
 render(html`<${Page} />`, root);

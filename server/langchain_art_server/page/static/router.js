@@ -8,7 +8,8 @@ import { useEffect, useState } from "./vendor/htm-preact.js";
 /**
  * @typedef {{path: string[], query: URLSearchParams}} Place
  * @typedef {(props: Place) => any} View
- * @typedef {{name: string, title: string, load: () => Promise<{default: View}>}} Entry
+ * @typedef {{name: string, title: string, load: () => Promise<{default: View}>, first?: () => string | null}} Entry
+ *   `first`: what the view of the address asks the server first, as it will write it
  */
 
 /** In the order of the menu. @type {Entry[]} */
@@ -16,17 +17,30 @@ export const VIEWS = [
   {
     name: "overview",
     title: "Overview",
+    first: () => "/page/overview",
     load: () => {
       import("./components/curves.js"); // with what it draws by: not file by file
       import("./vendor/uplot.js");
+      import("./metrics.js");
       return import("./views/overview.js");
     },
   },
   {
     name: "runs",
     title: "Runs",
+    first: () => {
+      const [id, more] = here().path;
+      return id && !more ? `/page/runs/${encodeURIComponent(id)}` : null;
+    },
     load: () => {
-      if (here().path.length === 1) import("./views/run.js");
+      import("./components/reviews.js"); // as above
+      import("./components/run_table.js");
+      if (here().path.length === 1) {
+        import("./components/timeline.js");
+        import("./components/messages.js");
+        import("./components/tokens.js");
+        import("./views/run.js");
+      }
       return import("./views/runs.js");
     },
   },

@@ -29,14 +29,24 @@ export function Curve({ title, help, lines }) {
       chart.current?.destroy();
       chart.current = new uPlot(options(element, () => now.current), merged(now.current), element);
     };
-    draw();
+    // A curve below the window is drawn when it is scrolled to.
+    const seen = new IntersectionObserver(
+      (entries) => {
+        if (!entries.some((entry) => entry.isIntersecting)) return;
+        seen.disconnect();
+        draw();
+        dark.addEventListener("change", draw);
+      },
+      { rootMargin: "200px" },
+    );
+    seen.observe(element);
     const resized = new ResizeObserver(() =>
       chart.current?.setSize({ width: element.clientWidth, height: 170 }),
     );
     resized.observe(element);
     const dark = matchMedia("(prefers-color-scheme: dark)");
-    dark.addEventListener("change", draw);
     return () => {
+      seen.disconnect();
       resized.disconnect();
       dark.removeEventListener("change", draw);
       chart.current?.destroy();
