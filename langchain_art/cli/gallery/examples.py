@@ -32,8 +32,8 @@ def find_example(name: str) -> str:
     Raises:
         ConfigError: none of them is called so.
     """
-    paths = (examples_root() / "examples").glob("*/train.py")
-    found = sorted(path.parent.name for path in paths)
+    models = (examples_root() / "examples").glob("*/base_model/config.json")
+    found = sorted(path.parents[1].name for path in models)
     if (package := name.replace("-", "_")) not in found:
         names = ", ".join(one.replace("_", "-") for one in found)
         raise ConfigError(f"got the example {name!r}, expected one of: {names}")
