@@ -15,7 +15,9 @@ from langchain_art.cli.gallery.new import make_project
 from langchain_art.errors import ConfigError
 from tests.support.live_server import REPO
 
-EXAMPLES = sorted(path.parent.name for path in (REPO / "examples").glob("*/base_model/config.json"))
+EXAMPLES = sorted(
+    path.parents[1].name for path in (REPO / "examples").glob("*/base_model/config.json")
+)
 
 
 @pytest.mark.slow
