@@ -1,0 +1,129 @@
+"""Train the e-mail assistant: ``langchain-art demo email-assistant``.
+
+Training runs are scored by weighted criteria (`criteria`): the right answer counts most, then the
+tools that the question calls for, then few calls. With ``--reward both``, RULER's judgement counts
+as much as they do. Held-out runs are scored by their answers alone: their mean is the success rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from examples.email_assistant.agent import answered, build_agent
+from examples.email_assistant.mailbox import Mailbox, Scenario, is_right, scenarios
+from examples.email_search.train import ruler
+from examples.support import command
+from examples.support.demo import Demo, Fit, Setup, control_words, folder_of, run
+from langchain_art import ChatART, Run, capture
+from langchain_art.evaluators import GroupEvaluator, SumEvaluator, WeightedCriteriaEvaluator
+
+BASE_MODEL = Path(__file__).parent / "base_model"
+POLICY = "email-assistant"
+WEIGHTS = {"accuracy": 0.8, "completeness": 0.1, "efficiency": 0.1}
+
+Rollout = Callable[[Scenario], Awaitable[Run]]
+
+
+class Reward(StrEnum):
+    """What scores training runs."""
+
+    CRITERIA = "criteria"
+    BOTH = "both"
+
+
+def criteria() -> WeightedCriteriaEvaluator:
+    """Weighted criteria; a scenario says what is right, which tools it needs, and how few calls."""
+    return WeightedCriteriaEvaluator(weights=WEIGHTS)
+
+
+def make_rollout(model: ChatART, *, judged: bool) -> Rollout:
+    """Run the agent on a scenario. `judged` training runs get no reward of their own."""
+    agent = build_agent(model)
+
+    async def rollout(scenario: Scenario) -> Run:
+        async with capture(scenario=scenario.id) as run:
+            question = {"messages": [("user", scenario.question)]}
+            state = await agent.ainvoke(question, context=Mailbox(scenario.mails))
+            right = float(is_right(scenario, answered(state)))
+            run.scores[f"success, {scenario.kind}"] = right
+            if not judged or scenario.split == "test":
+                run.reward = right
+        return run
+
+    return rollout
+
+
+def build_fit(setup: Setup) -> Fit:
+    """Scenarios of the setup's seed, and the agent that is asked."""
+    model = setup.chat()
+    return Fit(
+        trainer=setup.trainer([model]),
+        rollout=make_rollout(model, judged=isinstance(setup.evaluator, GroupEvaluator)),
+        train=list(scenarios("train", setup.train_scenarios, setup.seed)),
+        held_out=list(scenarios("test", setup.demo.held_out, setup.seed)),
+    )
+
+
+DEMO = Demo(
+    name="email-assistant",
+    title="E-mail assistant",
+    base_model=BASE_MODEL,
+    policies=(POLICY,),
+    build=build_fit,
+    files=("judge.sqlite3",),
+)
+
+
+def main(
+    seed: command.Seed = 0,
+    steps: command.Steps = DEMO.steps,
+    control: command.Control = False,
+    by: Annotated[
+        Reward, typer.Option("--reward", help="Weighted criteria, or these and RULER")
+    ] = Reward.CRITERIA,
+    judge: Annotated[
+        str, typer.Option(help="Of --reward both: scripted, or as litellm names a model")
+    ] = "scripted",
+    out: command.Out = None,
+    base_url: command.BaseUrl = None,
+    fresh: command.Fresh = False,
+    learning_rate: command.LearningRate = DEMO.learning_rate,
+    max_tokens: command.MaxTokens = DEMO.max_tokens,
+) -> None:
+    """Train a small model to search, filter, sort and select in an inbox, and to answer.
+
+    Stopped (Ctrl-C) and run again, it goes on; finished and run again, it shows its result.
+    """
+    if judge != "scripted" and by is not Reward.BOTH:
+        raise typer.BadParameter(f"--judge {judge} is not asked; add --reward both")
+    if control and by is Reward.BOTH:
+        raise typer.BadParameter("--control shuffles the rewards of answers: no --reward both")
+    words = [*control_words(control), *([by.value] if by is Reward.BOTH else [])]
+    out = out or folder_of(DEMO, seed, *words)
+
+    def evaluator() -> Any:
+        if by is Reward.CRITERIA:
+            return criteria()
+        return SumEvaluator([(criteria(), 0.5), (ruler(judge, out / "judge.sqlite3"), 0.5)])
+
+    run(
+        replace(DEMO, learning_rate=learning_rate, max_tokens=max_tokens),
+        out=out,
+        steps=steps,
+        seed=seed,
+        control=control,
+        base_url=base_url,
+        fresh=fresh,
+        evaluator=evaluator,
+        note=" (criteria and RULER)" if by is Reward.BOTH else "",
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

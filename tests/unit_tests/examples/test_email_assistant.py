@@ -1,0 +1,89 @@
+"""The mailboxes of the e-mail assistant: one right mail, found by the tools and by nothing less."""
+
+from __future__ import annotations
+
+import random
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from examples.email_assistant.demonstrations import RandomPolicy
+from examples.email_assistant.mailbox import (
+    ABOUT_EVENT,
+    SHOWN,
+    Mailbox,
+    Scenario,
+    is_right,
+    scenarios,
+)
+
+SEEDS = st.integers(0, 10**6)
+
+
+def one(split: str, seed: int) -> Scenario:
+    return next(scenarios(split, 1, seed))  # type: ignore[arg-type]
+
+
+def pair_of(scenario: Scenario) -> str:
+    [pair] = re.findall(r'"(.+)"', scenario.question)
+    return pair
+
+
+@given(SEEDS)
+def test_a_reader_of_the_whole_mailbox_comes_to_the_same_answer(seed: int) -> None:
+    """Without tools: from the question and the mails alone."""
+    scenario = one("train", seed)
+    about = [mail for mail in scenario.mails if mail.subject == pair_of(scenario)]
+    assert len(about) == ABOUT_EVENT == len({mail.sender for mail in about})
+    assert len({mail.day for mail in scenario.mails}) == len(scenario.mails)
+    by_day = sorted(about, key=lambda mail: mail.day)
+    right = {
+        "newest": by_day[-1:],
+        "oldest": by_day[:1],
+        "sender": [mail for mail in about if f"as {mail.sender} says" in scenario.question],
+    }[scenario.kind]
+    assert [mail.body.endswith(f" on {scenario.answer}.") for mail in right] == [True]
+    assert sum(scenario.answer in mail.body for mail in about) == 1
+
+
+@given(SEEDS)
+def test_the_shortest_way_ends_at_the_right_mail(seed: int) -> None:
+    scenario = one("test", seed)
+    box = Mailbox(scenario.mails)
+    listed = box.search(pair_of(scenario))
+    assert len(listed.splitlines()) == ABOUT_EVENT
+    if scenario.kind == "sender":
+        listed = box.filter(scenario.question.split()[-2])
+        assert len(listed.splitlines()) == 1
+    else:
+        listed = box.sort(scenario.kind)
+    assert set(listed.splitlines()) <= {f"{at}: {pair_of(scenario)}" for at in range(1, 4)}
+    opened = box.select(1)
+    assert opened.endswith(f" on {scenario.answer}.") and is_right(scenario, scenario.answer + ".")
+
+
+@given(SEEDS, st.text(max_size=20), st.text(max_size=20), st.text(max_size=20), st.integers())
+def test_whatever_a_model_says_gets_a_line(
+    seed: int, query: str, sender: str, order: str, number: int
+) -> None:
+    box = Mailbox(one("train", seed).mails)
+    said = [box.search(query), box.filter(sender), box.sort(order), box.select(number)]
+    assert all(isinstance(text, str) and text for text in said)
+    assert len(said[0].splitlines()) <= SHOWN + 1
+
+
+def test_held_out_pairs_are_in_no_training_mail() -> None:
+    asked = {pair_of(scenario) for scenario in scenarios("test", 300, 1)}
+    seen = {mail.subject for scenario in scenarios("train", 300, 2) for mail in scenario.mails}
+    assert len(asked) > 30 and not asked & seen
+
+
+def test_the_random_policy_is_right_at_times_and_no_expert() -> None:
+    played = list(scenarios("train", 600, 3))
+    right = 0
+    for scenario in played:
+        policy = RandomPolicy(random.Random(scenario.id), scenario)
+        policy.play()
+        right += is_right(scenario, policy.answer)
+    assert 0.15 < right / len(played) < 0.45
