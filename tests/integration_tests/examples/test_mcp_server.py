@@ -1,0 +1,92 @@
+"""The MCP example: a short fit with RULER alone, its evaluation, the graph on a hosted model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from examples.mcp_server import dataset, server
+from examples.mcp_server.agent import answer, build_agent
+from examples.mcp_server.evaluate import main as evaluate
+from examples.mcp_server.session import McpServer
+from examples.mcp_server.train import DEMO, main
+from langchain_art import ArtClient
+from tests.support.examples import HostedModel, evaluation, server_of, settings_of, short_fit
+
+
+@pytest.mark.slow
+def test_the_demo_trains_on_the_judge_alone(tmp_path: Path) -> None:
+    with server_of(DEMO, tmp_path) as server:
+        found = short_fit(DEMO, server.base_url, tmp_path / "out")
+        assert found["excluded"].get("groups.unjudged", 0) == 0
+        with ArtClient(server.base_url) as client:
+            runs = client.trajectories(1000)
+        said = evaluation(evaluate, "mcp-agent@1", "--base-url", server.base_url, "--n", "8")
+        assert "mcp-agent@1: " in said
+    judged = {str(run.scenario).split("-")[0]: "judged" in run.metadata for run in runs}
+    assert judged == {"train": True, "test": False}
+    tasks = json.loads((tmp_path / "out" / "tasks.json").read_text())
+    about = {split: {task["about"] for task in tasks[split]} for split in ("train", "test")}
+    assert about["train"] and about["test"] and not about["train"] & about["test"]
+
+
+async def test_it_runs_unchanged_on_a_hosted_model(tmp_path: Path) -> None:
+    database = dataset.build(tmp_path / "climate.sqlite3")
+    started = McpServer([sys.executable, server.__file__, str(database)])
+
+    def call(name: str, **arguments: str) -> dict[str, Any]:
+        function = {"name": name, "arguments": json.dumps(arguments)}
+        return {"tool_calls": [{"id": "call-1", "type": "function", "function": function}]}
+
+    def reply(body: dict[str, Any]) -> dict[str, Any]:
+        messages = body["messages"]
+        results = [message for message in messages if message["role"] == "tool"]
+        if not results:
+            return call("stations", city="Arvik")
+        text = "".join(part["text"] for part in results[-1]["content"])
+        if len(results) == 1:
+            return call("normals", station=text.splitlines()[0])
+        if len(results) == 2:  # the error says what is missing
+            assert "month" in text and "Field required" in text
+            given = json.loads(messages[-2]["tool_calls"][0]["function"]["arguments"])
+            return call("normals", **given, month="May")
+        [sun] = [part for part in text.replace("\n", ", ").split(", ") if "sun" in part]
+        return {"content": sun}
+
+    try:
+        assert [tool.name for tool in started.tools] == ["stations", "normals"]
+        with HostedModel(reply) as hosted:
+            agent = build_agent(hosted.chat, started.tools)
+            state = await agent.ainvoke({"messages": [("user", "How much sun in Arvik in May?")]})
+    finally:
+        started.close()
+    station = state["messages"][-2].text.split(",")[0]
+    asked = f"How much sun is usual at {station} in May?"
+    assert answer(state) == dataset.answer_of(database, asked)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--server", "uvx other"], "name models"),
+        (["--server", "x", "--task-writer", "openai/o3", "--judge", "openai/o3"], "a real model"),
+    ],
+)
+def test_another_server_takes_real_models(options: list[str], words: str, tmp_path: Path) -> None:
+    program = typer.Typer()
+    program.command()(main)
+    done = CliRunner().invoke(program, [*options, "--out", str(tmp_path / "none")])
+    assert done.exit_code == 2
+    assert words in " ".join(done.output.replace("│", " ").split())
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_settings_of_a_server_with_a_real_model() -> None:
+    settings = settings_of("mcp_server")
+    assert settings.policies == DEMO.policies and settings.sampler.kind == "vllm"
