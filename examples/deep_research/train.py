@@ -78,5 +78,7 @@ DEMO = Demo(
     build=build_fit,
 )
 
+main = train_command(DEMO, "Train a small model to plan searches, read and report.")
+
 if __name__ == "__main__":
-    typer.run(train_command(DEMO, "Train a small model to plan searches, read and report."))
+    typer.run(main)

@@ -94,5 +94,7 @@ DEMO = Demo(
     files=("databases",),
 )
 
+main = train_command(DEMO, "Train a small model to write, check and rewrite SQL.")
+
 if __name__ == "__main__":
-    typer.run(train_command(DEMO, "Train a small model to write, check and rewrite SQL."))
+    typer.run(main)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import typer.main
 
+from langchain_art.cli.gallery.examples import find_example
 from langchain_art.cli.main import app
 from langchain_art_server import __main__ as serve
 from langchain_art_server import scrub
@@ -114,6 +116,11 @@ def problem_with_ours(arguments: list[str]) -> str | None:
         command = command.commands[name]
         if name in SERVER_COMMANDS:  # their options are the server's own
             command = typer.main.get_command(SERVER_COMMANDS[name])
+        if name == "demo" and arguments and not arguments[0].startswith("-"):
+            train = import_module(f"examples.{find_example(arguments[0])}.train")
+            demo = typer.Typer()
+            demo.command("demo")(train.main)  # its options are the example's own
+            command = typer.main.get_command(demo)
     known = {flag for one in command.params for flag in (*one.opts, *one.secondary_opts)}
     flags = {word.partition("=")[0] for word in arguments if word.startswith("--")}
     unknown = flags - known - {"--help"}
