@@ -80,7 +80,8 @@ def from_root(name: str) -> str:
 def openapi() -> dict[str, Any]:
     """The document that a server gives at /openapi.json, without a server."""
     info = SimpleNamespace(max_model_len=32768)  # no limit of it is in the document
-    service = SimpleNamespace(settings=Settings(model="any"), sampler=SimpleNamespace(info=info))
+    sampler = SimpleNamespace(info=info)
+    service = SimpleNamespace(settings=Settings(model="any"), sampler=sampler, sessions=None)
 
     def without_page(*_: object) -> None:
         """Its routes are not in the document."""
