@@ -23,7 +23,7 @@ build-backend = "hatchling.build"
 
 [project]
 name = "{project}"
-version = "0.1.0"
+version = "0.0.1"
 description = "An agent that learns from its own runs, made from the example {example}."
 readme = "README.md"
 requires-python = ">=3.11"
