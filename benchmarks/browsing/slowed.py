@@ -22,7 +22,7 @@ from benchmarks.gateway import CALLERS, PATH, cpu_seconds, load
 from benchmarks.gateways.exchange import messages
 from tests.support.live_server import LiveServer
 
-VIEWERS, PAIRS, SECONDS, GROUP_SECONDS = 50, 9, 4.0, 0.25
+VIEWERS, PAIRS, SECONDS, GROUP_SECONDS = 50, 21, 4.0, 0.25
 
 
 @contextmanager
