@@ -13,7 +13,7 @@ from langchain_core.tools import tool
 from langgraph.graph.state import CompiledStateGraph
 
 from examples.email_assistant.mailbox import Mailbox
-from examples.email_search.agent import CallCap
+from examples.support.call_cap import CallCap
 
 SYSTEM_PROMPT = "Find the mail that is asked for and answer with its date."
 MAX_MODEL_CALLS = 7

@@ -11,8 +11,7 @@ from pathlib import Path
 from examples.email_assistant.agent import TOOLS
 from examples.email_assistant.demonstrations import demonstrations
 from examples.email_assistant.mailbox import scenarios
-from examples.email_search import inbox
-from examples.support import tiny_model
+from examples.support import mail_words, tiny_model
 
 #: No scenario of the example is drawn with this seed.
 SEED = 1234
@@ -21,8 +20,8 @@ SHIPPED = Path(__file__).parent / "base_model"
 
 def words() -> list[str]:
     """Words and numbers that must be one token, with a space before them or without."""
-    names = [*inbox.PROJECTS, *inbox.EVENTS, *inbox.SENDERS]
-    spaced = [*names, *inbox.MONTHS]
+    names = [*mail_words.PROJECTS, *mail_words.EVENTS, *mail_words.SENDERS]
+    spaced = [*names, *mail_words.MONTHS]
     return [*names, *(f" {word}" for word in spaced), *(str(number) for number in range(10, 100))]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from examples.email_assistant.agent import MAX_MODEL_CALLS, SYSTEM_PROMPT
 from examples.email_assistant.mailbox import Mailbox, Scenario
-from examples.email_search.inbox import MONTHS, SENDERS
+from examples.support.mail_words import MONTHS, SENDERS
 
 Message = dict[str, Any]
 _DATE = re.compile(rf"\d+ (?:{'|'.join(MONTHS)})")

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from examples.email_search.inbox import MONTHS, SENDERS, Pair, Split, split_pairs
+from examples.support.mail_words import MONTHS, SENDERS, Pair, Split, split_pairs
 
 Kind = Literal["newest", "oldest", "sender"]
 QUESTIONS: Mapping[Kind, str] = {

@@ -1,15 +1,15 @@
 """Train the e-mail assistant: ``langchain-art demo email-assistant``.
 
 Training runs are scored by weighted criteria (`criteria`): the right answer counts most, then the
-tools that the question calls for, then few calls. With ``--reward both``, RULER's judgement counts
-as much as they do. Held-out runs are scored by their answers alone: their mean is the success rate.
+tools that the question calls for, then few calls. With ``--judge openai/o3``, RULER's judgement by
+that model counts as much as they do. Held-out runs are scored by their answers alone: their mean is
+the success rate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,24 +17,21 @@ import typer
 
 from examples.email_assistant.agent import answered, build_agent
 from examples.email_assistant.mailbox import Mailbox, Scenario, is_right, scenarios
-from examples.email_search.train import ruler
 from examples.support import command
 from examples.support.demo import Demo, Fit, Setup, control_words, folder_of, run
 from langchain_art import ChatART, Run, capture
-from langchain_art.evaluators import GroupEvaluator, SumEvaluator, WeightedCriteriaEvaluator
+from langchain_art.evaluators import (
+    GroupEvaluator,
+    RulerEvaluator,
+    SumEvaluator,
+    WeightedCriteriaEvaluator,
+)
 
 BASE_MODEL = Path(__file__).parent / "base_model"
 POLICY = "email-assistant"
 WEIGHTS = {"accuracy": 0.8, "completeness": 0.1, "efficiency": 0.1}
 
 Rollout = Callable[[Scenario], Awaitable[Run]]
-
-
-class Reward(StrEnum):
-    """What scores training runs."""
-
-    CRITERIA = "criteria"
-    BOTH = "both"
 
 
 def criteria() -> WeightedCriteriaEvaluator:
@@ -84,12 +81,10 @@ def main(
     seed: command.Seed = 0,
     steps: command.Steps = DEMO.steps,
     control: command.Control = False,
-    by: Annotated[
-        Reward, typer.Option("--reward", help="Weighted criteria, or these and RULER")
-    ] = Reward.CRITERIA,
     judge: Annotated[
-        str, typer.Option(help="Of --reward both: scripted, or as litellm names a model")
-    ] = "scripted",
+        str | None,
+        typer.Option(help="RULER's, as litellm names it: counts as much as the criteria"),
+    ] = None,
     out: command.Out = None,
     base_url: command.BaseUrl = None,
     fresh: command.Fresh = False,
@@ -100,17 +95,16 @@ def main(
 
     Stopped (Ctrl-C) and run again, it goes on; finished and run again, it shows its result.
     """
-    if judge != "scripted" and by is not Reward.BOTH:
-        raise typer.BadParameter(f"--judge {judge} is not asked; add --reward both")
-    if control and by is Reward.BOTH:
-        raise typer.BadParameter("--control shuffles the rewards of answers: no --reward both")
-    words = [*control_words(control), *([by.value] if by is Reward.BOTH else [])]
+    if control and judge:
+        raise typer.BadParameter("--control shuffles the rewards: no --judge")
+    words = [*control_words(control), *(["ruler"] if judge else [])]
     out = out or folder_of(DEMO, seed, *words)
 
     def evaluator() -> Any:
-        if by is Reward.CRITERIA:
+        if judge is None:
             return criteria()
-        return SumEvaluator([(criteria(), 0.5), (ruler(judge, out / "judge.sqlite3"), 0.5)])
+        ruler = RulerEvaluator(judge, context=None, cache=out / "judge.sqlite3")
+        return SumEvaluator([(criteria(), 0.5), (ruler, 0.5)])
 
     run(
         replace(DEMO, learning_rate=learning_rate, max_tokens=max_tokens),
@@ -121,7 +115,7 @@ def main(
         base_url=base_url,
         fresh=fresh,
         evaluator=evaluator,
-        note=" (criteria and RULER)" if by is Reward.BOTH else "",
+        note=f" (criteria and RULER: {judge})" if judge else "",
     )
 
 

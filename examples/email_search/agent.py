@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from langchain.agents import create_agent
-from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
 from langchain.tools import ToolRuntime
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.messages import ToolMessage
 from langchain_core.tools import tool
 from langgraph.graph.state import CompiledStateGraph
 
 from examples.email_search.inbox import Inbox, Scenario
+from examples.support.call_cap import CallCap
 
 SYSTEM_PROMPT = "Find the mail and answer with its date."
 MAX_MODEL_CALLS = 6
@@ -41,26 +41,6 @@ async def answer(text: str) -> str:
 
 
 TOOLS = (search, read, answer)
-
-
-class CallCap(AgentMiddleware):
-    """Ends a run quietly: beyond the cap an empty message stands for the model's turn.
-
-    It wraps the model call and adds no node to the graph; `ModelCallLimitMiddleware` adds two.
-    """
-
-    def __init__(self, max_calls: int) -> None:
-        """Allow at most `max_calls` calls of the model in one run."""
-        super().__init__()
-        self._max_calls = max_calls
-
-    async def awrap_model_call(
-        self, request: ModelRequest, handler: Callable[[ModelRequest], Awaitable[ModelResponse]]
-    ) -> ModelResponse | AIMessage:
-        """Call the model, or end the run when it has been called often enough."""
-        if sum(isinstance(message, AIMessage) for message in request.messages) >= self._max_calls:
-            return AIMessage("")
-        return await handler(request)
 
 
 def build_agent(model: BaseChatModel, max_model_calls: int = MAX_MODEL_CALLS) -> CompiledStateGraph:

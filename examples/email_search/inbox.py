@@ -16,27 +16,9 @@ import threading
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Literal
 
-# fmt: off
-PROJECTS = (
-    "Falcon", "Raven", "Tulip", "Cedar", "Comet", "Amber", "Delta", "Orchid", "Panda", "Maple",
-    "Saturn", "Cobalt", "Willow", "Jasper", "Nimbus", "Quartz", "Otter", "Lotus", "Breeze",
-    "Harbor", "Zephyr", "Topaz", "Bison", "Ember",
-)
-EVENTS = (
-    "kickoff", "audit", "demo", "launch", "review", "party", "lunch", "dinner", "training",
-    "release", "exam", "tour",
-)
-MONTHS = (
-    "January", "February", "March", "April", "May", "June", "July", "August", "September",
-    "October", "November", "December",
-)
-SENDERS = (
-    "Ana", "Ben", "Chloe", "David", "Elena", "Farid", "Grace", "Hugo", "Ines", "Jonas", "Kim",
-    "Lara",
-)
-# fmt: on
+from examples.support.mail_words import MONTHS, SENDERS, Pair, Split, split_pairs
+
 QUESTIONS = (
     'When is "{project} {event}"?',
     'What is the date of "{project} {event}"?',
@@ -49,12 +31,8 @@ ERRAND = "{project} {event} {errand} by {date}."
 
 MAILS_PER_INBOX = 12
 MAX_HITS = 4
-HELD_OUT_SHARE = 0.2
 _IDS_PER_INBOX = 100
 _FIRST_ID = 40  # above every day of a month, so that no id can be taken for a day
-
-Split = Literal["train", "test"]
-Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -91,18 +69,6 @@ class Scenario:
     split: Split
     project: str
     event: str
-
-
-def split_pairs() -> dict[Split, list[Pair]]:
-    """Divide all (project, event) pairs into training and held-out ones, always in the same way.
-
-    The division depends on no seed, so that a question held out from one database was held out from
-    all of them.
-    """
-    pairs = [(project, event) for project in PROJECTS for event in EVENTS]
-    random.Random("pairs").shuffle(pairs)
-    n_test = round(len(pairs) * HELD_OUT_SHARE)
-    return {"test": sorted(pairs[:n_test]), "train": sorted(pairs[n_test:])}
 
 
 def _date(rng: random.Random, other_than: str = "") -> str:

@@ -11,12 +11,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
-from tests.support import forked_start
-from tests.support.forked_start import ForkedProgram
+if TYPE_CHECKING:
+    from tests.support.forked_start import ForkedProgram
 
 REPO = Path(__file__).parents[2]
 BASE_MODEL = REPO / "examples" / "email_search" / "base_model"
@@ -110,6 +110,8 @@ class ForkedServer(LiveServer):
     """
 
     def _launch(self) -> ForkedProgram:
+        from tests.support import forked_start  # needs the server's packages
+
         self.log.touch()
         return forked_start.start(self._module, self._args, self._env, REPO, self.log)
 

@@ -35,7 +35,9 @@ def test_no_view_has_a_serious_finding(
     with art_server.http() as http:
         made = step(http, art_server.policy, f"looks-{width}", 1)["result"]["version"]
         before, after = f"{art_server.policy}@0", f"{art_server.policy}@{made}"
-        for version in (before, after):
+        long = f"a-policy-of-a-long-name-{width}-{scheme}" + "-and-more" * 3
+        http.post("/v1/policies", json={"name": long}).raise_for_status()
+        for version in (before, after, f"{long}@0"):
             evaluate(http, version, {"looks-a": 0.0, "looks-b": 1.0})
         newest = http.get("/page/runs?limit=1").json()["runs"][0]["id"]
     one_run = {f"runs/{newest}?call=0": newest, f"runs/{newest}/siblings": "Siblings of"}

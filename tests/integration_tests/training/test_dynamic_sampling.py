@@ -127,12 +127,12 @@ async def test_a_fit_that_was_stopped_while_it_trained_goes_on_exactly(
     stormy, others = trainer_of(art_server, tmp_path / "stormy", [new_policy()])
     train, orders = AsyncArtClient.train, 0
 
-    async def dying(self: AsyncArtClient, *args: Any) -> Any:
+    async def dying(self: AsyncArtClient, *args: Any, **more: Any) -> Any:
         nonlocal orders
         orders += 1
         if orders == 2:
             raise KeyboardInterrupt
-        return await train(self, *args)
+        return await train(self, *args, **more)
 
     monkeypatch.setattr(AsyncArtClient, "train", dying)
     with pytest.raises(KeyboardInterrupt):

@@ -188,11 +188,13 @@ async def test_a_crash_between_two_policies_trains_each_once(
 
         order = AsyncArtClient.train
 
-        async def first_only(self: AsyncArtClient, groups: Any, policy: str, *rest: Any) -> Any:
+        async def first_only(
+            self: AsyncArtClient, groups: Any, policy: str, *rest: Any, **more: Any
+        ) -> Any:
             if orders:
                 raise Crash
             orders.append(policy)
-            return await order(self, groups, policy, *rest)
+            return await order(self, groups, policy, *rest, **more)
 
         patch.setattr(AsyncArtClient, "train", first_only)
         with pytest.raises(Crash):
