@@ -15,7 +15,7 @@ import torch
 from examples.email_search import inbox
 from examples.email_search.agent import TOOLS
 from examples.email_search.demonstrations import demonstrations
-from examples.support import tiny_model
+from examples.support import mail_words, tiny_model
 
 # No database of the example is built with this seed; the tokenizer is the same whatever the seed of
 # the weights.
@@ -25,8 +25,8 @@ SHIPPED = Path(__file__).parent / "base_model"
 
 def words() -> list[str]:
     """Words and numbers that must be one token, with a space before them or without."""
-    names = [*inbox.PROJECTS, *inbox.EVENTS]
-    spaced = [*names, *inbox.MONTHS, *inbox.SENDERS, *inbox.ERRANDS]
+    names = [*mail_words.PROJECTS, *mail_words.EVENTS]
+    spaced = [*names, *mail_words.MONTHS, *mail_words.SENDERS, *inbox.ERRANDS]
     return [*names, *(f" {word}" for word in spaced), *(str(number) for number in range(10, 100))]
 
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from examples.email_search.agent import MAX_MODEL_CALLS, SYSTEM_PROMPT
-from examples.email_search.inbox import MONTHS, PROJECTS, Inbox, MailStore, Scenario
+from examples.email_search.inbox import Inbox, MailStore, Scenario
+from examples.support.mail_words import MONTHS, PROJECTS
 
 Message = dict[str, Any]
 _DATE = re.compile(rf"\d+ (?:{'|'.join(MONTHS)})")

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from examples.email_search import build_base_model
-from examples.email_search.inbox import MailStore, build, split_pairs
+from examples.email_search.inbox import MailStore, build
 from examples.email_search.train import BASE_MODEL, make_rollout
 from examples.support.control import shuffled
 from examples.support.demo import summary
+from examples.support.mail_words import split_pairs
 from langchain_art import ChatART, LRSchedule, TrainConfig, Trainer
 from tests.support.live_server import ForkedServer, LiveServer
 from tests.support.mails import check_exact_runs, mails_of

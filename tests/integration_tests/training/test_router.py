@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from typing_extensions import TypedDict
 
-from examples.email_search.inbox import EVENTS, PROJECTS
+from examples.support.mail_words import EVENTS, PROJECTS
 from langchain_art import ArtClient, ChatART, LRSchedule, TrainConfig, Trainer, capture
 from langchain_art.tracing.run import Run
 from langchain_art.wire import LoraConfig
