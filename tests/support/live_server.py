@@ -133,14 +133,15 @@ class FaultyServer(ForkedServer):
 class RuleServer(ForkedServer):
     """The same server with the rule-following model (`tests.support.rule_model`), long context."""
 
+    _read = 0  # bytes of the journal
+    _lines: tuple[dict[str, Any], ...] = ()
+
     def __init__(self, data_dir: Path, *args: str) -> None:
         model = data_dir.parent / f"{data_dir.name}-model"
         shutil.copytree(BASE_MODEL, model)
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16384}))
         self.journal = data_dir.parent / f"{data_dir.name}.jsonl"
-        self._read = 0  # bytes of it
-        self._lines: list[dict[str, Any]] = []
         env = {"RULE_JOURNAL": str(self.journal)}
         super().__init__(
             data_dir, *args, model=model, env=env, module="tests.support.rule_model.server"
@@ -154,5 +155,5 @@ class RuleServer(ForkedServer):
                 # A line that is being written has no end yet.
                 new = [line for line in journal if line.endswith(b"\n")]
             self._read += sum(map(len, new))
-            self._lines += map(json.loads, new)
+            self._lines += tuple(map(json.loads, new))
         return list(self._lines)
