@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from contextvars import copy_context
+from functools import partial
+from threading import current_thread, main_thread
 from typing import Any, TypeVar
 
-from langchain_art.errors import ConfigError
+from langchain_art.errors import ArtError, ConfigError
 
 T = TypeVar("T")
 
@@ -16,6 +21,69 @@ def is_async(function: Callable[..., Any]) -> bool:
     """True for ``async def`` functions and for objects with an ``async def __call__``."""
     call = getattr(function, "__call__", None)  # noqa: B004 - an object with `async def __call__`
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+async def call(function: Callable[..., Any], *given: Any, threads: Executor | None = None) -> Any:
+    """The result of a user's function: ``async def`` is awaited, a plain ``def`` runs in a thread.
+
+    The thread has the caller's context variables. `threads`: None is the event loop's own.
+
+    Raises:
+        ArtError: it raised something that is no error (`only_errors`).
+    """
+    if is_async(function):
+        found = function(*given)
+    else:
+        run = copy_context().run
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(threads, lambda: run(called_in_thread, function, *given))
+    if inspect.isawaitable(found):
+        with only_errors(function):
+            return await found
+    return found
+
+
+def called_in_thread(function: Callable[..., Any], *given: Any) -> Any:
+    """The result of a function in a thread that a task waits for.
+
+    Raises:
+        ArtError: it raised something that is no error, a cancellation of its own included.
+    """
+    with only_errors(function):
+        try:
+            return function(*given)
+        except asyncio.CancelledError as error:  # the waiting task would count as cancelled
+            raise _no_error(function, error) from error
+
+
+@contextmanager
+def only_errors(source: object) -> Generator[None, None, None]:
+    """Turns StopIteration, SystemExit and KeyboardInterrupt of a user's code into an error.
+
+    Futures of older Pythons take no StopIteration, and the others end the event loop of the task
+    that raised them: whoever waits for it would wait for ever. A KeyboardInterrupt on the main
+    thread is the user's Ctrl-C, and is raised as it is.
+
+    Raises:
+        ArtError: the code raised one of these; it is the error's cause.
+    """
+    try:
+        yield
+    except (StopIteration, SystemExit, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
+            raise
+        raise _no_error(source, error) from error
+
+
+def _no_error(source: object, error: BaseException) -> ArtError:
+    source = source.func if isinstance(source, partial) else source
+    name = getattr(source, "__qualname__", None) or type(source).__name__
+    said = f"{type(error).__name__}({str(error)!r:.200})" if str(error) else type(error).__name__
+    why = ": next() was called on something that had ended"
+    return ArtError(
+        f"{name} raised {said}, expected a result or an error"
+        f"{why if isinstance(error, StopIteration) else ''}"
+    )
 
 
 def run_sync(work: Coroutine[Any, Any, T], name: str) -> T:

@@ -24,11 +24,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.runtime import get_runtime
+
+from langchain_art.wire import scenario_name
 
 # The limits of `wire.CallTags`. Longer tags are cut: a label must not make a call fail.
 _NAME_LENGTH = 256
@@ -71,6 +73,38 @@ def current_tags() -> dict[str, Any]:
     return dict(pending.tags) if pending is not None and pending.open else {}
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The running node, chain or tool around a call, by LangChain's config for what is run in it.
+
+    A call with callbacks of its own (``invoke(…, {"callbacks": […]})``, ``with_config``,
+    ``generate``) is not told its parent run, nor, in part, the parent's metadata and tags.
+    """
+
+    run_id: UUID
+    """The parent run."""
+    metadata: dict[str, Any]
+    tags: list[str]
+
+    def complete(self, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+        """A call's metadata with what it lacks of its surroundings'."""
+        return {**self.metadata, **(metadata or {})}
+
+
+def surroundings() -> Surroundings | None:
+    """What this context runs in; None outside of all nodes, chains and tools."""
+    config = var_child_runnable_config.get()
+    manager = config.get("callbacks") if config else None
+    if not isinstance(manager, BaseCallbackManager) or manager.parent_run_id is None:
+        return None
+    assert config is not None
+    return Surroundings(
+        manager.parent_run_id,
+        {**manager.inheritable_metadata, **(config.get("metadata") or {})},
+        [*manager.inheritable_tags, *(config.get("tags") or ())],
+    )
+
+
 class MetadataTagger(BaseCallbackHandler):
     """A model's own handler: tags calls from their metadata if no tracing handler does."""
 
@@ -82,16 +116,21 @@ class MetadataTagger(BaseCallbackHandler):
         messages: list[list[BaseMessage]],
         *,
         run_id: UUID,
+        parent_run_id: UUID | None = None,
         tags: list[str] | None = None,
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         """Publishes the call's tags."""
         metadata = metadata or {}
+        if parent_run_id is None and (around := surroundings()) is not None:
+            metadata = around.complete(metadata)
+            tags = [*around.tags, *(tags or ())]
         sent = tags_from_metadata(metadata, node_attempt(), tags or ())
-        for name in ("trajectory_id", "scenario"):
-            if (value := metadata.get(f"art_{name}")) is not None:
-                sent[name] = str(value)
+        if (value := metadata.get("art_trajectory_id")) is not None:
+            sent["trajectory_id"] = str(value)
+        if (value := metadata.get("art_scenario")) is not None:
+            sent["scenario"] = scenario_name(str(value))
         publish_tags(PendingTags(run_id, -1, sent))
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ConfigError, NotFound
-from langchain_art.wire import Reward, Trajectory, TrajectoryGroup
+from langchain_art.wire import NOT_HEARD, Reward, Trajectory, TrajectoryGroup
 
 _AT_ONCE = 16
 
@@ -29,7 +30,7 @@ async def fetch(client: AsyncArtClient, groups: Sequence[TrajectoryGroup]) -> li
 
     def whole(run: Trajectory) -> Trajectory:
         turns = known.get(run.id, run).turns
-        return run.model_copy(update={"turns": turns})
+        return run.model_copy(update={"turns": turns, "metadata": _heard(run.metadata)})
 
     return [
         group.model_copy(update={"trajectories": tuple(map(whole, group.trajectories))})
@@ -52,7 +53,7 @@ async def _put(client: AsyncArtClient, groups: Sequence[TrajectoryGroup]) -> dic
             reward=run.reward,
             turns={t.call_id: t.reward for t in run.turns if t.call_id and t.reward is not None},
             scores=run.scores,
-            metadata=run.metadata,
+            metadata=_heard(run.metadata),
             scenario=run.scenario,
             status=run.status,
         )
@@ -64,3 +65,8 @@ async def _put(client: AsyncArtClient, groups: Sequence[TrajectoryGroup]) -> dic
 
     found = await asyncio.gather(*(put(run) for group in groups for run in group.trajectories))
     return {run.id: run for run in found if run is not None}
+
+
+def _heard(metadata: dict[str, Any]) -> dict[str, Any]:
+    """A run's metadata without what its scope here did not hear, since the server did."""
+    return {key: value for key, value in metadata.items() if key != NOT_HEARD}

@@ -8,8 +8,6 @@ unavailable is repeated when the server is back.
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import httpx
 
-from langchain_art._callables import is_async
+from langchain_art._callables import call
 from langchain_art.errors import (
     ConfigError,
     EngineUnavailable,
@@ -62,7 +60,6 @@ class RolloutWorker:
     def __post_init__(self) -> None:
         self._is_graph = is_graph(self.rollout)
         self._function = _function(self.rollout)
-        self._is_async = is_async(self._function)
         self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="rollout")
         self._failed = 0
         self._allowed_failures = 0.0
@@ -137,14 +134,7 @@ class RolloutWorker:
                 return _failure(error, within.runs[-1], name), error
 
     async def _call(self, *given: Any) -> Any:
-        if self._is_async:
-            return await cast(Awaitable[Any], self._function(*given))
-        context = contextvars.copy_context()
-        loop = asyncio.get_running_loop()
-        outcome = await loop.run_in_executor(
-            self._threads, lambda: context.run(self._function, *given)
-        )
-        return await outcome if inspect.isawaitable(outcome) else outcome
+        return await call(self._function, *given, threads=self._threads)
 
     def _count(self, error: Exception, name: str) -> None:
         self._failed += 1

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from langchain_art.errors import ConfigError
-from langchain_art.wire import ID
+from langchain_art.wire import ID, scenario_name
 
 S = TypeVar("S")
 
@@ -30,8 +30,7 @@ def scenario_id(scenario: Any) -> str:
     if given is None and isinstance(scenario, Mapping):
         given = cast(Mapping[str, Any], scenario).get("id")
     if given is not None and not callable(given):
-        name = str(given)
-        return name if len(name) <= 256 else f"{name[:200]}-{_digest(name)}"
+        return scenario_name(str(given))
     if isinstance(scenario, BaseModel):
         scenario = scenario.model_dump(mode="json")
     elif dataclasses.is_dataclass(scenario) and not isinstance(scenario, type):

@@ -7,8 +7,11 @@ stay on the server, under the completion's id. The handler does no I/O and keeps
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from itertools import count
 from typing import Any, Concatenate, Literal, ParamSpec
@@ -20,9 +23,11 @@ from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 
 from langchain_art.call_tags import (
     PendingTags,
+    Surroundings,
     node_attempt,
     prepend_outer_path,
     publish_tags,
+    surroundings,
     tags_from_metadata,
 )
 from langchain_art.tracing.recorder import ModelCall
@@ -31,6 +36,7 @@ from langchain_art.tracing.spans import Span
 
 P = ParamSpec("P")
 _serials = count()
+_log = logging.getLogger(__name__)
 
 
 def _safely(
@@ -87,7 +93,18 @@ class CaptureHandler(GraphCallbackHandler):
         super().__init__()
         self.run = run if run is not None else Run()
         self._serial = next(_serials)
+        self._process = os.getpid()
         self._open: dict[UUID, tuple[ModelCall, PendingTags]] = {}
+
+    def _around(self, parent: UUID | None) -> Surroundings | None:
+        """What a run stands in that LangChain does not say of it, or of the chain around it."""
+        spans = self.run.recorder.spans
+        if spans.has(parent):
+            return spans[parent].around
+        around = surroundings()
+        if around is None or parent is None or spans.has(around.run_id):
+            return around
+        return None
 
     # ---- model calls
 
@@ -104,8 +121,14 @@ class CaptureHandler(GraphCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """Start a turn, and publish its tags for the model."""
+        if self._process != os.getpid():  # forked: what is recorded here stays here
+            self._process = os.getpid()
+            _log.warning("run %s does not hear the calls of process %d", self.run.id, self._process)
         metadata = metadata or {}
         recorder = self.run.recorder
+        if (around := self._around(parent_run_id)) is not None:
+            parent_run_id, metadata = around.run_id, around.complete(metadata)
+            tags = [*around.tags, *(tags or ())]
         span = _span("model", run_id, parent_run_id, metadata)
         recorder.spans.start(span)
         # In the later steps of a node that is a chain, LangGraph's own count is not available.
@@ -118,11 +141,10 @@ class CaptureHandler(GraphCallbackHandler):
             sent["scenario"] = self.run.scenario
         pending = PendingTags(run_id, self._serial, sent)
         publish_tags(pending)
-        params: dict[str, Any] = kwargs.get("invocation_params") or {}
         call = ModelCall(
             run_id=run_id,
             tags=where,
-            tools=params.get("tools") or (),
+            params=kwargs.get("invocation_params") or {},
             ours=metadata.get("ls_provider") == "art",
             model=metadata.get("ls_model_name"),
         )
@@ -189,8 +211,12 @@ class CaptureHandler(GraphCallbackHandler):
         metadata: dict[str, Any] | None,
         more: dict[str, Any],
     ) -> None:
+        if (around := self._around(parent)) is not None:
+            parent, metadata = around.run_id, around.complete(metadata)
+            around = replace(around, run_id=run_id)
         name = more.get("name") or (serialized or {}).get("name") or ""
         span = _span(kind, run_id, parent, metadata or {}, name)
+        span.around = around
         if self.run.recorder.keeps_values:
             span.input = inputs
         if self.run.recorder.spans.start(span) and self.run.input is None:

@@ -69,6 +69,40 @@ def _reduce_blocks(wire: Message) -> None:
     wire["content"] = blocks
 
 
+@dataclass(slots=True)
+class SampledReply:
+    """A reply as it was when its call ended, which the graph may change in place later."""
+
+    reply: BaseMessage
+    wire: Message
+    _said: tuple[str, str, str]
+
+    @classmethod
+    def of(cls, reply: BaseMessage) -> SampledReply:
+        """Of a reply that has not been changed yet."""
+        return cls(reply, wire_message(reply), _said(reply))
+
+    def edited(self) -> Message | None:
+        """The reply as it is now, if it no longer says what it said; else None.
+
+        Its `name`, with which agents sign replies, may be another.
+        """
+        if _said(self.reply) == self._said:
+            return None
+        now = wire_message(self.reply)
+        same = jsonable({**now, "name": None}) == jsonable({**self.wire, "name": None})
+        return None if same else now
+
+
+def _said(reply: BaseMessage) -> tuple[str, str, str]:
+    """Content, tool calls and reasoning, without the cost of a conversion."""
+    content = reply.content if isinstance(reply.content, str) else repr(reply.content)
+    calls = ""
+    if isinstance(reply, AIMessage) and (reply.tool_calls or reply.invalid_tool_calls):
+        calls = f"{reply.tool_calls}{reply.invalid_tool_calls}"
+    return content, calls, str(reply.additional_kwargs.get("reasoning_content") or "")
+
+
 def jsonable(value: Any, depth: int = _DEPTH) -> Any:
     """A graph's input or output as JSON values; values without a JSON form become text."""
     if value is None or isinstance(value, str | bool | int):
@@ -103,6 +137,8 @@ class LoggedPrompt:
 class _Seen:
     message: BaseMessage  # kept alive, so that its id() is not given to another message
     content: Any
+    reply: AIMessage | None  # the message, if it is one
+    calls: Any  # its tool calls
     number: int
 
 
@@ -113,7 +149,7 @@ class MessageLog:
 
         log = MessageLog()
         first = log.add_prompt([system, user], namespace="model:1")
-        log.add_reply(0, first, reply, namespace="model:1")
+        log.add_reply(0, first, SampledReply.of(reply), namespace="model:1")
         second = log.add_prompt([system, user, reply, result], namespace="model:2")
         second.extends, [log.messages[number] for number in second.new]   # 0, [result]
     """
@@ -138,17 +174,24 @@ class MessageLog:
         self,
         call: int,
         prompt: LoggedPrompt,
-        reply: BaseMessage,
+        sampled: SampledReply,
         namespace: str,
         *,
         extra_choice: bool = False,
     ) -> Message:
         """Add a call's reply, so that later prompts may continue it.
 
-        An `extra_choice` (the second or a later one of a request) is continued only if no other
-        call gave the same reply.
+        A reply that was edited since is another message: prompts that repeat it do not continue the
+        call. An `extra_choice` (the second or a later one of a request) is continued only if no
+        other call gave the same reply.
+
+        Returns:
+            The reply as it was sampled, with the name that it has now.
         """
-        number = self._number(reply)
+        wire = _signed(sampled.wire, sampled.reply.name)
+        number = self._intern(wire)
+        if sampled.edited() is None:
+            self._see(sampled.reply, number)
         self._namespaces[call] = namespace
         if extra_choice:
             self._extra_choices.add(call)
@@ -158,9 +201,22 @@ class MessageLog:
     def _number(self, message: BaseMessage) -> int:
         """The number of a message; equal messages have one number."""
         seen = self._seen.get(id(message))
-        if seen is not None and seen.content is message.content:
+        if (
+            seen is not None
+            and seen.content is message.content
+            and (seen.reply is None or seen.calls is seen.reply.tool_calls)
+        ):
             return seen.number
-        wire = wire_message(message)
+        number = self._intern(wire_message(message))
+        self._see(message, number)
+        return number
+
+    def _see(self, message: BaseMessage, number: int) -> None:
+        reply = message if isinstance(message, AIMessage) else None
+        calls = reply.tool_calls if reply else None
+        self._seen[id(message)] = _Seen(message, message.content, reply, calls, number)
+
+    def _intern(self, wire: Message) -> int:
         try:
             key = _key(wire)
         except (TypeError, ValueError):
@@ -169,8 +225,15 @@ class MessageLog:
         number = self._numbers.setdefault(key, len(self.messages))
         if number == len(self.messages):
             self.messages.append(wire)
-        self._seen[id(message)] = _Seen(message, message.content, number)
         return number
+
+
+def _signed(wire: Message, name: str | None) -> Message:
+    """A message with a name, where `wire_message` puts it."""
+    if name == wire.get("name"):
+        return wire
+    rest = {key: value for key, value in wire.items() if key not in ("role", "name")}
+    return {"role": wire["role"], **({"name": name} if name else {}), **rest}
 
 
 def _key(wire: Message) -> object:

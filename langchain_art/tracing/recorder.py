@@ -12,8 +12,13 @@ from uuid import UUID
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, Generation, LLMResult
 
-from langchain_art.tracing.candidates import CandidateReplies
-from langchain_art.tracing.message_log import LoggedPrompt, MessageLog, jsonable
+from langchain_art.tracing.candidates import CandidateReplies, Question
+from langchain_art.tracing.message_log import (
+    LoggedPrompt,
+    MessageLog,
+    SampledReply,
+    jsonable,
+)
 from langchain_art.tracing.spans import Span, SpanTree
 from langchain_art.wire import Message, Turn, Usage
 from langchain_art.wire.turn_links import superseded_attempts
@@ -26,14 +31,15 @@ class ModelCall:
     run_id: UUID
     tags: dict[str, Any]
     """Fields of `wire.CallTags`."""
-    tools: Sequence[Any]
+    params: Mapping[str, Any]
+    """LangChain's invocation parameters."""
     ours: bool
     """Whether the model is a `ChatART`."""
     model: str | None
     clock: float = field(default_factory=time.perf_counter)
     latency: float | None = None
     prompt: LoggedPrompt | None = None
-    reply: BaseMessage | None = None
+    reply: SampledReply | None = None
     logged_reply: Message | None = None
     call_id: str | None = None
     usage: Usage | None = None
@@ -57,7 +63,7 @@ class ModelCall:
             )
         # A rejected request gives an empty message with the error, which is no reply.
         if self.error is None or self.call_id or reply.content:
-            self.reply = reply
+            self.reply = SampledReply.of(reply)
 
 
 class RunRecorder:
@@ -80,7 +86,7 @@ class RunRecorder:
 
     def end_span(self, run_id: UUID, output: Any, error: BaseException | None) -> bool:
         """`SpanTree.end`, with the span's output."""
-        if output is not None:
+        if error is None and run_id not in self._index:  # of a model call, the turn has the reply
             self._candidates.add_output(run_id, output)
             if self.keeps_values:
                 self.spans[run_id].output = output
@@ -99,8 +105,8 @@ class RunRecorder:
     def end_call(self, call: ModelCall, response: LLMResult | None) -> None:
         """Record a call's reply or error.
 
-        The reply is logged with the next prompt, since an agent sets `AIMessage.name` after the
-        model call has ended.
+        The reply is kept as it is now, and logged with the next prompt, since an agent sets
+        `AIMessage.name` after the model call has ended.
         """
         generations = response.generations[0] if response and response.generations else []
         llm_output = (response and response.llm_output) or {}
@@ -118,7 +124,8 @@ class RunRecorder:
                 call.usage = None  # only the sum over all choices is reported
             if call.reply is not None:
                 self._unlogged.append(index)
-                self._candidates.add_reply(index, call.reply.id)
+                text = generation.text if len(generations) > 1 else None
+                self._candidates.add_reply(index, (call.reply.reply.id, call.call_id), text)
 
     def turns(self) -> list[Turn]:
         """The calls so far as turns, in the order in which they started."""
@@ -133,6 +140,11 @@ class RunRecorder:
                 self._turn(call, index in superseded, index in unchosen)
                 for index, call in enumerate(self._calls)
             ]
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a model call was heard."""
+        return bool(self._calls)
 
     def wall_clock(self, at: float) -> float:
         """A time of the monotonic clock (`Span.begun_at`) as seconds since the epoch."""
@@ -156,15 +168,20 @@ class RunRecorder:
         index, attempt = len(self._calls), self.spans[call.run_id].attempt
         self._calls.append(call)
         if call.prompt is not None:
-            prompt = call.prompt.position.node
-            self._candidates.add_call(attempt, prompt, index, self._index[call.run_id])
+            prompt, first = call.prompt.position.node, self._index[call.run_id]
+            question = Question(call.model, call.params)
+            self._candidates.add_call(attempt, prompt, index, first, question)
 
     def _note_replies(self, messages: Sequence[Any]) -> None:
         for message in messages:
+            metadata: Any = None
             if isinstance(message, AIMessage):
-                id = message.response_metadata.get("call_id")
-                if id is not None and id not in self._call_ids:
-                    self._elsewhere[str(id)] = None
+                metadata = message.response_metadata
+            elif isinstance(message, dict):  # as a RemoteGraph gives it
+                metadata = cast("dict[str, Any]", message).get("response_metadata")
+            id = metadata.get("call_id") if isinstance(metadata, dict) else None
+            if id is not None and id not in self._call_ids:
+                self._elsewhere[str(id)] = None
 
     def _log_replies(self) -> None:
         for index in self._unlogged:
@@ -184,7 +201,8 @@ class RunRecorder:
         else:
             excluded_because = self.spans.exclusion(span, superseded)
             excluded_because = excluded_because or ("unchosen" if unchosen else None)
-        tools = call.tools if call.ours else jsonable(call.tools)
+        tools = call.params.get("tools") or ()
+        tools = tools if call.ours else jsonable(tools)
         return Turn(
             **call.tags,
             call_id=call.call_id,
@@ -193,6 +211,7 @@ class RunRecorder:
             messages=tuple(messages[number] for number in prompt.new) if prompt else (),
             tools=tuple(tool for tool in tools if isinstance(tool, dict)),
             reply=call.logged_reply,
+            edited=call.reply.edited() if call.reply else None,
             usage=call.usage,
             started_at=self._epoch + call.clock,
             latency=call.latency,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
 from langchain_core.messages import AIMessage
-from langgraph.errors import GraphInterrupt, GraphRecursionError
+from langgraph.errors import GraphRecursionError
 from pydantic import ValidationError
 
 from langchain_art.errors import ConfigError
 from langchain_art.tracing.message_log import jsonable
 from langchain_art.tracing.recorder import RunRecorder
-from langchain_art.wire import CallTags, Status, Trajectory, Turn
+from langchain_art.tracing.spans import is_pause
+from langchain_art.wire import NOT_HEARD, CallTags, Status, Trajectory, Turn, scenario_name
 
 
 class Run:
@@ -39,6 +42,7 @@ class Run:
         metadata: dict[str, Any] | None = None,
     ) -> None:
         try:
+            scenario = None if scenario is None else scenario_name(scenario)
             tags = CallTags(trajectory_id=id or uuid4().hex, scenario=scenario)
         except ValidationError as error:
             why = "; ".join(f"`{e['loc'][0]}`: {e['msg']}" for e in error.errors())
@@ -142,7 +146,8 @@ class Run:
 
         If prompts or the output hold replies of our server that were not sampled in this run (a
         cached node, an earlier run of the thread, a raw thread without a handler), its metadata
-        names their calls: ``sampled_elsewhere``.
+        names their calls: ``sampled_elsewhere``. If no call was heard, or one whose model reported
+        no id, its metadata says so: ``not_heard``, a list of sentences.
 
         Raises:
             ValidationError: a score is not finite, or the run has more than 4096 turns.
@@ -150,10 +155,13 @@ class Run:
         metadata = self.metadata
         if elsewhere := self.recorder.sampled_elsewhere(self.output):
             metadata = {**metadata, "sampled_elsewhere": elsewhere}
+        turns = tuple(self.turns)
+        if self.status != "failed" and (missed := _not_heard(turns)):
+            metadata = {**metadata, NOT_HEARD: missed}
         return Trajectory(
             id=self.id,
             scenario=self.scenario,
-            turns=tuple(self.turns),
+            turns=turns,
             input=jsonable(self.input),
             output=jsonable(self.output),
             reward=self.reward,
@@ -181,9 +189,28 @@ class Run:
         self.status = "failed"
         if isinstance(error, GraphRecursionError):
             self.status = "truncated"
-        elif isinstance(error, GraphInterrupt):
+        elif is_pause(error):
             self.status = "interrupted"
         self.error = f"{type(error).__name__}: {error}"
+
+
+#: What to do about a scope that heard no call.
+UNHEARD = (
+    "no model call was heard: calls of a RemoteGraph, of other processes (process pools) and of "
+    "threads without this context do not reach capture(). Name the trajectory in the config's "
+    "metadata (`art_trajectory_id`), or give the model a CaptureHandler"
+)
+
+
+def _not_heard(turns: Sequence[Turn]) -> list[str]:
+    if not turns:
+        return [UNHEARD]
+    nameless = Counter(turn.model for turn in turns if turn.reply and not turn.call_id)
+    return [
+        f"{calls} of the calls of the model {model!r} reported no id: if the server sampled them, "
+        "they cannot be found and are not trained"
+        for model, calls in nameless.items()
+    ]
 
 
 def _checked(value: float | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from threading import Lock
@@ -13,7 +14,9 @@ from langchain_core.tracers.context import register_configure_hook
 
 from langchain_art.errors import ConfigError
 from langchain_art.tracing.handler import CaptureHandler
-from langchain_art.tracing.run import Run
+from langchain_art.tracing.run import UNHEARD, Run
+
+_log = logging.getLogger(__name__)
 
 
 class RunExporter(Protocol):
@@ -70,7 +73,8 @@ class capture:
     made inside, and calls are tagged with the id of the innermost. Not recorded are calls in raw
     threads that copy no context (LangChain's own executors copy it): give the model a
     `CaptureHandler` there; and graphs that another process runs: name the trajectory in the
-    config's metadata, and the server assembles it (`call_tags`).
+    config's metadata, and the server assembles it (`call_tags`). A scope that heard no call says
+    so in the log, and in the trajectory's metadata (``not_heard``).
 
     One scope is one trajectory with one reward, whatever is run in it: several turns of a thread,
     forks of it, ``graph.batch``. Open a scope around each run that is to be scored by itself. A
@@ -81,7 +85,8 @@ class capture:
     limit was reached) and is raised on.
 
     Args:
-        scenario: which task this is a run of (runs of one are judged as a group); default none.
+        scenario: which task this is a run of (runs of one are judged as a group); default none. Of
+            more than 256 characters the first 200 are kept, and a hash of all.
         id: of the trajectory, unique; default a new one.
         metadata: kept with the run for review; default nothing.
         export: where the run goes when the scope ends (`Exporter`), with the rewards and scores
@@ -141,6 +146,8 @@ class capture:
     ) -> None:
         if error is not None:
             self._run.fail(error)
+        elif opened.get() is None and not self._run.recorder.has_calls:  # else a trainer says it
+            _log.warning("run %s: %s", self._run.id, UNHEARD)
         for variable, token in reversed(self._entered):
             try:
                 variable.reset(token)

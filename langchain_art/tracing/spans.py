@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeGuard
 from uuid import UUID
 
-from langgraph.errors import GraphBubbleUp, GraphInterrupt
+from langgraph.errors import GraphBubbleUp, GraphRecursionError, ParentCommand
+
+from langchain_art.call_tags import Surroundings
 
 SpanOutcome = Literal["ok", "error", "interrupted"]
 Task: TypeAlias = "tuple[str | UUID | None, str]"
@@ -50,15 +52,28 @@ class Span:
     ended_at: float | None = None
     """None while it runs."""
     error: str | None = None
+    looped: bool = False
+    """Whether the error was that a graph had reached its recursion limit."""
     input: Any = None
     """As the graph gave it, if the run keeps values (`RunRecorder.keeps_values`); so is `output`.
     Of a model call, the turn has both."""
     output: Any = None
+    around: Surroundings | None = None
+    """Of a chain or tool with callbacks of its own, and of those in it: what its calls inherit."""
 
     @property
     def task(self) -> Task:
         """See `Task`."""
         return self.thread or self.root, self.namespace
+
+
+#: Nodes of ``add_node(error_handler=…)``, whose namespace is in that of the task that failed.
+_ERROR_HANDLERS = ("__error_handler__", "__default_error_handler__")
+
+
+def is_pause(error: BaseException | None) -> bool:
+    """Whether a graph stopped to be gone on with: an interrupt, or LangGraph's drain."""
+    return isinstance(error, GraphBubbleUp) and not isinstance(error, ParentCommand)
 
 
 class SpanTree:
@@ -68,11 +83,16 @@ class SpanTree:
         self._spans: dict[UUID, Span] = {}
         self._latest_attempt: dict[Task, UUID] = {}
         self._attempts: Counter[tuple[UUID | None, str]] = Counter()
+        self._handlers: dict[str, Span] = {}  # a failed task's namespace -> its error handler
         self._graphs: list[Span] = []  # topmost spans that are no model calls
         self._clock = count(1)
 
     def __getitem__(self, run_id: UUID) -> Span:
         return self._spans[run_id]
+
+    def has(self, run_id: UUID | None) -> TypeGuard[UUID]:
+        """Whether a span was recorded."""
+        return run_id in self._spans
 
     def __iter__(self) -> Iterator[Span]:
         """In the order in which they started."""
@@ -91,6 +111,9 @@ class SpanTree:
             span.attempt = span.run_id
             self._attempts[span.parent, span.namespace] += 1
             span.attempt_number = self._attempts[span.parent, span.namespace]
+            failed, _, task = span.namespace.rpartition("|")
+            if failed and task.startswith(_ERROR_HANDLERS):
+                self._handlers[failed] = span
         elif span.kind != "model":
             span.attempt = span.parent  # the scope was opened inside of the node
         if span.namespace and span.attempt:
@@ -108,11 +131,12 @@ class SpanTree:
         span.ended = next(self._clock)
         span.ended_at = perf_counter()
         span.outcome = "ok"
-        if isinstance(error, GraphInterrupt):
+        if is_pause(error):
             span.outcome = "interrupted"
-        elif error is not None and not isinstance(error, GraphBubbleUp):
-            span.outcome = "error"  # the other bubble-up, a handoff to a parent graph, is no error
+        elif error is not None and not isinstance(error, ParentCommand):
+            span.outcome = "error"  # the command, a handoff to a parent graph, is no error
             span.error = f"{type(error).__name__}: {error}"
+            span.looped = isinstance(error, GraphRecursionError)
         above = self._above(span)
         # Only outside of nodes: a node may run a graph of its own, let it wait, and continue.
         waits = span.outcome == "interrupted" or (span.waits and not span.namespace)
@@ -156,10 +180,12 @@ class SpanTree:
         """Why the graph discarded a model call; None if the call counts.
 
         A call counts if it belongs to the last attempt of its task, unless a span around it failed
-        and the run recovered (a chain with retries or fallbacks, a caught exception, another graph
-        after it), or was interrupted and never resumed while its thread continued. The calls of a
-        run that failed without recovery count, since they may get a low reward. `superseded` says
-        that LangGraph counted a later attempt; it is used if the node's start was not recorded.
+        and the run recovered (a chain with retries or fallbacks, a caught exception, a node's error
+        handler, another graph after it), or was interrupted and never resumed while its thread
+        continued. The calls of a run that failed without recovery count, since they may get a low
+        reward. So do those of a graph that reached its recursion limit in a tool or node that went
+        on: to loop is what the policy did, and no fault around it. `superseded` says that LangGraph
+        counted a later attempt; it is used if the node's start was not recorded.
         """
         if span.attempt is None:
             if superseded:
@@ -181,14 +207,33 @@ class SpanTree:
             return "interrupted" if self._is_abandoned(span) else None
         if span.outcome != "error":
             return None
-        if span.namespace and span.attempt == span.run_id:  # a node around a subgraph
+        if _is_node(span):  # around a subgraph
             latest = self._spans.get(self._latest_attempt[span.task])
             # A retry restarts the subgraph; another run of the thread continues within it.
-            retried = latest is not None and latest is not span and latest.root == span.root
-            return "retried" if retried else None
+            if latest is not None and latest is not span and latest.root == span.root:
+                return "retried"
+            handler = self._handlers.get(span.namespace)
+            handled = handler is not None and handler.outcome == "ok"
+            return "error" if handled and not span.looped else None
         above = self._above(span)
+        if above is not None and span.looped and self._was_caught(span, above):
+            return None
         recovered = self._is_followed(span) if above is None else above.outcome == "ok"
         return "error" if recovered else None
+
+    def _was_caught(self, graph: Span, above: Span) -> bool:
+        """Whether a tool or node went on without a graph, and no fallback or retry replaced it.
+
+        LangChain records the graphs in a ``with_fallbacks`` beside its span, not in it.
+        """
+        replaced = any(
+            one.kind == "chain"
+            and one.parent == graph.parent
+            and one.started < graph.started < graph.ended < one.ended
+            and one.outcome == "ok"
+            for one in self._spans.values()
+        )
+        return (above.kind == "tool" or _is_node(above)) and not replaced
 
     def _is_abandoned(self, node: Span) -> bool:
         """Whether a later graph finished the thread of an interrupted node without resuming it."""
@@ -215,3 +260,7 @@ class SpanTree:
 
     def _above(self, span: Span) -> Span | None:
         return self._spans.get(span.parent) if span.parent else None
+
+
+def _is_node(span: Span) -> bool:
+    return span.namespace != "" and span.attempt == span.run_id

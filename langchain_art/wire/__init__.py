@@ -13,6 +13,7 @@ from langchain_art.wire.identifiers import (
     Several as Several,
     Tag as Tag,
     Wire as Wire,
+    scenario_name as scenario_name,
 )
 from langchain_art.wire.policies import (
     Checkpoint as Checkpoint,
@@ -70,6 +71,7 @@ from langchain_art.wire.training import (
     TurnAudit as TurnAudit,
 )
 from langchain_art.wire.trajectories import (
+    NOT_HEARD as NOT_HEARD,
     Reward as Reward,
     Status as Status,
     Trajectory as Trajectory,

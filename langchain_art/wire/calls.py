@@ -99,6 +99,10 @@ class Turn(Wire):
     messages: Several[Message] = ()
     tools: Several[dict[str, Any]] = ()
     reply: Message | None = None
+    """As it was sampled."""
+    edited: Message | None = None
+    """What the graph made of the reply by changing the message in place, if it did: for review.
+    Prompts that repeat it do not continue this call."""
     usage: Usage | None = None
     started_at: Finite | None = None
     """Seconds since the epoch, by the client's clock."""

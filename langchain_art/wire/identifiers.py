@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from typing import Annotated, Any, TypeVar
@@ -67,6 +68,13 @@ T = TypeVar("T")
 Several = Annotated[tuple[T, ...], Strict(False)]
 Message = dict[str, Any]
 """A chat message as OpenAI's dialect writes it (``role``, ``content``, ``tool_calls`` …)."""
+
+
+def scenario_name(text: str) -> str:
+    """A text as a scenario's name: of more than 256 characters the first 200, and a hash of all."""
+    if len(text) <= 256:
+        return text
+    return f"{text[:200]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 class Wire(BaseModel):

@@ -17,6 +17,8 @@ from langchain_art.wire.identifiers import Id, Message, RewardValue, ScenarioNam
 #: Key of `Trajectory.metadata` of an evaluation's runs: the versions that it evaluated, as text
 #: (`EvalResult.version`).
 EVALUATION = "evaluation"
+#: Key of `Trajectory.metadata`: what `capture()` could not hear, or not wholly, in words.
+NOT_HEARD = "not_heard"
 Status = Literal["completed", "failed", "interrupted", "truncated"]
 
 

@@ -187,23 +187,25 @@ class Kit:
         limited: dict[str, Any] = {"recursion_limit": 25}  # an agent's own limit is 9999
         return limited | ({"configurable": {"thread_id": self.thread}} if self.threaded else {})
 
-    def run(self, graph: Runnable[Any, Any], input: Any, config: Any = None) -> Step:
+    def run(
+        self, graph: Runnable[Any, Any], input: Any, config: Any = None, **options: Any
+    ) -> Step:
         """A step of the program: run the graph (or any runnable) in the mode of this kit.
 
         The program is sent the final state. Streamed graphs are read to their end in the modes
-        ``messages``, ``updates`` and ``values``, subgraphs included.
+        ``messages``, ``updates`` and ``values``, subgraphs included. `options` are the graph's.
         """
         config = self.config if config is None else config
         if not self.streaming:
             go = graph.ainvoke if self.asynchronous else graph.invoke
-            return lambda: go(input, config)
-        options: dict[str, Any] = {}
-        if isinstance(graph, PregelProtocol):
+            return lambda: go(input, config, **options)
+        is_graph = isinstance(graph, PregelProtocol)
+        if is_graph:
             modes = ["messages", "updates", "values"]
-            options = {"stream_mode": modes, "subgraphs": True}
+            options |= {"stream_mode": modes, "subgraphs": True}
         if self.asynchronous:
-            return lambda: _alast(graph.astream(input, config, **options), bool(options))
-        return lambda: _last(graph.stream(input, config, **options), bool(options))
+            return lambda: _alast(graph.astream(input, config, **options), is_graph)
+        return lambda: _last(graph.stream(input, config, **options), is_graph)
 
 
 def _last(parts: Iterator[Any], is_graph: bool) -> Any:

@@ -22,6 +22,7 @@ from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import MessagesState, StateGraph
+from langgraph.pregel.remote import RemoteGraph
 from langgraph.types import CachePolicy, Command
 
 from langchain_art import CaptureHandler, Trajectory, capture
@@ -29,6 +30,7 @@ from langchain_art.client.sync_client import ArtClient
 from langchain_art.wire import TrajectoryGroup
 from tests.conformance.topologies import checks
 from tests.conformance.topologies.cases_interrupts import careful
+from tests.conformance.topologies.cases_remote import deployment
 from tests.conformance.topologies.harness import Expect, Kit, Performance, Topology
 from tests.conformance.topologies.nodes import Meeting, line
 from tests.conformance.topologies.other_process import durable
@@ -190,6 +192,19 @@ def test_a_reply_from_elsewhere_that_only_the_output_holds(kit: Kit) -> None:
         line(MessagesState, same=lambda state: {"messages": [reply]}).compile().invoke(kit.ask())
     elsewhere = run.trajectory().metadata["sampled_elsewhere"]
     assert elsewhere == [reply.response_metadata["call_id"]]
+
+
+def test_a_remote_graph_that_no_scope_hears(kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
+    agent = RemoteGraph("agent", url=deployment(kit.server.base_url))
+    with capture() as run:
+        state: Any = agent.invoke(kit.ask("hello"))
+        run.output = state
+    assert "RemoteGraph" in caplog.text
+    trajectory = run.trajectory()
+    assert trajectory.turns == ()
+    assert "art_trajectory_id" in trajectory.metadata["not_heard"][0]
+    said = state["messages"][-1]["response_metadata"]["call_id"]
+    assert trajectory.metadata["sampled_elsewhere"] == [said]
 
 
 def test_a_scopes_own_handler_on_the_model(kit: Kit, seen: Seen) -> None:

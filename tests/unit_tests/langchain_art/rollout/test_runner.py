@@ -235,7 +235,7 @@ async def test_the_same_trajectory_twice_is_no_group() -> None:
         await gather(rollout, SCENARIOS, group_size=2)
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, asyncio.CancelledError])
 def test_what_ends_a_program_is_not_a_failed_rollout(kind: type[BaseException]) -> None:
     async def rollout(_: Scenario) -> float:
         raise kind

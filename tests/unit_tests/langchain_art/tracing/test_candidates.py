@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import pytest
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
@@ -10,7 +11,8 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.types import Command
+from langgraph.graph.message import add_messages
+from langgraph.types import Command, Send
 
 from langchain_art import capture
 
@@ -30,6 +32,13 @@ class Several(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=reply) for reply in replies])
 
 
+@dataclass
+class Noted:
+    """A state that is a data class."""
+
+    messages: Annotated[list[Any], add_messages]
+
+
 def fates(run: Any) -> list[tuple[Any, Any]]:
     return [(turn.reply["content"], turn.excluded_because) for turn in run.turns]
 
@@ -37,9 +46,8 @@ def fates(run: Any) -> list[tuple[Any, Any]]:
 def through(node: Any) -> Any:
     """Runs a node in a graph, and gives the run."""
     with capture() as run:
-        StateGraph(MessagesState).add_node("a", node).add_edge(START, "a").compile().invoke(
-            {"messages": ASK}
-        )
+        graph = StateGraph(MessagesState).add_node("a", node).add_node("b", lambda state: {})
+        graph.add_edge(START, "a").compile().invoke({"messages": ASK})
     return run
 
 
@@ -60,13 +68,33 @@ def test_a_prompt_that_goes_on_with_a_choice_chooses_it() -> None:
     assert run.turns[3].extends == 1
 
 
-def test_a_node_that_returns_a_choice_chooses_it() -> None:
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda choice: {"messages": [choice.message]},
+        lambda choice: {"messages": [("ai", choice.text)]},
+        lambda choice: Command(goto=Send("b", {"messages": [AIMessage(f" {choice.text}\n")]})),
+        lambda choice: Noted([choice.message]),
+    ],
+)
+def test_a_node_that_returns_a_choice_chooses_it(returned: Any, given: bool) -> None:
     def node(state: Any, config: RunnableConfig) -> Any:
-        result = Several().generate([ASK], callbacks=config["callbacks"])
-        return {"messages": [result.generations[0][2].message]}
+        result = Several().generate([ASK], callbacks=config["callbacks"] if given else None)
+        return returned(result.generations[0][2])
 
     run = through(node)
     assert fates(run) == [("one", "unchosen"), ("two", "unchosen"), ("three", None)]
+    assert run.turns[0].node == "a"
+
+
+@pytest.mark.parametrize("output", [{"messages": [("ai", "on")]}, {}, None])
+def test_of_choices_that_the_node_made_something_else_of_none_counts(output: Any) -> None:
+    def node(state: Any) -> Any:
+        Several().generate([ASK])
+        return output
+
+    assert [why for _, why in fates(through(node))] == ["unchosen"] * 3
 
 
 @pytest.mark.parametrize(
@@ -114,6 +142,41 @@ def test_a_reply_that_the_node_itself_went_on_with_counts() -> None:
         return {"messages": [model.invoke(ASK)]}
 
     assert fates(through(node)) == [("draft", None), ("better", None), ("other", None)]
+
+
+class Asked(FakeListChatModel):
+    """Whose parameters are those of OpenAI's models, by name and by `bind`."""
+
+    name_: str = "one"
+
+    def _get_ls_params(self, stop: Any = None, **kwargs: Any) -> Any:
+        return {"ls_provider": "elsewhere", "ls_model_name": self.name_}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Asked(responses=["good"], name_="two"),
+        Asked(responses=["good"]).bind(tools=[{"type": "function", "function": {"name": "f"}}]),
+        Asked(responses=["good"]).bind(response_format={"type": "json_object"}),
+        Asked(responses=["good"]).bind(stop=["."]),
+        Asked(responses=["good"]).bind(extra_body={"guided_regex": "a"}),
+    ],
+)
+def test_another_model_or_other_tools_or_parameters_ask_another_question(other: Any) -> None:
+    model = Asked(responses=["good"])
+    run = through(lambda state: {"messages": [model.invoke(ASK), other.invoke(ASK)][1:]})
+    assert [why for _, why in fates(run)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "drawn", [{"temperature": 0.5}, {"seed": 2}, {"extra_body": {"top_k": 5}}, {"user": "ann"}]
+)
+def test_how_an_answer_is_drawn_makes_no_other_question(drawn: Any) -> None:
+    model = Asked(responses=["good"])
+    again = model.bind(**drawn)
+    run = through(lambda state: {"messages": [model.invoke(ASK), again.invoke(ASK)][1:]})
+    assert [why for _, why in fates(run)] == ["unchosen", None]
 
 
 def test_the_same_prompt_in_another_task_is_no_rival() -> None:

@@ -64,7 +64,7 @@ def test_a_run_starts_unscored_and_refuses_what_is_no_number() -> None:
     trajectory = run.trajectory()
     assert isinstance(trajectory, Trajectory)
     assert (trajectory.reward, trajectory.scenario, trajectory.status) == (1.0, "q", "completed")
-    assert trajectory.metadata == {"seed": 1}
+    assert trajectory.metadata["seed"] == run.metadata["seed"] == 1
     assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
 
 

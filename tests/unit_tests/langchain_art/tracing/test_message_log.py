@@ -8,7 +8,7 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from langchain_art import ChatART
-from langchain_art.tracing.message_log import MessageLog, wire_message
+from langchain_art.tracing.message_log import MessageLog, SampledReply, wire_message
 
 CALL: Any = {"name": "look", "args": {"what": "Tür"}, "id": "c1", "type": "tool_call"}
 
@@ -65,8 +65,87 @@ def test_an_extra_choice_that_says_the_same_is_not_what_prompts_continue() -> No
     log = MessageLog()
     hi, reply = HumanMessage("hi"), AIMessage("hello")
     prompt = log.add_prompt([hi], "a:1")
-    log.add_reply(0, prompt, reply, "a:1")
-    log.add_reply(1, prompt, AIMessage("hello"), "a:1", extra_choice=True)
-    log.add_reply(2, prompt, AIMessage("other"), "a:1", extra_choice=True)
+    log.add_reply(0, prompt, SampledReply.of(reply), "a:1")
+    log.add_reply(1, prompt, SampledReply.of(AIMessage("hello")), "a:1", extra_choice=True)
+    log.add_reply(2, prompt, SampledReply.of(AIMessage("other")), "a:1", extra_choice=True)
     assert log.add_prompt([hi, reply, hi], "a:1").extends == 0
     assert log.add_prompt([hi, AIMessage("other"), hi], "a:1").extends == 2
+
+
+def _set_content(reply: AIMessage) -> None:
+    reply.content = "clean"
+
+
+def _set_blocks(reply: AIMessage) -> None:
+    reply.content = [{"type": "text", "text": "clean"}]
+
+
+def _set_argument(reply: AIMessage) -> None:
+    reply.tool_calls[0]["args"]["what"] = "window"
+
+
+def _set_unwritable(reply: AIMessage) -> None:
+    reply.tool_calls[0]["args"]["what"] = object()
+
+
+def _set_calls(reply: AIMessage) -> None:
+    reply.tool_calls = []
+
+
+def _set_reasoning(reply: AIMessage) -> None:
+    reply.additional_kwargs["reasoning_content"] = "no"
+
+
+EDITS = [_set_content, _set_blocks, _set_argument, _set_unwritable, _set_calls, _set_reasoning]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edited_reply_is_told_from_what_was_sampled(edit: Any) -> None:
+    reply = AIMessage(
+        "so",
+        tool_calls=[{**CALL, "args": {"what": "Tür"}}],
+        additional_kwargs={"reasoning_content": "hm"},
+    )
+    sampled, before = SampledReply.of(reply), wire_message(reply)
+    assert sampled.edited() is None
+    log, hi = MessageLog(), HumanMessage("hi")
+    prompt = log.add_prompt([hi], "a:1")
+    edit(reply)
+    assert sampled.edited() == wire_message(reply) != before
+    assert log.add_reply(0, prompt, sampled, "a:1") == before
+    assert log.add_prompt([hi, reply, hi], "a:1").extends is None
+
+
+@pytest.mark.parametrize("edit", EDITS[:4])
+def test_a_reply_that_is_edited_once_it_is_in_a_prompt(edit: Any) -> None:
+    reply = AIMessage("so", tool_calls=[{**CALL, "args": {"what": "Tür"}}])
+    before = wire_message(reply)
+    log, hi = MessageLog(), HumanMessage("hi")
+    log.add_reply(0, log.add_prompt([hi], "a:1"), SampledReply.of(reply), "a:1")
+    assert log.add_prompt([hi, reply, hi], "a:1").extends == 0
+    if edit is not _set_argument and edit is not _set_unwritable:
+        edit(reply)
+        assert log.add_prompt([hi, reply, hi], "a:1").extends is None
+    assert log.messages[1] == before
+
+
+@pytest.mark.parametrize("content", ["so", [{"type": "text", "text": "so"}]])
+def test_a_signed_reply_is_what_was_sampled(content: Any) -> None:
+    reply = AIMessage(content)
+    sampled = SampledReply.of(reply)
+    log, hi = MessageLog(), HumanMessage("hi")
+    prompt = log.add_prompt([hi], "a:1")
+    reply.name = "scout"
+    assert sampled.edited() is None
+    assert log.add_reply(0, prompt, sampled, "a:1") == wire_message(reply)
+    assert log.add_prompt([hi, reply, hi], "a:1").extends == 0
+    assert log.add_prompt([hi, reply.model_copy(), hi], "a:1").extends == 0
+
+
+def test_arguments_that_are_no_json_are_no_edit() -> None:
+    reply = AIMessage("so", tool_calls=[{**CALL, "args": {"what": {1, 2}}}])
+    sampled = SampledReply.of(reply)
+    assert sampled.edited() is None
+    reply.tool_calls = [dict(call) for call in reply.tool_calls]  # type: ignore[misc]
+    reply.content = "so ".strip()
+    assert sampled.edited() is None

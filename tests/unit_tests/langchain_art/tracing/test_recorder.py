@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from importlib.metadata import version
+from multiprocessing import get_context
 from typing import Any
 
 import pytest
@@ -12,14 +15,18 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
-from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import GraphRecursionError
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
 from packaging.version import Version
 
 from langchain_art import CaptureHandler, capture
+from langchain_art.rollout.scenarios import scenario_id
 from langchain_art.tracing.run import Run
 
 ASK: Any = {"messages": [("user", "hi")]}
@@ -212,8 +219,58 @@ def test_replies_from_elsewhere_are_named() -> None:
         model.invoke([sampled("b"), AIMessage("no id"), HumanMessage("3"), sampled("a")])
         line(n=lambda state: {"messages": [sampled("c")]}).invoke(ASK)
     trajectory = run.trajectory()
-    assert trajectory.metadata == {"sampled_elsewhere": ["a", "b", "c"]}
+    assert trajectory.metadata["sampled_elsewhere"] == ["a", "b", "c"]
     assert run.metadata == {}
+
+
+def test_a_scope_that_hears_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with capture() as run:
+        line(n=lambda state: {}).invoke(ASK)
+    assert "RemoteGraph" in caplog.text
+    assert run.id in caplog.text
+    (why,) = run.trajectory().metadata["not_heard"]
+    assert "RemoteGraph" in why
+    caplog.clear()
+    with pytest.raises(ValueError, match="no"), capture() as run:
+        line(n=failing).invoke(ASK)
+    assert not caplog.text
+    assert "not_heard" not in run.trajectory().metadata
+
+
+def test_calls_without_an_id_are_said() -> None:
+    with capture() as run:
+        line(a=says("x"), b=says("y")).invoke(ASK)
+    (why,) = run.trajectory().metadata["not_heard"]
+    assert why.startswith("2 of the calls of the model None reported no id")
+
+
+def _ask_in_a_child(word: str) -> tuple[str, list[str]]:
+    said: list[str] = []
+    log = logging.getLogger("langchain_art.tracing")
+    log.addHandler(heard := logging.Handler())
+    heard.emit = lambda record: said.append(record.getMessage())
+    model = FakeListChatModel(responses=[word, word])
+    return model.invoke("?").text + model.invoke("?").text, said
+
+
+def test_a_call_in_a_forked_process_is_said_there_and_here() -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool, capture() as run:
+        text, said = pool.submit(_ask_in_a_child, "x").result()
+    assert text == "xx"
+    assert len(said) == 1
+    assert f"run {run.id} does not hear" in said[0]
+    assert "process pools" in run.trajectory().metadata["not_heard"][0]
+
+
+def test_a_scenario_may_be_a_question_of_any_length() -> None:
+    question = "Who? " * 100
+    with capture(scenario=question) as run, capture(scenario=question + "!") as other:
+        pass
+    assert run.scenario == scenario_id({"id": question})
+    assert len(run.scenario) <= 256
+    assert run.trajectory().scenario == run.scenario != other.scenario
+    with capture(scenario="q" * 256) as run:
+        assert run.scenario == "q" * 256
 
 
 # ---- the scope itself
@@ -254,3 +311,55 @@ def test_the_path_of_a_graph_on_a_thread_of_its_own() -> None:
         inner.invoke(ASK, THREAD)
     assert [turn.path for turn in run.turns] == [("team", "asks", "deep"), ("deep",)]
     assert [turn.thread for turn in run.turns] == ["t", "t"]
+
+
+# ---- graphs that loop
+
+
+def looping(*lines: str) -> Any:
+    """A graph that its recursion limit stops after two calls."""
+    graph = StateGraph(MessagesState).add_node("think", says(*lines))
+    graph.add_edge(START, "think").add_edge("think", "think")
+    compiled, limit = graph.compile(), RunnableConfig(recursion_limit=2)
+    return RunnableLambda(lambda state: compiled.invoke(state, limit))
+
+
+def told_of_looping(node: Any) -> list[tuple[Any, str | None]]:
+    with capture() as run:
+        line(n=node).invoke(ASK)
+    assert run.status == "completed"
+    return told(run)
+
+
+def test_a_loop_that_a_node_caught_counts() -> None:
+    sub, good = looping("x", "y"), says("z")
+
+    def catches(state: Any) -> Any:
+        with suppress(GraphRecursionError):
+            sub.invoke(state)
+        return good(state)
+
+    assert told_of_looping(catches) == [("x", None), ("y", None), ("z", None)]
+
+
+def test_a_loop_that_a_failing_tool_tells_counts() -> None:
+    sub = looping("x", "y")
+
+    @tool
+    def delve() -> str:
+        """Delve."""
+        return str(sub.invoke(ASK))
+
+    call = {"name": "delve", "args": {}, "id": "1", "type": "tool_call"}
+    tools = ToolNode([delve], handle_tool_errors=True)
+    node = RunnableLambda(lambda state: {"messages": [AIMessage("", tool_calls=[call])]}) | tools
+    assert told_of_looping(node) == [("x", None), ("y", None)]
+
+
+@pytest.mark.parametrize("retried", [False, True])
+def test_a_loop_that_was_replaced_does_not_count(retried: bool) -> None:
+    sub, tries = looping("x", "y"), iter([0, 1])
+    good = RunnableLambda(says("z"))
+    once = RunnableLambda(lambda state: good.invoke(state) if next(tries) else sub.invoke(state))
+    node = once.with_retry(wait_exponential_jitter=False) if retried else sub.with_fallbacks([good])
+    assert told_of_looping(node) == [("x", "error"), ("y", "error"), ("z", None)]
