@@ -6,14 +6,16 @@ import asyncio
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from threading import Lock, Thread, current_thread
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
+from langchain_art._callables import only_errors
 from langchain_art.errors import ConfigError, JudgeError
 from langchain_art.evaluators.scoring import Evaluator, score_group
 from langchain_art.wire import Trajectory, TrajectoryGroup
@@ -60,7 +62,8 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
     """Scores the runs of one scenario, relative to each other.
 
     It is a LangChain Runnable (``invoke``, ``ainvoke``, ``batch``, ``|``, ``with_retry``,
-    callbacks) and an evaluator for `Trainer`. It returns the group with, for each run,
+    callbacks), and an evaluator for `Trainer`, LangSmith's ``evaluate`` and Langfuse's
+    ``run_experiment``. It returns the group with, for each run,
 
     - ``reward``: the score, or None where the run could not be scored;
     - ``scores[key]`` and ``scores["key/part"]``: the score and its parts;
@@ -89,6 +92,7 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
             )
         self.key = key
         self.name = key
+        self.__name__ = key  # by which LangSmith and Langfuse show it
 
     @property
     def cost(self) -> float | None:
@@ -105,9 +109,44 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
             JudgeError: the whole group could not be scored.
         """
 
-    async def __call__(self, group: TrajectoryGroup) -> TrajectoryGroup:
-        """As `ainvoke`, for `Trainer`."""
-        return await self.ainvoke(group)
+    @overload
+    def __call__(self, group: TrajectoryGroup, /) -> Awaitable[TrajectoryGroup]: ...
+
+    @overload
+    def __call__(self, /, **given: Any) -> Any: ...
+
+    def __call__(
+        self,
+        group: TrajectoryGroup | None = None,
+        /,
+        *,
+        run: Any = None,
+        runs: Any = None,
+        example: Any = None,
+        inputs: Any = None,
+        outputs: Any = None,
+        reference_outputs: Any = None,
+        **given: Any,
+    ) -> Any:
+        """With a group: as `ainvoke`, for `Trainer`.
+
+        With names that LangSmith's ``evaluate``, Langfuse's ``run_experiment`` or openevals pass:
+        what they expect of an evaluator (see `integrations.by_name`).
+        """
+        if group is not None:
+            return self.ainvoke(group)
+        # It imports this module.
+        from langchain_art.evaluators.integrations.by_name import called_by_name  # noqa: PLC0415
+
+        known = {
+            "run": run,
+            "runs": runs,
+            "example": example,
+            "inputs": inputs,
+            "outputs": outputs,
+            "reference_outputs": reference_outputs,
+        }
+        return called_by_name(self, given | {k: v for k, v in known.items() if v is not None})
 
     async def ainvoke(
         self, input: TrajectoryGroup, config: RunnableConfig | None = None, **kwargs: Any
@@ -133,7 +172,8 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
 
     async def scores_of(self, group: TrajectoryGroup) -> Sequence[Score | None]:
         """As `ascore`; raises a `ConfigError` if there is not one score for each run."""
-        scores = await self.ascore(group)
+        with only_errors(self):
+            scores = await self.ascore(group)
         if len(scores) != len(group.trajectories):
             raise ConfigError(
                 f"{type(self).__name__} gave {len(scores)} scores for {len(group.trajectories)} "
@@ -230,9 +270,16 @@ def _loop_of(process: int) -> tuple[asyncio.AbstractEventLoop, Thread]:
     starts its own.
     """
     loop = asyncio.new_event_loop()
-    thread = Thread(target=loop.run_forever, name="langchain-art-evaluators", daemon=True)
+    thread = Thread(target=_run, args=(loop,), name="langchain-art-evaluators", daemon=True)
     thread.start()
     return loop, thread
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        # A task of an evaluator's own raised it, and has told those who wait for it.
+        with suppress(SystemExit, KeyboardInterrupt):
+            loop.run_forever()
 
 
 _lock = Lock()
@@ -248,9 +295,14 @@ def run_sync(work: Coroutine[Any, Any, _Result]) -> _Result:
             "an evaluator was invoked synchronously from another one's asynchronous code, expected "
             "`await evaluator.ainvoke(group)` there"
         )
-    future = asyncio.run_coroutine_threadsafe(work, loop)
+    future = asyncio.run_coroutine_threadsafe(_guarded(work), loop)
     try:
         return future.result()
     except BaseException:
         future.cancel()
         raise
+
+
+async def _guarded(work: Coroutine[Any, Any, _Result]) -> _Result:
+    with only_errors(work):
+        return await work

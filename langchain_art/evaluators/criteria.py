@@ -41,11 +41,15 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
 
     Example::
 
+        criteria = WeightedCriteriaEvaluator()       # accuracy 0.8, user satisfaction 0.2
         criteria = WeightedCriteriaEvaluator(optimal_steps=3, required_actions=["search", "read"])
         Trainer(graph_model, evaluator=criteria)     # scenarios with a key "answer"
 
     Args:
         weights: criterion -> weight; not negative, with sum 1. A missing criterion has weight 0.
+            None: `WEIGHTS`; if neither an option nor the scenario says what ``efficiency`` or
+            ``completeness`` is measured against, that criterion is left out, and the other weights
+            are divided by their sum.
         accuracy: ``"exact"`` (`exact`), ``"string"`` (`string_similarity`), ``"dict"``
             (`dict_similarity`), or a function of answer and expected answer.
         expected: the scenario's key of the expected answer, or a function of the scenario.
@@ -69,7 +73,7 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
     def __init__(
         self,
         *,
-        weights: Mapping[str, float] = WEIGHTS,
+        weights: Mapping[str, float] | None = None,
         accuracy: Accuracy = "exact",
         expected: str | Callable[[Scenario], Any] = "answer",
         answer: Callable[[Trajectory], Any] = run_facts.answer,
@@ -83,7 +87,8 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
         key: str = "criteria",
     ) -> None:
         super().__init__(key)
-        self.weights = _checked(weights)
+        self.weights = _checked(WEIGHTS if weights is None else weights)
+        self._may_leave_out = weights is None
         if not callable(accuracy) and accuracy not in _MEASURES:
             raise ConfigError(
                 f"got {accuracy=}, expected {', '.join(map(repr, _MEASURES))} or a function"
@@ -109,17 +114,29 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
         """The weighted sum for each run; `Score.parts` has the criteria."""
         scenario: Any = group.metadata.get("scenario")
         known = cast("Scenario", scenario) if isinstance(scenario, Mapping) else {}
-        return [self._score(run, known) for run in group.trajectories]
+        weights = self._weights(known)
+        return [self._score(run, known, weights) for run in group.trajectories]
 
-    def _score(self, run: Trajectory, scenario: Scenario) -> Score:
+    def _weights(self, scenario: Scenario) -> Mapping[str, float]:
+        """The weights of the criteria that can be computed, with sum 1."""
+        if not self._may_leave_out:
+            return self.weights
+        given = {"efficiency": self._optimal, "completeness": self._required}
+        keys = {"efficiency": "optimal_steps", "completeness": "required_actions"}
+        unknown = {c for c, key in keys.items() if given[c] is None and scenario.get(key) is None}
+        left = {name: weight for name, weight in self.weights.items() if name not in unknown}
+        total = math.fsum(left.values())
+        return {name: weight / total for name, weight in left.items()}
+
+    def _score(self, run: Trajectory, scenario: Scenario, weights: Mapping[str, float]) -> Score:
         criteria: dict[str, Callable[[Trajectory, Scenario], float]] = {
             "accuracy": self._accuracy,
             "efficiency": self._efficiency,
             "completeness": self._completeness,
             "user_satisfaction": self._satisfaction,
         }
-        parts = {name: criteria[name](run, scenario) for name in self.weights}
-        value = math.fsum(self.weights[name] * part for name, part in parts.items())
+        parts = {name: criteria[name](run, scenario) for name in weights}
+        value = math.fsum(weights[name] * part for name, part in parts.items())
         words = ", ".join(f"{name} {part:.2f}" for name, part in parts.items())
         return Score(_clamped(value), words, parts)
 

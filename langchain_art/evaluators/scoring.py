@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from langchain_art._callables import is_async
+from langchain_art._callables import call
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
@@ -92,8 +91,7 @@ async def score_group(group: TrajectoryGroup, evaluator: Evaluator) -> Trajector
     if not runs:
         return group
     shown = group.model_copy(update={"trajectories": tuple(runs)})
-    found = evaluator(shown) if is_async(evaluator) else await asyncio.to_thread(evaluator, shown)
-    scores = await found if inspect.isawaitable(found) else found
+    scores = cast("Scores", await call(getattr(evaluator, "ainvoke", evaluator), shown))
     if not isinstance(scores, TrajectoryGroup):
         scores = shown.model_copy(update={"trajectories": _rescored(runs, scores)})
     rewards = [one.reward for t in scores.trajectories for one in (t, *t.turns)]

@@ -45,7 +45,7 @@ def test_every_block_runs_and_prints_what_it_says(
     services: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names: dict[str, Any] = {"judge": RankingJudge()}
-    assert run_page(PAGE, names, lambda: capsys.readouterr().out) == 11
+    assert run_page(PAGE, names, lambda: capsys.readouterr().out) == 12
     assert names["compared"].comparative_experiment.name
     names["langfuse"].shutdown()
     for composite in ("gated", "careful", "jury"):

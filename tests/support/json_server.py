@@ -9,6 +9,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
 
+class Refusal(Exception):
+    """Raised by `JsonServer.answer` for another status than 200."""
+
+    def __init__(self, status: int, **headers: str) -> None:
+        super().__init__(status)
+        self.status, self.headers = status, headers
+
+
 class JsonServer:
     """Serves while its scope lasts. Subclasses write `answer`."""
 
@@ -37,8 +45,16 @@ class JsonServer:
             do_PATCH = do_POST
 
             def _answer(self, asked: Any) -> None:
-                body = json.dumps(server.answer(self.path, asked)).encode()
-                self.send_response(200)
+                status, headers = 200, dict[str, str]()
+                try:
+                    found = server.answer(self.path, asked)
+                except Refusal as refusal:
+                    status, headers = refusal.status, refusal.headers
+                    found = {"error": {"message": "refused", "type": "refused", "code": None}}
+                body = json.dumps(found).encode()
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name.replace("_", "-"), value)
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()

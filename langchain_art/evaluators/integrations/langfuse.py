@@ -1,16 +1,20 @@
 """Evaluators for Langfuse's ``run_experiment`` (its SDK, version 5).
 
-Each is made of a `GroupEvaluator`, or of a function that a `Trainer` takes.
+Each is made of a `GroupEvaluator`, or of a function that a `Trainer` takes. A `GroupEvaluator` may
+also be given to Langfuse as it is (`by_name`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import chain
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
+from langchain_art.errors import ConfigError
 from langchain_art.evaluators.base import Score, as_evaluator
 from langchain_art.evaluators.integrations.convert import as_group
 from langchain_art.evaluators.scoring import Evaluator
@@ -18,6 +22,9 @@ from langchain_art.tracing.message_log import jsonable
 
 if TYPE_CHECKING:
     from langfuse import Evaluation, Langfuse
+
+_AT_ONCE = 16
+_log = logging.getLogger(__name__)
 
 
 def item_evaluator(evaluator: Evaluator) -> Callable[..., Awaitable[list[Evaluation]]]:
@@ -40,9 +47,10 @@ def item_evaluator(evaluator: Evaluator) -> Callable[..., Awaitable[list[Evaluat
         *, input: Any, output: Any, expected_output: Any = None, **_: Any
     ) -> list[Evaluation]:
         group = as_group([output], inputs=input, reference=expected_output)
-        (score,) = await judge.ascore(group)
+        (score,) = await judge.scores_of(group)
         return [] if score is None else _evaluations(judge.key, score)
 
+    evaluate_item.__name__ = judge.key
     return evaluate_item
 
 
@@ -65,24 +73,45 @@ def run_evaluator(
 
     Returns:
         A function that returns the mean score (``key_mean``) and the mean difference between the
-        best and the worst run of a group (``key_spread``). An error of the judge is raised.
+        best and the worst run of a group (``key_spread``). At most 16 groups are judged at once.
+        A group that cannot be judged is logged, counted in the comments, and leaves the others'
+        scores; the judge's error is raised if no group can be, and a `ConfigError` in any case.
     """
     judge = as_evaluator(evaluator)
 
     async def evaluate_run(*, item_results: Sequence[Any], **_: Any) -> list[Evaluation]:
         groups = _by_input(item_results)
-        found: list[list[float]] = []
-        for results in groups:
+        slots = asyncio.Semaphore(_AT_ONCE)
+
+        async def judged(results: Sequence[Any]) -> Sequence[Score | None]:
             outputs, item = [result.output for result in results], results[0].item
             asked, right = _of(item, "input"), _of(item, "expected_output")
-            scores = await judge.ascore(as_group(outputs, inputs=asked, reference=right))
+            async with slots:
+                return await judge.scores_of(as_group(outputs, inputs=asked, reference=right))
+
+        outcomes = await asyncio.gather(*map(judged, groups), return_exceptions=True)
+        errors = [one for one in outcomes if isinstance(one, BaseException)]
+        for error in errors:
+            if len(errors) == len(groups) or not _is_of_group(error):
+                raise error
+            _log.error("%s could not judge a group: %s: %s", judge.key, type(error).__name__, error)
+        found: list[list[float]] = []
+        for results, scores in zip(groups, outcomes, strict=True):
+            if isinstance(scores, BaseException):
+                continue
             for result, score in zip(results, scores, strict=True):
                 if score is not None:
                     _keep(result, _evaluations(judge.key, score), client)
             found.append([score.value for score in scores if score is not None])
         return _summary(judge.key, [values for values in found if values], len(groups))
 
+    evaluate_run.__name__ = judge.key
     return evaluate_run
+
+
+def _is_of_group(error: BaseException) -> bool:
+    """Whether another group may be judged all the same."""
+    return isinstance(error, Exception) and not isinstance(error, ConfigError)
 
 
 def _by_input(item_results: Sequence[Any]) -> list[list[Any]]:

@@ -1,18 +1,23 @@
 """Evaluators for LangSmith's ``evaluate`` and ``evaluate_comparative``.
 
-Each is made of a `GroupEvaluator`, or of a function that a `Trainer` takes. LangSmith takes plain
+Each is made of a `GroupEvaluator`, or of a function that a `Trainer` takes. A `GroupEvaluator` may
+also be given to LangSmith as it is (`by_name`). LangSmith takes plain
 functions as evaluators, so this module does not import it. Formats:
 `docs.langchain.com/langsmith/code-evaluator` and ``…/evaluate-pairwise``.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+from langchain_art.errors import ConfigError
 from langchain_art.evaluators.base import Score, as_evaluator
 from langchain_art.evaluators.integrations.convert import as_group
 from langchain_art.evaluators.scoring import Evaluator
+
+_log = logging.getLogger(__name__)
 
 
 def row_evaluator(
@@ -34,7 +39,8 @@ def row_evaluator(
 
     Returns:
         A function that returns ``{"results": [{"key", "score", "comment"}, …]}``: the score, and
-        its parts as ``key/part``. The score is None if the run could not be scored.
+        its parts as ``key/part``. The score is None if the run could not be scored; if the
+        evaluator raised, the comment is its error, as LangSmith itself reports one.
     """
     judge = as_evaluator(evaluator)
 
@@ -43,8 +49,14 @@ def row_evaluator(
     ) -> dict[str, Any]:
         runs = [_unwrapped(outputs)] if candidates is None else list(outputs[candidates])
         group = as_group(runs, inputs=_unwrapped(inputs), reference=reference_outputs)
+        try:
+            scores = judge.score(group)
+        except Exception as error:  # noqa: BLE001 - LangSmith would file it under another name
+            _log.error("%s raised %r", judge.key, error)
+            failed = {"score": None, "comment": repr(error), "extra": {"error": True}}
+            return {"results": [{"key": judge.key, **failed}]}
         results: list[dict[str, Any]] = []
-        for number, score in enumerate(judge.score(group), start=1):
+        for number, score in enumerate(scores, start=1):
             key = judge.key if candidates is None else f"{judge.key}_{number}"
             results += _feedback(key, score)
         return {"results": results}
@@ -64,7 +76,8 @@ def comparative_evaluator(evaluator: Evaluator) -> Callable[..., dict[str, Any]]
 
     Returns:
         A function that returns ``{"key", "scores": {run id: score}, "comment": {run id: why}}``,
-        without the runs that could not be scored.
+        without the runs that could not be scored. Of a group that could not be judged there are no
+        scores, and the comment is the judge's error: LangSmith gives up all examples if one raises.
     """
     judge = as_evaluator(evaluator)
 
@@ -75,7 +88,13 @@ def comparative_evaluator(evaluator: Evaluator) -> Callable[..., dict[str, Any]]
             reference=example.outputs if example is not None else None,
             run_ids=[str(run.id) for run in runs],
         )
-        found = zip(runs, judge.score(group), strict=True)
+        try:
+            found = zip(runs, judge.score(group), strict=True)
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001 - of any judge
+            _log.error("%s raised %r", judge.key, error)
+            return {"key": judge.key, "scores": {}, "comment": repr(error)}
         scored = {run.id: score for run, score in found if score is not None}
         return {
             "key": judge.key,

@@ -7,57 +7,92 @@ are scored as one group, and the results are a list in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
-from langchain_core.language_models import BaseChatModel
+from langchain_core.runnables import Runnable
 
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators.base import Score, as_evaluator, run_sync
 from langchain_art.evaluators.integrations.convert import as_group, candidates, is_single
 from langchain_art.evaluators.ruler.evaluator import RulerEvaluator
+from langchain_art.evaluators.ruler.prompt import DEFAULT_RUBRIC
 from langchain_art.evaluators.scoring import Evaluator
 
 Result: TypeAlias = "dict[str, Any]"
 """``openevals.types.EvaluatorResult``; the score is None if the run could not be scored."""
 Results: TypeAlias = "Result | list[Result]"
 
+#: Fields of a prompt of openevals, and what stands for them in RULER's request.
+_FIELDS = {
+    "inputs": "(the task)",
+    "outputs": "(the runs)",
+    "reference_outputs": "(the reference in the task)",
+}
+
 
 def create_ruler(
     *,
-    judge: BaseChatModel | None = None,
-    model: str | None = None,
+    prompt: str = DEFAULT_RUBRIC,
     feedback_key: str = "ruler",
+    judge: Runnable[Any, Any] | None = None,
+    model: str | None = None,
+    system: str | None = None,
+    continuous: bool = True,
+    choices: Sequence[float] | None = None,
+    use_reasoning: bool = True,
     **options: Any,
 ) -> Callable[..., Results]:
-    """RULER as an openevals evaluator, created as by ``create_llm_as_judge``.
+    """RULER as an openevals evaluator, with the parameters of ``create_llm_as_judge``.
 
     Example::
 
-        ruler = create_ruler(model="openai/o3")
+        ruler = create_ruler(prompt="The shortest right answer wins.", model="openai/o3")
         ruler(inputs=question, outputs=[run_of_old, run_of_new])
         # [{"key": "ruler", "score": 0.2, "comment": "…", …}, {"key": "ruler", "score": 0.9, …}]
 
     Args:
-        judge: a chat model.
-        model: a model's name, as litellm writes it, instead of `judge`.
+        prompt: the standards, in words. The fields ``{inputs}``, ``{outputs}`` and
+            ``{reference_outputs}`` of a prompt of openevals become words for the parts of RULER's
+            request, which shows them.
         feedback_key: the results' key.
-        options: of `RulerEvaluator`: ``rubric``, ``passes``, ``cache`` …
+        judge: a chat model, or another Runnable that answers messages.
+        model: a model's name, as litellm writes it, instead of `judge`.
+        system: put before `prompt`.
+        continuous: False: the score is True from 0.5 on. (openevals' own default is False.)
+        choices: the score is the nearest of these numbers.
+        use_reasoning: False: without the explanation.
+        options: of `RulerEvaluator`: ``passes``, ``cache``, ``timeout`` …
 
     Raises:
         ConfigError: both or neither of `judge` and `model`, or options that make no sense.
     """
     return _synchronous(
-        create_async_ruler(judge=judge, model=model, feedback_key=feedback_key, **options)
+        create_async_ruler(
+            prompt=prompt,
+            feedback_key=feedback_key,
+            judge=judge,
+            model=model,
+            system=system,
+            continuous=continuous,
+            choices=choices,
+            use_reasoning=use_reasoning,
+            **options,
+        )
     )
 
 
 def create_async_ruler(
     *,
-    judge: BaseChatModel | None = None,
-    model: str | None = None,
+    prompt: str = DEFAULT_RUBRIC,
     feedback_key: str = "ruler",
+    judge: Runnable[Any, Any] | None = None,
+    model: str | None = None,
+    system: str | None = None,
+    continuous: bool = True,
+    choices: Sequence[float] | None = None,
+    use_reasoning: bool = True,
     **options: Any,
 ) -> Callable[..., Coroutine[Any, Any, Results]]:
     """As `create_ruler`; the evaluator is asynchronous."""
@@ -66,7 +101,35 @@ def create_async_ruler(
         raise ConfigError(
             f"got {judge=}, {model=}, expected one of them: a chat model, or a model's name"
         )
-    return async_openevals_evaluator(RulerEvaluator(asked, key=feedback_key, **options))
+    if "rubric" in options:
+        raise ConfigError("got rubric=, expected prompt=, as openevals calls it")
+    if not isinstance(cast("object", prompt), str):
+        raise ConfigError(f"got {prompt!r:.200} as the prompt, expected the standards as a text")
+    if choices is not None and (not continuous or not choices):
+        raise ConfigError(
+            f"got {choices=}, {continuous=}, expected at least one number to choose, and "
+            "continuous=True"
+        )
+    rubric = prompt if system is None else f"{system}\n\n{prompt}"
+    for field, words in _FIELDS.items():
+        rubric = rubric.replace(f"{{{field}}}", words)
+    evaluate = async_openevals_evaluator(RulerEvaluator(asked, rubric, key=feedback_key, **options))
+
+    def shaped(result: Result) -> Result:
+        value: float | None = result["score"]
+        changed: Result = {} if use_reasoning else {"comment": None}
+        if value is not None and not continuous:
+            changed["score"] = value >= 0.5
+        elif value is not None and choices is not None:
+            changed["score"] = min(choices, key=lambda choice: abs(choice - value))
+        return result | changed
+
+    @wraps(evaluate)
+    async def evaluate_as_asked(**given: Any) -> Results:
+        found = await evaluate(**given)
+        return [shaped(one) for one in found] if isinstance(found, list) else shaped(found)
+
+    return evaluate_as_asked
 
 
 def openevals_evaluator(evaluator: Evaluator) -> Callable[..., Results]:
@@ -88,7 +151,7 @@ def async_openevals_evaluator(evaluator: Evaluator) -> Callable[..., Coroutine[A
         *, inputs: Any = None, outputs: Any, reference_outputs: Any = None, **_: Any
     ) -> Results:
         group = as_group(candidates(outputs), inputs=inputs, reference=reference_outputs)
-        found = [_result(judge.key, score) for score in await judge.ascore(group)]
+        found = [_result(judge.key, score) for score in await judge.scores_of(group)]
         return found[0] if is_single(outputs) else found
 
     return evaluate

@@ -16,14 +16,14 @@ from statistics import fmean
 from threading import Lock
 from typing import Any
 
-from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 
 from langchain_art.errors import ArtError, ConfigError, JudgeError
 from langchain_art.evaluators.base import GroupEvaluator, Score
 from langchain_art.evaluators.ruler import prompt
 from langchain_art.evaluators.ruler.cache import VerdictCache
-from langchain_art.evaluators.ruler.judge_model import Judge, Spent, spent_on
+from langchain_art.evaluators.ruler.judge_calls import retry_after
+from langchain_art.evaluators.ruler.judge_model import Judge, JudgeModel, Spent, spent_on
 from langchain_art.evaluators.ruler.prompt import DEFAULT_RUBRIC, Case, Names
 from langchain_art.evaluators.ruler.reply_parser import UnusableReply, read
 from langchain_art.evaluators.ruler.truncate import LEAST
@@ -61,8 +61,9 @@ class RulerEvaluator(GroupEvaluator):
     Equal runs get equal scores. If all of several runs are equal, the score is 0.5 without a call.
 
     Args:
-        judge: a chat model of LangChain (`ChatART` for a model on our server), or a name as litellm
-            writes it, such as ``"openai/o3"`` (extra ``ruler``).
+        judge: a chat model of LangChain (`ChatART` for a model on our server); any other Runnable
+            that answers messages, such as ``model.with_retry()``; or a name as litellm writes it,
+            such as ``"openai/o3"`` (extra ``ruler``).
         rubric: the standards, in words.
         key: the score's name.
         passes: questions per group, whose scores are averaged: 1, or an even number, each pair an
@@ -76,8 +77,10 @@ class RulerEvaluator(GroupEvaluator):
         seed: of the order.
         output_tokens: approximately the most tokens of one tool output; at least 40.
         budget: approximately the most tokens of all quoted text.
-        attempts: most questions per verdict, at least 1.
-        structured: use the judge's structured output if it has one, else parse its text.
+        attempts: most questions per verdict, at least 1. After a reply of "too many requests" all
+            calls of the model wait as long as its ``Retry-After`` says, at most `timeout`.
+        timeout: most seconds for one call of the judge; None: no limit of ours.
+        structured: use the structured output of a chat model that has one, else parse its text.
         litellm_params: see `Judge`.
 
     Raises:
@@ -93,7 +96,7 @@ class RulerEvaluator(GroupEvaluator):
 
     def __init__(
         self,
-        judge: BaseChatModel | str,
+        judge: JudgeModel,
         rubric: str = DEFAULT_RUBRIC,
         *,
         key: str = "ruler",
@@ -105,6 +108,7 @@ class RulerEvaluator(GroupEvaluator):
         output_tokens: int = 400,
         budget: int = 60_000,
         attempts: int = 3,
+        timeout: float | None = 600.0,
         structured: bool = True,
         litellm_params: Mapping[str, Any] | None = None,
     ) -> None:
@@ -119,7 +123,9 @@ class RulerEvaluator(GroupEvaluator):
             )
         if not rubric.strip():
             raise ConfigError("got an empty rubric, expected the standards to judge by, in words")
-        self.judge = Judge(judge, litellm_params=litellm_params, structured=structured)
+        self.judge = Judge(
+            judge, litellm_params=litellm_params, structured=structured, timeout=timeout
+        )
         self.rubric, self.passes, self.seed = rubric, passes, seed
         self._context, self._known = context, known
         self._cache = VerdictCache(cache) if cache is not None else None
@@ -238,7 +244,9 @@ class RulerEvaluator(GroupEvaluator):
                 raise
             except Exception as error:  # noqa: BLE001 - of any model; the last one is raised below
                 problem = error
-                if attempt + 1 < self._attempts:
+                if (asked := retry_after(error)) is not None:
+                    self.judge.pause(asked)
+                elif attempt + 1 < self._attempts:
                     await asyncio.sleep(_PAUSE * 2**attempt)
             self._count(Spent(unusable=1))
         raise JudgeError(
@@ -266,7 +274,7 @@ class RulerEvaluator(GroupEvaluator):
 
 async def ruler_score_group(
     group: TrajectoryGroup,
-    judge_model: BaseChatModel | str = "openai/o3",
+    judge_model: JudgeModel = "openai/o3",
     extra_litellm_params: Mapping[str, Any] | None = None,
     rubric: str = DEFAULT_RUBRIC,
     *,

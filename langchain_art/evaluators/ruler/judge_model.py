@@ -1,26 +1,26 @@
-"""The judge: a chat model of LangChain, or a model's name for litellm; and its costs."""
+"""The judge: a chat model or Runnable of LangChain, or a model's name for litellm; its costs."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
-from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
+from pydantic import BaseModel
 
 from langchain_art.errors import ConfigError
-from langchain_art.evaluators.ruler.reply_parser import Verdict
+from langchain_art.evaluators.ruler.judge_calls import calls_of
+from langchain_art.evaluators.ruler.judge_identity import configured, identity
+from langchain_art.evaluators.ruler.reply_parser import UnusableReply, Verdict
 from langchain_art.evaluators.transcript import compact
 
-_AT_ONCE = 32  # calls of one judge
+JudgeModel: TypeAlias = "Runnable[Any, Any] | str"
+"""A chat model of LangChain, another Runnable that answers messages, or a name for litellm."""
 
 
 @dataclass(frozen=True)
@@ -53,71 +53,106 @@ class Spent:
 
 
 class Judge:
-    """A chat model that gives verdicts.
+    """A model that gives verdicts.
 
     Args:
-        model: a chat model, or a name that litellm knows (``openai/o3``, ``ollama/qwen3``).
+        model: a chat model; another Runnable that takes messages and answers with a message, a
+            text, or the JSON of a verdict; or a name that litellm knows (``openai/o3``,
+            ``ollama/qwen3``).
         litellm_params: fields of `ChatLiteLLM` (``api_base``, ``temperature`` …) for a name.
-        structured: use the model's structured output with the schema `Verdict`, if it has one.
+        structured: use a chat model's structured output with the schema `Verdict`, if it has one.
+            Any other Runnable is asked as it is, for JSON in words.
+        timeout: most seconds for a call; None: as many as it takes.
 
     Raises:
-        ConfigError: neither a chat model nor a name; a name without the extra ``ruler``; parameters
-            with a chat model.
+        ConfigError: neither a Runnable nor a name; a name without the extra ``ruler``; parameters
+            with a Runnable; a timeout that is not positive.
     """
 
     def __init__(
         self,
-        model: BaseChatModel | str,
+        model: JudgeModel,
         *,
         litellm_params: Mapping[str, Any] | None = None,
         structured: bool = True,
+        timeout: float | None = None,
     ) -> None:
-        self.model = _chat_model(model, litellm_params)
-        self._asked: Runnable[LanguageModelInput, Any] = self.model
-        if structured:
-            try:
+        if timeout is not None and not timeout > 0:
+            raise ConfigError(f"got {timeout=}, expected seconds above 0, or None for no limit")
+        self.model = _runnable(model, litellm_params)
+        self.timeout = timeout
+        self._asked: Runnable[Any, Any] = self.model
+        self.structured = False
+        if structured and isinstance(self.model, BaseChatModel):
+            # One without structured output is asked as it is.
+            with suppress(NotImplementedError):
                 self._asked = self.model.with_structured_output(Verdict, include_raw=True)
-            except NotImplementedError:
-                structured = False  # the JSON is parsed from the text
-        self.structured = structured
-        # By process: threads do not survive a fork.
-        self._threads = cache(_new_threads)
+                self.structured = True
+        self._model_identity = identity(self.model)
 
     @property
     def identity(self) -> str:
-        """A digest of the model's class and settings, without secrets."""
-        plain = (str, int, float, bool, list, dict, tuple)
-        fields = {name: value for name, value in self.model if isinstance(value, plain)}
-        kind = type(self.model)
-        settings = self.model._get_llm_string()  # pyright: ignore[reportPrivateUsage]
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        parts = [name, settings, compact(fields), str(self.structured)]
+        """A digest of the model's class and settings, without secrets and memory addresses.
+
+        It includes the values of configurable fields that the present call was given.
+        """
+        given = None if isinstance(self.model, BaseChatModel) else configured()
+        parts = [identity(self.model), str(self.structured), compact(given)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def __str__(self) -> str:
         """Class and name of the model, as the cache stores them for people."""
-        fields = dict(self.model)
+        within: Any = self.model
+        while not isinstance(within, BaseChatModel) and (inner := _inner(within)) is not None:
+            within = inner
+        fields = dict(within) if isinstance(within, BaseChatModel) else {}
         name = fields.get("model_name") or fields.get("model")
-        return f"{type(self.model).__name__} {name or ''}".strip()
+        return f"{type(within).__name__} {name or ''}".strip()
 
     async def ask(self, messages: Sequence[BaseMessage], source: str) -> AIMessage:
-        """The model's reply. `source` names the call, as ``lc_source`` does for captures."""
+        """The model's reply. `source` names the call, as ``lc_source`` does for captures.
+
+        All judges of one model share its calls (`judge_calls.JudgeCalls`). Cancelling ends the
+        waiting, and a call that has not begun.
+
+        Raises:
+            TimeoutError: it took longer than `timeout`.
+            UnusableReply: the reply is neither a message, nor a text, nor JSON.
+        """
         config = RunnableConfig(run_name=source, metadata={"lc_source": source})
-        run, threads = copy_context().run, self._threads(os.getpid())
-        found = await asyncio.get_running_loop().run_in_executor(
-            threads, lambda: run(self._asked.invoke, list(messages), config)
+        calls = calls_of(self._model_identity)
+        return _message(
+            await calls.run(lambda: self._asked.invoke(list(messages), config), self.timeout)
         )
-        return cast("AIMessage", found["raw"] if self.structured else found)
+
+    def pause(self, seconds: float) -> None:
+        """Let no call of the model begin for so long (at most `timeout`), whoever makes it."""
+        most = seconds if self.timeout is None else min(seconds, self.timeout)
+        calls_of(self._model_identity).pause(most)
 
 
-def _new_threads(_process: int) -> ThreadPoolExecutor:
-    """Threads in which a model is called synchronously.
+def _message(found: Any) -> AIMessage:
+    """A Runnable's answer as a message; of structured output, the raw one or the JSON."""
+    if isinstance(found, Mapping):
+        answer = cast("Mapping[str, Any]", found)
+        found = answer["raw"] if isinstance(answer.get("raw"), BaseMessage) else answer
+    if isinstance(found, AIMessage):
+        return found
+    if isinstance(found, BaseMessage):
+        return AIMessage(cast("Any", found.content))
+    if isinstance(found, str):
+        return AIMessage(found)
+    if isinstance(found, BaseModel):
+        return AIMessage(found.model_dump_json())
+    if isinstance(found, Mapping | list):
+        return AIMessage(compact(found))
+    raise UnusableReply(f"it is {found!r:.80}, expected a message, a text or the JSON of a verdict")
 
-    Chat models keep the connections of their asynchronous clients across event loops. If a program
-    runs several loops one after the other (``asyncio.run`` twice, `Trainer.fit_sync`), these
-    connections belong to closed loops.
-    """
-    return ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="langchain-art-judge")
+
+def _inner(runnable: Any) -> Any:
+    """What a binding, a retry, a fallback or a model with configurable fields calls first."""
+    fields = vars(runnable)
+    return next((fields[n] for n in ("bound", "runnable", "default") if n in fields), None)
 
 
 def spent_on(reply: AIMessage) -> Spent:
@@ -132,18 +167,19 @@ def spent_on(reply: AIMessage) -> Spent:
     )
 
 
-def _chat_model(model: object, params: Mapping[str, Any] | None) -> BaseChatModel:
-    if isinstance(model, BaseChatModel):
+def _runnable(model: object, params: Mapping[str, Any] | None) -> Runnable[Any, Any]:
+    if isinstance(model, Runnable):
         if params:
             raise ConfigError(
-                f"got litellm_params {sorted(params)} beside a chat model, expected them with a "
-                "name only; set them on the model itself"
+                f"got litellm_params {sorted(params)} beside a model, expected them with a name "
+                "only; set them on the model itself"
             )
-        return model
+        return cast("Runnable[Any, Any]", model)
     if not isinstance(model, str) or not model:
         raise ConfigError(
-            f"got {type(model).__name__} as the judge, expected a chat model of LangChain or a "
-            "model's name as litellm writes it, such as 'openai/o3'"
+            f"got {type(model).__name__} as the judge, expected a chat model of LangChain, another "
+            "Runnable that answers messages, or a model's name as litellm writes it, such as "
+            "'openai/o3'"
         )
     try:
         # Heavy, and an optional dependency.

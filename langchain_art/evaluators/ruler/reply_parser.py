@@ -16,6 +16,7 @@ _LONGEST = 200_000  # characters of a reply that are read
 _STARTS = 200  # most JSON values in it
 _LITERAL = 6  # most characters of a number or word that is cut off
 _START = re.compile(r"[\[{]")
+_WORD = re.compile(r"\w+")
 _THOUGHT = "</think>"
 
 
@@ -42,12 +43,17 @@ def read(reply: AIMessage, ids: Sequence[str]) -> dict[str, Score]:
 
     Read are a tool call's arguments, if there are any, else the JSON in the text after a reasoning
     model's thoughts. If several JSON values name runs of the question (a draft, for example), each
-    must be complete and all must agree. Values that name no run are ignored. Raises UnusableReply
-    if the text ends within a value, or it is not exactly one valid score for each of `ids`.
+    must be complete and all must agree; so must any other score of a run, such as ``final_scores``
+    beside ``scores``, or ``bcd: 0.5`` in words. Values that name no run are ignored. Raises
+    UnusableReply if the text ends within a value, a value or call with runs cannot be read, or it
+    is not exactly one valid score for each of `ids`.
     """
-    text = str(reply.text).rpartition(_THOUGHT)[2]
-    called = [cast("Any", call["args"]) for call in reply.tool_calls]
-    pieces = [entries for value in called or _json_in(text) if (entries := _entries(value))]
+    if reply.invalid_tool_calls:
+        raise UnusableReply("it holds a tool call whose arguments are no JSON")
+    values, rest = [cast("Any", call["args"]) for call in reply.tool_calls], ""
+    if not values:
+        values, rest = _json_in(str(reply.text).rpartition(_THOUGHT)[2])
+    pieces = [entries for value in values if (entries := _entries(value))]
     verdicts = [_verdict(piece, ids) for piece in pieces if not _names(piece).isdisjoint(ids)]
     if not verdicts:
         others = sorted({name for piece in pieces for name in _names(piece)})
@@ -56,17 +62,60 @@ def read(reply: AIMessage, ids: Sequence[str]) -> dict[str, Score]:
             if pieces
             else 'it holds no complete JSON object with a list "scores"'
         )
-    values = {tuple(verdict[name].value for name in ids) for verdict in verdicts}
-    if len(values) > 1:
-        raise UnusableReply("it holds several verdicts that differ")
+    said = {name: score.value for name, score in verdicts[0].items()}
+    for value in values:
+        scores = list(_mentioned(value, ids))
+        if scores and _names(_entries(value)).isdisjoint(ids):
+            raise UnusableReply('it scores runs outside of a list "scores"')
+        if any(score != said[name] for name, score in scores):
+            raise UnusableReply("it holds several verdicts that differ")
+    if any(said.get(name) != score for name, score in _in_words(rest, ids)):
+        raise UnusableReply("beside its JSON it scores runs in another form")
     return verdicts[0]
 
 
-def _json_in(text: str) -> Iterator[Any]:
-    """The outermost JSON values in a text; nothing inside of an incomplete one is read."""
+def _mentioned(value: Any, ids: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Scores of runs anywhere in a JSON value: in entries, and in objects with runs as keys.
+
+    None: an entry is no score of one run.
+    """
+    open_values = [value]
+    while open_values:
+        one = open_values.pop()
+        if isinstance(one, dict):
+            fields = cast("dict[str, Any]", one)
+            # What stands under a run's own name may be a remark, if it is no number.
+            scored = {k: n for k, n in fields.items() if k not in ids or isinstance(n, int | float)}
+            if "id" in fields:
+                scored = {str(fields["id"]): fields.get("score")} | scored
+            for name, score in scored.items():
+                yield from ((word, score if word == name else None) for word in _words(name, ids))
+            open_values += fields.values()
+        elif isinstance(one, list):
+            open_values += cast("list[Any]", one)
+
+
+def _in_words(text: str, ids: Sequence[str]) -> Iterator[tuple[str, float | None]]:
+    """Scores of runs outside of JSON: ``bcd: 0.5``; None for an entry (``id: bcd``)."""
+    names = "|".join(map(re.escape, ids))
+    for entry in re.finditer(rf"""\bid["'\\]*\s*[:=][\s\["'\\]*({names})\b""", text):
+        yield entry[1], None
+    for scored in re.finditer(rf"""\b({names})["'\\]*\s*[:=][\s"'\\]*(-?[\d.]*\d)""", text):
+        try:
+            yield scored[1], float(scored[2])
+        except ValueError:
+            yield scored[1], None
+
+
+def _json_in(text: str) -> tuple[list[Any], str]:
+    """The outermost JSON values in a text, and the text outside of them.
+
+    Nothing inside of an incomplete value is read.
+    """
     text = text[:_LONGEST].rstrip()
     decoder = json.JSONDecoder(object_pairs_hook=_object)
-    position, starts = 0, 0
+    values, rest = list[Any](), list[str]()
+    position, starts, ended = 0, 0, 0
     while (found := _START.search(text, position)) is not None:
         starts += 1
         if starts > _STARTS:
@@ -80,7 +129,10 @@ def _json_in(text: str) -> Iterator[Any]:
         except (RecursionError, ValueError) as error:
             raise UnusableReply(f"its JSON cannot be read: {error}") from error
         else:
-            yield value
+            values.append(value)
+            rest.append(text[ended : found.start()])
+            ended = position
+    return values, "\n".join([*rest, text[ended:]])
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -101,7 +153,14 @@ def _entries(value: Any) -> list[dict[str, Any]]:
 
 
 def _names(entries: Sequence[dict[str, Any]]) -> set[str]:
-    return {str(entry.get("id")) for entry in entries}
+    """The entries' ids, and the words in them: ``"bcd, fgh"`` and ``["bcd", "fgh"]`` name two."""
+    ids = [str(entry.get("id")) for entry in entries]
+    return {name for one in ids for name in (one, *_WORD.findall(one))}
+
+
+def _words(text: str, ids: Sequence[str]) -> set[str]:
+    """The runs in a text."""
+    return set(_WORD.findall(text)).intersection(ids)
 
 
 def _verdict(entries: Sequence[dict[str, Any]], ids: Sequence[str]) -> dict[str, Score]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import langsmith
@@ -14,8 +17,10 @@ from langfuse import Langfuse
 from langfuse.experiment import ExperimentItemResult
 from langsmith import schemas
 from langsmith.evaluation import evaluate, evaluate_comparative
+from openevals.llm import create_llm_as_judge
 from openevals.simulators import run_multiturn_simulation, run_multiturn_simulation_async
 
+from langchain_art import RulerEvaluator
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators import GroupEvaluator, Score, WeightedCriteriaEvaluator
 from langchain_art.evaluators.integrations.langfuse import item_evaluator, run_evaluator
@@ -30,6 +35,7 @@ from langchain_art.evaluators.run_facts import answer
 from langchain_art.wire import TrajectoryGroup
 from tests.support.judges.groups import Says, no_verdict
 from tests.support.judges.hosted import EXAMPLE, Hosted, run_id
+from tests.support.judges.literal_judge import ScriptedJudge, literal
 from tests.support.judges.ranking_judge import RankingJudge
 
 pytest_plugins = ["pytester"]
@@ -120,6 +126,42 @@ async def test_openevals_rulers_are_made_as_its_judges_are() -> None:
         create_async_ruler(judge=RankingJudge(), model="openai/o3")
 
 
+def test_openevals_parameters_of_its_judges_are_ours() -> None:
+    """Each of `create_llm_as_judge` that says what is asked and what comes back."""
+    judge = ScriptedJudge(answer=literal)
+    asked: Any = {"inputs": "When?", "outputs": ["GOOD", "BAD"]}
+    given: dict[str, Any] = {"judge": judge, "feedback_key": "quality", "passes": 1}
+
+    def scores(**options: Any) -> list[Any]:
+        return [result["score"] for result in create_ruler(**given, **options)(**asked)]  # type: ignore[index]
+
+    assert scores(continuous=True) == [0.9, 0.1]
+    assert scores(continuous=False) == [True, False]
+    assert scores(choices=[0.0, 0.5, 1.0]) == [1.0, 0.0]
+    results = create_ruler(**given, use_reasoning=False)(**asked)
+    assert [result["comment"] for result in results] == [None, None]  # type: ignore[index]
+    judge.said.clear()
+    scores(prompt="Compare {outputs} for {inputs}.", system="You know dates.")
+    assert "You know dates.\n\nCompare (the runs) for (the task)." in judge.said[0][0].text
+    for wrong in ({"rubric": "x"}, {"prompt": None}, {"choices": []},
+                  {"choices": [1.0], "continuous": False}):  # fmt: skip
+        with pytest.raises(ConfigError):
+            create_ruler(**given, **wrong)
+    theirs = set(inspect.signature(create_llm_as_judge).parameters)
+    ours = set(inspect.signature(create_ruler).parameters) - {"options"}
+    assert ours <= theirs
+    # What RULER decides itself: its reply's schema, and how a judge is shown examples.
+    assert theirs - ours == {"few_shot_examples", "output_schema", "structured_output_kwargs"}
+
+
+def test_openevals_an_evaluator_is_called_as_it_is() -> None:
+    assert ACCURACY(outputs="x", reference_outputs={"answer": "x"})["score"] == 1.0
+    many: Any = Nearest()(inputs="When?", outputs=["May", "14 March"], reference_outputs="14 March")
+    assert [result["score"] for result in many] == [0.1875, 1.0]
+    with pytest.raises(ConfigError, match="'nearest' with \\['x'\\]"):
+        Nearest()(x=1)
+
+
 # --- LangSmith
 
 
@@ -176,6 +218,38 @@ def test_langsmith_a_judge_without_verdict_is_no_score(examples: list[schemas.Ex
     assert "the judge gave no verdict" in comment
 
 
+@pytest.mark.parametrize("made", [lambda judge: judge, row_evaluator])
+def test_langsmith_files_what_failed_under_the_evaluators_name(
+    examples: list[schemas.Example], made: Any
+) -> None:
+    broken = made(Says("judge", error=no_verdict()))
+    found = rows(lambda inputs: {"output": "x"}, examples, broken)
+    assert [(key, score) for key, score, _ in found] == [("judge", None)]
+    assert "the judge gave no verdict" in found[0][2]
+
+
+def test_langsmith_takes_an_evaluator_as_it_is(examples: list[schemas.Example]) -> None:
+    found = rows(lambda inputs: {"output": "14 March"}, examples, ACCURACY)
+    assert found == [("criteria", 1.0, "accuracy 1.00"), ("criteria/accuracy", 1.0, None)]
+    ruler = RulerEvaluator(RankingJudge())
+    assert rows(lambda inputs: {"output": "15 March"}, examples, ruler)[0][:2] == ("ruler", 0.4)
+
+
+async def test_langsmiths_client_takes_an_evaluator_as_it_is(
+    examples: list[schemas.Example],
+) -> None:
+    async def target(inputs: dict[str, Any]) -> dict[str, Any]:
+        return {"output": "14 March"}
+
+    with Hosted() as hosted:
+        client = langsmith.Client(api_url=hosted.url, api_key="none", auto_batch_tracing=False)
+        judges = [ACCURACY, Says("judge", error=no_verdict())]
+        results = await client.aevaluate(target, examples, evaluators=judges, upload_results=False)
+        found = [row["evaluation_results"]["results"] async for row in results]
+    scores = sorted((one.key, one.score) for one in found[0])
+    assert scores == [("criteria", 1.0), ("criteria/accuracy", 1.0), ("judge", None)]
+
+
 def test_langsmith_compares_experiments() -> None:
     experiments = {
         str(uuid.uuid4()): [{"output": "14 March"}, {"output": None}],
@@ -203,6 +277,42 @@ def test_langsmith_compares_experiments() -> None:
     (group,) = judge.groups
     assert [run.id for run in group.trajectories] == [run_id(0), run_id(1), run_id(10)]
     assert group.metadata["scenario"] == {"input": "When is the audit?", "answer": "14 March"}
+
+
+class Broken(Nearest):
+    """Cannot judge groups that are asked for something."""
+
+    def __init__(self, asked: str) -> None:
+        super().__init__()
+        self.asked = asked
+
+    async def ascore(self, group: TrajectoryGroup) -> Sequence[Score | None]:
+        if group.metadata["scenario"]["input"] == self.asked:
+            raise no_verdict()
+        return await super().ascore(group)
+
+
+@pytest.mark.parametrize("concurrency", [0, 4])
+@pytest.mark.parametrize("made", [lambda judge: judge, comparative_evaluator])
+def test_langsmith_a_group_that_failed_leaves_the_comparison(made: Any, concurrency: int) -> None:
+    experiments = {
+        str(uuid.uuid4()): [{"output": "x"}],
+        str(uuid.uuid4()): [{"output": "14 March"}],
+    }
+    for asked, scored in (
+        ("When is the audit?", {}),
+        ("other", {run_id(0): 0.0625, run_id(10): 1.0}),
+    ):
+        with Hosted(experiments) as hosted:
+            results = evaluate_comparative(
+                tuple(uuid.UUID(one) for one in experiments),  # type: ignore[arg-type]
+                evaluators=[made(Broken(asked))],
+                client=langsmith.Client(api_url=hosted.url, api_key="none"),
+                max_concurrency=concurrency,
+            )
+            compared = results[uuid.UUID(EXAMPLE)]["feedback.nearest"]
+        assert {str(id): score for id, score in compared.scores.items()} == scored
+        assert scored or "the judge gave no verdict" in str(compared.comment)
 
 
 # --- Langfuse
@@ -273,6 +383,37 @@ def test_langfuse_a_judge_without_verdict_is_no_evaluation(langfuse: Langfuse) -
     )
     assert evaluated(found.item_results) == [{}, {}, {}]
     assert found.run_evaluations == []
+
+
+def test_langfuse_takes_an_evaluator_as_it_is(langfuse: Langfuse) -> None:
+    found = experiment(langfuse, evaluators=[ACCURACY], run_evaluators=[Nearest()])
+    assert [one["criteria"] for one in evaluated(found.item_results)] == [1.0, 0.0, 1.0]
+    assert [one["nearest"] for one in evaluated(found.item_results)] == [1.0, 0.375, 1.0]
+    assert [one.name for one in found.run_evaluations] == ["nearest_mean", "nearest_spread"]
+
+
+@pytest.mark.parametrize("made", [lambda judge: judge, run_evaluator])
+def test_langfuse_a_group_that_failed_leaves_the_others_their_scores(
+    langfuse: Langfuse, made: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = experiment(langfuse, run_evaluators=[made(Broken("When is the audit?"))])
+    assert evaluated(found.item_results) == [{}, {}, {"nearest": 1.0}]
+    assert [one.value for one in found.run_evaluations] == [1.0, 0.0]
+    assert "1 of 2 groups" in str(found.run_evaluations[0].comment)
+    assert "nearest could not judge a group: JudgeError: the judge gave no verdict" in caplog.text
+
+
+async def test_langfuse_groups_are_judged_together() -> None:
+    together = asyncio.Barrier(3)
+
+    class Waiting(GroupEvaluator):
+        async def ascore(self, group: TrajectoryGroup) -> Sequence[Score | None]:
+            await asyncio.wait_for(together.wait(), 10)
+            return [Score(1.0)]
+
+    items = [SimpleNamespace(item={"input": n}, output="x", evaluations=[]) for n in range(3)]
+    mean, _ = await run_evaluator(Waiting("waiting"))(item_results=items)
+    assert (mean.value, mean.comment) == (1.0, "3 runs scored, 3 of 3 groups")
 
 
 # --- pytest

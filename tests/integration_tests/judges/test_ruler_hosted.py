@@ -13,6 +13,7 @@ from langchain_openai import ChatOpenAI
 
 from langchain_art import RulerEvaluator
 from tests.support.environments import litellm_python
+from tests.support.json_server import Refusal
 from tests.support.judges.groups import group, run, says
 from tests.support.judges.judge_server import JudgeServer
 from tests.support.live_server import REPO
@@ -37,6 +38,25 @@ def test_one_judge_serves_one_event_loop_after_another(server: JudgeServer) -> N
     assert (evaluator.spent.input_tokens, evaluator.spent.unpriced) == (8000, 8)
     schema = server.seen[0]["response_format"]["json_schema"]["schema"]
     assert set(schema["properties"]) == {"scores"}
+
+
+def test_a_judge_without_retries_of_its_own_waits_as_long_as_it_is_told() -> None:
+    with JudgeServer([Refusal(429, Retry_After="1"), Refusal(503, retry_after_ms="500")]) as server:
+        model = ChatOpenAI(model="m", base_url=server.base_url, api_key="none", max_retries=0)  # type: ignore[arg-type]
+        evaluator = RulerEvaluator(model, passes=1)
+        assert [one.reward for one in evaluator.invoke(RUNS).trajectories] == [0.1, 0.9]
+        first, second, third = server.times
+        assert second - first >= 1.0
+        assert third - second >= 0.5
+        assert (evaluator.spent.calls, evaluator.spent.unusable) == (3, 2)
+
+
+def test_with_retry_of_langchain_judges_over_http(server: JudgeServer) -> None:
+    model = ChatOpenAI(model="m", base_url=server.base_url, api_key="none")  # type: ignore[arg-type]
+    for judge in (model.with_retry(), model.bind(temperature=0.5), model.with_fallbacks([model])):
+        judged = RulerEvaluator(judge, passes=1).invoke(RUNS)
+        assert [one.reward for one in judged.trajectories] == [0.1, 0.9]
+    assert [body.get("temperature") for body in server.seen] == [None, 0.5, None]
 
 
 @pytest.mark.slow

@@ -170,7 +170,44 @@ async def test_what_the_scenario_lacks_is_said(lacks: str, words: str) -> None:
     scenario = {"answer": "x", "optimal_steps": 1, "required_actions": []}
     del scenario[lacks]
     with pytest.raises(ConfigError, match=words):
-        await WeightedCriteriaEvaluator().ascore(group(run("a", says("x")), **scenario))
+        await WeightedCriteriaEvaluator(weights=WEIGHTS).ascore(
+            group(run("a", says("x")), **scenario)
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "scenario", "expected"),
+    [
+        ({}, {}, {"accuracy": 0.8, "user_satisfaction": 0.2}),
+        (
+            {"optimal_steps": 1},
+            {},
+            {"accuracy": 0.5, "efficiency": 0.375, "user_satisfaction": 0.125},
+        ),
+        (
+            {},
+            {"required_actions": []},
+            {"accuracy": 4 / 7, "completeness": 2 / 7, "user_satisfaction": 1 / 7},
+        ),
+        ({"required_actions": []}, {"optimal_steps": 1}, WEIGHTS),
+    ],
+)
+async def test_without_weights_only_what_is_known_is_weighed(
+    options: dict[str, Any], scenario: dict[str, Any], expected: dict[str, float]
+) -> None:
+    """The default weights in their proportions, of the criteria that can be computed."""
+    shown = group(run("a", says("x")), run("b", says("y"), says("z")), answer="x", **scenario)
+    scores = await WeightedCriteriaEvaluator(**options).ascore(shown)
+    for score in scores:
+        assert score is not None and score.parts.keys() == expected.keys()
+        naive = sum(expected[name] * part for name, part in score.parts.items())
+        assert score.value == pytest.approx(naive)
+    assert scores[0] is not None and scores[0].value == pytest.approx(1.0)
+
+
+async def test_an_answer_is_always_needed() -> None:
+    with pytest.raises(ConfigError, match="accuracy needs 'answer'"):
+        await WeightedCriteriaEvaluator().ascore(group(run("a", says("x"))))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,300 @@
+"""Judges as LangChain's users make them; one limit for a model; timeouts, pauses, cancelling."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import ChatMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import ConfigurableField, Runnable, RunnableLambda
+
+from langchain_art import RulerEvaluator
+from langchain_art.errors import ConfigError, JudgeError, Overloaded
+from langchain_art.evaluators import VoteEvaluator
+from langchain_art.evaluators.ruler import judge_calls
+from langchain_art.evaluators.ruler.judge_calls import JudgeCalls, retry_after
+from langchain_art.evaluators.ruler.reply_parser import Verdict
+from tests.support.judges.groups import group, run, says
+from tests.support.judges.literal_judge import ScriptedJudge, literal
+from tests.support.live_server import REPO
+
+pytestmark = pytest.mark.timeout(60)
+RUNS = group(run("a", says("GOOD")), run("b", says("BAD")), question="When?")
+RIGHT = [0.9, 0.1]
+
+
+class Moody(ScriptedJudge):
+    """A judge with a setting that decides."""
+
+    mood: str = "fair"
+
+    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("mood", self.mood) != "fair":
+            raise ValueError("not in the mood")
+        return super()._generate(messages, *args, **kwargs)
+
+
+def flaky() -> ScriptedJudge:
+    """Raises at every first of two calls."""
+    calls = iter(range(1000))
+    return ScriptedJudge(
+        answer=lambda request: ValueError("busy") if next(calls) % 2 == 0 else literal(request)
+    )
+
+
+def answered(made: Callable[[str], Any]) -> Runnable[Any, Any]:
+    return RunnableLambda(lambda messages: made(literal(messages[1].text)))
+
+
+MOOD = ConfigurableField(id="mood")
+JUDGES: dict[str, Callable[[], Runnable[Any, Any]]] = {
+    "with_retry": lambda: flaky().with_retry(wait_exponential_jitter=False),
+    "with_fallbacks": lambda: Moody(mood="bad").with_fallbacks([ScriptedJudge()]),
+    "bind": lambda: Moody(mood="bad").bind(mood="fair"),
+    "with_config": lambda: ScriptedJudge().with_config(tags=["judge"]),
+    "configurable": lambda: Moody().configurable_fields(mood=MOOD),
+    "configured": lambda: (
+        Moody(mood="bad").configurable_fields(mood=MOOD).with_config(configurable={"mood": "fair"})
+    ),
+    "of two": lambda: ScriptedJudge().configurable_alternatives(
+        ConfigurableField(id="which"), other=Moody(mood="bad")
+    ),
+    "a chain": lambda: (
+        ChatPromptTemplate.from_messages([("placeholder", "{all}")])
+        .partial()
+        .with_config(run_name="prompt")
+        .pipe(ScriptedJudge())
+        .pipe(StrOutputParser())
+    ),
+    "a text": lambda: answered(str),
+    "another message": lambda: answered(lambda text: ChatMessage(text, role="judge")),
+    "JSON": lambda: answered(json.loads),
+    "a schema": lambda: answered(Verdict.model_validate_json),
+    "raw": lambda: answered(lambda text: {"raw": ChatMessage(text, role="x"), "parsed": None}),
+}
+
+
+@pytest.mark.parametrize("kind", JUDGES)
+def test_any_runnable_that_answers_messages_judges(kind: str) -> None:
+    judge = JUDGES[kind]()
+    if kind == "a chain":
+        judge = RunnableLambda(lambda messages: {"all": messages}) | judge
+    ruler = RulerEvaluator(judge, attempts=1)
+    assert [one.reward for one in ruler.invoke(RUNS).trajectories] == RIGHT
+
+
+def test_a_configurable_judge_is_configured_by_the_call(tmp_path: Path) -> None:
+    judge = Moody().configurable_fields(mood=MOOD)
+    ruler = RulerEvaluator(judge, attempts=1, cache=tmp_path / "verdicts")
+    given: Any = {"configurable": {"mood": "bad"}}
+    with pytest.raises(JudgeError, match="not in the mood"):
+        ruler.invoke(RUNS, given)
+    assert [one.reward for one in ruler.invoke(RUNS).trajectories] == RIGHT
+    with pytest.raises(JudgeError, match="not in the mood"):  # and not from the cache
+        asyncio.run(ruler.ainvoke(RUNS, given))
+
+
+def test_a_runnable_that_answers_something_else_has_no_verdict() -> None:
+    for answer in (None, 7, {"raw": None}):
+        judge = answered(lambda text, answer=answer: answer)
+        with pytest.raises(JudgeError, match="1 attempts"):
+            RulerEvaluator(judge, attempts=1).invoke(RUNS)
+
+
+def test_the_cache_knows_a_runnable_again(tmp_path: Path) -> None:
+    for times in (0, 1):
+        ruler = RulerEvaluator(
+            ScriptedJudge(callbacks=[BaseCallbackHandler()]).with_retry(), cache=tmp_path / "v"
+        )
+        ruler.invoke(RUNS)
+        assert ruler.spent.cached == 2 * times
+
+
+# ---- calls
+
+
+class Counting:
+    """Answers after a pause; the most that it did at once."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.now, self.most, self.begun = seconds, 0, 0, 0
+        self._lock = threading.Lock()
+
+    def __call__(self, request: str) -> str:
+        with self._lock:
+            self.now, self.begun = self.now + 1, self.begun + 1
+            self.most = max(self.most, self.now)
+        time.sleep(self.seconds)
+        with self._lock:
+            self.now -= 1
+        return literal(request)
+
+
+@pytest.fixture
+def two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: dict[str, JudgeCalls] = {}
+    monkeypatch.setattr(
+        judge_calls, "_calls_of", lambda name, _: calls.setdefault(name, JudgeCalls(2))
+    )
+
+
+@pytest.mark.parametrize("one_object", [True, False])
+def test_all_evaluators_of_a_model_share_its_calls(two_at_once: None, one_object: bool) -> None:
+    answer = Counting(0.02)
+    same = ScriptedJudge(answer=answer)
+    judges = [same if one_object else ScriptedJudge(answer=answer) for _ in range(3)]
+    jury = VoteEvaluator([RulerEvaluator(one, key=f"j{n}") for n, one in enumerate(judges)])
+    groups = [RUNS.model_copy(update={"id": f"g{n}"}) for n in range(4)]
+    judged = asyncio.run(jury.abatch(groups))
+    assert [one.trajectories[0].reward for one in judged] == [0.9] * 4
+    assert (answer.begun, answer.most) == (24, 2)
+
+
+def test_a_call_that_takes_too_long_is_asked_again_and_frees_its_place(two_at_once: None) -> None:
+    hanging = threading.Event()
+    calls = iter(range(100))
+
+    def answer(request: str) -> str:
+        if next(calls) < 4:
+            hanging.wait(50)
+        return literal(request)
+
+    ruler = RulerEvaluator(ScriptedJudge(answer=answer), timeout=0.2)
+    started = time.monotonic()
+    assert [one.reward for one in ruler.invoke(RUNS).trajectories] == RIGHT
+    assert (ruler.spent.calls, ruler.spent.unusable) == (6, 4)
+    assert time.monotonic() - started < 20
+    with pytest.raises(JudgeError, match=r"no answer in 0\.05 s \(`timeout`\)"):
+        RulerEvaluator(RunnableLambda(lambda _: hanging.wait(50)), timeout=0.05, attempts=1).invoke(
+            RUNS
+        )
+    hanging.set()
+    for wrong in (0, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match="above 0"):
+            RulerEvaluator(ScriptedJudge(), timeout=wrong)
+
+
+def test_a_timeout_of_the_models_own_is_its_own() -> None:
+    def answer(request: str) -> Any:
+        return TimeoutError("the model's")
+
+    with pytest.raises(JudgeError, match="TimeoutError: the model's"):
+        RulerEvaluator(ScriptedJudge(answer=answer), attempts=1).invoke(RUNS)
+
+
+async def test_cancelling_begins_no_further_call_and_frees_the_places(two_at_once: None) -> None:
+    hanging = threading.Event()
+    begun: list[str] = []
+
+    def answer(request: str) -> str:
+        begun.append(request)
+        hanging.wait(0 if len(begun) > 2 else 50)
+        return literal(request)
+
+    judge = ScriptedJudge(answer=answer)
+    ruler = RulerEvaluator(judge)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(ruler.abatch([RUNS] * 3), 0.3)
+    assert len(begun) == 2
+    judged = await asyncio.wait_for(ruler.ainvoke(RUNS), 20)  # both places are free again
+    assert [one.reward for one in judged.trajectories] == RIGHT
+    assert len(begun) == 4
+    hanging.set()
+
+
+CANCELLED = """
+import asyncio, time
+from langchain_core.runnables import RunnableLambda
+from langchain_art import RulerEvaluator
+from tests.support.judges.groups import group, run, says
+
+ruler = RulerEvaluator(RunnableLambda(lambda _: time.sleep(300)))
+shown = group(run("a", says("x")), run("b", says("y")))
+try:
+    asyncio.run(asyncio.wait_for(ruler.ainvoke(shown), 0.2))
+except TimeoutError:
+    print("cancelled")
+"""
+
+
+def test_a_judge_that_hangs_does_not_keep_the_program_alive() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CANCELLED],
+        capture_output=True, text=True, cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=50,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("cancelled\n", 0), done.stderr
+
+
+# ---- Retry-After
+
+
+class TooMany(Exception):
+    def __init__(self, **headers: str) -> None:
+        super().__init__("429")
+        self.response = SimpleNamespace(
+            headers={k.replace("_", "-"): v for k, v in headers.items()}
+        )
+
+
+def test_the_pause_that_is_asked_for_is_read() -> None:
+    assert retry_after(TooMany(Retry_After="2.5")) == 2.5
+    assert retry_after(TooMany(retry_after_ms="1500", retry_after="9")) == 1.5
+    until = datetime.now(UTC) + timedelta(seconds=30)
+    assert 25 < (retry_after(TooMany(retry_after=format_datetime(until))) or 0) <= 30
+    past = format_datetime(datetime.now(UTC) - timedelta(days=1))
+    assert retry_after(TooMany(retry_after=past)) == 0.0
+    for nothing in ("soon", "-1", "nan", "inf", ""):
+        assert retry_after(TooMany(retry_after=nothing)) is None
+    assert retry_after(ValueError("x")) is None
+    assert retry_after(Overloaded("full", retry_after=3.0)) == 3.0
+    wrapped = RuntimeError("wrapped")
+    wrapped.__cause__ = TooMany(retry_after="4")
+    assert retry_after(wrapped) == 4.0
+    of_litellm = ValueError("x")
+    of_litellm.litellm_response_headers = {"Retry-After": "5"}  # type: ignore[attr-defined]
+    assert retry_after(of_litellm) == 5.0
+
+
+def test_after_too_many_requests_all_calls_of_the_model_wait() -> None:
+    times: list[float] = []
+
+    def answer(request: str) -> Any:
+        times.append(time.monotonic())
+        return TooMany(retry_after="0.6") if len(times) == 1 else literal(request)
+
+    model = ScriptedJudge(answer=answer)
+    first, other = (RulerEvaluator(model, passes=1, key=key) for key in ("first", "other"))
+
+    async def both() -> None:
+        async def later() -> None:
+            await asyncio.sleep(0.2)
+            await other.ainvoke(RUNS)
+
+        await asyncio.gather(first.ainvoke(RUNS), later())
+
+    asyncio.run(both())
+    assert len(times) == 3
+    assert all(one - times[0] >= 0.6 for one in times[1:])
+    assert (first.spent.calls, first.spent.unusable) == (2, 1)
+
+
+def test_a_pause_is_not_longer_than_the_timeout() -> None:
+    calls = iter([TooMany(retry_after="3600"), None])
+    model = ScriptedJudge(answer=lambda request: next(calls, None) or literal(request))
+    started = time.monotonic()
+    RulerEvaluator(model, passes=1, timeout=0.3).invoke(RUNS)
+    assert 0.3 <= time.monotonic() - started < 20

@@ -1,0 +1,128 @@
+"""StopIteration, SystemExit and KeyboardInterrupt end with an error, and never hang."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from langchain_art import RulerEvaluator, gather_sync
+from langchain_art.errors import ArtError, JudgeError, RolloutFailed
+from langchain_art.evaluators import (
+    GroupEvaluator,
+    Score,
+    SumEvaluator,
+    as_evaluator,
+    score_groups,
+)
+from langchain_art.evaluators.integrations.existing import from_langfuse, from_langsmith
+from langchain_art.wire import TrajectoryGroup
+from tests.support.judges.groups import Says, group, run, says
+from tests.support.judges.literal_judge import ScriptedJudge
+
+pytestmark = pytest.mark.timeout(30)
+RUNS = group(run("a", says("GOOD")), run("b", says("BAD")))
+ENDINGS = pytest.mark.parametrize("kind", [StopIteration, SystemExit, KeyboardInterrupt])
+Kind = type[BaseException]
+
+
+def judge_that_raises(kind: Kind) -> ScriptedJudge:
+    def answer(request: str) -> Any:
+        raise kind
+
+    return ScriptedJudge(answer=answer)
+
+
+def still_works() -> bool:
+    return Says("next", 1.0, 2.0).invoke(RUNS).trajectories[1].reward == 2.0
+
+
+@ENDINGS
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_reward(kind: Kind, asynchronous: bool) -> None:
+    def rate(shown: TrajectoryGroup) -> list[float]:
+        raise kind("told")
+
+    async def later(shown: TrajectoryGroup) -> list[float]:
+        return rate(shown)
+
+    judge = as_evaluator(later if asynchronous else rate)
+    for ask in (judge.invoke, judge.score):
+        with pytest.raises((ArtError, RuntimeError), match=kind.__name__):
+            ask(RUNS)
+    assert still_works()
+    if asynchronous and kind is KeyboardInterrupt:  # on the main thread it is a Ctrl-C
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(score_groups([RUNS], later))
+    else:
+        with pytest.raises(ArtError, match=rf"(?s)raised for all 1 groups.*{kind.__name__}"):
+            asyncio.run(score_groups([RUNS], judge))
+
+
+@ENDINGS
+def test_tasks_of_an_evaluator(kind: Kind) -> None:
+    class Nested(GroupEvaluator):
+        async def ascore(self, group: TrajectoryGroup) -> Sequence[Score | None]:
+            async def one() -> Score:
+                raise kind
+
+            return await asyncio.gather(*(one() for _ in group.trajectories))
+
+    for judge in (Nested("nested"), SumEvaluator([(Nested("nested"), 1.0)])):
+        with pytest.raises((ArtError, RuntimeError), match=kind.__name__):
+            judge.invoke(RUNS)
+    assert still_works()
+
+
+@ENDINGS
+def test_a_judge(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("langchain_art.evaluators.ruler.evaluator._PAUSE", 0.0)
+    ruler = RulerEvaluator(judge_that_raises(kind), attempts=2)
+    with pytest.raises(JudgeError, match=kind.__name__):
+        ruler.invoke(RUNS)
+    with pytest.raises(JudgeError, match=kind.__name__):
+        asyncio.run(ruler.ainvoke(RUNS))
+    assert ruler.spent.unusable == 8
+    assert still_works()
+
+
+@ENDINGS
+@pytest.mark.parametrize("made", [from_langsmith, from_langfuse])
+def test_an_evaluator_of_another_library(kind: Kind, made: Callable[..., GroupEvaluator]) -> None:
+    def by_inputs(inputs: Any, outputs: Any) -> float:
+        raise kind
+
+    def by_names(**given: Any) -> float:
+        raise kind
+
+    judge = made(by_inputs if made is from_langsmith else by_names)
+    with pytest.raises(ArtError, match=kind.__name__):
+        judge.invoke(RUNS)
+    assert still_works()
+
+
+@ENDINGS
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_rollout(kind: Kind, asynchronous: bool) -> None:
+    def rollout(scenario: str) -> float:
+        raise kind
+
+    async def later(scenario: str) -> float:
+        return rollout(scenario)
+
+    tried = later if asynchronous else rollout
+    if asynchronous and kind is KeyboardInterrupt:
+        with pytest.raises(KeyboardInterrupt):
+            gather_sync(tried, ["q"], group_size=2)
+    else:
+        with pytest.raises(RolloutFailed, match=kind.__name__):
+            gather_sync(tried, ["q"], group_size=2)
+        (found,) = gather_sync(tried, ["q"], group_size=2, max_failed=1.0).groups
+        assert [one.status for one in found.trajectories] == ["failed"] * 2
+
+
+def test_what_ran_out_is_said() -> None:
+    with pytest.raises(ArtError, match=r"<lambda> raised StopIteration.*next\(\) was called"):
+        as_evaluator(lambda shown: next(iter([]))).invoke(RUNS)
