@@ -50,6 +50,7 @@ class JobEndpoints(Address):
         rewards: Mapping[str, float] | None = None,
         turns: Mapping[str, float] | None = None,
         seconds: StepSeconds | None = None,
+        schedule_step: int | None = None,
     ) -> Flow[TrainJob]:
         """Order one training step, and return at once.
 
@@ -67,6 +68,9 @@ class JobEndpoints(Address):
                 rewards that the runs have.
             turns: call's id -> the same of a call (`TrainRequest.turns`).
             seconds: how long the batch took, for the server's page. None: not known.
+            schedule_step: the step of the learning rate's schedule, from 1
+                (`TrainRequest.schedule_step`). None: how many steps the version is away from the
+                base.
         """
         ids: list[tuple[str, ...]] = []
         for group in groups:
@@ -77,7 +81,7 @@ class JobEndpoints(Address):
                 ids.append(tuple(group))
         what = {"policy": policy, "groups": tuple(ids), "config": config or TrainConfig()}
         what |= {"rewards": dict(rewards or {}), "turns": dict(turns or {}), "seconds": seconds}
-        return (yield _order(key, trainable, **what, retrain=retrain))
+        return (yield _order(key, trainable, **what, retrain=retrain, schedule_step=schedule_step))
 
     @endpoint
     def sft(
@@ -87,6 +91,7 @@ class JobEndpoints(Address):
         config: SFTConfig | None = None,
         key: str | None = None,
         trainable: Mapping[str, bool] | None = None,
+        schedule_step: int | None = None,
     ) -> Flow[TrainJob]:
         """Order one supervised step: the policy learns to say what the assistant says here.
 
@@ -102,6 +107,7 @@ class JobEndpoints(Address):
             config: None: the defaults of `SFTConfig`.
             key: as for `train`.
             trainable: as for `train`.
+            schedule_step: as for `train`.
 
         Raises:
             ConfigError: a conversation is malformed, or `config` is no SFTConfig.
@@ -111,7 +117,8 @@ class JobEndpoints(Address):
         for group in to_post(read):
             yield post_group(group)
         ids = tuple(one if isinstance(one, str) else one.id for one in read)
-        return (yield _order(key, trainable, policy=policy, groups=(ids,), config=config))
+        what = {"policy": policy, "groups": (ids,), "config": config}
+        return (yield _order(key, trainable, **what, schedule_step=schedule_step))
 
     @endpoint
     def prefer(

@@ -15,6 +15,7 @@ from langchain_art.errors import ConfigError, Conflict, JobFailed, NotFound
 from langchain_art.rollout import remote_graph
 from langchain_art.rollout.runner import Rollout
 from langchain_art.trackers.base import Tracker
+from langchain_art.training.collapse import new_signs
 from langchain_art.training.evaluate import evaluate
 from langchain_art.training.fit_export import FitExport
 from langchain_art.training.fit_settings import FitSettings
@@ -73,7 +74,7 @@ class FitLoop:
         history, steps = self.history, self.schedule.steps
         versions = await self._versions()
         done = history.done
-        history.save(steps=steps)
+        history.save(steps=steps, began_with=history.state.began_with or versions)
         self._say_where_it_begins(versions)
         if (former := history.state.trainable) != self.plan.trainable:
             history.save(trainable=self.plan.trainable)
@@ -100,6 +101,8 @@ class FitLoop:
                     record = await self._step(history.pending() or await batches.collect(step))
                     left = (time.monotonic() - begun) / (step - done) * (steps - step)
                     self.display.step(record, steps, first=step == done + 1, left=left)
+                    for sign in new_signs(history.steps):
+                        self.display.warn(sign)
                     versions = record.versions
                     await self._report(record)
                     await self._evaluate(step)
@@ -203,7 +206,13 @@ class FitLoop:
         for policy in self.plan.policies:
             key = state.key(policy, pending.step)
             job = await self.client.train(
-                ids, policy, pending.config, key, pending.trainable, seconds=took
+                ids,
+                policy,
+                state.config(pending.config, policy),
+                key,
+                pending.trainable,
+                seconds=took,
+                schedule_step=pending.step,
             )
             try:
                 with self.display.bar("training", 1) as advance:

@@ -87,10 +87,19 @@ class FitState(Record):
     """Steps of which the whole fit, with its last evaluation, is done; 0: it is not."""
     trainable: dict[str, bool] = Field(default_factory=dict)
     """Which calls were trained in the latest step."""
+    began_with: dict[str, int] = Field(default_factory=dict)
+    """policy -> the version that served when the fit began."""
     pinned: dict[str, int] = Field(default_factory=dict)
     """policy -> its best version, pinned by this fit."""
     failed_jobs: dict[int, int] = Field(default_factory=dict)
     """step -> number of failed jobs; each attempt needs new idempotency keys."""
+
+    def config(self, config: TrainConfig, policy: str) -> TrainConfig:
+        """A step's config for one policy: a KL penalty without a reference gets the fit's own."""
+        if config.kl is None or config.kl.reference is not None:
+            return config
+        kl = config.kl.model_copy(update={"reference": self.began_with.get(policy)})
+        return config.model_copy(update={"kl": kl})
 
     def key(self, policy: str, step: int) -> str:
         """The idempotency key of a policy's job: the same step is never trained twice."""

@@ -259,8 +259,8 @@ class Trainer:
     ) -> WarmStart:
         """Supervised steps on conversations, before `fit`.
 
-        Each step is a job and makes a version; the learning rate's schedule and the optimizer's
-        state continue into `fit`. After Ctrl-C or a crash, the same call resumes.
+        Each step is a job and makes a version. A `fit` that follows begins with an optimizer and a
+        learning rate's schedule of its own. After Ctrl-C or a crash, the same call resumes.
 
         Args:
             conversations: runs, ids of runs that the server has, conversations in OpenAI's or

@@ -129,7 +129,11 @@ class WarmStartRun:
                 state = self._state
                 try:
                     job = await client.sft(
-                        self._batches[step], state.policy, self._config, state.key(step)
+                        self._batches[step],
+                        state.policy,
+                        self._config,
+                        state.key(step),
+                        schedule_step=step + 1,
                     )
                     result = await client.wait(job)
                 except JobFailed:

@@ -7,6 +7,7 @@ _MEANING = {
     "groups.single": "only one run of a group has a reward, so there is nothing to compare",
     "groups.empty": "no run of a group has a reward and a call that learns",
     "groups.stale": "a call of it was sampled by a version older than max_staleness allows",
+    "groups.rolled_back": "a version sampled a call of it that a rollback has discarded since",
     "groups.unjudged": "the evaluator raised",
     "groups.incomplete_pair": "a side of a pair has no token that may be trained, or lacks a reply",
     "groups.equal_pair": "both sides of a pair have the same tokens, so none is better",

@@ -40,10 +40,10 @@ _Choice = (Field(discriminator="kind"), BeforeValidator(_by_kind))
 
 
 class LRSchedule(_Group):
-    """Learning rate by step since the base: linear warm-up, then linear decay.
+    """Learning rate by step: linear warm-up, then linear decay.
 
-    Without a rollback that is the policy's version; after one it begins again from the version that
-    was rolled back to.
+    A fit and a warm start each count their own steps from 1. A job that does not say its step
+    (`TrainRequest.schedule_step`) has that of its version: how many steps it is away from the base.
 
     The server computes it in `algorithms.loss.lr_schedule`.
     """
@@ -212,10 +212,13 @@ Credit = Annotated[SimpleCredit | TurnCredit | AnchorCredit, *_Choice]
 
 
 class KLPenalty(_Group):
-    """Divergence from the base model, added to the loss."""
+    """Divergence from a reference, added to the loss."""
 
     estimator: Literal["k1", "k2", "k3"]
     coefficient: float = Field(gt=0, le=MAX_FACTOR)
+    reference: int | None = Field(default=None, ge=0, le=MAX_COUNT)
+    """Version of the policy that is the reference; 0 is the base model. None: in a fit the version
+    that it began with, which after a warm start is what that made; else the base model."""
 
 
 class OverlongPenalty(_Group):

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from langchain_art.wire.identifiers import Finite, Id, Name, RewardValue, Several, Wire
-from langchain_art.wire.train_config import JobConfig, PreferenceConfig, TrainConfig
+from langchain_art.wire.train_config import MAX_COUNT, JobConfig, PreferenceConfig, TrainConfig
 from langchain_art.wire.trajectories import Status
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
@@ -42,6 +42,9 @@ class TrainRequest(Wire):
     """Train also what earlier jobs of this policy trained: another pass over the same tokens. Else
     each run and each call is trained once; what is left out is counted in `TrainResult.excluded`
     as ``runs.already_trained`` and ``calls.already_trained``. Supervised steps do not count."""
+    schedule_step: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    """The step, from 1, at which the learning rate's schedule is read: the number of the step in
+    its fit. None: how many steps the new version is away from the base."""
     seconds: StepSeconds | None = None
     """What the batch took; the same request with other seconds is the same request."""
 

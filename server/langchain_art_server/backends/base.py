@@ -218,9 +218,10 @@ class LearnerStep:
 
     `parent` and `out` are directories of `adapters`; `out` exists and is empty. The learner writes
     the adapter and ``optimizer.safetensors`` there, nothing else, and changes nothing in `parent`.
-    `step` is how many steps the version that results is away from the base: the schedule's clock.
+    `step` is the clock of the learning rate's schedule, from 1.
     `staleness` is how many versions older than `parent` the trained calls' samplers were, on
-    average.
+    average. With `fresh_optimizer`, Adam begins anew instead of with the state of `parent`.
+    `reference` is the adapter that ``config.kl`` measures from; None: the base model.
     """
 
     parent: Path
@@ -229,6 +230,8 @@ class LearnerStep:
     rows: list[Row]
     config: StepConfig
     staleness: float = 0.0
+    fresh_optimizer: bool = False
+    reference: Path | None = None
 
 
 class Learner(Engine, Protocol):

@@ -35,6 +35,7 @@ from langchain_art_server.jobs.eligibility import (
     check_eligibility,
     why_no_pair,
 )
+from langchain_art_server.jobs.lineage import steps_since
 from langchain_art_server.storage.tables import CallRecord
 
 _CheckedRun: TypeAlias = tuple[Trajectory, list[CallEligibility]]
@@ -77,6 +78,8 @@ class Batch:
 
     request: TrainRequest
     base_version: int
+    parents: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Of the policy's versions: see `steps_since`."""
     rows: list[Row] = field(default_factory=list[Row])
     owners: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Of each row: the index of its group, and that of its run in the group."""
@@ -95,6 +98,9 @@ class Batch:
     _nodes: defaultdict[str, list[_CheckedCall]] = field(
         default_factory=lambda: defaultdict[str, list[_CheckedCall]](list)
     )
+
+    def __post_init__(self) -> None:
+        self._steps_since = steps_since(self.parents, self.base_version)
 
     def add_group(
         self,
@@ -202,10 +208,15 @@ class Batch:
             superseded=superseded,
             excluded_because=one.excluded_because,
             truncated=record is not None and record.finish_reason == "length",
-            lag=self.base_version - (record.version or 0) if record and not self._sft else 0,
+            lag=self._lag(record),
             reward=None if superseded else one.turn.reward,
             anchor=tuple(record.prompt_token_ids) if record and anchored else None,
         )
+
+    def _lag(self, record: CallRecord | None) -> int | None:
+        if self._sft or record is None or record.policy != self.request.policy:
+            return 0
+        return self._steps_since.get(record.version or 0)
 
     def nodes(self) -> dict[str, NodeReport]:
         """The report of each node: trained calls, and ``calls.`` of `excluded`, by node."""

@@ -94,7 +94,8 @@ class CreditReader:
 
     async def _decisions(self, job: TrainJob) -> Mapping[str, Sequence[CallDecision]]:
         request, scored, _ = await self._store.jobs.payload(job.id)
-        batch = Batch(request, job.base_version or 0)
+        parents = await self._store.jobs.parents(request.policy)
+        batch = Batch(request, job.base_version or 0, parents)
         try:
             for ids in request.groups:
                 group = await read_group(self._store, job, request, scored, ids)

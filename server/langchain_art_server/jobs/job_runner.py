@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from langchain_art.errors import ArtError, InvalidRequest
@@ -28,7 +29,7 @@ from langchain_art_server.jobs.job_queue import JobQueue
 from langchain_art_server.jobs.preference_pairs import WeighedPairs, share_prompts, weigh_pairs
 from langchain_art_server.jobs.sft_records import demonstrations
 from langchain_art_server.jobs.swap_check import NamedAdapter, ask, check_swap
-from langchain_art_server.policies.adapter_store import AdapterStore
+from langchain_art_server.policies.adapter_store import ADAPTER_FILES, AdapterStore
 from langchain_art_server.policies.router import Router
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot
 from langchain_art_server.storage.store import Store
@@ -112,14 +113,17 @@ class JobRunner(JobQueue):
         parent_manifest = await asyncio.to_thread(self._adapters.check, policy, base)
         # Steps since the base: after a rollback fewer than the number of the version.
         number: int = parent_manifest.get("step", base) + 1
+        kind = batch.request.config.kind
         staged = self._adapters.stage()
         step = LearnerStep(
             parent=self._adapters.path(policy, base),
             out=staged,
-            step=number,
+            step=batch.request.schedule_step or number,
             rows=batch.rows,
             config=batch.config,
             staleness=batch.metrics["staleness_mean"],
+            reference=await self._reference(batch),
+            fresh_optimizer=await self._new_loss(job, kind, parent_manifest),
         )
 
         async def on_progress(fraction: float, message: str) -> None:
@@ -155,6 +159,7 @@ class JobRunner(JobQueue):
                 "parent": base,
                 "step": number,
                 "job": job.id,
+                "kind": kind,
                 "base_model": self._settings.model,
                 "metrics": metrics | batch.metrics,
                 "excluded": dict(batch.excluded),
@@ -176,6 +181,38 @@ class JobRunner(JobQueue):
                 await self._sampler.unload_adapter(child.name)  # its name may be used again
             raise
         await self._finish(job, batch.request, manifest, begun)
+
+    async def _reference(self, batch: Batch) -> Path | None:
+        """The adapter that the step's KL penalty measures from; None: the base model.
+
+        Raises:
+            Damaged: its files are not what was published.
+            InvalidRequest: it is not kept.
+        """
+        policy, version = batch.request.policy, _kl_reference(batch.request)
+        if not version:
+            return None
+        if version not in (kept := self._adapters.versions(policy)):
+            raise InvalidRequest(
+                f"got kl.reference={version}, expected a version of {policy!r} that is kept: {kept}"
+            )
+        await asyncio.to_thread(self._adapters.check, policy, version, ADAPTER_FILES)
+        return self._adapters.path(policy, version)
+
+    async def _new_loss(self, job: TrainJob, kind: str, parent: Mapping[str, Any]) -> bool:
+        """Whether the parent was made by another kind of loss than `kind`; says so if it was.
+
+        Its Adam state then does not fit: gradients of a supervised step are several times those of
+        a step by rewards, whose first updates a second moment from there would shrink to a third.
+        """
+        before = parent.get("kind", kind)  # version 0 has none
+        if before == kind:
+            return False
+        message = (
+            f"the optimizer begins anew: the last step's loss was {before!r}, this is {kind!r}"
+        )
+        await self._report(job, message, 0.0)
+        return True
 
     async def _settled(self, work: Awaitable[T]) -> T:
         """What the learner is asked for. If the job is cancelled, the learner ends it first."""
@@ -235,12 +272,13 @@ class JobRunner(JobQueue):
         await self._router.serve(policy, version)
         await self._notify()
         await self._router.trim()
-        await self._retain(policy)
+        await self._retain(policy, _kl_reference(request))
 
-    async def _retain(self, policy: str) -> None:
-        """Delete the oldest versions beyond `keep_checkpoints`."""
+    async def _retain(self, policy: str, reference: int) -> None:
+        """Delete the oldest versions beyond `keep_checkpoints`, but for `reference`."""
         kept = await self._store.checkpoints(policy)
-        free = [c for c in kept if not (c.pinned or c.serving or c.version == 0)]
+        needed = (0, reference)
+        free = [c for c in kept if not (c.pinned or c.serving or c.version in needed)]
         for checkpoint in free[: max(0, len(free) - self._settings.keep_checkpoints)]:
             try:
                 await self.drop_version(policy, checkpoint.version)
@@ -258,7 +296,8 @@ class JobRunner(JobQueue):
     async def _batch(
         self, job: TrainJob, request: TrainRequest, scored: dict[str, RewardSnapshot], base: int
     ) -> Batch:
-        batch, config = Batch(request, base), request.config
+        batch = Batch(request, base, await self._store.jobs.parents(request.policy))
+        config = request.config
         imitates = not isinstance(config, TrainConfig)
         for ids in request.groups:
             group = await read_group(self._store, job, request, scored, ids)
@@ -287,3 +326,10 @@ class JobRunner(JobQueue):
         await self._report(job, "comparing the pairs with the base model", 0.0)
         async with self._gate(), self._device():
             return await self._settled(weigh_pairs(batch, self._learner, parent, config.beta))
+
+
+def _kl_reference(request: TrainRequest) -> int:
+    """The version that the KL penalty measures from; 0: the base model, or there is no penalty."""
+    config = request.config
+    kl = config.kl if isinstance(config, TrainConfig) else None
+    return (kl.reference or 0) if kl is not None else 0

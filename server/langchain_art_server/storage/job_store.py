@@ -169,6 +169,16 @@ class JobStore:
         scored = {run: RewardSnapshot(**known) for run, known in payload["scored"].items()}
         return request, scored, row.target_version
 
+    async def parents(self, policy: str) -> dict[int, int]:
+        """Of each version that a job made, deleted ones included, the version it started from."""
+        made = (JOBS.c.policy == policy) & (JOBS.c.state == "succeeded")
+        query = sa.select(JOBS.c.target_version, JOBS.c.base_version).where(
+            made, JOBS.c.target_version.is_not(None)
+        )
+        return await self._database.read(
+            lambda c: {row.target_version: row.base_version for row in c.execute(query)}
+        )
+
     async def begin(self, job_id: str, base: int, target: int) -> None:
         """Store the versions that a job starts from and makes, and count the attempt."""
 
@@ -205,6 +215,9 @@ class JobStore:
             "retryable": retryable,
             "finished_at": time.time(),
         }
+
+        if checkpoint is None and not trained:  # another job's version may have its number
+            values["target_version"] = None
 
         def write(connection: sa.Connection) -> None:
             mine = JOBS.c.id == job_id

@@ -22,6 +22,7 @@ from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support import tiny_models
 from tests.support.learner_cases import (
     FILES,
+    LENIENT,
     branching_rows,
     contents,
     folder,
@@ -171,31 +172,45 @@ def test_every_field_acts(field: str, tiny: str, tmp_path: Path) -> None:
 
 
 def test_no_field_is_left_out_of_the_test_above() -> None:
-    assert set(CHANGES) == fields_of(TrainConfig)
+    # The server hands the learner the files of that version (below).
+    assert set(CHANGES) | {"kl.reference"} == fields_of(TrainConfig)
 
 
 # --- the divergence from the base ----------------------------------------------------------------
 
 
-def test_the_base_model_is_the_model_without_its_adapter(tiny: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["base", "version"])
+def test_the_divergence_is_from_the_base_or_from_a_version(
+    kind: str, tiny: str, tmp_path: Path
+) -> None:
     core = LearnerCore(tiny)
     start = shake(fresh(core, tmp_path))
     rows = on_policy(core, start, make_rows(6) + branching_rows(6))
+    reference = None
+    if kind == "version":
+        (tmp_path / "other").mkdir()
+        reference = shake(fresh(core, tmp_path / "other"), scale=0.2)
     penalty = KLPenalty(estimator="k3", coefficient=0.1)
-    metrics = take(core, start, folder(tmp_path, "out"), rows, kl=penalty)
+    config = TrainConfig(learning_rate=1e-2, kl=penalty, **LENIENT)
+    out = folder(tmp_path, "out")
+    metrics = core.step(LearnerStep(start, out, 1, rows, config, reference=reference), quiet)
     gaps = [
         base - own
         for row, base_T, own_T in zip(
-            rows, core.logprobs(None, rows), core.logprobs(start, rows), strict=True
+            rows, core.logprobs(reference, rows), core.logprobs(start, rows), strict=True
         )
         for base, own, trained in zip(base_T, own_T, row.mask, strict=True)
         if trained
     ]
     expected = math.fsum(math.expm1(gap) - gap for gap in gaps) / len(gaps)
     assert expected > 0.1
-    assert metrics["kl_base"] == pytest.approx(expected, rel=1e-4)
+    assert metrics["kl_reference"] == pytest.approx(expected, rel=1e-4)
     plain = take(core, start, folder(tmp_path, "plain"), rows)
-    assert plain["kl_base"] == 0.0
+    assert plain["kl_reference"] == 0.0
+    # From itself there is no divergence, and its gradient is zero: the step is that without it.
+    itself = folder(tmp_path, "itself")
+    metrics = core.step(LearnerStep(start, itself, 1, rows, config, reference=start), quiet)
+    assert metrics["kl_reference"] == pytest.approx(0.0, abs=1e-9)
 
 
 # --- sampler against learner ----------------------------------------------------------------------
@@ -328,7 +343,7 @@ def test_with_nothing_else_to_learn_the_divergence_shrinks(
         rows = [replace(r, advantages=[0.0] * len(r.mask)) for r in sampled(sampler, name)]
         out = folder(tmp_path, f"out{step}")
         options = {"kl": {"estimator": kind, "coefficient": 1.0}, "learning_rate": 1e-2}
-        seen.append(take(core, held, out, rows, step, **options)["kl_base"])
+        seen.append(take(core, held, out, rows, step, **options)["kl_reference"])
         held, name = out, f"{kind}@{step}"
         sampler.load(name, out)
     assert max(seen[-2:]) < 0.6 * seen[0]

@@ -20,6 +20,7 @@ from langchain_art_server.backends.ipc.step_codec import read_rows, write_rows
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.learner_cases import (
     FILES,
+    LENIENT,
     LORA,
     branching_rows,
     contents,
@@ -71,6 +72,22 @@ def test_a_path_that_was_used_before_is_read_again(tiny: str, tmp_path: Path) ->
     take(core, one, two, rows)
     take(core, start, reference, rows)
     assert contents(two) == contents(reference)
+
+
+def test_a_fresh_optimizer_leaves_the_parents_state_unread(tiny: str, tmp_path: Path) -> None:
+    core, rows = LearnerCore(tiny), make_rows(6)
+    one, kept, fresh_one, stateless = (
+        folder(tmp_path, name) for name in ("one", "kept", "fresh", "stateless")
+    )
+    take(core, fresh(core, tmp_path), one, rows)
+    take(core, one, kept, rows)
+    config = TrainConfig(learning_rate=1e-2, **LENIENT)
+    step = LearnerStep(one, fresh_one, 1, rows, config, fresh_optimizer=True)
+    core.step(step, quiet)
+    (one / FILES[2]).unlink()
+    take(LearnerCore(tiny), one, stateless, rows)
+    assert contents(fresh_one) == contents(stateless)
+    assert contents(fresh_one) != contents(kept)
 
 
 def test_adapters_of_different_shapes_take_turns(tiny: str, tmp_path: Path) -> None:
@@ -209,7 +226,7 @@ def test_metrics_are_complete_and_count_right(tiny: str, tmp_path: Path) -> None
         *("loss", "grad_norm", "learning_rate", "ratio_mean", "ratio_max_dev"),
         *("clip_low_fraction", "clip_high_fraction", "logprob_gap_mean", "logprob_gap_max", "kl"),
         *("importance_mean", "importance_ess", "importance_limited_fraction"),
-        *("guarded_fraction", "kl_base", "entropy"),
+        *("guarded_fraction", "kl_reference", "entropy"),
         *("tokens_trained", "tokens_processed", "forest", "checkpointed", "rows"),
         *("seconds", "cpu_seconds"),
     }

@@ -13,6 +13,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from langchain_art.errors import InvalidRequest
 from langchain_art.wire import TrainConfig
 from langchain_art_server.algorithms.sequences.forest_parts import split
 from langchain_art_server.algorithms.sequences.prefix_forest import grow
@@ -156,7 +157,7 @@ def test_parts_read_each_distinct_token_once(tiny: str, tmp_path: Path) -> None:
 
 
 ODD: dict[str, tuple[Any, str]] = {
-    "mistral": (transformers.MistralConfig(**SHAPE, sliding_window=64), "sliding_window"),
+    "mistral": (transformers.MistralConfig(**SHAPE, sliding_window=64), "window of 64"),
     "gemma2": (
         transformers.Gemma2Config(**SHAPE, sliding_window=64, query_pre_attn_scalar=8),
         "sliding_attention",
@@ -188,6 +189,15 @@ ODD: dict[str, tuple[Any, str]] = {
             layer_types=["full_attention", "full_attention"],
         ),
         "s_aux",
+    ),
+    # A window as long as the rows that are compared, which do not show it.
+    "phimoe": (
+        transformers.PhimoeConfig(
+            **{k: v for k, v in SHAPE.items() if k != "head_dim"},
+            sliding_window=7,
+            num_local_experts=2,
+        ),
+        "window of 7",
     ),
 }
 FITS: dict[str, Any] = {
@@ -222,6 +232,32 @@ def test_other_attention_is_refused_by_name(name: str, tmp_path: Path) -> None:
     assert scorer.base.config._attn_implementation in ("sdpa", "eager")
     with torch.no_grad():
         scorer.base(torch.arange(1, 9)[None], use_cache=False)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rows_beyond_a_change_of_the_rotary_positions_are_refused(
+    kind: str, tmp_path: Path
+) -> None:
+    """One of them would change the positions of all tokens beside it."""
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
+    half = SHAPE["head_dim"] // 2
+    if kind == "longrope":
+        rope |= {"short_factor": [1.0] * half, "long_factor": [4.0] * half}
+        rope["original_max_position_embeddings"] = 16
+    config = transformers.LlamaConfig(
+        **SHAPE | {"max_position_embeddings": 16 if kind == "dynamic" else 32},
+        rope_parameters=rope,
+    )
+    made(config, tmp_path / "model")
+    core = LearnerCore(str(tmp_path / "model"))
+    rows = [Row([1] * n, [0] * (n - 1) + [1], [0.0] * n, [1.0] * n) for n in (3, 16, 17)]
+    adapter = shake(fresh(core, tmp_path))
+    alone = core.logprobs(adapter, rows[:1])[0]
+    assert np.allclose(core.logprobs(adapter, rows[:2])[0], alone)
+    with pytest.raises(InvalidRequest, match="max_model_len=16"):
+        core.logprobs(adapter, rows)
+    with pytest.raises(InvalidRequest, match="max_model_len=16"):
+        take(core, adapter, folder(tmp_path, "out"), rows)
 
 
 def test_attention_that_is_wrong_is_noticed_by_its_logprobs(

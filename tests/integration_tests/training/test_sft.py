@@ -19,6 +19,7 @@ from langchain_art import (
     ArtClient,
     AsyncArtClient,
     ChatART,
+    KLPenalty,
     SFTConfig,
     TrainConfig,
     Trainer,
@@ -26,7 +27,7 @@ from langchain_art import (
 )
 from langchain_art.client.conversations import read_conversations
 from langchain_art.errors import ConfigError, Conflict, InvalidRequest, JobFailed
-from langchain_art.wire import JobEvent, LoraConfig, TrainRequest, TrajectoryGroup
+from langchain_art.wire import JobEvent, LoraConfig, LRSchedule, TrainRequest, TrajectoryGroup
 from tests.support.live_server import ForkedServer, LiveServer
 
 SMALL = LoraConfig(rank=4, alpha=8.0)
@@ -365,18 +366,41 @@ def test_what_makes_no_sense_is_refused(art_server: LiveServer, tmp_path: Path) 
     assert not (tmp_path / "warm_start.json").exists()
 
 
-def test_a_fit_goes_on_from_a_warm_start(art_server: LiveServer, tmp_path: Path) -> None:
-    trainer = trainer_of(art_server, tmp_path, new_id("p"), group_size=4, groups_per_step=1)
+def test_a_fit_goes_on_from_a_warm_start(
+    art_server: LiveServer, client: ArtClient, tmp_path: Path
+) -> None:
+    penalty = KLPenalty(estimator="k3", coefficient=0.1)
+    config = TrainConfig(learning_rate=1e-3, schedule=LRSchedule(warmup_steps=4), kl=penalty)
+    trainer = trainer_of(
+        art_server, tmp_path, new_id("p"), group_size=4, groups_per_step=1, config=config
+    )
     trainer.warm_start_sync(SHOWN, config=FAST)
     values = iter([0.0, 1.0, 0.0, 1.0])
     model = ChatART(model=trainer.policy, base_url=art_server.base_url, max_tokens=8)
 
-    def rollout(_: str) -> float:
+    def rollout(_: dict[str, str]) -> float:
         model.invoke("Say one.")
         return next(values)
 
-    fitted = trainer.fit_sync(rollout, ["q"], steps=1)
+    scenario = new_id("q")
+    fitted = trainer.fit_sync(rollout, [{"id": scenario}], steps=1)
     assert fitted.version == 2 and fitted.history[0].metrics["calls_trained"] == 4
+    # Its own first step, not the policy's second, and with an optimizer of its own.
+    assert fitted.history[0].metrics["learning_rate"] == pytest.approx(1e-3 / 4)
+    said: list[str] = []
+    client.wait(client.jobs(trainer.policy)[-1], lambda event: said.append(event.message))
+    assert sum("the optimizer begins anew" in one and "'sft'" in one for one in said) == 1
+    # Its reference is what the warm start made, which it still is.
+    assert fitted.history[0].metrics["kl_reference"] == pytest.approx(0.0, abs=1e-6)
+    runs = [[run.id for run in client.trajectories(scenario=scenario)]]
+    for version, words in ((0, ""), (9, "expected a version of .* that is kept")):
+        far = config.model_copy(update={"kl": penalty.model_copy(update={"reference": version})})
+        job = client.train(runs, trainer.policy, far, retrain=True)
+        if words:
+            with pytest.raises(JobFailed, match=words):
+                client.wait(job)
+        else:
+            assert client.wait(job).metrics["kl_reference"] > 1e-3
 
 
 def test_the_page_on_warm_starts_runs(

@@ -98,7 +98,7 @@ def plan(groups: Sequence[Sequence[CandidateRun]], config: StepConfig) -> BatchP
     weights = call_weights([(run, call.tokens) for run, call, _ in trained], average)
     for (_, _, decision), weight in zip(trained, weights, strict=True):
         decision.weight = weight
-    lags = [call.lag for _, call, _ in trained]
+    lags = [call.lag or 0 for _, call, _ in trained]
     metrics = {
         "runs_trained": float(len({run for run, _, _ in trained})),
         "calls_trained": float(len(lags)),
@@ -124,13 +124,20 @@ def unscored(run: CandidateRun, scores: Collection[str] = ()) -> str | None:
 
 
 def stale(runs: Sequence[CandidateRun], max_staleness: int | None) -> str | None:
-    """``groups.stale`` if the staleness of a group is above the limit, else None.
+    """Why the staleness of a group excludes it; None: it does not.
+
+    ``groups.stale``: it is above the limit; None allows any number. ``groups.rolled_back``: the
+    trained version does not descend from one that sampled a call, so there is no number of steps
+    between them.
 
     The group is excluded whole: without its oldest runs, which are its longest, the baseline of
-    the others would be biased (verl and prime-rl do the same). A limit of None allows any number.
+    the others would be biased (verl and prime-rl do the same).
     """
     lags = [call.lag for run in runs for call in run.calls if call.learns]
-    too_old = max_staleness is not None and max(lags, default=0) > max_staleness
+    known = [lag for lag in lags if lag is not None]
+    if len(known) < len(lags):
+        return "groups.rolled_back"
+    too_old = max_staleness is not None and max(known, default=0) > max_staleness
     return "groups.stale" if too_old else None
 
 

@@ -19,7 +19,9 @@ class CandidateCall:
     superseded: bool = False  # the graph discarded it: no step of the run, and without reward
     excluded_because: str | None = None  # why its tokens are not trained, where that is known
     truncated: bool = False  # its reply was cut off (finish reason ``length``)
-    lag: int = 0  # staleness: how many versions older than the trained one its sampler was
+    lag: int | None = 0
+    """Staleness: how many steps made the trained version from the one that sampled the call. None:
+    the trained one does not descend from it, since a rollback."""
     reward: float | None = None  # of this call alone; None: none
     anchor: Hashable = None  # key of the state it was asked in; calls with equal keys are compared
 

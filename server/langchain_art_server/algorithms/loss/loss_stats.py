@@ -34,7 +34,7 @@ class LossStats:
     weight_squares: float = 0.0  # Σ of their squares
     limited: float = 0.0  # tokens whose weight a bound changed
     guarded: float = 0.0  # tokens of calls that the guard excluded
-    kl_base: float = 0.0  # Σ k3 of KL(π ‖ base); 0 without a base
+    kl_reference: float = 0.0  # Σ k3 of KL(π ‖ reference); 0 without one
     entropy: float = 0.0  # Σ -log π_old
 
     def __add__(self, other: LossStats) -> LossStats:
@@ -66,7 +66,7 @@ class LossStats:
             "importance_ess": self.weight**2 / (n * self.weight_squares or 1.0),
             "importance_limited_fraction": self.limited / n,
             "guarded_fraction": self.guarded / n,
-            "kl_base": self.kl_base / n,
+            "kl_reference": self.kl_reference / n,
             "entropy": self.entropy / n,
         }
 
@@ -76,7 +76,7 @@ def loss_stats(
     logprobs_T: Tensor,
     old_logprobs_T: Tensor,
     sampler_logprobs_T: Tensor,
-    base_logprobs_T: Tensor | None,
+    reference_T: Tensor | None,
     token_loss: TokenLoss,
     weighed: Importance,
 ) -> LossStats:
@@ -90,9 +90,7 @@ def loss_stats(
     moved_T = _cut(logprobs_T - old_logprobs_T)
     gap_T = old_logprobs_T - sampler_logprobs_T
     near_T = _cut(gap_T)
-    away_T = _cut(
-        torch.zeros_like(gap_T) if base_logprobs_T is None else base_logprobs_T - logprobs_T
-    )
+    away_T = _cut(torch.zeros_like(gap_T) if reference_T is None else reference_T - logprobs_T)
     weights_T = weighed.weights_T.double()
     numbers = torch.stack(
         [

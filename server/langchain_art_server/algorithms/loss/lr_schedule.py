@@ -7,7 +7,7 @@ from langchain_art.wire import LRSchedule
 
 
 def learning_rate(peak: float, schedule: LRSchedule, step: int) -> float:
-    """The learning rate of the optimizer step(s) of step `step` (from 1) of a policy.
+    """The learning rate of the optimizer step(s) of step `step` (from 1) of a fit.
 
     Piecewise linear in `step` through ``(0, 0)``, ``(warmup_steps, peak)`` and
     ``(decay_steps, final_fraction * peak)``, constant from there on. Without warm-up it starts at
@@ -17,6 +17,9 @@ def learning_rate(peak: float, schedule: LRSchedule, step: int) -> float:
 
         step  1     2     7       12    13
         rate  5e-4  1e-3  5.5e-4  1e-4  1e-4
+
+    `transformers.get_linear_schedule_with_warmup` is one step behind: its first step has the rate
+    0, and changes nothing.
 
     Raises:
         InvalidRequest: `step` is below 1.

@@ -46,7 +46,7 @@ def objective(
     tokens: TrainedTokens,
     logprobs_T: Tensor,
     old_logprobs_T: Tensor,
-    base_logprobs_T: Tensor | None,
+    reference_logprobs_T: Tensor | None,
     config: StepConfig,
 ) -> tuple[Tensor, LossStats]:
     """A micro-batch's part of the step's loss, and its statistics.
@@ -59,7 +59,7 @@ def objective(
         tokens: of the micro-batch, with all tokens of each call.
         logprobs_T: the learner's, in nats; carries the gradient.
         old_logprobs_T: the learner's before the first update on this batch.
-        base_logprobs_T: the base model's; only read for `TrainConfig.kl`.
+        reference_logprobs_T: those of the reference of `TrainConfig.kl`; None without a penalty.
         config: reads `loss`, `kl` and `guard`.
 
     Raises:
@@ -76,11 +76,11 @@ def objective(
     weighed = importance(old_logprobs_T, sampler_T, tokens.calls, sampling, guard)
     loss_T = found.loss_T
     if kl is not None:
-        if base_logprobs_T is None:
+        if reference_logprobs_T is None:
             raise ConfigError(f"got {kl!r}, but no logprobs of the base model")
-        penalty_T = kl_penalty(logprobs_T, base_logprobs_T, old_logprobs_T, kl.estimator)
+        penalty_T = kl_penalty(logprobs_T, reference_logprobs_T, old_logprobs_T, kl.estimator)
         loss_T = loss_T + kl.coefficient * penalty_T
-    stats = loss_stats(logprobs_T, old_logprobs_T, sampler_T, base_logprobs_T, found, weighed)
+    stats = loss_stats(logprobs_T, old_logprobs_T, sampler_T, reference_logprobs_T, found, weighed)
     return (tokens.weights * weighed.weights_T * loss_T).sum(), stats
 
 
@@ -109,7 +109,7 @@ class StepLoss:
         #: The learner's before the first update, as far as they were visited.
         self.old_logprobs_N = torch.full_like(tokens.sampler_logprobs, float("nan"))
         #: The base model's; to be set before the first visit for `TrainConfig.kl`.
-        self.base_logprobs_N: Tensor | None = None
+        self.reference_logprobs_N: Tensor | None = None
 
     def begin_update(self) -> None:
         """Before each pass over the tokens."""
@@ -120,7 +120,7 @@ class StepLoss:
         """Add the learner's logprobs of the tokens at `places_T`; gives their part of the loss."""
         if self._updates == 1:
             self.old_logprobs_N[places_T] = logprobs_T.detach()
-        base_T = None if self.base_logprobs_N is None else self.base_logprobs_N[places_T]
+        base_T = None if self.reference_logprobs_N is None else self.reference_logprobs_N[places_T]
         old_T, tokens = self.old_logprobs_N[places_T], self.tokens.at(places_T)
         loss, stats = objective(tokens, logprobs_T, old_T, base_T, self._config)
         self.loss += loss.item()

@@ -244,7 +244,7 @@ def sft_loss(logprobs_T: Tensor) -> TokenLoss:
 
 
 def kl_penalty(
-    logprobs_T: Tensor, base_logprobs_T: Tensor, old_logprobs_T: Tensor, kind: str
+    logprobs_T: Tensor, reference_logprobs_T: Tensor, old_logprobs_T: Tensor, kind: str
 ) -> Tensor:
     """An estimate of KL(π ‖ base) for each token, in nats, with the gradient of the divergence.
 
@@ -261,7 +261,7 @@ def kl_penalty(
 
     Example with r = 1: d = -0.1 gives k1 -.1, k2 .005 and k3 .00517.
     """
-    d_T = logprobs_T - base_logprobs_T
+    d_T = logprobs_T - reference_logprobs_T
     ratio_T = (logprobs_T - old_logprobs_T).exp()
     if kind == "k1":
         return ratio_T * d_T

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends.embedded.kv_cache import Layout, SlotCache
+from langchain_art_server.backends.models.growing_rope import growing_rope
 
 log = logging.getLogger(__name__)
 _SLOTTED = {"full_attention", "sliding_attention"}
-#: Rotary embeddings that depend on the longest sequence of the batch.
-_BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 
 class SlotsUnsupported(Exception):
@@ -192,10 +191,10 @@ def _layout(model: Any) -> Layout:
     kinds: set[str] = set(getattr(config, "layer_types", None) or ())
     if kinds := kinds - _SLOTTED:
         raise SlotsUnsupported(f"it has layers of kind {', '.join(sorted(kinds))}")
-    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    kind = rope.get("rope_type")
-    if kind in _BATCH_DEPENDENT_ROPE:
-        raise SlotsUnsupported(f"its rotary embedding ({kind}) depends on the longest of a batch")
+    if (rope := growing_rope(config)) is not None:
+        raise SlotsUnsupported(
+            f"its rotary embedding ({rope[0]}) depends on the longest of a batch"
+        )
     ids = torch.ones(1, 3, dtype=torch.long, device=model.device)
     cache = model(input_ids=ids, use_cache=True).get("past_key_values")
     layers: dict[int, tuple[Tensor, Tensor]] = {}

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -135,6 +135,8 @@ class LearnerCore:
         wall, cpu = time.perf_counter(), time.process_time()
         self._hold(request.parent)
         self._held = None  # until the new version is on disk, what is in memory is no version
+        if request.fresh_optimizer:
+            self._optimizer.state.clear()
         try:
             metrics = self._learn(request, progress)
             for name, parameter in self.parameters.items():
@@ -173,14 +175,21 @@ class LearnerCore:
         ends = np.cumsum([len(row.token_ids) - 1 for row in rows])
         return [np.concatenate([[0.0], row_T]) for row_T in np.split(found_N, ends[:-1])]
 
-    def batch(self, rows: Sequence[Row], config: StepConfig) -> TrainingBatch:
-        """Rows, each with a trained token, as micro-batches with their loss."""
+    def batch(
+        self, rows: Sequence[Row], config: StepConfig, reference: Path | None = None
+    ) -> TrainingBatch:
+        """Rows, each with a trained token, as micro-batches with their loss.
+
+        `reference` is that of `LearnerStep`.
+        """
         counted = CountedTokens.of(rows)
         packing = self.packer.pack_to_learn(rows, counted, config.tokens_per_microbatch)
         loss = StepLoss(step_tokens(rows, counted, self.base), config)
         if not isinstance(config, SFTConfig) and config.kl is not None:
-            with self._base_only():
-                loss.base_logprobs_N = sweep_logprobs(packing, self._scorer, len(counted.row_T))
+            with self._base_only() if reference is None else self._weights_of(reference):
+                loss.reference_logprobs_N = sweep_logprobs(
+                    packing, self._scorer, len(counted.row_T)
+                )
         return TrainingBatch(rows, packing, loss)
 
     def accumulate(self, batch: TrainingBatch, progress: Progress) -> tuple[float, LossStats]:
@@ -219,7 +228,7 @@ class LearnerCore:
     def _learn(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
         config = request.config
         rows = [row for row in request.rows if any(row.mask)]
-        batch = self.batch(rows, config)
+        batch = self.batch(rows, config, request.reference)
         rate = learning_rate(config.learning_rate, config.schedule, request.step)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -305,6 +314,18 @@ class LearnerCore:
             weight_decay=0.0,
             foreach=False,
         )
+
+    @contextlib.contextmanager
+    def _weights_of(self, adapter: Path) -> Generator[None]:
+        """A context in which LoRA has the weights of another adapter of the same shape."""
+        kept = {name: one.detach().clone() for name, one in self.parameters.items()}
+        try:
+            adapter_io.load_weights(adapter, self.parameters)
+            yield
+        finally:
+            with torch.no_grad():
+                for name, parameter in self.parameters.items():
+                    parameter.copy_(kept[name])
 
     def _base_only(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._peft is None else self._peft.disable_adapter()

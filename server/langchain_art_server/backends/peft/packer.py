@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from langchain_art.errors import InvalidRequest
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 from langchain_art_server.algorithms.sequences.training_rows import Row, microbatches
+from langchain_art_server.backends.models.growing_rope import growing_rope
 from langchain_art_server.backends.peft.forest.packing import ForestRows, token_cost
 from langchain_art_server.backends.peft.forest.support_check import has_plain_head, use_forest
 from langchain_art_server.backends.peft.logprob_scoring import Scorer
@@ -38,6 +40,7 @@ class Packer:
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
         scorer.plain_head = has_plain_head(scorer.base)
+        self._rope = growing_rope(scorer.base.config.get_text_config())
         #: Why rows are padded and are no forest; None: they are a forest.
         self.padded_because = use_forest(scorer)
         #: See `prefix_forest.grow`.
@@ -47,7 +50,20 @@ class Packer:
         self._bytes_per_token: tuple[object, float] | None = None
 
     def pack(self, rows: Sequence[Row], counted: CountedTokens, budget: int) -> Packing:
-        """Rows, if any, for forward passes with at most `budget` tokens alive at a time."""
+        """Rows, if any, for forward passes with at most `budget` tokens alive at a time.
+
+        Raises:
+            InvalidRequest: a row is so long that the model's rotary positions change. All tokens
+                beside it, and its own that were sampled before, would be computed differently.
+        """
+        longest = max((len(row.token_ids) for row in rows), default=0)
+        if self._rope is not None and longest > self._rope[1]:
+            kind, most = self._rope
+            raise InvalidRequest(
+                f"got a row of {longest} tokens, expected at most {most}: above that the model's "
+                f"{kind} rotary positions change, and no longer are what earlier calls were "
+                f"sampled with. Start the server with max_model_len={most}."
+            )
         if rows and self.padded_because is None:
             return self._forest(rows, counted, self._limit(budget))
         groups = self._padded_groups(rows, self._limit(budget))

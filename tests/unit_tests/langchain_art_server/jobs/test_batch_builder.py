@@ -24,6 +24,7 @@ def batch_of(
     trainable: dict[str, bool] | None = None,
     policy: str = "p",
     base: int = 0,
+    parents: dict[int, int] | None = None,
     **config: Any,
 ) -> Batch:
     request = TrainRequest(
@@ -32,7 +33,7 @@ def batch_of(
         trainable=trainable or {},
         config=TrainConfig(**config),
     )
-    batch = Batch(request, base)
+    batch = Batch(request, base, parents or {})
     scored = [
         Trajectory(id=i, turns=tuple(turns), reward=reward) for i, (reward, turns) in runs.items()
     ]
@@ -206,6 +207,23 @@ def test_what_the_config_decides_reaches_the_rows() -> None:
     old = batch_of(runs, records, base=9)
     assert old.excluded == {"groups.stale": 1} and not old.rows
     assert batch_of(runs, records, base=8).metrics["staleness_mean"] == 8.0
+
+
+def test_staleness_is_counted_along_the_parents_of_versions() -> None:
+    """Versions 0, 1, 2; a rollback to 1; then 9, made from 1, and 10."""
+    parents = {1: 0, 2: 1, 9: 1, 10: 9}
+
+    def sampled_by(version: int, base: int, **config: Any) -> Batch:
+        records = [record(f"c-{i}", version=version) for i in range(2)]
+        runs = {str(i): (float(i), [turn(f"c-{i}")]) for i in range(2)}
+        return batch_of(runs, records, base=base, parents=parents, **config)
+
+    for version, steps in ((10, 0), (9, 1), (1, 2), (0, 3)):
+        assert sampled_by(version, 10).metrics["staleness_mean"] == steps
+    assert sampled_by(0, 10, max_staleness=2).excluded == {"groups.stale": 1}
+    for version, base in ((2, 10), (2, 1), (9, 1), (9, 2)):
+        discarded = sampled_by(version, base, max_staleness=None)
+        assert discarded.excluded == {"groups.rolled_back": 1} and not discarded.rows
 
 
 def test_states_are_prompts() -> None:

@@ -91,7 +91,9 @@ class DataParallelCore(LearnerCore):
         with self._ranks.together() if self._shard else nullcontext():
             return super().logprobs(adapter, rows)
 
-    def batch(self, rows: Sequence[Row], config: StepConfig) -> TrainingBatch:
+    def batch(
+        self, rows: Sequence[Row], config: StepConfig, reference: Path | None = None
+    ) -> TrainingBatch:
         """This rank's share of the rows, made ready; may be empty."""
         equal = 1.0 / sum(sum(row.mask) for row in rows)
         merged = self.packer.padded_because is None
@@ -101,7 +103,7 @@ class DataParallelCore(LearnerCore):
             for row in (rows[index] for index in chosen[self._ranks.rank])
         ]
         with self._ranks.together():
-            return super().batch(own, config)
+            return super().batch(own, config, reference)
 
     def accumulate(self, batch: TrainingBatch, progress: Progress) -> tuple[float, LossStats]:
         """Add the gradient of all ranks' rows; returns their loss and its statistics."""

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from langchain_art.wire.tolerances import logprob_tolerance
 from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.models.growing_rope import growing_rope
 from langchain_art_server.backends.peft.forest.attention_interface import (
     FOREST_ATTENTION,
     OddAttentionError,
@@ -26,8 +27,6 @@ from langchain_art_server.backends.peft.training_batch import sweep_logprobs
 log = logging.getLogger(__name__)
 #: Forest and padded rows sum in different orders, which doubles the rounding of half precision.
 HALF_FACTOR = 2.0
-#: RoPE that encodes a token differently in a longer batch.
-GROWING_ROPE = ("dynamic", "longrope")
 #: Rows that share beginnings, as offsets from an arbitrary token.
 _ROWS = ([1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8], [1, 2, 3, 7, 9, 4, 4], [1, 3, 2, 5, 8], [6, 2, 1, 9])
 
@@ -76,14 +75,16 @@ def use_forest(scorer: Scorer) -> str | None:
 def _by_config(base: PreTrainedModel) -> str | None:
     """Why the config excludes forests: for what a short comparison would not notice."""
     config = base.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        return f"it has layers of the kinds {sorted(kinds)}"
+    kinds = getattr(config, "layer_types", None)
+    if kinds and set(kinds) != {"full_attention"}:
+        return f"it has layers of the kinds {sorted(set(kinds))}"
+    window = getattr(config, "sliding_window", None)
+    if not kinds and window is not None and getattr(config, "use_sliding_window", True):
+        return f"its attention has a window of {window} tokens"
     if getattr(config, "attention_chunk_size", None) is not None:
         return "its attention is chunked"
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in GROWING_ROPE:
-        return f"its rotary positions are {rope['rope_type']}"
+    if (rope := growing_rope(config)) is not None:
+        return f"its rotary positions are {rope[0]}"
     if base.device.type not in ("cpu", "cuda"):
         return f"there is no forest attention for {base.device.type}"
     return None

@@ -29,12 +29,14 @@ export function Curve({ title, help, lines }) {
       chart.current?.destroy();
       chart.current = new uPlot(options(element, () => now.current), merged(now.current), element);
     };
-    // A curve below the window is drawn when it is scrolled to.
+    // A curve below the window is drawn when it is scrolled to, and each in a task of its own: the
+    // first is there before the others are drawn.
+    let task = 0;
     const seen = new IntersectionObserver(
       (entries) => {
         if (!entries.some((entry) => entry.isIntersecting)) return;
         seen.disconnect();
-        draw();
+        task = window.setTimeout(draw);
         dark.addEventListener("change", draw);
       },
       { rootMargin: "200px" },
@@ -47,6 +49,7 @@ export function Curve({ title, help, lines }) {
     const dark = matchMedia("(prefers-color-scheme: dark)");
     return () => {
       seen.disconnect();
+      clearTimeout(task);
       resized.disconnect();
       dark.removeEventListener("change", draw);
       chart.current?.destroy();

@@ -148,7 +148,7 @@ function Fits({ series, evaluations, shown, choose }) {
 }
 
 /** What is 0 where it was not measured: a penalty that is not there, a judge that was not asked. */
-const ZERO_IS_NONE = ["kl_base", "judge_seconds"];
+const ZERO_IS_NONE = ["kl_reference", "judge_seconds"];
 
 /**
  * Whether a point says something.

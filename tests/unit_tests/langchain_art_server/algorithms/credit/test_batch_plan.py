@@ -265,7 +265,8 @@ def test_stale_groups_go_as_one_and_only_for_what_learns() -> None:
     assert stale([run_of(), old], 3) is None
     assert stale([run_of(), old], None) is None
     assert stale([run_of(CandidateCall(1, lag=9, learns=False))], 0) is None
-    assert stale([run_of(CandidateCall(1, lag=-1))], 0) is None
+    assert stale([run_of(), run_of(CandidateCall(1, lag=None))], None) == "groups.rolled_back"
+    assert stale([run_of(CandidateCall(1, lag=None, learns=False))], 0) is None
     assert stale([], 0) is None
 
 

@@ -67,7 +67,7 @@ def cases(draw: st.DrawFn) -> dict[str, list[float]]:
         "advantages": [rng.choice([0.0, rng.gauss(0, 1)]) for _ in range(tokens)],
         "weights": [rng.uniform(0, 0.5) for _ in range(tokens)],
         "calls": [rng.randrange(3) for _ in range(tokens)],
-        "base_logprobs": [-rng.uniform(0.1, 4) for _ in range(tokens)],
+        "reference_logprobs": [-rng.uniform(0.1, 4) for _ in range(tokens)],
     }
 
 
@@ -78,7 +78,7 @@ def terms(case: dict[str, list[float]], which: list[int] | None = None) -> dict[
         kept = [values[t] for t in range(len(values)) if which is None or t in which]
         columns[name] = torch.tensor(kept, dtype=torch.long if name == "calls" else F64)
     tokens = TrainedTokens(**{field.name: columns[field.name] for field in fields(TrainedTokens)})
-    names = ("logprobs", "old_logprobs", "base_logprobs")
+    names = ("logprobs", "old_logprobs", "reference_logprobs")
     return {"tokens": tokens} | {f"{name}_T": columns.get(name) for name in names}
 
 
@@ -150,7 +150,7 @@ def naive(case: dict[str, list[float]], config: JobConfig) -> tuple[float, list[
             gradient = factor * slope
         if penalty is not None:
             new, old = case["logprobs"][t], case["old_logprobs"][t]
-            value, steep = naive_kl(new, case["base_logprobs"][t], old, penalty.estimator)
+            value, steep = naive_kl(new, case["reference_logprobs"][t], old, penalty.estimator)
             loss += penalty.coefficient * value
             gradient += factor * penalty.coefficient * steep
         total += factor * loss
@@ -201,7 +201,8 @@ def test_stats_equal_loops(choice: dict[str, Any], case: dict[str, list[float]])
     if isinstance(config, SFTConfig):  # nobody drew its tokens
         case = case | {"sampler_logprobs": case["old_logprobs"]}
     new, old, sampler, base = (
-        case[name] for name in ("logprobs", "old_logprobs", "sampler_logprobs", "base_logprobs")
+        case[name]
+        for name in ("logprobs", "old_logprobs", "sampler_logprobs", "reference_logprobs")
     )
     n = len(new)
     gaps = [o - s for o, s in zip(old, sampler, strict=True)]
@@ -222,7 +223,9 @@ def test_stats_equal_loops(choice: dict[str, Any], case: dict[str, list[float]])
         "importance_ess": math.fsum(used) ** 2 / (n * squares) if squares else 0.0,
         "importance_limited_fraction": sum(limited for _, limited, _ in weights) / n,
         "guarded_fraction": sum(guarded for _, _, guarded in weights) / n,
-        "kl_base": math.fsum(math.expm1(b - x) - (b - x) for b, x in zip(base, new, strict=True))
+        "kl_reference": math.fsum(
+            math.expm1(b - x) - (b - x) for b, x in zip(base, new, strict=True)
+        )
         / n,
         "entropy": -math.fsum(old) / n,
     }
@@ -230,7 +233,7 @@ def test_stats_equal_loops(choice: dict[str, Any], case: dict[str, list[float]])
 
 
 def test_stats_are_numbers_even_where_ratios_overflow() -> None:
-    far = {name: [-1.0] for name in ("logprobs", "old_logprobs", "base_logprobs")}
+    far = {name: [-1.0] for name in ("logprobs", "old_logprobs", "reference_logprobs")}
     case = far | {"sampler_logprobs": [-2000.0], "advantages": [1.0], "weights": [1.0]}
     _, stats = objective(**terms(case | {"calls": [0]}), config=TrainConfig())
     metrics = stats.metrics()
@@ -245,7 +248,7 @@ def test_a_divergence_without_the_base_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="base model"):
         objective(**bare, config=TrainConfig(kl=KLPenalty(estimator="k3", coefficient=0.1)))
     loss, stats = objective(**bare, config=TrainConfig())
-    assert loss.item() == -1.0 and stats.kl_base == 0.0
+    assert loss.item() == -1.0 and stats.kl_reference == 0.0
 
 
 # --- a step -------------------------------------------------------------------------------------
@@ -261,7 +264,7 @@ def test_the_first_update_is_the_old_policy_of_all_others(case: dict[str, list[f
     config = TrainConfig(kl=KLPenalty(estimator="k3", coefficient=0.1))
     made = step(case, config)
     columns = terms(case)
-    made.base_logprobs_N = columns["base_logprobs_T"]
+    made.reference_logprobs_N = columns["reference_logprobs_T"]
     order = sorted(range(len(case["calls"])), key=lambda t: case["calls"][t])
     parts = [
         torch.tensor([t for t in order if case["calls"][t] == call])
