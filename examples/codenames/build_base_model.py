@@ -10,7 +10,8 @@ from itertools import islice
 from pathlib import Path
 
 from examples.codenames.demonstrations import demonstrations
-from examples.codenames.words import KIND_OF, KINDS
+from examples.codenames.environment import LEVELS
+from examples.codenames.words import KINDS
 from examples.support import tiny_model
 from examples.support.tiny_model import Conversation, Recipe
 from examples.support.warm_start import WarmStart
@@ -25,12 +26,18 @@ def conversations(count: int) -> list[Conversation]:
     return [Conversation(call) for call in islice(demonstrations(count, SEED), count)]
 
 
+def words() -> list[str]:
+    """The kinds of the first level, and their words, as they stand behind a space."""
+    kinds = list(KINDS)[: LEVELS[1].vocabulary]
+    return [f" {word}" for kind in kinds for word in (kind, *KINDS[kind])]
+
+
 RECIPE = Recipe(
     conversations=conversations,
     count=20_000,
-    words=[f" {word}" for word in (*KIND_OF, *KINDS)],
-    vocab_size=640,
-    plan=WarmStart(steps=700, copy_steps=0, batch=48),
+    words=words(),
+    vocab_size=576,
+    plan=WarmStart(steps=800, copy_steps=150),
 )
 
 

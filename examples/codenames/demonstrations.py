@@ -1,9 +1,10 @@
 """Calls of two players that know what words mean and nothing of the game.
 
-The spymaster names the kind of any card, whoever it belongs to, and a count by lot. The guesser
-names cards by lot, now and then one of the clue's kind. After each call they are asked what words
-mean, and answer rightly. So the model that imitates them can read a board and speak, and each
-choice in the game is left for reinforcement to make.
+The spymaster names the kind of any card, whoever it belongs to, and a count by lot; at times it
+says a word of the board, which is against the rules (`BREAKS`). The guesser names as many cards as
+the clue says, each of the clue's kind at times (`FOLLOWS`), else any. After each call they are
+asked what words mean, and answer rightly. So the model that imitates them can read a board and
+speak, and each choice in the game is left for reinforcement to make.
 """
 
 from __future__ import annotations
@@ -18,26 +19,28 @@ from examples.codenames.agent import (
     guesser_view,
     spymaster_view,
 )
-from examples.codenames.environment import Game, boards
+from examples.codenames.environment import Clue, Game, boards
 from examples.codenames.words import KIND_OF
 
 Message = dict[str, Any]
 Quiz = list[tuple[str, str]]
-FOLLOWS = 0.5
+BREAKS = 0.15
+FOLLOWS = 0.4
 
 
 def random_clue(rng: random.Random, game: Game) -> str:
-    """The kind of any card, and any count."""
-    return f"clue: {KIND_OF[rng.choice(game.cards)]} {rng.randint(1, 3)}"
+    """The kind of any card, or with probability `BREAKS` the card itself, and any count."""
+    card = rng.choice(game.cards)
+    word = card if rng.random() < BREAKS else KIND_OF[card]
+    return f"clue: {word} {rng.randint(1, 3)}"
 
 
-def random_guess(rng: random.Random, game: Game) -> str:
-    """One to three cards; each is of the clue's kind with probability `FOLLOWS`, or any."""
-    kind = game.clue.word if game.clue else ""
+def random_guess(rng: random.Random, game: Game, clue: Clue) -> str:
+    """So many cards as the clue says; each is of its kind with probability `FOLLOWS`, or any."""
     left = list(game.cards)
     named: list[str] = []
-    for _ in range(min(rng.randint(1, 3), len(left))):
-        fitting = [card for card in left if KIND_OF[card] == kind]
+    for _ in range(min(clue.count, len(left))):
+        fitting = [card for card in left if KIND_OF[card] == clue.word]
         card = rng.choice(fitting if fitting and rng.random() < FOLLOWS else left)
         left.remove(card)
         named.append(card)
@@ -76,7 +79,9 @@ def play(rng: random.Random, game: Game) -> Iterator[list[Message]]:
         quiz = meanings(rng, game.cards)
         yield conversation(SPYMASTER_PROMPT, spymaster_view(game), clue, quiz)
         game = game.hint(clue)
-        guess = random_guess(rng, game)
+        if game.clue is None:
+            continue
+        guess = random_guess(rng, game, game.clue)
         quiz = members(rng, game.cards)
         yield conversation(GUESSER_PROMPT, guesser_view(game), guess, quiz)
         game = game.guess(guess)

@@ -6,7 +6,8 @@ are named: one of the team's own is found, one of the others ends the turn, the 
 game. A turn also ends when as many cards are found as the clue said, and with a clue that breaks
 the rules.
 
-Held-out boards have a pair of kinds among the team's own cards that no training board has.
+Held-out boards have two words of one kind among the team's own cards that are never there together
+in training.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import random
 import re
 import statistics
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
@@ -36,20 +38,26 @@ class Level:
         others: cards of nobody, beside the assassin.
         traps: how many of those and the assassin are of a kind that the team's own cards have too,
             so that the name of the kind is no safe clue.
+        other_kinds: kinds that the rest of them are drawn from.
         turns: turns of a game.
+        vocabulary: kinds of all boards, the first of `words.KINDS`.
     """
 
     own: int
     kinds: int
     others: int
     traps: int
+    other_kinds: int
     turns: int
+    vocabulary: int = len(KINDS)
 
 
 LEVELS = {
-    1: Level(own=4, kinds=2, others=3, traps=0, turns=2),
-    2: Level(own=6, kinds=3, others=5, traps=2, turns=4),
-    3: Level(own=9, kinds=5, others=15, traps=6, turns=6),  # 25 cards, as the game is sold
+    # Three cards of each of two kinds: the board alone does not tell which of them is the team's.
+    1: Level(own=3, kinds=1, others=2, traps=0, other_kinds=1, turns=1, vocabulary=6),
+    2: Level(own=6, kinds=3, others=5, traps=2, other_kinds=3, turns=4),
+    # 25 cards, as the game is sold.
+    3: Level(own=9, kinds=5, others=15, traps=6, other_kinds=6, turns=6),
 }
 
 
@@ -182,56 +190,74 @@ def clue_is_good(board: Board, turn: Turn) -> bool | None:
     return bool(covered & set(board.own)) and board.assassin not in covered
 
 
-def count_is_right(board: Board, turn: Turn) -> bool:
-    """Whether a clue says how many of the team's cards are of the kind that it names."""
-    if turn.clue is None:
-        return False
-    covered = set(KINDS.get(turn.clue.word, ())).intersection(turn.cards)
+def count_is_right(board: Board, turn: Turn) -> bool | None:
+    """Whether a clue says how many of the team's cards are of its kind; None if it is not good."""
+    if turn.clue is None or not clue_is_good(board, turn):
+        return None
+    covered = set(KINDS[turn.clue.word]).intersection(turn.cards)
     return turn.clue.count == len(covered & set(board.own))
 
 
-def guess_follows(turn: Turn) -> bool | None:
-    """Whether all cards that were named are of the clue's kind; None without a clue of a kind."""
-    if turn.clue is None or turn.clue.word not in KINDS:
+def follows_clue(turn: Turn) -> float | None:
+    """The share of the cards that were named that are of the clue's kind.
+
+    Returns:
+        0 if none was named; None if the clue names no kind of which there are cards.
+    """
+    covered = set(KINDS.get(turn.clue.word, ())) if turn.clue else set[str]()
+    if not covered.intersection(turn.cards):
         return None
-    covered = set(KINDS[turn.clue.word]).intersection(turn.cards)
-    return bool(turn.named) and covered.issuperset(turn.named)
+    fitting = [name for name in turn.named if name in turn.cards and name in covered]
+    return len(fitting) / max(len(turn.named), 1)
 
 
 def role_figures(game: Game) -> dict[str, float]:
-    """What each role did in a game, as shares of its turns.
+    """What each role did in a game, as means over its turns.
 
     Returns:
-        ``good_clues`` and ``right_counts`` of the spymaster, ``guesses_follow_clue`` of the
-        guesser, and whether the assassin was met. A share of no turns is left out.
+        ``legal_clues``, ``good_clues`` and ``right_counts`` of the spymaster,
+        ``guesses_follow_clue`` of the guesser, and whether the assassin was met. A mean over no
+        turns is left out.
     """
     board = game.board
-    verdicts = {
+    verdicts: dict[str, list[float | bool | None]] = {
+        "legal_clues": [turn.clue is not None for turn in game.turns],
         "good_clues": [clue_is_good(board, turn) for turn in game.turns],
         "right_counts": [count_is_right(board, turn) for turn in game.turns],
-        "guesses_follow_clue": [guess_follows(turn) for turn in game.turns],
+        "guesses_follow_clue": [follows_clue(turn) for turn in game.turns],
         "assassin_met": [board.assassin in game.revealed],
     }
     known = {name: [v for v in found if v is not None] for name, found in verdicts.items()}
     return {name: statistics.fmean(found) for name, found in known.items() if found}
 
 
+def _pairs(words: Iterable[str]) -> set[frozenset[str]]:
+    return {frozenset(pair) for pair in combinations(words, 2)}
+
+
 def held_out_pairs() -> frozenset[frozenset[str]]:
-    """Pairs of kinds that are together the team's own on held-out boards alone; always the same."""
-    pairs = [frozenset(pair) for pair in combinations(sorted(KINDS), 2)]
+    """Pairs of words of a kind that are together the team's own on held-out boards alone."""
+    pairs = [sorted(pair) for words in KINDS.values() for pair in _pairs(words)]
+    pairs.sort()
     random.Random("pairs").shuffle(pairs)
-    return frozenset(pairs[: round(len(pairs) * HELD_OUT_SHARE)])
+    return frozenset(frozenset(pair) for pair in pairs[: round(len(pairs) * HELD_OUT_SHARE)])
 
 
 _HELD_OUT = held_out_pairs()
 
 
-def _own_kinds(rng: random.Random, level: Level, split: Split) -> list[str]:
+def _own_words(rng: random.Random, level: Level, split: Split) -> list[str]:
     while True:
-        kinds = rng.sample(sorted(KINDS), level.kinds)
-        pairs = {frozenset(pair) for pair in combinations(kinds, 2)}
-        if bool(pairs & _HELD_OUT) == (split == "test"):
-            return kinds
+        kinds = rng.sample(list(KINDS)[: level.vocabulary], level.kinds)
+        sizes = Counter(kinds)  # one of each, and the rest by lot
+        while sizes.total() < level.own:
+            kind = rng.choice(kinds)
+            # A kind keeps a word for each trap, so that traps can be drawn.
+            if sizes[kind] < len(KINDS[kind]) - 2:
+                sizes[kind] += 1
+        own = [word for kind in kinds for word in rng.sample(KINDS[kind], sizes[kind])]
+        if bool(_pairs(own) & _HELD_OUT) == (split == "test"):
+            return own
 
 
 def make_board(rng: random.Random, id: str, level: Level, split: Split) -> Board:
@@ -241,26 +267,16 @@ def make_board(rng: random.Random, id: str, level: Level, split: Split) -> Board
         rng: source of every choice.
         id: of the board.
         level: how large and how hard it is.
-        split: whether the team's kinds are those of training or held-out boards.
+        split: whether two of the team's words are a held-out pair.
     """
-    kinds = _own_kinds(rng, level, split)
-    sizes = Counter(kinds)  # one of each, and the rest by lot
-    while sizes.total() < level.own:
-        kind = rng.choice(kinds)
-        # A kind keeps a word for each trap, so that traps can be drawn.
-        if sizes[kind] < len(KINDS[kind]) - 2:
-            sizes[kind] += 1
-    own = [word for kind in kinds for word in rng.sample(KINDS[kind], sizes[kind])]
-    alike = [word for kind in kinds for word in KINDS[kind] if word not in own]
-    strange = [word for word, kind in KIND_OF.items() if kind not in kinds]
+    own = _own_words(rng, level, split)
+    kinds = {KIND_OF[word] for word in own}
+    alike = [word for word, kind in KIND_OF.items() if kind in kinds and word not in own]
+    free = [kind for kind in list(KINDS)[: level.vocabulary] if kind not in kinds]
+    strange = [word for kind in rng.sample(free, level.other_kinds) for word in KINDS[kind]]
     rest = rng.sample(alike, level.traps)
     rest += rng.sample(strange, level.others + 1 - level.traps)
     assassin = rng.choice(rest)
-    if not level.traps:  # no other card of its kind, so that each kind is one player's or no one's
-        rest = [word for word in rest if KIND_OF[word] != KIND_OF[assassin]]
-        harmless = [word for word in strange if KIND_OF[word] != KIND_OF[assassin]]
-        fresh = [word for word in harmless if word not in rest]
-        rest += [*rng.sample(fresh, level.others - len(rest)), assassin]
     cards = rng.sample([*own, *rest], len(own) + len(rest))
     return Board(
         id, tuple(cards), tuple(card for card in cards if card in own), assassin, level.turns, split

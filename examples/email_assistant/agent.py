@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from langchain.agents import create_agent
 from langchain.tools import ToolRuntime
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import ToolMessage
 from langchain_core.tools import tool
 from langgraph.graph.state import CompiledStateGraph
 
 from examples.email_assistant.mailbox import Mailbox
+from examples.support.answer_tool import answer
 from examples.support.call_cap import CallCap
 
 SYSTEM_PROMPT = "Find the mail that is asked for and answer with its date."
@@ -43,12 +40,6 @@ async def select(number: int, runtime: ToolRuntime[Mailbox]) -> str:
     return runtime.context.select(number)
 
 
-@tool(return_direct=True)
-async def answer(text: str) -> str:
-    """Answer the question."""
-    return text
-
-
 TOOLS = (search, filter_, sort, select, answer)
 
 
@@ -69,15 +60,3 @@ def build_agent(model: BaseChatModel, max_model_calls: int = MAX_MODEL_CALLS) ->
         context_schema=Mailbox,
         middleware=[CallCap(max_model_calls)],
     )
-
-
-def answered(state: Mapping[str, Any]) -> str | None:
-    """What a run answered. None: nothing, or several times."""
-    answers = [
-        message.text
-        for message in state["messages"]
-        if isinstance(message, ToolMessage)
-        and message.name == answer.name
-        and message.status == "success"
-    ]
-    return answers[0] if len(answers) == 1 else None

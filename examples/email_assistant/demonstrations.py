@@ -14,33 +14,19 @@ from typing import Any
 
 from examples.email_assistant.agent import MAX_MODEL_CALLS, SYSTEM_PROMPT
 from examples.email_assistant.mailbox import Mailbox, Scenario
-from examples.support.mail_words import MONTHS, SENDERS
-
-Message = dict[str, Any]
-_DATE = re.compile(rf"\d+ (?:{'|'.join(MONTHS)})")
+from examples.support.mail_player import MailPlayer, Message
+from examples.support.mail_words import SENDERS
 
 
-class RandomPolicy:
-    """Plays one scenario with well-formed calls and keeps the messages in OpenAI's shape."""
+class RandomPolicy(MailPlayer):
+    """Plays one scenario by lot."""
 
     def __init__(self, rng: random.Random, scenario: Scenario) -> None:
         """Start a conversation with the system prompt and the question."""
-        self._rng, self._scenario = rng, scenario
+        super().__init__(rng, SYSTEM_PROMPT, scenario.question)
+        self._scenario = scenario
         self._box = Mailbox(scenario.mails)
         self._listed = 0
-        self._dates: list[str] = []
-        self.answer = ""
-        self.messages: list[Message] = [
-            {"role": "system", "content": SYSTEM_PROMPT},
-            {"role": "user", "content": scenario.question},
-        ]
-
-    def _call(self, name: str, arguments: dict[str, Any], result: str) -> None:
-        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-        self.messages += [
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "content": result},
-        ]
 
     def _list(self, name: str, arguments: dict[str, Any], result: str) -> None:
         self._listed = len(re.findall(r"^\d: ", result, re.MULTILINE))
@@ -62,15 +48,7 @@ class RandomPolicy:
 
     def _select(self) -> None:
         number = self._rng.randint(1, max(1, self._listed))
-        result = self._box.select(number)
-        self._dates = _DATE.findall(result)
-        self._call("select", {"number": number}, result)
-
-    def _answer(self) -> None:
-        date = f"{self._rng.randint(1, 28)} {self._rng.choice(MONTHS)}"
-        self.answer = self._rng.choice(self._dates) if self._dates else date
-        self._call("answer", {"text": self.answer}, self.answer)
-        self.messages.pop()
+        self._open("select", {"number": number}, self._box.select(number))
 
     def play(self) -> list[Message]:
         """Play to the answer, or to the cap on model calls, and return the messages."""

@@ -9,16 +9,16 @@ the success rate.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from examples.email_assistant.agent import answered, build_agent
+from examples.email_assistant.agent import build_agent
 from examples.email_assistant.mailbox import Mailbox, Scenario, is_right, scenarios
-from examples.support import command
-from examples.support.demo import Demo, Fit, Setup, control_words, folder_of, run
+from examples.support.answer_tool import answered
+from examples.support.command import Given, train_command
+from examples.support.demo import Demo, Fit, Setup
 from langchain_art import ChatART, Run, capture
 from langchain_art.evaluators import (
     GroupEvaluator,
@@ -77,46 +77,33 @@ DEMO = Demo(
 )
 
 
-def main(
-    seed: command.Seed = 0,
-    steps: command.Steps = DEMO.steps,
-    control: command.Control = False,
+def options(
+    given: Given,
     judge: Annotated[
         str | None,
         typer.Option(help="RULER's, as litellm names it: counts as much as the criteria"),
     ] = None,
-    out: command.Out = None,
-    base_url: command.BaseUrl = None,
-    fresh: command.Fresh = False,
-    learning_rate: command.LearningRate = DEMO.learning_rate,
-    max_tokens: command.MaxTokens = DEMO.max_tokens,
-) -> None:
-    """Train a small model to search, filter, sort and select in an inbox, and to answer.
-
-    Stopped (Ctrl-C) and run again, it goes on; finished and run again, it shows its result.
-    """
-    if control and judge:
+) -> dict[str, Any]:
+    """What scores training runs."""
+    if given.control and judge:
         raise typer.BadParameter("--control shuffles the rewards: no --judge")
-    words = [*control_words(control), *(["ruler"] if judge else [])]
-    out = out or folder_of(DEMO, seed, *words)
+    out = given.folder(*(["ruler"] if judge else []))
 
-    def evaluator() -> Any:
+    def evaluator() -> GroupEvaluator:
         if judge is None:
             return criteria()
         ruler = RulerEvaluator(judge, context=None, cache=out / "judge.sqlite3")
         return SumEvaluator([(criteria(), 0.5), (ruler, 0.5)])
 
-    run(
-        replace(DEMO, learning_rate=learning_rate, max_tokens=max_tokens),
-        out=out,
-        steps=steps,
-        seed=seed,
-        control=control,
-        base_url=base_url,
-        fresh=fresh,
-        evaluator=evaluator,
-        note=f" (criteria and RULER: {judge})" if judge else "",
-    )
+    note = f" (criteria and RULER: {judge})" if judge else ""
+    return {"out": out, "evaluator": evaluator, "note": note}
+
+
+main = train_command(
+    DEMO,
+    "Train a small model to search, filter, sort and select in an inbox, and to answer.",
+    options,
+)
 
 
 if __name__ == "__main__":

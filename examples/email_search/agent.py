@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import string
 from collections.abc import Mapping
 from typing import Any
 
 from langchain.agents import create_agent
 from langchain.tools import ToolRuntime
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import ToolMessage
 from langchain_core.tools import tool
 from langgraph.graph.state import CompiledStateGraph
 
 from examples.email_search.inbox import Inbox, Scenario
+from examples.support.answer_tool import answer, answered
 from examples.support.call_cap import CallCap
 
 SYSTEM_PROMPT = "Find the mail and answer with its date."
@@ -32,12 +31,6 @@ async def search(query: str, runtime: ToolRuntime[Inbox]) -> str:
 async def read(mail_id: int, runtime: ToolRuntime[Inbox]) -> str:
     """Read a mail."""
     return runtime.context.read(mail_id)
-
-
-@tool(return_direct=True)
-async def answer(text: str) -> str:
-    """Answer the question."""
-    return text
 
 
 TOOLS = (search, read, answer)
@@ -74,10 +67,6 @@ def build_agent(model: BaseChatModel, max_model_calls: int = MAX_MODEL_CALLS) ->
     )
 
 
-def _normalised(text: str) -> str:
-    return " ".join(text.casefold().strip(string.punctuation + string.whitespace).split())
-
-
 def reward(scenario: Scenario, state: Mapping[str, Any]) -> float:
     """Score one run: 1.0 for the right date, else 0.0. There is no shaping.
 
@@ -88,11 +77,5 @@ def reward(scenario: Scenario, state: Mapping[str, Any]) -> float:
         scenario: The scenario that was run.
         state: What `ainvoke` returned.
     """
-    answers = [
-        message.text
-        for message in state["messages"]
-        if isinstance(message, ToolMessage)
-        and message.name == answer.name
-        and message.status == "success"
-    ]
-    return float(len(answers) == 1 and _normalised(answers[0]) == _normalised(scenario.answer))
+    found = answered(state)
+    return float(found is not None and scenario.is_answer(found))

@@ -10,14 +10,11 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from examples.email_search.agent import MAX_MODEL_CALLS, SYSTEM_PROMPT
 from examples.email_search.inbox import Inbox, MailStore, Scenario
-from examples.support.mail_words import MONTHS, PROJECTS
-
-Message = dict[str, Any]
-_DATE = re.compile(rf"\d+ (?:{'|'.join(MONTHS)})")
+from examples.support.mail_player import MailPlayer, Message
+from examples.support.mail_words import PROJECTS
 
 
 def _query(rng: random.Random, scenario: Scenario) -> str:
@@ -28,26 +25,14 @@ def _query(rng: random.Random, scenario: Scenario) -> str:
     return rng.choices(choices, weights=[50, 20, 20, 10])[0]
 
 
-class RandomPolicy:
-    """Plays one scenario with well-formed calls and keeps the messages in OpenAI's shape."""
+class RandomPolicy(MailPlayer):
+    """Plays one scenario by lot."""
 
     def __init__(self, rng: random.Random, scenario: Scenario, inbox: Inbox) -> None:
         """Start a conversation with the system prompt and the question."""
-        self._rng, self._scenario, self._inbox = rng, scenario, inbox
+        super().__init__(rng, SYSTEM_PROMPT, scenario.question)
+        self._scenario, self._inbox = scenario, inbox
         self._hits: list[int] = []
-        self._dates: list[str] = []
-        self.answer = ""
-        self.messages: list[Message] = [
-            {"role": "system", "content": SYSTEM_PROMPT},
-            {"role": "user", "content": scenario.question},
-        ]
-
-    def _call(self, name: str, arguments: dict[str, Any], result: str) -> None:
-        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-        self.messages += [
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "content": result},
-        ]
 
     def _search(self) -> None:
         query = _query(self._rng, self._scenario)
@@ -58,15 +43,7 @@ class RandomPolicy:
     def _read(self) -> None:
         known = self._hits and self._rng.random() < 0.97
         mail_id = self._rng.choice(self._hits) if known else self._rng.randint(40, 99)
-        result = self._inbox.read(mail_id)
-        self._dates = _DATE.findall(result)
-        self._call("read", {"mail_id": mail_id}, result)
-
-    def _answer(self) -> None:
-        date = f"{self._rng.randint(1, 28)} {self._rng.choice(MONTHS)}"
-        self.answer = self._rng.choice(self._dates) if self._dates else date
-        self._call("answer", {"text": self.answer}, self.answer)
-        self.messages.pop()
+        self._open("read", {"mail_id": mail_id}, self._inbox.read(mail_id))
 
     def play(self) -> list[Message]:
         """Play to the answer, or to the cap on model calls, and return the messages."""

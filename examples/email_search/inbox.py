@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import re
 import sqlite3
+import string
 import threading
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
@@ -69,6 +70,14 @@ class Scenario:
     split: Split
     project: str
     event: str
+
+    def is_answer(self, text: str) -> bool:
+        """Whether a text is the answer; case, outer punctuation and spacing do not matter."""
+        return _normalised(text) == _normalised(self.answer)
+
+
+def _normalised(text: str) -> str:
+    return " ".join(text.casefold().strip(string.punctuation + string.whitespace).split())
 
 
 def _date(rng: random.Random, other_than: str = "") -> str:

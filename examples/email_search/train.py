@@ -11,7 +11,7 @@ their answers all the same, which the judge never sees.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,8 +21,8 @@ import typer
 from examples.email_search.agent import build_agent, reward
 from examples.email_search.inbox import MailStore, Scenario, build
 from examples.email_search.scripted_judge import ScriptedJudge
-from examples.support import command
-from examples.support.demo import Demo, Fit, Setup, control_words, folder_of, run
+from examples.support.command import Given, train_command
+from examples.support.demo import Demo, Fit, Setup
 from langchain_art import ChatART, FitResult, RulerEvaluator, Run, capture
 
 BASE_MODEL = Path(__file__).parent / "base_model"
@@ -98,53 +98,41 @@ DEMO = Demo(
 )
 
 
-def main(
-    seed: command.Seed = 0,
-    steps: command.Steps = DEMO.steps,
-    control: command.Control = False,
+def options(
+    given: Given,
     by: Annotated[
         Reward, typer.Option("--reward", help="What scores training runs")
     ] = Reward.ANSWER,
     judge: Annotated[
         str | None, typer.Option(help="Of --reward ruler: scripted, or as litellm names a model")
     ] = None,
-    out: command.Out = None,
-    base_url: command.BaseUrl = None,
-    fresh: command.Fresh = False,
-    learning_rate: command.LearningRate = DEMO.learning_rate,
-    max_tokens: command.MaxTokens = DEMO.max_tokens,
-) -> None:
-    """Train a small model to search an inbox, read the right mail and answer, by reward alone.
-
-    Stopped (Ctrl-C) and run again, it goes on; finished and run again, it shows its result.
-    """
-    if control and by is Reward.RULER:
+) -> dict[str, Any]:
+    """What scores training runs."""
+    if given.control and by is Reward.RULER:
         raise typer.BadParameter("--control shuffles the rewards of answers: no --reward ruler")
     if judge is not None and by is not Reward.RULER:
         raise typer.BadParameter(f"--judge {judge} is not asked; add --reward ruler")
-    judge = judge or "scripted"
-    words = [*control_words(control), *([by.value] if by is Reward.RULER else [])]
-    out = out or folder_of(DEMO, seed, *words)
+    if by is not Reward.RULER:
+        return {}
+    asked, out = judge or "scripted", given.folder(by.value)
 
     def spent(result: FitResult, judging: RulerEvaluator) -> dict[str, Any]:
-        print(f"Judge {judge}: {judging.spent}")
-        return {"judge": {"model": judge, **asdict(judging.spent), "cost": result.judge_cost}}
+        print(f"Judge {asked}: {judging.spent}")
+        return {"judge": {"model": asked, **asdict(judging.spent), "cost": result.judge_cost}}
 
-    judged = {
-        "evaluator": lambda: ruler(judge, out / "judge.sqlite3"),
-        "note": f" (RULER: {judge})",
+    return {
+        "out": out,
+        "evaluator": lambda: ruler(asked, out / "judge.sqlite3"),
+        "note": f" (RULER: {asked})",
         "more": spent,
     }
-    run(
-        replace(DEMO, learning_rate=learning_rate, max_tokens=max_tokens),
-        out=out,
-        steps=steps,
-        seed=seed,
-        control=control,
-        base_url=base_url,
-        fresh=fresh,
-        **(judged if by is Reward.RULER else {}),
-    )
+
+
+main = train_command(
+    DEMO,
+    "Train a small model to search an inbox, read the right mail and answer, by reward alone.",
+    options,
+)
 
 
 if __name__ == "__main__":

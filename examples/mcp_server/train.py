@@ -29,8 +29,8 @@ from examples.mcp_server.agent import answer, build_agent
 from examples.mcp_server.scripted_models import ScriptedJudge, ScriptedWriter
 from examples.mcp_server.session import McpServer
 from examples.mcp_server.tasks import Split, Task, write_tasks
-from examples.support import command
-from examples.support.demo import Demo, Fit, Setup, control_words, folder_of, run
+from examples.support.command import Given, train_command
+from examples.support.demo import Demo, Fit, Setup
 from langchain_art import ChatART, FitResult, RulerEvaluator, Run, capture
 
 BASE_MODEL = Path(__file__).parent / "base_model"
@@ -129,10 +129,8 @@ DEMO = Demo(
 )
 
 
-def main(
-    seed: command.Seed = 0,
-    steps: command.Steps = DEMO.steps,
-    control: command.Control = False,
+def options(
+    given: Given,
     mcp_server: Annotated[
         str | None, typer.Option("--server", help="Command of another MCP server")
     ] = None,
@@ -140,49 +138,36 @@ def main(
         str, typer.Option(help="scripted, or as litellm names a model")
     ] = SCRIPTED,
     judge: Annotated[str, typer.Option(help="scripted, or as litellm names a model")] = SCRIPTED,
-    out: command.Out = None,
-    base_url: command.BaseUrl = None,
-    fresh: command.Fresh = False,
-    learning_rate: command.LearningRate = DEMO.learning_rate,
-    max_tokens: command.MaxTokens = DEMO.max_tokens,
-) -> None:
-    """Train a small model to use the tools of an MCP server, by RULER alone.
-
-    Stopped (Ctrl-C) and run again, it goes on; finished and run again, it shows its result.
-    """
+) -> dict[str, Any]:
+    """The MCP server, and the models that write its tasks and judge the runs."""
     if mcp_server is not None and SCRIPTED in (task_writer, judge):
         raise typer.BadParameter(
             f"the scripted task writer and judge know the example's own server; with --server "
             f"{mcp_server!r}, name models: --task-writer openai/o3 --judge openai/o3"
         )
-    if mcp_server is not None and base_url is None:
+    if mcp_server is not None and given.base_url is None:
         raise typer.BadParameter(
             "the small model knows the example's own server; with --server, name a server that has "
             "a real model: --base-url http://…/v1"
         )
-    demo = replace(
-        DEMO,
-        learning_rate=learning_rate,
-        max_tokens=max_tokens,
-        build=partial(build_fit, mcp_server=mcp_server, writer=task_writer),
-    )
-    out = out or folder_of(demo, seed, *control_words(control))
+    out = given.folder()
 
     def spent(result: FitResult, judging: Any) -> dict[str, Any]:
         return {"judge": {"model": judge, "cost": result.judge_cost}}
 
-    run(
-        demo,
-        out=out,
-        steps=steps,
-        seed=seed,
-        control=control,
-        base_url=base_url,
-        fresh=fresh,
-        evaluator=lambda: ruler(judge, out / "judge.sqlite3"),
-        note=f" (RULER: {judge})",
-        more=spent,
-    )
+    return {
+        "demo": replace(
+            given.demo, build=partial(build_fit, mcp_server=mcp_server, writer=task_writer)
+        ),
+        "evaluator": lambda: ruler(judge, out / "judge.sqlite3"),
+        "note": f" (RULER: {judge})",
+        "more": spent,
+    }
+
+
+main = train_command(
+    DEMO, "Train a small model to use the tools of an MCP server, by RULER alone.", options
+)
 
 
 if __name__ == "__main__":

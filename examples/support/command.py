@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -28,8 +30,41 @@ LearningRate = Annotated[float, typer.Option(help="A large model takes less: 1e-
 MaxTokens = Annotated[int, typer.Option(help="Of one reply; a large model may take more")]
 
 
-def train_command(demo: Demo, help: str) -> Callable[..., None]:
-    """The command line of a demo, for `typer.run`; `help` is what it says of itself."""
+@dataclass(frozen=True)
+class Given:
+    """What the options that every demo has were given as.
+
+    Attributes:
+        demo: With the learning rate and the most tokens of a reply that were asked for.
+        seed: Of the scenarios and of their order.
+        control: Shuffle the rewards within each group.
+        base_url: A server that runs. None: one is started.
+        out: Where results go. None: see `folder`.
+    """
+
+    demo: Demo
+    seed: int
+    control: bool
+    base_url: str | None
+    out: Path | None
+
+    def folder(self, *words: str) -> Path:
+        """Where results go; `words` tell other settings of an example's own options apart."""
+        words = (*control_words(self.control), *words)
+        return self.out or folder_of(self.demo, self.seed, *words)
+
+
+def train_command(
+    demo: Demo, help: str, own: Callable[..., Mapping[str, Any]] | None = None
+) -> Callable[..., None]:
+    """The command line of a demo, for `typer.run`.
+
+    Args:
+        demo: What is trained.
+        help: What the command says of itself.
+        own: Options of this example alone, with defaults, after a first parameter that takes what
+            was `Given`. Returns arguments of `run` in place of those of the other options.
+    """
 
     def main(
         seed: Seed = 0,
@@ -40,22 +75,57 @@ def train_command(demo: Demo, help: str) -> Callable[..., None]:
         fresh: Fresh = False,
         learning_rate: LearningRate = demo.learning_rate,
         max_tokens: MaxTokens = demo.max_tokens,
+        **own_options: Any,
     ) -> None:
-        run(
-            replace(demo, learning_rate=learning_rate, max_tokens=max_tokens),
-            out=out or folder_of(demo, seed, *control_words(control)),
-            steps=steps,
-            seed=seed,
-            control=control,
-            base_url=base_url,
-            fresh=fresh,
-        )
+        sized = replace(demo, learning_rate=learning_rate, max_tokens=max_tokens)
+        given = Given(sized, seed, control, base_url, out)
+        arguments: dict[str, Any] = {
+            "demo": sized,
+            "out": given.folder(),
+            "steps": steps,
+            "seed": seed,
+            "control": control,
+            "base_url": base_url,
+            "fresh": fresh,
+        }
+        run(**(arguments | dict(own(given, **own_options) if own else {})))
 
+    parameters = list(inspect.signature(main).parameters.values())[:-1]
+    hints = get_type_hints(main, include_extras=True)
+    if own is not None:
+        parameters += list(inspect.signature(own).parameters.values())[1:]
+        hints |= get_type_hints(own, include_extras=True)
+    # What typer reads: without `own_options`, with the example's own.
+    parameters = [one.replace(annotation=hints[one.name]) for one in parameters]
+    main.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    main.__annotations__ = {one.name: one.annotation for one in parameters}
     main.__doc__ = (
         f"{help}\n\nStopped (Ctrl-C) and run again, it goes on; finished and run again, it shows "
         "its result."
     )
     return main
+
+
+def level_options(
+    build: Callable[..., Any], levels: Iterable[int], help: str
+) -> Callable[..., dict[str, Any]]:
+    """The option ``--level``, for `train_command`.
+
+    Args:
+        build: Makes the parts of a fit, of a `Setup` and a ``level``.
+        levels: Those that there are, from 1, the easiest.
+        help: What the option says of itself.
+    """
+
+    def options(given: Given, level: int = 1) -> dict[str, Any]:
+        words = [f"level{level}"] if level > 1 else []
+        demo = replace(given.demo, build=partial(build, level=level))
+        return {"demo": demo, "out": given.folder(*words)}
+
+    options.__annotations__["level"] = Annotated[
+        int, typer.Option(min=1, max=max(levels), help=help)
+    ]
+    return options
 
 
 def evaluate_command(demo: Demo, help: str) -> Callable[..., None]:

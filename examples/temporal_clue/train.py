@@ -6,16 +6,13 @@ A run is one answer to four questions, and its reward is the share that is right
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from langchain_core.language_models import BaseChatModel
 
-from examples.support import command
-from examples.support.demo import Demo, Fit, Setup, control_words, folder_of, run
+from examples.support.command import level_options, train_command
+from examples.support.demo import Demo, Fit, Setup
 from examples.temporal_clue.agent import build_agent
 from examples.temporal_clue.environment import LEVELS, Puzzle, puzzles, reward, right_answers
 from langchain_art import Run, capture
@@ -62,38 +59,11 @@ DEMO = Demo(
 )
 
 
-def main(
-    seed: command.Seed = 0,
-    steps: command.Steps = DEMO.steps,
-    control: command.Control = False,
-    level: Annotated[
-        int, typer.Option(min=1, max=max(LEVELS), help="1: told outright; 4: to be deduced")
-    ] = 1,
-    out: command.Out = None,
-    base_url: command.BaseUrl = None,
-    fresh: command.Fresh = False,
-    learning_rate: command.LearningRate = DEMO.learning_rate,
-    max_tokens: command.MaxTokens = DEMO.max_tokens,
-) -> None:
-    """Train a detective to answer who it was, where, when and with what, by the share it got right.
-
-    Stopped (Ctrl-C) and run again, it goes on; finished and run again, it shows its result.
-    """
-    words = [f"level{level}"] if level > 1 else []
-    run(
-        replace(
-            DEMO,
-            build=partial(build_fit, level=level),
-            learning_rate=learning_rate,
-            max_tokens=max_tokens,
-        ),
-        out=out or folder_of(DEMO, seed, *control_words(control), *words),
-        steps=steps,
-        seed=seed,
-        control=control,
-        base_url=base_url,
-        fresh=fresh,
-    )
+main = train_command(
+    DEMO,
+    "Train a detective to answer who it was, where, when and with what, by the share it got right.",
+    level_options(build_fit, LEVELS, "1: told outright; 4: to be deduced"),
+)
 
 
 if __name__ == "__main__":

@@ -31,11 +31,5 @@ RECIPE = tiny_model.Recipe(
     plan=WarmStart(steps=600, copy_steps=150),
 )
 
-
-def main(argv: list[str] | None = None) -> None:
-    """Read the command line (or `argv`) and build."""
-    tiny_model.main(RECIPE, SHIPPED, argv)
-
-
 if __name__ == "__main__":
-    main()
+    tiny_model.main(RECIPE, SHIPPED)

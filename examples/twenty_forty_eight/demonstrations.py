@@ -1,7 +1,8 @@
 """Moves of a player without a plan, from which the warm start learns to name a direction.
 
 A third of the moves are any direction, also one that changes nothing; a third make the most points;
-a third make the fewest. So the model learns to read the points, and not which to prefer.
+a third make the fewest. So the model learns to read the points, and not which to prefer. The games
+are longer than those that it plays afterwards, and have larger tiles.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from typing import Any
 
 from examples.twenty_forty_eight.agent import SYSTEM_PROMPT
 from examples.twenty_forty_eight.environment import MOVES, Board, Game, describe, legal_moves, slide
+
+#: Of the games that are shown.
+TARGET = 32
+MAX_MOVES = 25
 
 
 def choose(rng: random.Random, board: Board) -> str:
@@ -28,7 +33,8 @@ def demonstrations(count: int, seed: int) -> Iterator[list[dict[str, Any]]]:
     """Yield single moves as conversations in OpenAI's shape, of as many games as it takes."""
     number, made = 0, 0
     while made < count:
-        rng, game = random.Random(f"demo-{seed}-{number}"), Game(f"demo-{seed}-{number}")
+        name = f"demo-{seed}-{number}"
+        rng, game = random.Random(name), Game(name, target=TARGET, max_moves=MAX_MOVES)
         while not game.is_over and made < count:
             move = choose(rng, game.board)
             yield [

@@ -8,23 +8,26 @@ game.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Board = tuple[int, ...]
 
 SIZE = 3
-TARGET = 32
-MAX_MOVES = 25
+TARGET = 16
+MAX_MOVES = 12
 MOVES = ("left", "right", "up", "down")
+#: What a move that changes nothing costs, as a share of the target.
+PENALTY = 0.25
 #: As in the original game.
 SHARE_OF_FOURS = 0.1
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One game; `id` is its seed."""
+    """One game; `id` is its seed, `split` "train" or "test"."""
 
     id: str
+    split: str
 
 
 def merged(row: list[int]) -> tuple[list[int], int]:
@@ -76,15 +79,18 @@ class Game:
         seed: Of the tiles.
         board: The position.
         made: Moves so far, those that changed nothing included.
-        points: Sum of all tiles that were made by merging.
-        illegal: Moves that changed nothing, and replies that were no move.
+        gains: What each move made: the sum of the tiles that it made by merging; None if it changed
+            nothing, or was no move.
+        target: The tile that wins.
+        max_moves: Moves after which the game is over.
     """
 
     seed: str
     board: Board = (0,) * SIZE**2
     made: int = 0
-    points: int = 0
-    illegal: int = 0
+    gains: list[int | None] = field(default_factory=list)
+    target: int = TARGET
+    max_moves: int = MAX_MOVES
 
     def __post_init__(self) -> None:
         """Put the first two tiles on an empty board."""
@@ -101,12 +107,16 @@ class Game:
         """Make a move. One that changes nothing, or None, brings no tile and counts as made."""
         self.made += 1
         after, points = slide(self.board, move) if move in MOVES else (self.board, 0)
+        self.gains.append(None if after == self.board else points)
         if after == self.board:
-            self.illegal += 1
             return
         self.board = after
-        self.points += points
         self._add_tile(random.Random(f"{self.seed}:{self.made}"))
+
+    @property
+    def illegal(self) -> int:
+        """Moves that changed nothing, and replies that were no move."""
+        return self.gains.count(None)
 
     @property
     def highest(self) -> int:
@@ -115,8 +125,9 @@ class Game:
 
     @property
     def is_over(self) -> bool:
-        """Won (the target is reached), lost (no move is left), or `MAX_MOVES` were made."""
-        return self.highest >= TARGET or self.made >= MAX_MOVES or not legal_moves(self.board)
+        """Won (the target is reached), lost (no move is left), or `max_moves` were made."""
+        found = self.highest >= self.target or self.made >= self.max_moves
+        return found or not legal_moves(self.board)
 
 
 def describe(board: Board) -> str:
@@ -131,7 +142,15 @@ def describe(board: Board) -> str:
 
 def reward(game: Game) -> float:
     """The highest tile, as a share of the target: 1 if it is reached, 0.5 if half of it is."""
-    return game.highest / TARGET
+    return game.highest / game.target
+
+
+def move_rewards(game: Game) -> list[float]:
+    """What each move of a game is worth by itself: the share of the target that it made.
+
+    One that made nothing is worth 0, one that changed nothing ``-PENALTY``.
+    """
+    return [-PENALTY if gain is None else gain / game.target for gain in game.gains]
 
 
 def random_game(seed: str) -> Game:
@@ -144,4 +163,4 @@ def random_game(seed: str) -> Game:
 
 def games(split: str, count: int, seed: int) -> list[Scenario]:
     """So many games of a split, "train" or "test"; none is in both."""
-    return [Scenario(f"{split}-{seed}-{number}") for number in range(count)]
+    return [Scenario(f"{split}-{seed}-{number}", split) for number in range(count)]

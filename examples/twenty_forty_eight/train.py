@@ -1,7 +1,9 @@
 """Train the 2048 agent: ``python -m examples.twenty_forty_eight.train``.
 
-A run is a whole game, of some twenty calls of the model; its reward is the highest tile. Held-out
-games have tiles of other seeds, and are played by one who moves at random, too.
+A run is a whole game, of some eleven calls of the model. In training games each move is rewarded by
+the tiles that it makes: the reward of a whole game says too little of its single moves. In held-out
+games the reward is the highest tile; their tiles are of other seeds, and one who moves at random
+plays them, too.
 """
 
 from __future__ import annotations
@@ -19,10 +21,14 @@ from examples.twenty_forty_eight.environment import (
     Game,
     Scenario,
     games,
+    move_rewards,
     random_game,
     reward,
 )
-from langchain_art import ChatART, Run, capture
+from langchain_art import ChatART, Run, TurnCredit, capture
+
+#: By how much a later move's reward counts for a move, for each move in between.
+DISCOUNT = 0.5
 
 Rollout = Callable[[Scenario], Awaitable[Run]]
 
@@ -35,7 +41,11 @@ def make_rollout(model: ChatART) -> Rollout:
         game = Game(scenario.id)
         async with capture(scenario=scenario.id) as run:
             await agent.ainvoke({"game": game})
-            run.reward = reward(game)
+            if scenario.split == "train":
+                for turn, worth in zip(run.turns, move_rewards(game), strict=True):
+                    run.reward_turn(turn, worth)
+            else:
+                run.reward = reward(game)
             chance = random_game(scenario.id).highest
             run.scores = {
                 "highest_tile": float(game.highest),
@@ -51,8 +61,9 @@ def make_rollout(model: ChatART) -> Rollout:
 def build_fit(setup: Setup) -> Fit:
     """Games of the setup's seed."""
     model = setup.chat()
+    config = setup.config(credit=TurnCredit(discount=DISCOUNT), optimizer_steps=4)
     return Fit(
-        trainer=setup.trainer([model]),
+        trainer=setup.trainer([model], config=config),
         rollout=make_rollout(model),
         train=games("train", setup.train_scenarios, setup.seed),
         held_out=games("test", setup.demo.held_out, setup.seed),
@@ -65,7 +76,7 @@ DEMO = Demo(
     base_model=Path(__file__).parent / "base_model",
     policies=("2048",),
     build=build_fit,
-    steps=20,
+    steps=12,
     groups_per_step=8,
     max_tokens=4,
 )

@@ -26,15 +26,19 @@ def examples_root() -> Path:
     )
 
 
+def example_names() -> list[str]:
+    """The examples that have a base model, as ``langchain-art demo NAME`` has them, sorted."""
+    models = (examples_root() / "examples").glob("*/base_model/config.json")
+    return sorted(path.parents[1].name.replace("_", "-") for path in models)
+
+
 def find_example(name: str) -> str:
     """The package of an example below ``examples``: ``tic_tac_toe`` for ``tic-tac-toe``.
 
     Raises:
         ConfigError: none of them is called so.
     """
-    models = (examples_root() / "examples").glob("*/base_model/config.json")
-    found = sorted(path.parents[1].name for path in models)
-    if (package := name.replace("-", "_")) not in found:
-        names = ", ".join(one.replace("_", "-") for one in found)
-        raise ConfigError(f"got the example {name!r}, expected one of: {names}")
-    return package
+    found = example_names()
+    if (known := name.replace("_", "-")) not in found:
+        raise ConfigError(f"got the example {name!r}, expected one of: {', '.join(found)}")
+    return known.replace("-", "_")

@@ -30,12 +30,13 @@ requires-python = ">=3.11"
 dependencies = ["langchain-art[{extras}]"]
 
 [dependency-groups]
-dev = ["pytest>=8.3", "hypothesis>=6.120"]
+dev = ["pytest>=8.3", "pytest-asyncio>=1", "hypothesis>=6.120"]
 
 [tool.hatch.build.targets.wheel]
 packages = ["{package}"]
 
 [tool.pytest.ini_options]
+asyncio_mode = "auto"
 pythonpath = ["."]
 """
 

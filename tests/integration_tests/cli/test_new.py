@@ -20,32 +20,62 @@ EXAMPLES = sorted(
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_each_example_is_a_project_whose_tests_pass(example: str, tmp_path: Path) -> None:
-    home = tmp_path / "my-agent"
-    assert make_project(home, example.replace("_", "-")) == "my_agent"
-    texts = [path.read_text() for path in home.rglob("*.py")]
-    assert not [text for text in texts if re.search(r"^(from|import) examples\b", text, re.M)]
-    project = tomllib.loads((home / "pyproject.toml").read_text())["project"]
-    assert project["name"] == "my-agent"
-    for path in (home / "my_agent" / "base_model").rglob("*"):
-        assert path.stat().st_size <= 1_000_000
-    # Neither the repository's own `examples` nor `tests` may be what the project finds.
-    package = REPO / "langchain_art"
-    (tmp_path / "site").mkdir()
-    for folder in (package, REPO / "server" / "langchain_art_server"):
-        (tmp_path / "site" / folder.name).symlink_to(folder)
+def environment_of(folder: Path, *paths: Path) -> dict[str, str]:
+    """For a Python that finds the two packages, but neither `examples` nor `tests` of here."""
+    site = folder / "site"
+    site.mkdir()
+    for package in (REPO / "langchain_art", REPO / "server" / "langchain_art_server"):
+        (site / package.name).symlink_to(package)
+    found = os.pathsep.join(map(str, (site, *paths)))
+    return os.environ | {"PYTHONPATH": found, "OMP_NUM_THREADS": "1"}
+
+
+def test_every_module_of_each_project_is_imported(tmp_path: Path) -> None:
+    homes: list[Path] = []
+    modules: list[str] = []
+    for example in EXAMPLES:
+        home = tmp_path / f"my-{example}".replace("_", "-")
+        package = make_project(home, example.replace("_", "-"))
+        assert package == f"my_{example}"
+        texts = [path.read_text() for path in home.rglob("*.py")]
+        assert not [text for text in texts if re.search(r"^(from|import) examples\b", text, re.M)]
+        project = tomllib.loads((home / "pyproject.toml").read_text())["project"]
+        assert project["name"] == home.name
+        for path in (home / package / "base_model").rglob("*"):
+            assert path.stat().st_size <= 1_000_000
+        (home / "tests").rename(home / f"tests_{example}")  # all are imported by one process
+        homes.append(home)
+        modules += [
+            ".".join(path.relative_to(home).with_suffix("").parts)
+            for path in home.rglob("*.py")
+            if path.name != "__init__.py"
+        ]
+    program = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
     done = subprocess.run(
-        # The tests of its environment are imported here, and run where they come from.
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "short_fit"],
+        [sys.executable, "-c", program, *modules],
+        cwd=tmp_path,
+        env=environment_of(tmp_path, *homes),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+# The same fit runs in `tests/integration_tests/examples` for the others; this one also starts a
+# program of the project, its MCP server.
+@pytest.mark.slow
+def test_a_projects_own_tests_pass(tmp_path: Path) -> None:
+    home = tmp_path / "my-agent"
+    make_project(home, "mcp-server")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         cwd=home,
-        env=os.environ | {"PYTHONPATH": str(tmp_path / "site"), "OMP_NUM_THREADS": "1"},
+        env=environment_of(tmp_path),
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "1 passed" in done.stdout and "error" not in done.stdout
+    assert " passed" in done.stdout and "error" not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from examples.email_search import train as demo
+from examples.support.command import train_command
 from examples.support.demo import folder_of
 from langchain_art import ArtClient
 from langchain_art.training import fit_state
@@ -26,7 +27,7 @@ def test_the_demo_goes_on_where_it_was_stopped(
 ) -> None:
     sizes = {"held_out": 4, "groups_per_step": 4, "group_size": 4}
     small = replace(demo.DEMO, policies=("demo-resumed",), **sizes)
-    monkeypatch.setattr(demo, "DEMO", small)
+    main = train_command(small, "The demo, with little.", demo.options)
     options: dict[str, Any] = {"steps": 2, "out": tmp_path, "base_url": art_server.base_url}
     append = fit_state.History.append
 
@@ -38,10 +39,10 @@ def test_the_demo_goes_on_where_it_was_stopped(
     with monkeypatch.context() as patch:
         patch.setattr(fit_state.History, "append", stopped)
         with pytest.raises(KeyboardInterrupt):
-            demo.main(**options)
+            main(**options)
     assert "Run the same again to go on" in capsys.readouterr().out
 
-    demo.main(**options)
+    main(**options)
     assert "Going on after step 1" in capsys.readouterr().out
     figures = json.loads((tmp_path / "summary.json").read_text())
     assert figures["steps"] == 2
@@ -49,14 +50,14 @@ def test_the_demo_goes_on_where_it_was_stopped(
         jobs = len(client.jobs("demo-resumed"))
     assert jobs == 2, "each step once"
 
-    demo.main(**options)
+    main(**options)
     assert "Finished already: 2 steps" in capsys.readouterr().out
     again = json.loads((tmp_path / "summary.json").read_text())
     assert again["after"] == figures["after"]
     assert abs(again["seconds"] - figures["seconds"]) < 1, "those of the fit, not of looking at it"
 
     with pytest.raises(typer.Exit):
-        demo.main(**options, seed=1)
+        main(**options, seed=1)
     said = capsys.readouterr().out
     assert "seed 0 -> 1" in said.replace("\n", " ") and "--fresh erases" in said
 

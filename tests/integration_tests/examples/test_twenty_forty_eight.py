@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from examples.twenty_forty_eight.agent import SYSTEM_PROMPT, build_agent
-from examples.twenty_forty_eight.environment import TARGET, Game, random_game
+from examples.twenty_forty_eight.environment import PENALTY, TARGET, Game, random_game
 from examples.twenty_forty_eight.evaluate import main as evaluate
 from examples.twenty_forty_eight.train import DEMO
 from langchain_art import ArtClient
@@ -25,7 +25,14 @@ def test_games_are_played_rewarded_and_trained_on(tmp_path: Path) -> None:
         with ArtClient(server.base_url) as client:
             for run in client.trajectories(20):
                 highest = run.scores["highest_tile"]
-                assert (run.reward == 1.0) == (highest == TARGET)
+                rewards = [turn.reward for turn in run.turns]
+                if str(run.scenario).startswith("test"):
+                    assert run.reward == highest / TARGET and not any(rewards)
+                else:
+                    assert run.reward is None
+                    assert {-PENALTY, 0.0, 4 / TARGET, 8 / TARGET} >= set(rewards[:2])
+                    wasted = rewards.count(-PENALTY) / len(rewards)
+                    assert run.scores["moves_without_effect"] == wasted
                 chance = random_game(str(run.scenario)).highest
                 against = 0.5 if highest == chance else float(highest > chance)
                 assert run.scores["won_against_random"] == against

@@ -14,6 +14,7 @@ from langchain_core.language_models import FakeListChatModel
 
 from examples.codenames.agent import build_agent, guesser_view, spymaster_view
 from examples.codenames.demonstrations import (
+    BREAKS,
     FOLLOWS,
     demonstrations,
     random_clue,
@@ -27,7 +28,7 @@ from examples.codenames.environment import (
     boards,
     clue_is_good,
     count_is_right,
-    guess_follows,
+    follows_clue,
     held_out_pairs,
     reward,
     role_figures,
@@ -69,15 +70,30 @@ def test_boards_are_as_their_level_says(level: int, split: Split, seed: int) -> 
     assert len(board.own) == asked.own and len(board.others) == asked.others
     assert {*board.own, *board.others, board.assassin} == set(board.cards) <= set(KIND_OF)
     assert [card for card in board.cards if card in board.own] == list(board.own)
-    kinds = kinds_of(board.own)
-    assert len(kinds) == asked.kinds
-    traps = [card for card in (*board.others, board.assassin) if KIND_OF[card] in kinds]
-    assert len(traps) == asked.traps
-    if not asked.traps:
-        assert KIND_OF[board.assassin] not in kinds_of(board.others)
-    pairs = {frozenset(pair) for pair in combinations(kinds, 2)}
+    kinds, known = kinds_of(board.own), list(KINDS)[: asked.vocabulary]
+    assert len(kinds) == asked.kinds and kinds_of(board.cards) <= set(known)
+    rest = (*board.others, board.assassin)
+    assert sum(KIND_OF[card] in kinds for card in rest) == asked.traps
+    assert len(kinds_of(rest) - kinds) <= asked.other_kinds
+    pairs = {frozenset(pair) for pair in combinations(board.own, 2)}
     assert bool(pairs & held_out_pairs()) == (split == "test")
     assert boards(split, 1, seed, level) == [board]
+
+
+@given(st.sampled_from(["train", "test"]), st.integers(0, 10**6))
+def test_the_first_board_does_not_tell_whose_its_two_kinds_are(split: Split, seed: int) -> None:
+    (board,) = boards(split, 1, seed)
+    assert sorted(Counter(KIND_OF[card] for card in board.cards).values()) == [3, 3]
+    (kind,) = kinds_of(board.own)
+    assert kinds_of((*board.others, board.assassin)) != {kind}
+    game = Game(board).hint(f"clue: {kind} 3").guess(f"guess: {' '.join(board.own)}")
+    assert game.over and reward(game) == 1.0
+
+
+def test_every_kind_has_held_out_pairs_and_others() -> None:
+    for words in KINDS.values():
+        held_out = [set(pair) <= set(words) for pair in held_out_pairs()]
+        assert 0 < sum(held_out) < 28 / 2
 
 
 def test_an_unknown_level_is_refused() -> None:
@@ -133,19 +149,25 @@ def test_what_each_role_did_is_judged() -> None:
     game = Game(BOARD).hint("clue: mammal 2").guess("guess: dog tin")
     assert game.turns[0].revealed == ("dog", "tin")
     assert role_figures(game) == {
+        "legal_clues": 1.0,
         "good_clues": 1.0,
         "right_counts": 1.0,
-        "guesses_follow_clue": 0.0,
+        "guesses_follow_clue": 0.5,
         "assassin_met": 0.0,
     }
     game = game.hint("clue: instrument 1").guess("guess: harp")
     assert game.over and reward(game) == 0.0
     assert [clue_is_good(BOARD, turn) for turn in game.turns] == [True, False]
-    assert [count_is_right(BOARD, turn) for turn in game.turns] == [True, False]
-    assert [guess_follows(turn) for turn in game.turns] == [False, True]
+    assert [count_is_right(BOARD, turn) for turn in game.turns] == [True, None]
+    assert [follows_clue(turn) for turn in game.turns] == [0.5, 1.0]
+    few = Game(BOARD).hint("mammal 1").guess("zebra").turns[0]
+    assert count_is_right(BOARD, few) is False and follows_clue(few) == 0.0
+    assert follows_clue(Game(BOARD).hint("mammal 1").guess("").turns[0]) == 0.0
+    assert follows_clue(Game(BOARD).hint("vehicle 1").guess("dog").turns[0]) is None
     own_word = Game(BOARD).hint("pets 2").guess("dog cow").turns[0]
-    assert clue_is_good(BOARD, own_word) is guess_follows(own_word) is None
-    assert role_figures(Game(BOARD).hint("dog 1"))["good_clues"] == 0.0
+    assert clue_is_good(BOARD, own_word) is follows_clue(own_word) is None
+    illegal = {"legal_clues": 0.0, "good_clues": 0.0, "assassin_met": 0.0}
+    assert role_figures(Game(BOARD).hint("dog 1")) == illegal
 
 
 def test_the_guesser_is_not_told_whose_cards_are() -> None:
@@ -156,31 +178,32 @@ def test_the_guesser_is_not_told_whose_cards_are() -> None:
 
 
 def test_the_players_of_the_warm_start_know_words_and_not_the_game() -> None:
-    clues: list[bool | None] = []
-    follows: Counter[bool] = Counter()
+    clues: Counter[bool | None] = Counter()
+    follows: list[bool] = []
     rewards: list[float] = []
-    for board in boards("train", 1000, 3):
+    for board in boards("train", 2000, 3):
         rng, game = random.Random(board.id), Game(board)
-        while not game.over:
-            game = game.hint(random_clue(rng, game))
-            game = game.guess(random_guess(rng, game))
-        clues += [clue_is_good(board, turn) for turn in game.turns]
-        for turn in game.turns:
-            assert turn.clue is not None and turn.clue.word in KINDS, "every clue is in form"
-            fitting = {card for card in turn.cards if KIND_OF[card] == turn.clue.word}
-            follows[turn.named[0] in fitting] += 1
+        game = game.hint(random_clue(rng, game))
+        if game.clue is not None:
+            game = game.guess(random_guess(rng, game, game.clue))
+        (turn,) = game.turns
+        clues[None if turn.clue is None else clue_is_good(board, turn)] += 1
+        if turn.clue is not None:
+            assert turn.clue.word in KINDS and len(turn.named) == turn.clue.count <= 3
+            assert set(turn.named) <= set(turn.cards)
+            follows.append(KIND_OF[turn.named[0]] == turn.clue.word)
         rewards.append(reward(game))
-    assert abs(statistics.fmean(map(bool, clues)) - 0.5) < 0.1, "any card's kind: half are own"
-    share = follows[True] / follows.total()
-    assert FOLLOWS < share < FOLLOWS + 0.2
-    assert statistics.fmean(rewards) < 0.35
+    assert abs(clues[None] / clues.total() - BREAKS) < 0.03
+    assert abs(clues[True] / (clues[True] + clues[False]) - 0.5) < 0.05, "any card's kind"
+    assert abs(statistics.fmean(follows) - (FOLLOWS + (1 - FOLLOWS) / 2)) < 0.04
+    assert 0.1 < statistics.fmean(rewards) < 0.3
 
 
 def test_demonstrations_are_calls_of_both_roles_and_true_answers_about_words() -> None:
     calls = list(demonstrations(40, 1))
     assert calls == list(demonstrations(40, 1))
     told = Counter(call[2]["content"].split(":")[0] for call in calls)
-    assert told["clue"] == told["guess"] == len(calls) / 2
+    assert told.keys() == {"clue", "guess"} and told["clue"] == 40 > told["guess"] > 20
     for call in calls:
         assert len(call) > 3
         for question, answer in zip(call[3::2], call[4::2], strict=True):

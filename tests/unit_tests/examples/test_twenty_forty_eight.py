@@ -66,6 +66,8 @@ def test_a_game_follows_the_rules(seed: int, moves: list[str | None]) -> None:
         assert game.made == made + 1
         after = e.slide(before, move)[0] if move else before
         new = [at for at in range(9) if game.board[at] != after[at]]
+        made = naive_slide(before, move)[1] if move else 0
+        assert game.gains[-1] == (None if after == before else made)
         if after == before:
             assert not new
         else:
@@ -73,7 +75,7 @@ def test_a_game_follows_the_rules(seed: int, moves: list[str | None]) -> None:
         twin.play(move)
         assert twin.board == game.board, "the same moves make the same game"
     assert 0 <= e.reward(game) <= 1
-    assert game.illegal <= game.made <= e.MAX_MOVES
+    assert game.illegal <= game.made == len(game.gains) <= e.MAX_MOVES
 
 
 @given(BOARDS)
@@ -100,6 +102,17 @@ def test_the_ends_of_a_game() -> None:
         None,
         None,
     ]
+
+
+def test_what_single_moves_are_worth() -> None:
+    game = e.Game("", (2, 0, 4, *[0] * 6), target=32)
+    game.play("right")
+    assert e.move_rewards(game) == [0.0], "it slides and merges nothing"
+    game = e.Game("", (2, 2, 4, *[0] * 6), target=32)
+    for move in ("left", "sideways", None):
+        game.play(move)
+    assert game.gains == [4, None, None] and game.illegal == 2
+    assert e.move_rewards(game) == [0.125, -e.PENALTY, -e.PENALTY]
 
 
 def test_demonstrations_are_no_expert() -> None:

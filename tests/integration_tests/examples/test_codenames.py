@@ -1,0 +1,94 @@
+"""Codenames: each role learns on its own calls; one adapter against two; a hosted model plays."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.codenames import build_base_model, compare
+from examples.codenames.agent import SPYMASTER_PROMPT
+from examples.codenames.environment import boards
+from examples.codenames.evaluate import main
+from examples.codenames.train import BASE_MODEL, DEMO, make_rollout
+from examples.codenames.words import KIND_OF
+from tests.support.examples import HostedModel, evaluation, server_of, settings_of, short_fit
+
+
+@pytest.mark.slow
+def test_a_short_fit_trains_each_role_on_its_own_calls(tmp_path: Path) -> None:
+    with server_of(DEMO, tmp_path) as server:
+        found = short_fit(DEMO, server.base_url, tmp_path / "out")
+        assert found["adapter"] == "spymaster@2 + guesser@2"
+        assert found["measures"]["legal_clues"]["after"]["n"] == 16
+        lines = (tmp_path / "out" / "history.jsonl").read_text().splitlines()
+        steps = [line for line in map(json.loads, lines) if line["kind"] == "step"]
+        for role, other in (("spymaster", "guesser"), ("guesser", "spymaster")):
+            for step in steps:
+                nodes = step["results"][role]["nodes"]
+                assert nodes[role]["calls"] > 0 and not nodes[other]["calls"], nodes
+        mixed = ["spymaster@2", "guesser@0", "--n", "8", "--base-url", server.base_url]
+        said = evaluation(main, *mixed)
+        assert re.search(r"spymaster@2 \+ guesser@0: [01]\.\d+ ± 0\.\d+ \(n=8\)", said)
+        assert "good_clues: " in said and "assassin_met: " in said
+
+
+@pytest.mark.slow
+def test_one_adapter_against_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arm in ("DEMO", "ONE"):
+        small = replace(getattr(compare, arm), groups_per_step=4, group_size=4, held_out=16)
+        monkeypatch.setattr(compare, arm, small)
+    compare.main(seeds=1, steps=1)
+    said = capsys.readouterr().out
+    folders = [tmp_path / "out" / f"demo-codenames{arm}" for arm in ("", "-one")]
+    two, one = (json.loads((folder / "summary.json").read_text()) for folder in folders)
+    assert (two["adapter"], one["adapter"]) == ("spymaster@1 + guesser@1", "player@1")
+    apart = two["after"]["mean"] - one["after"]["mean"]
+    spread = (two["after"]["ci95"] ** 2 + one["after"]["ci95"] ** 2) ** 0.5
+    for what in ("seed 0", "all seeds"):
+        assert f"{what}: two adapters less one: {apart:+.3f} ± {spread:.3f}" in said
+    for name, found in (("two adapters", two), ("one adapter", one)):
+        assert found["tokens_trained"] > 0
+        assert re.search(rf"{name}: .*; {found['tokens_trained']} tokens trained on", said)
+
+
+def player(body: dict[str, Any]) -> dict[str, Any]:
+    """A hosted model that knows of which kind each word is, and plays both roles."""
+    asked, shown = (message["content"] for message in body["messages"])
+    first, *_, last = (line.split(": ")[1].split() for line in shown.splitlines())
+    if asked == SPYMASTER_PROMPT:
+        return {"content": f"Clue: {KIND_OF[first[0]]} {len(first)}"}
+    return {"content": f"guess: {', '.join(word for word in first if KIND_OF[word] == last[0])}"}
+
+
+async def test_the_program_runs_on_hosted_models() -> None:
+    with HostedModel(player) as hosted:
+        rollout = make_rollout(hosted.chat, hosted.chat)
+        runs = [await rollout(board) for board in boards("test", 3, 0)]
+    assert [run.reward for run in runs] == [1.0, 1.0, 1.0]
+    for run in runs:
+        assert run.scores == {
+            "legal_clues": 1.0,
+            "good_clues": 1.0,
+            "right_counts": 1.0,
+            "guesses_follow_clue": 1.0,
+            "assassin_met": 0.0,
+        }
+
+
+def test_the_settings_for_a_card_are_accepted() -> None:
+    assert settings_of("codenames").policies == DEMO.policies
+
+
+@pytest.mark.slow
+def test_the_script_still_builds_the_base_model(tmp_path: Path) -> None:
+    build_base_model.main(["--smoke", "--out", str(tmp_path)])
+    for name in ("tokenizer.json", "chat_template.jinja", "config.json"):
+        assert (tmp_path / name).read_bytes() == (BASE_MODEL / name).read_bytes(), name
