@@ -64,10 +64,11 @@ class Gateway:
         self.calls += int(seen["calls"])
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, all threads."""
+def cpu_seconds(pid: int, *, ended: bool = False) -> float:
+    """User and system time of a process, all threads; `ended`: and of children that have ended."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    ticks = sum(int(one) for one in fields[11 : 15 if ended else 13])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def load(port: int, callers: list[list[Any]], seconds: float | None) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """What asking our way is worth, against ART's released RULER: the same groups, the same judge.
 
 The judge is simulated and its faults are known (`judging.simulated` says what it models and what it
-does not). It stands behind OpenAI's API on loopback; ART (openpipe-art 0.5.18, in an environment of
+does not). It stands behind OpenAI's API on loopback; ART (openpipe-art 0.5.23, in an environment of
 its own) asks it through litellm, we through `ChatOpenAI`, each with the prompt that it really
 sends. Tokens are counted by o200k_base over all messages and the reply, by the judge itself.
 
@@ -31,10 +31,9 @@ from langchain_openai import ChatOpenAI
 
 from benchmarks.judging.simulated import Faults, SimulatedJudge
 from benchmarks.judging.workload import RUNS, TOOLS, Case, case
-from benchmarks.learning.children import ART
+from benchmarks.learning.children import ART, art_python
 from langchain_art import RulerEvaluator
 from langchain_art.evaluators.ruler.judge_model import Spent
-from tests.support.environments import environment
 
 CASES = 120
 #: Of the faults beside the main ones.
@@ -82,7 +81,7 @@ def art(cases: Sequence[Case], base_url: str, model: str) -> list[list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cases.json"
         path.write_text(json.dumps(told))
-        argv: list[Any] = [environment("art", ART), CHILD, path, base_url, model]
+        argv: list[Any] = [art_python(), CHILD, path, base_url, model]
         quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "WANDB_MODE": "disabled"}
         done = subprocess.run(argv, capture_output=True, text=True, env=os.environ | quiet)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -91,7 +90,7 @@ def art(cases: Sequence[Case], base_url: str, model: str) -> list[list[float]]:
 
 
 def run() -> tuple[dict[str, float], dict[str, Any]]:
-    home = environment("art", ART).parent.parent
+    home = art_python().parent.parent
     # litellm brings the file that tiktoken would download.
     (vocabularies,) = home.glob("lib/python*/site-packages/litellm/litellm_core_utils/tokenizers")
     os.environ["TIKTOKEN_CACHE_DIR"] = str(vocabularies)

@@ -33,7 +33,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.learning.children import ART, TRL, Child, rows_of_packed
+from benchmarks.learning.children import Child, art_python, rows_of_packed, trl_python
 from benchmarks.learning.memory import measure_all
 from benchmarks.learning.methods import Method, distance, make_core, methods
 from benchmarks.learning.plots import plot
@@ -96,7 +96,7 @@ def others(core: LearnerCore, workload: Workload, stack: ExitStack) -> dict[str,
 
     rows = workload.rows()
     if len(rows) == len(workload.runs):  # TRL has one row for each run
-        child = start("trl", TRL, "1")
+        child = start("trl", trl_python(), "1")
         child.step()
         gap = distance(ours.gradient(core, rows), child.gradient())
         assert gap < EQUAL, (workload.name, "TRL", gap)
@@ -105,7 +105,7 @@ def others(core: LearnerCore, workload: Workload, stack: ExitStack) -> dict[str,
         )
         found["TRL"] = Timed(lambda c=child: c.step()["seconds"], longest * len(rows))
     for mode, name in (("local", "ART"), ("packed", "ART, packing on")):
-        child = start("art", ART, mode)
+        child = start("art", art_python(), mode)
         seen = child.step()
         given = rows_of_packed(child.file("packed.safetensors"))
         gap = distance(ours.gradient(core, given), child.gradient())

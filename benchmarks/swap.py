@@ -6,7 +6,7 @@ a token that the new version said. In between lie vLLM's load, the question whet
 effect, publishing (hashes, fsync), the job's transaction and the change of the route; vLLM goes on
 answering.
 
-ART's order, of openpipe-art 0.5.18 where sampler and learner share a GPU (`unsloth/service.py`,
+ART's order, of openpipe-art 0.5.23 where sampler and learner share a GPU (`unsloth/service.py`,
 ``_train_shared`` and what it calls): vLLM sleeps during the step; when the adapter is written come
 six garbage collections of a process that has torch, transformers and PEFT loaded, a pause of half
 a second, ``/wake_up``, and ``/v1/load_lora_adapter`` in place, each over a new client; then the

@@ -46,7 +46,7 @@ METRICS = (
     "loss",
     "grad_norm",
     "kl",
-    "kl_base",
+    "kl_reference",
     "entropy",
     "logprob_gap_mean",
     "staleness_mean",

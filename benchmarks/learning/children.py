@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 
 from benchmarks.learning.methods import Gradient
@@ -19,12 +20,25 @@ from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.environments import environment
 
 HERE = Path(__file__).parent
-#: What each asks for, with the torch that we have.
-TRL = ["torch==2.13.0", "transformers==5.23.0", "peft==0.21.2", "trl==1.16.0"]
+#: What each asks for, with the torch release that we have.
+TRL = ["torch==2.13.0", "transformers==5.23.0", "peft==0.21.2", "trl==1.16.0", "jmespath"]
 ART = [
     *("torch==2.13.0", "transformers==5.2.0", "peft==0.21.2"),
-    *("trl==0.20.0", "pillow", "openpipe-art==0.5.18"),
+    *("trl==0.20.0", "pillow", "openpipe-art==0.5.23"),
 ]
+#: ART's newest releases are written in the syntax of Python 3.12. Where pip knows no CPU build of
+#: torch for it, PyPI's CUDA build is installed, which computes on a CPU all the same.
+ART_PYTHON = "3.12"
+
+
+def trl_python() -> Path:
+    """Of an environment with TRL."""
+    return environment("trl", TRL)
+
+
+def art_python() -> Path:
+    """Of an environment with ART."""
+    return environment("art", ART, ART_PYTHON)
 
 
 class Child:
@@ -32,7 +46,7 @@ class Child:
 
     Args:
         script: of this folder.
-        wanted: packages of its environment.
+        python: of its environment.
         core: whose model and adapter it gets.
         workload: whose runs it gets.
         options: further arguments of the script.
@@ -41,7 +55,7 @@ class Child:
     def __init__(
         self,
         script: str,
-        wanted: list[str],
+        python: Path,
         core: LearnerCore,
         workload: Workload,
         *options: str,
@@ -51,7 +65,7 @@ class Child:
         (self._folder / "rows.json").write_text(json.dumps(describe(core, workload)))
         self._log = (self._folder / "log").open("w")
         self._process = subprocess.Popen(
-            [environment(script, wanted), HERE / f"child_{script}.py", self._folder, *options],
+            [python, HERE / f"child_{script}.py", self._folder, *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -122,7 +136,8 @@ def describe(core: LearnerCore, workload: Workload) -> dict[str, Any]:
 def rows_of_packed(packed: Gradient) -> list[Row]:
     """What ART made of the runs, as rows for our learner: the same tokens, weights, advantages.
 
-    In a packed row, each stretch of one group id goes on with the prompt that its parent id names.
+    In a packed row, each stretch of one group id goes on with the stretch that its parent id names.
+    What is trained stands in stretches of their own; one that is its own parent begins a row.
     """
     rows: list[Row] = []
     names = ("tokens", "assistant_mask", "weights", "advantages", "group_ids", "parent_ids")
@@ -130,10 +145,11 @@ def rows_of_packed(packed: Gradient) -> list[Row]:
         *(packed[name] for name in names), strict=True
     ):
         share = weights * mask / (float(mask.sum()) + 1e-6)  # the mean over a row's trained tokens
-        own = groups[(groups != parents) & (groups != -1)].unique().tolist()
-        for group in own:
-            at = groups == group
-            seen = (groups == parents[at][0]) | at
+        for group in groups[mask.bool()].unique().tolist():
+            line = [group]
+            while (parent := int(parents[groups == line[-1]][0])) != line[-1]:
+                line.append(parent)
+            seen = torch.isin(groups, torch.tensor(line))
             trained = mask[seen].int().tolist()
             rows.append(
                 Row(

@@ -30,11 +30,15 @@ _NAMES = {
 }
 
 
-def environment(name: str, wanted: list[str]) -> Path:
-    """A Python with the packages `wanted` (as pip and uv write them), under ``.venvs``."""
+def environment(name: str, wanted: list[str], version: str | None = None) -> Path:
+    """A Python with the packages `wanted` (as pip and uv write them), under ``.venvs``.
+
+    `version` is Python's, such as ``3.12``; None: that of the Python that runs.
+    """
 
     def make(home: Path) -> None:
-        subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, home], check=True)
+        base = sys.executable if version is None else interpreter(version)
+        subprocess.run([UV, "venv", "--quiet", "--python", base, home], check=True)
         python = str(home / "bin/python")
         argv = [str(UV), "pip", "install", "--python", python]
         if "--ignore-requires-python" in wanted:  # uv has no such option
@@ -42,7 +46,26 @@ def environment(name: str, wanted: list[str]) -> Path:
         # Most of what is installed is never imported: it is not compiled beforehand.
         _run([*argv, "--quiet", *wanted], home)
 
-    return _kept(name, wanted, make) / "bin/python"
+    kept = wanted if version is None else [f"python{version}", *wanted]
+    return _kept(name, kept, make) / "bin/python"
+
+
+def interpreter(version: str) -> Path:
+    """A Python of a version, such as ``3.12``: on PATH, or installed beside the one that runs.
+
+    Raises:
+        FileNotFoundError: there is none that runs.
+    """
+    name = f"python{version}"
+    found = shutil.which(name)
+    beside = sorted(Path(sys.base_prefix).parent.glob(f"*{version}*/bin/{name}"))
+    for one in [*([Path(found)] if found else []), *beside]:
+        # A name on PATH may be pyenv's, of a version that is not switched on.
+        if subprocess.run([one, "-c", ""], capture_output=True).returncode == 0:
+            return one
+    raise FileNotFoundError(
+        f"got no {name} on PATH or beside {sys.base_prefix}, expected Python {version}; install it"
+    )
 
 
 @cache

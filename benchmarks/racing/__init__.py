@@ -1,0 +1,1 @@
+"""The racers of `benchmarks.race`, each a process of its own, and how they are compared."""
