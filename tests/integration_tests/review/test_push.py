@@ -47,7 +47,8 @@ def test_a_queue_is_filled_reviewed_and_reported(
 
         second = queue_runs(client, "lowest", 10)
         assert second.queued == (runs[2].id, runs[3].id)
-        assert second.left_out["reviewed"] == 2 and second.left_out["no_trace"] >= 1
+        # The server may have reviewed runs of other tests.
+        assert second.left_out["reviewed"] >= 2 and second.left_out["no_trace"] >= 1
         third = queue_runs(client, "lowest", 10)
         assert third.queued == () and third.left_out["queued"] == 2
         assert len(langfuse.items) == 4 and len(langfuse.queues) == len(langfuse.configs) == 1

@@ -4,72 +4,24 @@ import json
 import sys
 
 import openai
+from openai_answers import answers, user
 
 base_url, *prefixes = sys.argv[1:]
 client = openai.OpenAI(base_url=base_url, api_key="none")
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-            "required": ["a", "b"],
-        },
-    },
-}
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "Person", "schema": SCHEMA}}
 
 
-def ask(feature, messages, step=0, **options):
+def ask(feature, messages, step=0, model="tiny", **options):
     tags = {"trajectory_id": f"{prefix}-{feature}", "node": "agent", "step": step}
     return client.chat.completions.create(
-        model="tiny", messages=messages, extra_body={"art": tags}, **options
+        model=model, messages=messages, extra_body={"art": tags}, **options
     )
 
 
-def user(text):
-    return {"role": "user", "content": text}
-
-
 for prefix in prefixes:  # noqa: B007 - the function above reads it
-    got = {"client": f"openai {openai.__version__}"}
-
-    script = 'SCRIPT [{"call": "add", "args": {"a": 2, "b": 3}}, "The sum is {last}."]'
-    messages = [user(script)]
-    first = ask("tools", messages, tools=[ADD]).choices[0].message
-    call = first.tool_calls[0]
-    arguments = json.loads(call.function.arguments)
-    result = {"role": "tool", "tool_call_id": call.id, "content": str(sum(arguments.values()))}
-    options = {"stream": True, "stream_options": {"include_usage": True}}
-    chunks = list(ask("tools", [*messages, first, result], 1, tools=[ADD], **options))
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    got["tools"] = [call.function.name, arguments, text, chunks[-1].usage.completion_tokens > 0]
-
-    reply = ask("schema", [user("The name is 'Bob', age 7.")], response_format=FORMAT)
-    got["schema"] = json.loads(reply.choices[0].message.content)
-
-    reply = ask("logprobs", [user('SCRIPT ["Hello."]')], logprobs=True, top_logprobs=2)
-    entries = reply.choices[0].logprobs.content
-    got["logprobs"] = [
-        len(entries) == reply.usage.completion_tokens,
-        all(entry.logprob <= 0 and len(entry.top_logprobs) == 2 for entry in entries),
-    ]
-
-    reply = ask("n", [user('SCRIPT ["Twice."]')], n=2)
-    got["n"] = [[choice.index, choice.message.content] for choice in reply.choices]
-
-    reply = ask("stop", [user('SCRIPT ["one two three"]')], stop=["three"], seed=7)
-    got["stop"] = [reply.choices[0].message.content.strip(), reply.choices[0].finish_reason]
+    got = {"client": f"openai {openai.__version__}", **answers(ask)}
 
     try:
-        client.chat.completions.create(model="nobody", messages=[user("hi")])
+        ask("error", [user("hi")], model="nobody")
     except openai.NotFoundError as error:
         got["error"] = [error.status_code, error.code]
 
