@@ -30,10 +30,17 @@ def transcript(run: Trajectory, *, labelled: bool) -> tuple[Block, ...]:
     A call that continues the call before it shows only its new messages. Any other call shows its
     whole prompt, with one block ``again`` and their number for messages that were shown before.
     Excluded turns are mentioned without their text. Reasoning is not shown: the judge scores
-    actions and results. `labelled` adds a block with the call's node whenever it changes.
+    actions and results. A reply that the graph changed in place (`Turn.edited`) is shown as it was
+    sampled, also where a later prompt or the output repeats the change. `labelled` adds a block
+    with the call's node whenever it changes.
     """
     blocks: list[Block] = []
     shown: set[tuple[Block, ...]] = set()
+    sampled = {
+        _blocks(turn.edited, {}): _blocks(turn.reply, {})
+        for turn in run.turns
+        if turn.edited is not None and turn.reply is not None
+    }
     last, place = None, None
     for index, turn in enumerate(run.turns):
         if labelled and (now := label(turn)) != place:
@@ -44,13 +51,14 @@ def transcript(run: Trajectory, *, labelled: bool) -> tuple[Block, ...]:
             continue
         whole = turn.extends is None or turn.extends != last
         messages = run.prompt(index) if whole else turn.messages
-        _add(blocks, shown, messages, collapse=whole)
+        _add(blocks, shown, messages, sampled, collapse=whole)
         if turn.reply is not None:
-            _add(blocks, shown, [turn.reply], collapse=False)
+            _add(blocks, shown, [turn.reply], {}, collapse=False)
         if turn.error is not None:
             blocks.append(Block("error", turn.error[:_ERROR_LENGTH]))
         last = index
-    return (*blocks, *_ending(run, {block.text for block in blocks}))
+    edits = {block.text for edited in sampled for block in edited}
+    return (*blocks, *_ending(run, edits.union(block.text for block in blocks)))
 
 
 def has_several_nodes(runs: Sequence[Trajectory]) -> bool:
@@ -100,6 +108,7 @@ def _add(
     blocks: list[Block],
     shown: set[tuple[Block, ...]],
     messages: Sequence[Message],
+    sampled: Mapping[tuple[Block, ...], tuple[Block, ...]],
     *,
     collapse: bool,
 ) -> None:
@@ -108,6 +117,7 @@ def _add(
     for message in messages:
         ordinals = _ordinals(message) or ordinals
         new = _blocks(message, ordinals)
+        new = sampled.get(new, new)
         if collapse and new in shown:
             again += 1
             continue
@@ -165,13 +175,13 @@ def text_of(content: Any) -> str:
     return "\n".join(parts)
 
 
-def _ending(run: Trajectory, shown: set[str]) -> list[Block]:
-    """How the run ended, and the graph's output, unless a shown text already has it."""
+def _ending(run: Trajectory, known: set[str]) -> list[Block]:
+    """How the run ended, and the graph's output, unless it is one of the known texts."""
     ending: list[Block] = []
     if not run.turns and run.input is not None:
         ending.append(Block("input", _value(run.input)))
     for text in _outcomes(run):
-        if text and text not in shown:
+        if text and text not in known:
             ending.append(Block("output", text))
     if run.status != "completed":
         ending.append(Block("ended", f"{run.status} {(run.error or '')[:_ERROR_LENGTH]}".strip()))

@@ -121,6 +121,7 @@ def hostile_run(name: str, texts: list[str]) -> dict[str, Any]:
             ],
             "tools": [{"type": "function", "function": {"name": text}}],
             "reply": {"role": "assistant", "content": text, "tool_calls": [call]},
+            "edited": {"role": "assistant", "content": text},
             "started_at": float(at),
             "latency": 1.0,
             "error": text,
@@ -157,6 +158,8 @@ def test_what_models_tools_and_judges_say_is_text(watched: Watched, art_server: 
             shown = [one.locator(".message pre").first.text_content() for one in said]
             assert shown == texts
             made = "main :is(img, iframe, script, object, embed, style, link, base, meta)"
+            edits = page.locator(".edited pre").all()
+            assert [one.text_content() for one in edits] == texts
             assert page.locator(made).count() == 0
             assert page.evaluate("window.pwned") is None
         for run in runs:

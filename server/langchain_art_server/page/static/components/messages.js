@@ -1,4 +1,4 @@
-/** What was said: messages of one call as text, tool calls with their arguments. */
+/** What was said: messages of one call as text, reasoning first, tool calls with their arguments. */
 import { html } from "../vendor/htm-preact.js";
 
 /** @param {{messages: any[]}} props */
@@ -7,6 +7,7 @@ export function Messages({ messages }) {
     (one, index) =>
       html`<div class="message" key=${index}>
         <h3>${one.role}${one.name ? ` ${one.name}` : ""}</h3>
+        ${one.reasoning_content && html`<pre class="soft" tabindex="0" title="Reasoning">${said(one.reasoning_content)}</pre>`}
         ${said(one.content) && html`<pre tabindex="0">${said(one.content)}</pre>`}
         ${(one.tool_calls ?? []).map(
           (/** @type {any} */ call) =>
@@ -14,6 +15,11 @@ export function Messages({ messages }) {
         )}
       </div>`,
   );
+}
+
+/** Whether a message says nothing and calls nothing. @param {any} message */
+export function isEmpty(message) {
+  return !said(message.content) && !message.reasoning_content && !message.tool_calls?.length;
 }
 
 /** @param {any} content */

@@ -2,7 +2,7 @@
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { ask } from "../api.js";
 import { Badge, Fact } from "../components/facts.js";
-import { Messages } from "../components/messages.js";
+import { isEmpty, Messages } from "../components/messages.js";
 import { ReviewForm, Reviews } from "../components/reviews.js";
 import { Empty, Failed, useAnswer, Waiting } from "../components/states.js";
 import { named, TimeLine } from "../components/timeline.js";
@@ -173,6 +173,7 @@ function Call({ at, turn, audit, credit, largest, usd, opened }) {
       ${credit && !why && html`<${Badge} kind=${credit.advantage < 0 ? "bad" : "good"}>advantage ${signed(credit.advantage)}<//>`}
       ${why && html`<${Badge} kind="busy">excluded: ${why}<//>`}
       ${turn.reward !== null && html`<${Badge}>reward ${number(turn.reward)}<//>`}
+      ${turn.edited && html`<${Badge}>changed by the graph<//>`}
       ${turn.error && html`<${Badge} kind="bad">error<//>`}
     </summary>
     ${open &&
@@ -180,6 +181,7 @@ function Call({ at, turn, audit, credit, largest, usd, opened }) {
       ${turn.extends !== null && html`<p class="hint">Goes on from call ${turn.extends + 1}; only what is new is shown.</p>`}
       <${Messages} messages=${turn.messages} />
       ${turn.reply && html`<${Messages} messages=${[turn.reply]} />`}
+      ${turn.edited && html`<${Edited} message=${turn.edited} />`}
       ${turn.error && html`<p class="notice bad">${turn.error}</p>`}
       ${turn.tools.length > 0 &&
       html`<details>
@@ -190,5 +192,14 @@ function Call({ at, turn, audit, credit, largest, usd, opened }) {
         ? html`<${Tokens} call=${turn.call_id} credit=${credit} excluded=${audit.excluded_because} largest=${largest} />`
         : html`<p class="hint">The server has no tokens of this call.</p>`}
     </div>`}
+  </details>`;
+}
+
+/** What the graph made of a reply by changing it in place. @param {{message: any}} props */
+function Edited({ message }) {
+  return html`<details class="edited">
+    <summary class="soft">changed by the graph to …</summary>
+    ${isEmpty(message) ? html`<p class="hint">An empty reply.</p>` : html`<${Messages} messages=${[message]} />`}
+    <p class="hint">Above is what was sampled: its tokens are those that training sees, and judges read it.</p>
   </details>`;
 }

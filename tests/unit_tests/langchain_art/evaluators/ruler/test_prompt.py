@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import HumanMessage
+from langgraph.graph import START, MessagesState, StateGraph
 
-from langchain_art import RulerEvaluator
+from langchain_art import RulerEvaluator, capture
 from langchain_art.errors import JudgeError
 from langchain_art.evaluators.ruler.deduplicate import DeduplicatedRuns, deduplicate
 from langchain_art.evaluators.ruler.truncate import Caps, fitting, shortened, tokens, words
@@ -108,6 +111,51 @@ def test_thrown_away_attempts_errors_and_endings_are_said() -> None:
     ]
     assert kinds(Trajectory(id="b", input="q", output="a")) == [("input", "q"), ("output", "a")]
     assert kinds(Trajectory(id="c", output={"messages": [{"content": "hi"}]})) == [("output", "hi")]
+
+
+def test_a_judge_reads_replies_as_sampled_not_as_the_graph_edited_them() -> None:
+    drafts = {"role": "assistant", "content": "Sure! Monday", "tool_calls": [call("look")]}
+    edit = {"role": "assistant", "content": "Monday", "tool_calls": [call("peek")]}
+    found, more = tool("found"), {"role": "user", "content": "And?"}
+    end, cut = says("Sure! Friday"), says("Friday")
+    turns = (
+        Turn(messages=(ASK,), reply=drafts, edited=edit),
+        Turn(messages=(ASK, edit, found), reply=says("ok")),
+        Turn(extends=1, messages=(edit, more), reply=end, edited=cut),
+    )
+    expected = [
+        ("user", "When?"),
+        ("assistant", "Sure! Monday"),
+        ("call", "look {}"),
+        ("again", "2"),
+        ("result", "found"),
+        ("assistant", "ok"),
+        ("assistant", "Sure! Monday"),
+        ("call", "look {}"),
+        ("user", "And?"),
+        ("assistant", "Sure! Friday"),
+    ]
+    for output in ({"messages": [ASK, cut]}, "Friday"):
+        assert kinds(Trajectory(id="a", turns=turns, output=output)) == expected
+    other = Trajectory(id="a", turns=turns, output="On Friday")
+    assert kinds(other) == [*expected, ("output", "On Friday")]
+
+
+def test_a_judge_is_not_asked_about_an_edit_that_a_graph_made() -> None:
+    model = FakeListChatModel(responses=["Sure! blue door", "Sure! red door"])
+
+    def node(state: MessagesState) -> Any:
+        reply = model.invoke(state["messages"])
+        reply.content = str(reply.content).replace("Sure! ", "EDITED ")
+        return {"messages": [reply]}
+
+    graph = StateGraph(MessagesState).add_sequence([("draft", node), ("final", node)])
+    with capture() as made:
+        graph.add_edge(START, "draft").compile().invoke({"messages": [HumanMessage("Which?")]})
+    assert [turn.edited is not None for turn in made.turns] == [True, True]
+    asked = requested(group(made.trajectory(), run("b", says("no door"))))
+    assert "Sure! blue door" in asked and "Sure! red door" in asked
+    assert "EDITED" not in asked
 
 
 def test_results_of_parallel_calls_say_whose_they_are() -> None:
