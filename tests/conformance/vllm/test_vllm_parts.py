@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
-from langchain_art_server.backends.chat.tool_parser import FORMATS
+from langchain_art_server.backends.chat.tool_calls.formats import FORMATS
 from langchain_art_server.backends.models.loading import load_model, load_outline
 from langchain_art_server.backends.vllm import adapter_copies, process_guard
 from langchain_art_server.backends.vllm.adapter_copies import AdapterCopies

@@ -10,31 +10,24 @@ which no tokenizer merges.
 from __future__ import annotations
 
 import re
-import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
 from typing import Any, cast
-
-from jinja2 import TemplateError
 
 from langchain_art.errors import ConfigError, InvalidRequest, PromptTooLong
 from langchain_art.wire.prefixes import common_prefix_length
-from langchain_art_server.backends.chat.tool_parser import ToolFormat, arguments_object, tool_format
+from langchain_art_server.backends.base import ChatRequest
+from langchain_art_server.backends.chat.kept_tokens import KeptText, KeptTokens
+from langchain_art_server.backends.chat.message_shapes import RENDER_ERRORS, MessageShapes
+from langchain_art_server.backends.chat.tool_calls.call_format import ToolFormat
+from langchain_art_server.backends.chat.tool_calls.call_parser import ToolCallParser
+from langchain_art_server.backends.chat.tool_calls.formats import FORMATS, names_of
+from langchain_art_server.backends.chat.tool_calls.json_calls import arguments_object
 
-#: Token ids that are kept, 4 bytes each.
-_MAX_KEPT_IDS = 8_000_000
-#: Most replies with the same text that are kept; they differ in the ids of their tool calls.
-_SAME_TEXT = 64
-
-
-@dataclass(frozen=True)
-class _KeptText:
-    ids: array[int]
-    call_ids: tuple[str, ...]
+#: What a later turn begins with when it is looked up how the template shows a reply before it.
+_NEXT_TURN = "what follows the reply"
 
 
 @dataclass(frozen=True)
@@ -69,14 +62,12 @@ class ChatTemplate:
             )
         if isinstance(template, dict):
             template = "\n".join(map(str, cast(dict[str, Any], template).values()))
-        self.tools = tools or tool_format(template)
-        self._knows_developer = "developer" in template
         self.eos = eos
         self._eos = {text: id_ for id_ in eos if (text := tokenizer.decode([id_]))}
         self._turn_end = re.compile("|".join(map(re.escape, self._eos)) or r"(?!)")
-        self._lock = threading.Lock()  # of the kept tokens
-        self._known: OrderedDict[bytes, list[_KeptText]] = OrderedDict()
-        self._held = 0
+        self._shapes = MessageShapes(self._apply, template, self._turn_end)
+        self.tools = tools or self._shapes.tools
+        self._kept = KeptTokens(self._turn_end)
         self._texts: dict[int, str] = {}
         # The first one changes the tokenizer if it was saved with truncation or padding, which it
         # must not do while another thread uses it.
@@ -94,9 +85,18 @@ class ChatTemplate:
         """Render, and tokenise if there are at most so many characters.
 
         Raises:
-            InvalidRequest: a message can not be shown to this model; says which and why.
+            InvalidRequest: a message or the tools can not be shown to this model; says which and
+                why.
             PromptTooLong: there are more than `most`.
         """
+        if tools and not self._shapes.shows_tools:
+            raise InvalidRequest(
+                f"got the tools {[tool['function']['name'] for tool in tools]}, and this model's "
+                "chat template shows no tools, so the model would never see them; expected a "
+                "request without tools. Serve a model whose template shows tools, or save its "
+                "tokenizer with a `chat_template` that does.",
+                param="tools",
+            )
         text = self._render(messages, tools, reply=False)
         if most is not None and len(text) > most:
             raise PromptTooLong(
@@ -106,7 +106,7 @@ class ChatTemplate:
                 param="messages",
             )
         call_ids = _call_ids(messages)
-        for mark, after, known in self._candidates(text, call_ids):
+        for mark, after, known in self._kept.beginnings(text, call_ids):
             rest = self._encode_rest(text, mark, after)
             if rest is not None:
                 return Prompt(messages, tools, text, [*known.ids, *rest])
@@ -155,6 +155,25 @@ class ChatTemplate:
             )
         return ids
 
+    def call_format(self, request: ChatRequest) -> ToolFormat | None:
+        """How calls in the reply to a request are written; None: it may have none.
+
+        Raises:
+            InvalidRequest: no format is known for calls of this model.
+        """
+        if not request.tools or request.tool_choice == "none":
+            return None
+        if self.tools is None:
+            raise InvalidRequest(
+                f"got tools with tool_choice={request.tool_choice!r}, and this model's chat "
+                "template writes tool calls in a format that is not known here, so they would stay "
+                f"text; expected one of these formats: {names_of(FORMATS.values())}. Leave the "
+                "tools out or set tool_choice='none'; with vLLM, `tool_format` in [sampler] names "
+                "a format that the template does not show.",
+                param="tools",
+            )
+        return self.tools
+
     def remember(self, prompt: Prompt, token_ids: list[int], reply: dict[str, Any]) -> None:
         """Keep the ids of a finished call for later prompts of the same conversation.
 
@@ -164,34 +183,61 @@ class ChatTemplate:
         ids = array("i", [*prompt.ids, *token_ids])
         calls = reply.get("tool_calls") or []
         call_ids = _call_ids([*prompt.messages, reply])
-        self._keep(prompt.text + added, _KeptText(ids, call_ids))
+        self._kept.keep(prompt.text + added, KeptText(ids, call_ids))
         ended = self._turn_end.search(added)
         content = reply.get("content") or ""
         if ended is None or (not calls and added[: ended.start()] == content == content.strip()):
             return
-        # The client sends back a parsed reply, which the template may render with other white
-        # space: that text is kept for the same tokens.
-        try:
-            text = self._render([*prompt.messages, reply], prompt.tools, reply=True)
-        except InvalidRequest:
+        # The client sends back a parsed reply, which the template may write in other words: with
+        # other white space, or JSON that means the same. That text is kept for the same tokens.
+        shown = self._shown_later(prompt, reply)
+        if shown is None or not self._means_the_same(added, shown[0][len(prompt.text) :], prompt):
             return
-        ends = [match.end() for match in self._turn_end.finditer(text)]
-        if ends and text[: ends[-1]] != prompt.text + added:
-            self._keep(text[: ends[-1]], _KeptText(ids, call_ids))
+        text, end = shown
+        if end == ended.group():
+            self._kept.keep(text + end, KeptText(ids, call_ids))
+        else:  # a reply may end with one token, and the template write another
+            self._kept.keep(text, KeptText(ids[:-1], call_ids))
+
+    def _shown_later(self, prompt: Prompt, reply: dict[str, Any]) -> tuple[str, str] | None:
+        """The text up to the end of a reply, and what ends it, once the next turn follows.
+
+        None if the template refuses it, or shows what is before the reply in other words.
+        """
+        calls = reply.get("tool_calls") or []
+        follow: list[dict[str, Any]] = [
+            {"role": "tool", "tool_call_id": c["id"], "name": c["function"]["name"]} for c in calls
+        ] or [{"role": "user"}]
+        follow = [message | {"content": _NEXT_TURN} for message in follow]
+        try:
+            text = self._render([*prompt.messages, reply, *follow], prompt.tools, reply=True)
+        except InvalidRequest:
+            return None
+        start = len(prompt.text)
+        ends = list(self._turn_end.finditer(text, start, max(start, text.find(_NEXT_TURN, start))))
+        if not ends or not text.startswith(prompt.text):
+            return None
+        return text[: ends[-1].start()], ends[-1].group()
+
+    def _means_the_same(self, sampled: str, shown: str, prompt: Prompt) -> bool:
+        """Whether two texts of a reply differ in white space and the notation of calls alone."""
+        one, other = (self._meaning(text, prompt.tools) for text in (sampled, shown))
+        return one == other
+
+    def _meaning(self, text: str, tools: list[dict[str, Any]]) -> tuple[list[str], list[Any]]:
+        parser = ToolCallParser(self.tools if tools else None, tools)
+        parser.feed(self._hidden_text.sub("", self._turn_end.split(text)[0]), last=True)
+        functions = [call["function"] for call in parser.calls]
+        calls = [(f["name"], arguments_object(f["arguments"])) for f in functions]
+        return parser.content.split(), calls
 
     def _render(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, reply: bool
     ) -> str:
-        messages = [_template_message(i, m) for i, m in enumerate(messages)]
-        if not self._knows_developer:  # OpenAI's newer name of the role; templates drop it
-            for message in messages:
-                if message.get("role") == "developer":
-                    message["role"] = "system"
+        shaped = [self._shapes.shaped(i, m) for i, m in enumerate(messages)]
         try:
-            text = self.tokenizer.apply_chat_template(
-                messages, tools=tools or None, add_generation_prompt=not reply, tokenize=False
-            )
-        except (TemplateError, TypeError, ValueError, AttributeError, KeyError) as error:
+            text = self._apply(shaped, tools, reply=reply)
+        except RENDER_ERRORS as error:
             raise InvalidRequest(
                 f"The model's chat template refused these messages: {error}", param="messages"
             ) from error
@@ -204,48 +250,12 @@ class ChatTemplate:
             ) from error
         return text
 
-    # --- kept tokens ----------------------------------------------------------------------------
-
-    def _candidates(
-        self, text: str, call_ids: tuple[str, ...]
-    ) -> list[tuple[re.Match[str], bool, _KeptText]]:
-        """Kept beginnings of `text`, the longest first.
-
-        Each ends before an end-of-turn token (the reply was cut short), or after it (True).
-        """
-        if not self._known:
-            return []
-        digest, at = blake2b(digest_size=16), 0
-        found: list[tuple[re.Match[str], bool, _KeptText]] = []
-        for mark in self._turn_end.finditer(text):
-            for cut, after in ((mark.start(), False), (mark.end(), True)):
-                digest.update(text[at:cut].encode())
-                at = cut
-                key = digest.digest()
-                with self._lock:
-                    if same_text := self._known.get(key):
-                        self._known.move_to_end(key)
-                        found.append((mark, after, _best(same_text, call_ids)))
-        return found[::-1]
-
-    def _keep(self, text: str, known: _KeptText) -> None:
-        key = blake2b(text.encode(), digest_size=16).digest()
-        with self._lock:
-            self._insert(key, known)
-
-    def _insert(self, key: bytes, known: _KeptText) -> None:
-        same_text = self._known.setdefault(key, [])
-        for old in [k for k in same_text if k.call_ids == known.call_ids] or same_text[
-            :-_SAME_TEXT
-        ]:
-            same_text.remove(old)
-            self._held -= len(old.ids)
-        same_text.append(known)
-        self._known.move_to_end(key)
-        self._held += len(known.ids)
-        while self._held > _MAX_KEPT_IDS:
-            _, dropped = self._known.popitem(last=False)
-            self._held -= sum(len(k.ids) for k in dropped)
+    def _apply(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, reply: bool
+    ) -> str:
+        return self.tokenizer.apply_chat_template(
+            messages, tools=tools or None, add_generation_prompt=not reply, tokenize=False
+        )
 
     def _encode_rest(self, text: str, mark: re.Match[str], after: bool) -> list[int] | None:
         """Tokenise what follows a kept beginning.
@@ -276,6 +286,11 @@ class ChatTemplate:
         return self.text([id_ for id_ in ids if id_ not in self._hidden])
 
     @cached_property
+    def _hidden_text(self) -> re.Pattern[str]:
+        texts = sorted((self.text([id_]) for id_ in self._hidden), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, filter(None, texts))) or r"(?!)")
+
+    @cached_property
     def _hidden(self) -> set[int]:
         markers = self.tools.markers if self.tools else ()
         return {
@@ -291,63 +306,7 @@ class ChatTemplate:
         return self._texts[token]
 
 
-def _best(same_text: list[_KeptText], call_ids: tuple[str, ...]) -> _KeptText:
-    fits = (k for k in reversed(same_text) if k.call_ids == call_ids[: len(k.call_ids)])
-    return next(fits, same_text[-1])
-
-
 def _call_ids(messages: list[dict[str, Any]]) -> tuple[str, ...]:
     return tuple(
         str(call.get("id")) for message in messages for call in message.get("tool_calls") or ()
     )
-
-
-def _template_message(index: int, message: dict[str, Any]) -> dict[str, Any]:
-    """A message as templates expect it: content is a string, arguments are an object."""
-    shown = dict(message, content=_plain(index, message.get("content")))
-    if message.get("tool_calls"):
-        shown["tool_calls"] = [
-            _template_call(f"messages[{index}].tool_calls[{i}]", call)
-            for i, call in enumerate(message["tool_calls"])
-        ]
-    else:
-        shown.pop("tool_calls", None)
-    return shown
-
-
-def _template_call(where: str, call: dict[str, Any]) -> dict[str, Any]:
-    function = dict(call.get("function") or {})
-    arguments = function.get("arguments", "")
-    if isinstance(arguments, str):
-        try:
-            function["arguments"] = arguments_object(arguments)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(
-                f"{where}.function.arguments is not a JSON object: {error}. Send the arguments as "
-                "the model gave them.",
-                param=where,
-            ) from error
-    return {**call, "function": function}
-
-
-def _plain(index: int, content: Any) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    texts: list[str] = []
-    for i, part in enumerate(cast(list[Any], content) if isinstance(content, list) else [content]):
-        if not isinstance(part, dict) or part.get("type") != "text" or "text" not in part:
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise InvalidRequest(
-                f"messages[{index}].content[{i}]: got a part of type {kind!r}, expected 'text': "
-                "this model reads text only.",
-                param=f"messages[{index}].content",
-            )
-        if not isinstance(part["text"], str):
-            raise InvalidRequest(
-                f"messages[{index}].content[{i}].text: got {part['text']!r}, expected a string.",
-                param=f"messages[{index}].content",
-            )
-        texts.append(part["text"])
-    return "".join(texts)

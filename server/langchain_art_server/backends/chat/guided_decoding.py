@@ -7,6 +7,7 @@ vLLM gets its text.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from copy import copy
 from functools import cached_property
@@ -21,7 +22,7 @@ from langchain_art.errors import InvalidRequest
 from langchain_art_server.algorithms.sequences import token_sets
 from langchain_art_server.backends.base import MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH, ChatRequest
 from langchain_art_server.backends.chat.grammar_check import GrammarCheck, GrammarReplay
-from langchain_art_server.backends.chat.tool_parser import ToolFormat
+from langchain_art_server.backends.chat.tool_calls.call_format import ToolFormat
 
 #: White space as `json.dumps` writes it and templates render it again, and no other.
 _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -69,16 +70,19 @@ class GrammarCompiler:
         """The grammar of the reply, as Lark; None if the reply is free.
 
         Raises:
-            InvalidRequest: there is no tool to call, no known format for a call, or too much of a
-                schema.
+            InvalidRequest: there is no tool to call, the format has no way to force a call, or
+                there is too much of a schema.
         """
         options: list[str] = []
         rules: list[str] = []
         choice = request.tool_choice
         forced = choice == "required" or isinstance(choice, dict)
         wanted = (request.response_format or {}).get("type", "text")
-        if forced or (wanted != "text" and request.tools and choice == "auto" and form):
+        if forced or (
+            wanted != "text" and request.tools and choice == "auto" and form and form.guide
+        ):
             options.append("calls")
+            assert form is not None, "a request with tools is checked first"
             rules += self._call_rules(request, form)
         if wanted != "text" and not forced:
             options.append("answer")
@@ -141,26 +145,35 @@ class GrammarCompiler:
         return self._tokenizer.get_vocab()
 
     def _call_rules(self, request: ChatRequest, form: ToolFormat | None) -> list[str]:
-        if form is None:
+        functions = _allowed_functions(request)
+        if form is None or (guide := form.guide) is None:
             raise InvalidRequest(
-                "This model's chat template has no tool-call format that is known here; "
-                "use tool_choice 'auto' or 'none'.",
+                f"got tool_choice={request.tool_choice!r}, and this model writes tool calls in a "
+                f"format ({form.name if form else 'unknown'}) in which none can be forced here; "
+                "expected 'auto' or 'none'.",
                 param="tool_choice",
             )
-        functions = _allowed_functions(request)
         once = isinstance(request.tool_choice, dict) or not request.parallel_tool_calls
         rules = [f"body: {' | '.join(f'call_{index}' for index in range(len(functions)))}"]
         for index, function in enumerate(functions):
-            head = f'{{"name": {json.dumps(function["name"])}, "{form.arguments}": '
+            name = function["name"]
+            head = self._literal(guide.call(name, json.dumps(name)), form)
             schema = function.get("parameters") or _NO_ARGUMENTS
-            rules.append(f'call_{index}: {json.dumps(head)} args_{index} "}}"')
+            rules.append(f"call_{index}: {head} args_{index} {self._literal(guide.tail, form)}")
             rules.append(f"args_{index}: %json {_schema_json(schema)}")
-        calls = form.grammar.replace("{more}", "" if once else form.more)
-        calls = calls.replace("{opener}", self._literal(form.opener))
-        return [*rules, f"calls: {calls.replace('{closer}', self._literal(form.closer))}"]
+        calls = f"{self._literal(guide.before, form)} body"
+        if guide.between is not None and not once:
+            calls += f" ({self._literal(guide.between, form)} body)*"
+        return [*rules, f"calls: {calls} {self._literal(guide.after, form)}"]
 
-    def _literal(self, text: str) -> str:
-        """Lark's notation for `text`, which may be a token of its own."""
+    def _literal(self, text: str, form: ToolFormat) -> str:
+        """Lark's notation for `text`, in which the format's markers may be tokens of their own."""
+        parts = re.split(
+            "|".join(f"({re.escape(marker)})" for marker in form.markers) or r"(?!)", text
+        )
+        return " ".join(self._token(part) for part in parts if part)
+
+    def _token(self, text: str) -> str:
         token = self._ids.get(text)
         if token is not None and self._tokens.is_special_token(token):
             return f"<[{token}]>"

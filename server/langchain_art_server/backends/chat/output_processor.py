@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from langchain_art.errors import PromptTooLong
 from langchain_art_server.backends.base import ChatDelta, ChatRequest, Sampling
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
-from langchain_art_server.backends.chat.tool_parser import ToolCallParser, overlap
+from langchain_art_server.backends.chat.tool_calls.call_format import overlap
+from langchain_art_server.backends.chat.tool_calls.call_parser import ToolCallParser
 
 #: What an incomplete UTF-8 sequence decodes to.
 _INCOMPLETE = "\ufffd"
@@ -98,14 +99,17 @@ class Detokenizer:
 
 
 class OutputProcessor:
-    """Text and tool calls of one reply while it is sampled."""
+    """Text and tool calls of one reply while it is sampled.
+
+    Raises:
+        InvalidRequest: it may call tools, in a format that is not known here.
+    """
 
     def __init__(self, request: ChatRequest, template: ChatTemplate) -> None:
-        parses = bool(request.tools) and request.tool_choice != "none"
         self._eos, self._read = template.eos, 0
         self._text = Detokenizer(template.reply_text, request.sampling.stop)
         self.parser = ToolCallParser(
-            template.tools if parses else None, one_call=not request.parallel_tool_calls
+            template.call_format(request), request.tools, one_call=not request.parallel_tool_calls
         )
 
     @property

@@ -22,7 +22,7 @@ from langchain_art_server.backends.chat.output_processor import (
     reply_limit,
     why_excluded,
 )
-from langchain_art_server.backends.chat.tool_parser import ToolFormat
+from langchain_art_server.backends.chat.tool_calls.call_format import ToolFormat
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
 from langchain_art_server.backends.ipc.chat_codec import pack_reply, unpack_request
 from langchain_art_server.backends.models.adapter_files import LoadedAdapter
@@ -109,10 +109,10 @@ class SamplerHost(Generic[AdapterT]):
         template, info = self._template, self.info
         prompt = template.prompt(request.messages, request.tools, most=info.max_prompt_chars)
         limit = reply_limit(len(prompt.ids), request.sampling.max_tokens, info.max_model_len)
+        output = OutputProcessor(request, template)
         grammar = self._grammars.grammar(request, template.tools)
         if grammar is not None:
             self._grammars.check(grammar)
-        output = OutputProcessor(request, template)
         return ChatCall(call, request, adapter, prompt, limit, grammar, output)
 
     def _stream(self, chat: ChatCall[AdapterT], delta: ChatDelta) -> None:

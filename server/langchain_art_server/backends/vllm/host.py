@@ -24,7 +24,7 @@ from langchain_art_server.backends.chat.fair_slots import FairSlots
 from langchain_art_server.backends.chat.grammar_check import GrammarReplay
 from langchain_art_server.backends.chat.output_processor import truncates
 from langchain_art_server.backends.chat.sampler_host import THREADS, ChatCall, SamplerHost
-from langchain_art_server.backends.chat.tool_parser import FORMATS
+from langchain_art_server.backends.chat.tool_calls.formats import FORMATS
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
 from langchain_art_server.backends.ipc.longest_pause import LongestPause, watch_event_loop
 from langchain_art_server.backends.models.loading import load_outline

@@ -1,4 +1,4 @@
-"""Tool calls cut out of text: three formats, any chunking, anything malformed stays text."""
+"""Tool calls cut out of text: any format, any chunking, anything malformed stays text."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_art_server.backends.chat.output_processor import Detokenizer
-from langchain_art_server.backends.chat.tool_parser import (
+from langchain_art_server.backends.chat.tool_calls.call_format import ToolFormat
+from langchain_art_server.backends.chat.tool_calls.call_parser import ToolCallParser
+from langchain_art_server.backends.chat.tool_calls.formats import (
+    FORMATS,
+    HARMONY,
     HERMES,
     LLAMA,
     MISTRAL,
-    ToolCallParser,
-    ToolFormat,
-    arguments_object,
-    tool_format,
+    XML,
+    format_of_marks,
 )
+from langchain_art_server.backends.chat.tool_calls.json_calls import arguments_object
 
 
 def parse(
@@ -146,12 +149,23 @@ _pieces = st.sampled_from(
         ";",
         "<tool",
         "f",
+        "<function=f>",
+        "</function>",
+        "<arg_key>",
+        "<|tool_call>",
+        "call:f{}",
+        "<tool_call|>",
+        "<|tool_call|>",
+        "<|channel|>",
+        "<|message|>",
+        "<|end|>",
+        "f()",
     ]
 )
 
 
 @given(
-    form=st.sampled_from([HERMES, MISTRAL, LLAMA, None]),
+    form=st.sampled_from([*FORMATS.values(), None]),
     pieces=st.lists(_pieces, max_size=12),
     cuts=st.lists(st.integers(0, 10**6), max_size=8),
 )
@@ -161,7 +175,7 @@ def test_the_pieces_sizes_change_nothing_and_no_text_is_lost(
     text = "".join(pieces)
     whole = parse(form, text)
     assert parse(form, text, cuts) == whole
-    if not whole[1]:
+    if not whole[1] and form is not HARMONY:  # which writes in channels what others tag
         assert whole[0] == text
 
 
@@ -172,12 +186,12 @@ def test_the_pieces_sizes_change_nothing_and_no_text_is_lost(
         ('<tool_call>{{ \'"name": \' }} "arguments"', HERMES),
         ("… [TOOL_CALLS] …", MISTRAL),
         ('… {"name": function name, "parameters": dictionary …', LLAMA),
-        ("<tool_call><function=f><parameter=a>", None),
+        ("<tool_call><function=f><parameter=a>", XML),
         ("{% for message in messages %}", None),
     ],
 )
 def test_the_format_is_read_off_the_template(template: str, form: ToolFormat | None) -> None:
-    assert tool_format(template) is form
+    assert format_of_marks(template) is form
 
 
 @pytest.mark.parametrize("text", ["[]", "1", '"x"', "{", '{"a": NaN}', "nonsense"])

@@ -1,0 +1,257 @@
+"""The registry of tool-call formats, and how a chat template's own is found.
+
+To add one, write a function that reads its calls (`json_calls`, `marked_calls`) and add a
+`ToolFormat` to `FORMATS`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+
+from langchain_art_server.backends.chat.tool_calls import harmony as channels
+from langchain_art_server.backends.chat.tool_calls import json_calls, marked_calls
+from langchain_art_server.backends.chat.tool_calls.call_format import ANY_TEXT, Guide, ToolFormat
+from langchain_art_server.backends.chat.tool_calls.call_parser import ToolCallParser
+
+_TOOL_CALL = ("<tool_call>", "</tool_call>")
+_KIMI = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+_KIMI_CALL = (json_calls.KIMI_CALL[0], json_calls.KIMI_NAME, json_calls.KIMI_CALL[1])
+_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_DEEPSEEK_CALL = (
+    json_calls.DEEPSEEK_CALL[0],
+    json_calls.DEEPSEEK_NAME,
+    json_calls.DEEPSEEK_CALL[1],
+)
+#: Strings of Gemma 4 are between marks of their own.
+_GEMMA_TEXT = r'(?:<\|"\|>.*?<\|"\|>|(?!<\|"\|>).)*?'
+
+HERMES = ToolFormat(
+    "hermes",
+    "Qwen2.5, Qwen3, Hermes, Granite 4",
+    json_calls.one_object,
+    *_TOOL_CALL,
+    markers=_TOOL_CALL,
+    template_marks=(("<tool_call>", '"arguments"'),),
+    guide=Guide("<tool_call>\n", between="\n</tool_call>\n<tool_call>\n", after="\n</tool_call>"),
+)
+XML = ToolFormat(
+    "xml",
+    "Qwen3-Coder, Qwen3.5 and later, Nemotron 3",
+    marked_calls.xml,
+    *_TOOL_CALL,
+    inside=ANY_TEXT,
+    markers=_TOOL_CALL,
+    template_marks=(("<function=", "<parameter="),),
+)
+GLM = ToolFormat(
+    "glm",
+    "GLM-4.5 and later",
+    marked_calls.glm,
+    *_TOOL_CALL,
+    inside=ANY_TEXT,
+    markers=(*_TOOL_CALL, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    template_marks=(("<arg_key>", "<arg_value>"),),
+)
+MISTRAL = ToolFormat(
+    "mistral",
+    "Mistral up to Small 3.1",
+    json_calls.mistral,
+    "[TOOL_CALLS]",
+    markers=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    template_marks=(("[TOOL_CALLS]",),),
+    guide=Guide("[TOOL_CALLS][", between=", ", after="]"),
+    new_id=lambda: uuid.uuid4().hex[:9],  # its templates take nine letters and digits alone
+)
+MISTRAL_ARGS = ToolFormat(
+    "mistral_args",
+    "Mistral Small 3.2 and later, Devstral, Magistral",
+    json_calls.mistral,
+    MISTRAL.opener,
+    markers=MISTRAL.markers,
+    template_marks=(("[TOOL_CALLS]", "[ARGS]"),),
+    guide=Guide("[TOOL_CALLS]", "{name}[ARGS]", "", "[TOOL_CALLS]"),
+    new_id=MISTRAL.new_id,
+)
+LLAMA = ToolFormat(
+    "llama",
+    "Llama 3.1, 3.2, 3.3",
+    json_calls.objects,
+    starts=("{", "<|python_tag|>"),
+    markers=("<|python_tag|>",),
+    template_marks=(('"parameters"', '"name"'), ("<|python_tag|>",)),
+    guide=Guide(head='{"name": {json_name}, "parameters": '),
+)
+PYTHONIC = ToolFormat(
+    "pythonic",
+    "Llama 4, Llama 3.2 with Python's syntax",
+    marked_calls.pythonic,
+    starts=("[", "<|python_start|>"),
+    markers=("<|python_start|>", "<|python_end|>"),
+    template_marks=(("[func_name1(",),),
+)
+LFM2 = ToolFormat(
+    "lfm2",
+    "LFM2, LFM2.5",
+    marked_calls.pythonic,
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    inside=ANY_TEXT,
+    markers=("<|tool_call_start|>", "<|tool_call_end|>"),
+    template_marks=(("<|tool_call_start|>",),),
+)
+GEMMA = ToolFormat(
+    "gemma",
+    "Gemma 4",
+    marked_calls.gemma,
+    "<|tool_call>",
+    "<tool_call|>",
+    inside=_GEMMA_TEXT,
+    markers=("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
+    template_marks=(("<|tool_call>",),),
+)
+HARMONY = ToolFormat(
+    "harmony",
+    "gpt-oss",
+    json_calls.harmony,
+    "<|channel|>",
+    "<|call|>",
+    markers=channels.MARKERS,
+    template_marks=(("<|channel|>", "<|call|>"),),
+    guide=Guide(
+        head="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", tail=""
+    ),
+    rewriter=channels.HarmonyRewriter,
+)
+KIMI = ToolFormat(
+    "kimi",
+    "Kimi K2",
+    json_calls.kimi,
+    *_KIMI,
+    markers=(*_KIMI, *_KIMI_CALL),
+    template_marks=(_KIMI,),
+    guide=Guide(
+        _KIMI[0] + _KIMI_CALL[0],
+        "functions.{name}:0" + _KIMI_CALL[1],
+        "",
+        after=_KIMI_CALL[2] + _KIMI[1],
+    ),
+)
+DEEPSEEK_V3 = ToolFormat(
+    "deepseek_v3",
+    "DeepSeek V3, R1",
+    json_calls.deepseek_v3,
+    *_DEEPSEEK,
+    markers=(*_DEEPSEEK, *_DEEPSEEK_CALL),
+    template_marks=((*_DEEPSEEK, "```json"),),
+    guide=Guide(
+        _DEEPSEEK[0] + _DEEPSEEK_CALL[0],
+        f"function{_DEEPSEEK_CALL[1]}{{name}}\n```json\n",
+        "\n```",
+        between=f"{_DEEPSEEK_CALL[2]}\n{_DEEPSEEK_CALL[0]}",
+        after=_DEEPSEEK_CALL[2] + _DEEPSEEK[1],
+    ),
+)
+DEEPSEEK_V31 = ToolFormat(
+    "deepseek_v31",
+    "DeepSeek V3.1",
+    json_calls.deepseek_v31,
+    *_DEEPSEEK,
+    markers=DEEPSEEK_V3.markers,
+    template_marks=(_DEEPSEEK,),
+    guide=Guide(
+        _DEEPSEEK[0] + _DEEPSEEK_CALL[0],
+        "{name}" + _DEEPSEEK_CALL[1],
+        "",
+        between=_DEEPSEEK_CALL[2] + _DEEPSEEK_CALL[0],
+        after=_DEEPSEEK_CALL[2] + _DEEPSEEK[1],
+    ),
+)
+NEMOTRON = ToolFormat(
+    "nemotron",
+    "Llama-Nemotron, Nemotron Nano 2",
+    json_calls.array,
+    "<TOOLCALL>",
+    "</TOOLCALL>",
+    markers=("<TOOLCALL>", "</TOOLCALL>"),
+    template_marks=(("<TOOLCALL>",),),
+    guide=Guide("<TOOLCALL>[", between=", ", after="]</TOOLCALL>"),
+)
+PHI4 = ToolFormat(
+    "phi4",
+    "Phi-4-mini",
+    json_calls.array,
+    "<|tool_call|>",
+    "<|/tool_call|>",
+    markers=("<|tool_call|>", "<|/tool_call|>"),
+    template_marks=(("<|tool_call|>", "<|/tool_call|>"),),
+    guide=Guide("<|tool_call|>[", between=", ", after="]<|/tool_call|>"),
+)
+GRANITE = ToolFormat(
+    "granite",
+    "Granite 3",
+    json_calls.array,
+    "<|tool_call|>",
+    markers=("<|tool_call|>",),
+    template_marks=(("<|tool_call|>",),),
+    guide=Guide("<|tool_call|>[", between=", ", after="]"),
+)
+#: The known formats by name. Where a template has the marks of several, the first one counts.
+FORMATS = {
+    form.name: form
+    for form in (
+        GLM,
+        XML,
+        HERMES,
+        MISTRAL_ARGS,
+        MISTRAL,
+        HARMONY,
+        KIMI,
+        DEEPSEEK_V3,
+        DEEPSEEK_V31,
+        NEMOTRON,
+        PHI4,
+        GRANITE,
+        LFM2,
+        GEMMA,
+        PYTHONIC,
+        LLAMA,
+    )
+}
+
+
+def format_of_call(text: str, name: str, arguments: dict[str, str]) -> ToolFormat | None:
+    """The first of `FORMATS` that reads one call from `text`, which a template wrote.
+
+    Args:
+        text: the reply with the call, without the token that ends it.
+        name: of the function.
+        arguments: of the call.
+    """
+    for form in FORMATS.values():
+        parser = ToolCallParser(form)
+        parser.feed(text, last=True)
+        calls = [call["function"] for call in parser.calls]
+        read = [(c["name"], json_calls.arguments_object(c["arguments"])) for c in calls]
+        if read == [(name, arguments)]:
+            return _variant(form, text)
+    return None
+
+
+def _variant(form: ToolFormat, text: str) -> ToolFormat:
+    """Mistral's two forms are read alike, and written differently."""
+    return MISTRAL if form is MISTRAL_ARGS and "[ARGS]" not in text else form
+
+
+def format_of_marks(template: str) -> ToolFormat | None:
+    """The first of `FORMATS` whose marks are in a template's text; None if none's are."""
+    plain = template.replace('\\"', '"')
+    for form in FORMATS.values():
+        if any(all(mark in plain for mark in marks) for marks in form.template_marks):
+            return form
+    return None
+
+
+def names_of(forms: Iterable[ToolFormat]) -> str:
+    """Formats and whose they are, for messages."""
+    return "; ".join(f"{form.name} ({form.families})" for form in forms)

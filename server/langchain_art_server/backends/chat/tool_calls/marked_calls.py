@@ -1,0 +1,222 @@
+"""Calls that are not JSON: tags around each argument, Python's syntax, Gemma 4's quotes.
+
+Their arguments become JSON. Where a format does not tell a string from another value, the tool's
+schema does; a value that it has no type for is what JSON reads it as, else a string.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from langchain_art_server.backends.chat.tool_calls.call_format import FunctionCall, Schemas
+from langchain_art_server.backends.chat.tool_calls.json_calls import checked_name, decode
+
+_XML_CALL = re.compile(r"\s*<function=([^>\n]+)>\s*(.*?)\s*</function>\s*", re.DOTALL)
+_XML_ARGUMENT = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_GLM_CALL = re.compile(r"\s*([^<]+?)\s*((?:<arg_key>.*)?)", re.DOTALL)
+_GLM_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_GEMMA_CALL = re.compile(r"call:([^{\s]+)(\{.*\})", re.DOTALL)
+_GEMMA_QUOTE = '<|"|>'
+_GEMMA_PART = re.compile(r'<\|"\|>(.*?)<\|"\|>|([\[\]{},:])|([^\[\]{},:<]+)', re.DOTALL)
+#: As Python writes them, which some templates do.
+_PYTHON = {"True": True, "False": False, "None": None}
+_JSON_NAMES = {"true": True, "false": False, "null": None}
+_KINDS: dict[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+#: Schemas that refer to themselves are read so deep.
+_MAX_DEPTH = 8
+
+
+# --- tags around each argument --------------------------------------------------------------------
+
+
+def xml(text: str, schemas: Schemas) -> list[FunctionCall]:
+    """``<function=name>``, then ``<parameter=key>``, a line, the value, a line, its end."""
+    found = _XML_CALL.fullmatch(text)
+    if found is None:
+        raise ValueError("expected a function")
+    return [_call(found[1], _all(_XML_ARGUMENT, found[2]), schemas)]
+
+
+def glm(text: str, schemas: Schemas) -> list[FunctionCall]:
+    """The name, then keys and values in ``<arg_key>`` and ``<arg_value>``."""
+    found = _GLM_CALL.fullmatch(text)
+    if found is None:
+        raise ValueError("expected a function")
+    return [_call(found[1], _all(_GLM_ARGUMENT, found[2]), schemas)]
+
+
+def _all(pattern: re.Pattern[str], text: str) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    at = 0
+    while match := pattern.match(text, at):
+        pairs.append((match[1].strip(), match[2]))
+        at = match.end()
+    if text[at:].strip():
+        raise ValueError("expected an argument")
+    return pairs
+
+
+def _call(name: str, pairs: Iterable[tuple[str, str]], schemas: Schemas) -> FunctionCall:
+    name = checked_name(name.strip())
+    schema = schemas.get(name, {})
+    properties = schema.get("properties")
+    known = cast(dict[str, Any], properties) if isinstance(properties, dict) else {}
+    written = {key: _value(text, _types(known.get(key), schema)) for key, text in pairs}
+    return FunctionCall(
+        name,
+        "{" + ", ".join(f"{_dumps(key)}: {value}" for key, value in written.items()) + "}",
+    )
+
+
+def _value(text: str, types: set[str]) -> str:
+    """A value as JSON, in the model's own words where these are JSON."""
+    bare = text.strip()
+    if bare in _PYTHON:
+        value, words = _PYTHON[bare], _dumps(_PYTHON[bare])
+    else:
+        try:
+            value, words = decode(bare), bare
+        except (ValueError, RecursionError):
+            return _dumps(text)
+    kind = _KINDS[type(value)]
+    fits = kind in types or (kind == "integer" and "number" in types)
+    return words if kind != "string" and (fits or not types) else _dumps(text)
+
+
+def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
+    """The types that a schema allows; empty if it does not say."""
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+        return set()
+    found = cast(dict[str, Any], schema)
+    if isinstance(ref := found.get("$ref"), str):
+        return _types(_referred(ref, root), root, depth + 1)
+    told = found.get("type")
+    if isinstance(told, str):
+        return {told, "null"} if found.get("nullable") is True else {told}
+    if isinstance(told, list):
+        return set(cast(list[str], told))
+    values = found.get("enum") or ([found["const"]] if "const" in found else None)
+    if isinstance(values, list):
+        return {_KINDS[type(value)] for value in cast(list[Any], values)}
+    parts = [found[key] for key in ("anyOf", "oneOf", "allOf") if isinstance(found.get(key), list)]
+    kinds = [_types(part, root, depth + 1) for several in parts for part in several]
+    return set().union(*kinds) if all(kinds) else set()
+
+
+def _referred(ref: str, root: Mapping[str, Any]) -> Any:
+    place: Any = root
+    for step in ref.removeprefix("#/").split("/"):
+        place = cast(dict[str, Any], place).get(step) if isinstance(place, dict) else None
+    return place
+
+
+# --- Python's syntax ------------------------------------------------------------------------------
+
+
+def pythonic(text: str, _schemas: Schemas) -> list[FunctionCall]:
+    """``[name(key="value", other=1), …]``."""
+    text = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>").strip()
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, MemoryError) as error:
+        raise ValueError("expected a list of calls") from error
+    if not isinstance(tree, ast.List) or not tree.elts:
+        raise ValueError("expected a list of calls")
+    return [_python_call(call) for call in tree.elts]
+
+
+def _python_call(call: ast.expr) -> FunctionCall:
+    if not isinstance(call, ast.Call) or call.args or not all(k.arg for k in call.keywords):
+        raise ValueError("expected a call with named arguments")
+    arguments = {str(k.arg): _literal(k.value) for k in call.keywords}
+    return FunctionCall(checked_name(ast.unparse(call.func)), _dumps(arguments))
+
+
+def _literal(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name) and node.id in _JSON_NAMES:
+        return _JSON_NAMES[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_literal(part) for part in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = [ast.literal_eval(key) if key else None for key in node.keys]
+        if not all(isinstance(key, str) for key in keys):
+            raise ValueError("expected names as keys")
+        return {k: _literal(v) for k, v in zip(keys, node.values, strict=True)}
+    value = ast.literal_eval(node)
+    if type(value) not in _KINDS:
+        raise ValueError("expected a value of JSON")
+    return value
+
+
+# --- Gemma 4 --------------------------------------------------------------------------------------
+
+
+def gemma(text: str, _schemas: Schemas) -> list[FunctionCall]:
+    """``call:name{key:<|"|>text<|"|>,other:1}``."""
+    found = _GEMMA_CALL.fullmatch(text.strip())
+    if found is None:
+        raise ValueError("expected a call")
+    parts = _gemma_parts(found[2])
+    value, at = _gemma_value(parts, 0)
+    if at != len(parts):
+        raise ValueError("expected one object of arguments")
+    return [FunctionCall(checked_name(found[1]), _dumps(value))]
+
+
+def _gemma_parts(text: str) -> list[tuple[str, str]]:
+    """Strings, marks and bare words: ``("string", …)``, ``("mark", …)``, ``("word", …)``."""
+    parts: list[tuple[str, str]] = []
+    at = 0
+    while match := _GEMMA_PART.match(text, at):
+        kind = "string" if match[1] is not None else "mark" if match[2] else "word"
+        word = match[0].removeprefix(_GEMMA_QUOTE).removesuffix(_GEMMA_QUOTE)
+        if kind != "word" or word.strip():
+            parts.append((kind, word if kind == "string" else word.strip()))
+        at = match.end()
+    if at < len(text):
+        raise ValueError("expected a value")
+    return parts
+
+
+def _gemma_value(parts: list[tuple[str, str]], at: int) -> tuple[Any, int]:
+    kind, word = parts[at] if at < len(parts) else ("", "")
+    if kind == "string":
+        return word, at + 1
+    if kind == "word":
+        return decode(word), at + 1
+    if word not in ("{", "["):
+        raise ValueError("expected a value")
+    keys: list[str] = []
+    values: list[Any] = []
+    end, at = ("mark", {"{": "}", "[": "]"}[word]), at + 1
+    while parts[at : at + 1] != [end]:
+        if values:
+            at = _gemma_mark(parts, at, ",")
+        if word == "{":
+            keys.append(parts[at][1] if parts[at : at + 1] else "")
+            at = _gemma_mark(parts, at + 1, ":")
+        value, at = _gemma_value(parts, at)
+        values.append(value)
+    return (dict(zip(keys, values, strict=True)) if word == "{" else values), at + 1
+
+
+def _gemma_mark(parts: list[tuple[str, str]], at: int, mark: str) -> int:
+    if parts[at : at + 1] != [("mark", mark)]:
+        raise ValueError(f"expected {mark!r}")
+    return at + 1
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
