@@ -1,8 +1,8 @@
 """A small random model of each family, through everything that a policy goes through.
 
 What a family is here is its architecture. Weights, tokenizer and chat template are the tests' own,
-since nothing is downloaded: templates and tool formats have tests of their own (`test_tool_calls`).
-The sampler is a parameter: `LocalSampler`, or vLLM by `on_vllm`.
+since nothing is downloaded: templates and tool formats have tests of their own
+(`tests/conformance/templates`). The sampler is a parameter: `LocalSampler`, or vLLM by `on_vllm`.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ model of each family (3 layers, hidden size 32, float32, CPU) is sampled from, m
 trained for {STEPS} steps and swapped after each, with the embedded sampler and the PEFT learner.
 
 The architecture is the family's; weights, tokenizer and chat template are the tests' own, so this
-says nothing of a template or a tool format: `backends/chat/test_tool_parser.py` does. *Gap* is
+says nothing of a template or a tool format: [another page](templates.md) does. *Gap* is
 the mean distance of sampler and learner per token, the worst of all steps, after each swap too.
 *Common beginnings* of runs are computed once where the architecture's attention is plain causal
 attention; elsewhere rows are padded. In a mixture, LoRA goes on the attention alone: the experts

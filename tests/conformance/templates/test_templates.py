@@ -1,0 +1,149 @@
+"""Every family's template: tools are shown, calls are read, written again and trained once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_art.errors import InvalidRequest
+from langchain_art_server.backends.chat.chat_template import ChatTemplate
+from langchain_art_server.backends.chat.guided_decoding import GrammarCompiler
+from langchain_art_server.backends.chat.output_processor import OutputProcessor
+from tests.conformance.templates.families import FAMILIES, THOUGHT
+from tests.conformance.templates.table import (
+    HERE,
+    PAGE,
+    TOOLS,
+    go_through,
+    page,
+    sampled,
+    template_of,
+)
+from tests.support.tiny_models import CHATML, LocalSampler, ask, save_model, tokenizer
+
+CONVERSATIONS = [(name, at) for name, one in FAMILIES.items() for at in range(len(one.calls))]
+#: Calls that the small models' tokenizer can write, between marks that no format has.
+UNKNOWN = CHATML.replace("<tool_call>", "<call>").replace("</tool_call>", "</call>")
+
+
+@pytest.mark.parametrize(("name", "at"), CONVERSATIONS)
+def test_a_conversation_with_a_tool(name: str, at: int) -> None:
+    family = FAMILIES[name]
+    thinks = THOUGHT in family.calls[at]
+    seen = go_through(name, family.calls[at], family.answer)
+    assert seen.shown
+    assert seen.parsed
+    assert seen.streamed
+    assert seen.trained
+    # The past is another one only where the template drops what was thought.
+    assert seen.same == (not family.drops_at_once, not (family.drops or family.drops_at_once))
+    kept_2 = (thinks + 1) * (THOUGHT in family.answer)
+    kept = (thinks and not family.drops_at_once, 0 if False in seen.same else kept_2)
+    assert seen.thoughts == kept
+    assert seen.rows == 1 + seen.same.count(False)
+
+
+@pytest.mark.parametrize("name", [name for name, one in FAMILIES.items() if one.refused])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_template_that_shows_no_tools_refuses_them(
+    name: str, choice: str, tmp_path: Path
+) -> None:
+    sampler = sampler_of((HERE / f"{name}.jinja").read_text(), tmp_path)
+    with pytest.raises(InvalidRequest, match=r"tools \['weather'\].*shows no tools.*without tools"):
+        sampler.chat(ask(tools=TOOLS, tool_choice=choice, max_tokens=2))
+    (reply,) = sampler.chat(ask(max_tokens=2))
+    assert len(reply.token_ids) == 2
+
+
+def test_calls_in_an_unknown_format_are_refused_and_not_left_as_text(tmp_path: Path) -> None:
+    sampler = sampler_of(UNKNOWN, tmp_path)
+    for choice in ("auto", "required"):
+        with pytest.raises(InvalidRequest, match=r"format that is not known.*hermes.*tool_format"):
+            sampler.chat(ask(tools=TOOLS, tool_choice=choice, max_tokens=2))
+    (reply,) = sampler.chat(ask(tools=TOOLS, tool_choice="none", max_tokens=2))
+    assert len(reply.token_ids) == 2
+
+
+def sampler_of(template: str, folder: Path) -> LocalSampler:
+    model = save_model(folder / "model")
+    (model / "chat_template.jinja").write_text(template)
+    return LocalSampler(model)
+
+
+def forceable() -> list[str]:
+    told = [(name, template_of(name).tools) for name, one in FAMILIES.items() if one.calls]
+    return [name for name, form in told if form and form.guide]
+
+
+@pytest.mark.parametrize("name", forceable())
+def test_a_forced_call_is_in_the_familys_own_tokens(name: str) -> None:
+    template = template_of(name)
+    guide = template.tools.guide if template.tools else None
+    assert guide
+    tokenizer, eos = template.tokenizer, sorted(template.eos)
+    compiler = GrammarCompiler(tokenizer, len(tokenizer), eos)
+    request = ask(tools=TOOLS, tool_choice="required")
+    grammar = compiler.grammar(request, template.tools)
+    assert grammar
+    call = guide.call("weather", '"weather"') + '{"city": "Paris", "days": 2}' + guide.tail
+    ids = sampled(template, guide.before + call + guide.after)
+    processor = compiler.logits_processor(grammar)
+    assert all(processor.advance(one) for one in [*ids, eos[0]]), processor.error
+    output = OutputProcessor(request, template)
+    output.update(ids, last=True)
+    assert [one["function"]["name"] for one in output.parser.calls] == ["weather"]
+
+
+def test_another_end_of_the_turn_costs_one_token() -> None:
+    """The model may end a call with a token that the template does not write there."""
+    family, template = FAMILIES["glm4moe"], template_of("glm4moe")
+    request = ask(tools=TOOLS)
+    said = sampled(template, family.calls[1].replace("<|observation|>", "<|user|>"))
+    prompt = template.prompt(request.messages, TOOLS)
+    output = OutputProcessor(request, template)
+    output.update(said, last=True)
+    calls = output.parser.calls
+    reply: dict[str, Any] = {"role": "assistant", "content": output.parser.content}
+    reply["tool_calls"] = calls
+    template.remember(prompt, said, reply)
+    answer = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "sunny"}
+    later = template.prompt([*request.messages, reply, answer], TOOLS)
+    known = [*prompt.ids, *said[:-1]]
+    assert later.ids[: len(known)] == known
+    assert later.ids[len(known)] != said[-1]
+
+
+def test_a_changed_reply_is_not_taken_for_the_sampled_one() -> None:
+    """The client may send back other arguments, or what the template writes with other words."""
+    family, template = FAMILIES["qwen3"], template_of("qwen3")
+    request = ask(tools=TOOLS)
+    said = sampled(template, family.calls[0])
+    prompt = template.prompt(request.messages, TOOLS)
+    output = OutputProcessor(request, template)
+    output.update(said, last=True)
+    (call,) = output.parser.calls
+    template.remember(prompt, said, {"role": "assistant", "content": None, "tool_calls": [call]})
+    changed = call | {"function": call["function"] | {"arguments": '{"city": "Rome", "days": 2}'}}
+    reply = {"role": "assistant", "content": None, "tool_calls": [changed]}
+    answer = {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}
+    later = template.prompt([*request.messages, reply, answer], TOOLS)
+    known = [*prompt.ids, *said]
+    assert later.ids[: len(known)] != known
+    assert later.ids == template.tokenizer.encode(later.text, add_special_tokens=False)
+
+
+def test_a_template_that_only_tells_of_calls_is_read_by_its_marks() -> None:
+    made = template_of("qwen2_5").tokenizer
+    made.chat_template = CHATML.split("{%- for call")[0] + "<|im_end|>\n{% endfor %}"
+    told = ChatTemplate(made, {2})
+    assert told.tools and told.tools.name == "hermes"
+    assert tokenizer().chat_template == CHATML
+
+
+def test_the_page_has_every_family() -> None:
+    if os.environ.get("UPDATE_DOCS"):
+        PAGE.write_text(page())
+    assert PAGE.read_text() == page()
