@@ -9,20 +9,21 @@ from typing import Any
 import pytest
 
 from langchain_art.errors import InvalidRequest
-from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.chat.guided_decoding import GrammarCompiler
 from langchain_art_server.backends.chat.output_processor import OutputProcessor
 from tests.conformance.templates.families import FAMILIES, THOUGHT
 from tests.conformance.templates.table import (
+    CALL,
     HERE,
     PAGE,
     TOOLS,
+    functions,
     go_through,
     page,
     sampled,
     template_of,
 )
-from tests.support.tiny_models import CHATML, LocalSampler, ask, save_model, tokenizer
+from tests.support.tiny_models import CHATML, LocalSampler, ask, save_model
 
 CONVERSATIONS = [(name, at) for name, one in FAMILIES.items() for at in range(len(one.calls))]
 #: Calls that the small models' tokenizer can write, between marks that no format has.
@@ -88,13 +89,20 @@ def test_a_forced_call_is_in_the_familys_own_tokens(name: str) -> None:
     request = ask(tools=TOOLS, tool_choice="required")
     grammar = compiler.grammar(request, template.tools)
     assert grammar
-    call = guide.call("weather", '"weather"') + '{"city": "Paris", "days": 2}' + guide.tail
+    if guide.argument is None:
+        arguments = '{"city": "Paris", "days": 2}'
+    else:
+        values = (("city", "Paris"), ("days", "2"))
+        arguments = "".join(
+            guide.argument[0].replace("{key}", k) + v + guide.argument[1] for k, v in values
+        )
+    call = guide.call("weather", '"weather"') + arguments + guide.tail
     ids = sampled(template, guide.before + call + guide.after)
     processor = compiler.logits_processor(grammar)
     assert all(processor.advance(one) for one in [*ids, eos[0]]), processor.error
     output = OutputProcessor(request, template)
     output.update(ids, last=True)
-    assert [one["function"]["name"] for one in output.parser.calls] == ["weather"]
+    assert functions(output.parser.calls) == [CALL]
 
 
 def test_another_end_of_the_turn_costs_one_token() -> None:
@@ -135,12 +143,17 @@ def test_a_changed_reply_is_not_taken_for_the_sampled_one() -> None:
     assert later.ids == template.tokenizer.encode(later.text, add_special_tokens=False)
 
 
-def test_a_template_that_only_tells_of_calls_is_read_by_its_marks() -> None:
-    made = template_of("qwen2_5").tokenizer
-    made.chat_template = CHATML.split("{%- for call")[0] + "<|im_end|>\n{% endfor %}"
-    told = ChatTemplate(made, {2})
-    assert told.tools and told.tools.name == "hermes"
-    assert tokenizer().chat_template == CHATML
+def test_calls_that_a_template_would_leave_out_are_refused(tmp_path: Path) -> None:
+    """It shows tools, but not what was called: the model would never see its own calls."""
+    sampler = sampler_of(CHATML.split("{%- for call")[0] + "<|im_end|>\n{% endfor %}", tmp_path)
+    with pytest.raises(InvalidRequest, match=r"does not write tool calls.*hermes"):
+        sampler.chat(ask(tools=TOOLS, max_tokens=2))
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    messages = [*ask().messages, {"role": "assistant", "tool_calls": [call]}]
+    with pytest.raises(
+        InvalidRequest, match=r"messages\[1\].tool_calls: got 1.*shows no tool calls"
+    ):
+        sampler.chat(ask(messages=messages, max_tokens=2))
 
 
 def test_the_page_has_every_family() -> None:

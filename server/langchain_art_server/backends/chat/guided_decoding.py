@@ -23,6 +23,7 @@ from langchain_art_server.algorithms.sequences import token_sets
 from langchain_art_server.backends.base import MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH, ChatRequest
 from langchain_art_server.backends.chat.grammar_check import GrammarCheck, GrammarReplay
 from langchain_art_server.backends.chat.tool_calls.call_format import ToolFormat
+from langchain_art_server.backends.chat.tool_calls.marked_calls import types_of
 
 #: White space as `json.dumps` writes it and templates render it again, and no other.
 _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -160,11 +161,42 @@ class GrammarCompiler:
             head = self._literal(guide.call(name, json.dumps(name)), form)
             schema = function.get("parameters") or _NO_ARGUMENTS
             rules.append(f"call_{index}: {head} args_{index} {self._literal(guide.tail, form)}")
-            rules.append(f"args_{index}: %json {_schema_json(schema)}")
+            if guide.argument is None:
+                rules.append(f"args_{index}: %json {_schema_json(schema)}")
+            else:
+                rules += self._argument_rules(f"args_{index}", schema, guide.argument, form)
         calls = f"{self._literal(guide.before, form)} body"
         if guide.between is not None and not once:
             calls += f" ({self._literal(guide.between, form)} body)*"
         return [*rules, f"calls: {calls} {self._literal(guide.after, form)}"]
+
+    def _argument_rules(
+        self, rule: str, schema: dict[str, Any], marks: tuple[str, str], form: ToolFormat
+    ) -> list[str]:
+        """Rules for arguments with marks around each, in the order of the schema."""
+        _schema_json(schema)  # for its checks
+        known = schema.get("properties")
+        properties = cast(dict[str, Any], known) if isinstance(known, dict) else {}
+        required = schema.get("required") or []
+        rules: list[str] = []
+        parts: list[str] = []
+        end = self._literal(marks[1], form)
+        for index, (key, one) in enumerate(properties.items()):
+            begin = self._literal(marks[0].replace("{key}", key), form)
+            value = f"{rule}_{index}"
+            parts.append(f"({begin} {value}){'' if key in required else '?'}")
+            if text := _free_text(key, one, schema):
+                # Text ends where a token does that it cannot hold, or at the first end mark.
+                special = end.startswith("<[")
+                how = f": {text} {end}" if special else f"[suffix={json.dumps(marks[1])}]: {text}"
+                rules.append(value + how)
+            elif words := _words(one):
+                rules.append(f"{value}: ({' | '.join(map(json.dumps, words))}) {end}")
+            else:
+                root = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+                rules += [f"{value}: {value}_json {end}"]
+                rules += [f"{value}_json: %json {_schema_json(one | root)}"]
+        return [f"{rule}: {' '.join(parts) or json.dumps('')}", *rules]
 
     def _literal(self, text: str, form: ToolFormat) -> str:
         """Lark's notation for `text`, in which the format's markers may be tokens of their own."""
@@ -178,6 +210,32 @@ class GrammarCompiler:
         if token is not None and self._tokens.is_special_token(token):
             return f"<[{token}]>"
         return json.dumps(text)
+
+
+def _words(schema: Any) -> list[str]:
+    """The strings that a schema allows; empty if it does not list strings alone."""
+    words = schema.get("enum") or [schema.get("const")]
+    return words if all(isinstance(word, str) for word in words) else []
+
+
+def _free_text(key: str, schema: Any, root: dict[str, Any]) -> str:
+    """A pattern for a value that is written without quotes; empty if it is JSON or one of few.
+
+    Raises:
+        InvalidRequest: the schema asks of a string what is not enforced in text without quotes.
+    """
+    types = types_of(schema, root)
+    if isinstance(schema, dict) and (_words(schema) or (types and "string" not in types)):
+        return ""
+    told = cast(dict[str, Any], schema) if isinstance(schema, dict) else {}
+    if unknown := told.keys() & {"pattern", "format"}:
+        raise InvalidRequest(
+            f"got {unknown.pop()!r} for the argument {key!r} of a tool that is to be called, and "
+            "this model writes strings without quotes, where it cannot be enforced; expected a "
+            "string without it. Leave it out, or use tool_choice='auto'.",
+            param="tools",
+        )
+    return f"/(?s:.{{{told.get('minLength', 0)},{told.get('maxLength', '')}}})/"
 
 
 def _schema_json(schema: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any, cast
@@ -11,10 +12,7 @@ from jinja2 import TemplateError
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire.prefixes import common_prefix_length
 from langchain_art_server.backends.chat.tool_calls.call_format import ToolFormat
-from langchain_art_server.backends.chat.tool_calls.formats import (
-    format_of_call,
-    format_of_marks,
-)
+from langchain_art_server.backends.chat.tool_calls.formats import HARMONY, format_of_call
 from langchain_art_server.backends.chat.tool_calls.json_calls import arguments_object
 
 #: What a template raises that cannot show messages.
@@ -24,6 +22,8 @@ _THOUGHT_END = "</think>"
 _THOUGHT_FIELDS = ("reasoning_content", "thinking")
 _READS = r"""\.{0}\b|['"]{0}['"]"""
 _NAME, _KEY, _VALUE = "lookup_probe", "probe_key", "probe value"
+#: Mistral's templates take nine letters and digits; Kimi K2's write the id alone.
+_IDS = ("probe1234", f"functions.{_NAME}:0")
 _AS_TEXT = f'{{"{_KEY}": "{_VALUE}"}}'
 _USER = {"role": "user", "content": "x"}
 _TOOL = {
@@ -52,6 +52,7 @@ class MessageShapes:
 
     Attributes:
         shows_tools: the template shows a request's tools to the model.
+        shows_calls: it shows the model's earlier tool calls.
         tools: how it writes tool calls; None: not known here.
     """
 
@@ -60,17 +61,26 @@ class MessageShapes:
         fields = (f for f in _THOUGHT_FIELDS if re.search(_READS.format(f), template))
         self._thought_field = next(fields, None)
         self._calls_as_text = False
+        self.shows_calls = True
         self.shows_tools = self._probe_tools(render)
-        self.tools = self._probe_calls(render, turn_end) or format_of_marks(template)
+        self.tools: ToolFormat | None = self._probe_calls(render, turn_end)
 
     def shaped(self, index: int, message: dict[str, Any]) -> dict[str, Any]:
         """Message `index`: content is a string, arguments are an object or JSON.
 
         Raises:
-            InvalidRequest: it has parts or arguments that cannot be shown.
+            InvalidRequest: it has parts, calls or arguments that cannot be shown.
         """
         shown = dict(message, content=_plain(index, message.get("content")))
         if message.get("tool_calls"):
+            if not self.shows_calls:
+                raise InvalidRequest(
+                    f"messages[{index}].tool_calls: got {len(message['tool_calls'])}, and this "
+                    "model's chat template shows no tool calls; expected messages without them. "
+                    "Write them as text, or save the tokenizer with a `chat_template` that shows "
+                    "them.",
+                    param=f"messages[{index}].tool_calls",
+                )
             shown["tool_calls"] = [
                 self._call(f"messages[{index}].tool_calls[{i}]", call)
                 for i, call in enumerate(message["tool_calls"])
@@ -92,7 +102,7 @@ class MessageShapes:
             return
         shown[field] = thought.lstrip().removeprefix("<think>").strip("\n")
         shown["content"] = content.lstrip("\n")
-        if field == "thinking" and shown.get("tool_calls"):  # gpt-oss: one of both before a call
+        if self.tools is HARMONY and shown.get("tool_calls"):  # one of both before a call
             shown[field] = "\n".join(filter(None, (shown[field], shown["content"])))
             shown["content"] = ""
 
@@ -121,22 +131,31 @@ class MessageShapes:
         return False
 
     def _probe_calls(self, render: Render, turn_end: re.Pattern[str]) -> ToolFormat | None:
-        """How the template writes a call. Some take its arguments as an object, some as JSON."""
-        for self._calls_as_text, arguments in ((False, {_KEY: _VALUE}), (True, _AS_TEXT)):
-            call = {"id": "probe1234", "type": "function"}
+        """How the template writes a call.
+
+        Some take its arguments as an object, some as JSON; some write its id in place of its name.
+        """
+        shown: list[bool] = []
+        for self._calls_as_text, id_ in itertools.product((False, True), _IDS):
+            arguments = _AS_TEXT if self._calls_as_text else {_KEY: _VALUE}
+            call = {"id": id_, "type": "function"}
             call |= {"function": {"name": _NAME, "arguments": arguments}}
             reply = {"role": "assistant", "content": "", "tool_calls": [call]}
             try:
-                before = render([_USER], [], reply=False)
                 text = render([_USER, reply], [], reply=True)
+                before = [render([_USER], [], reply=is_reply) for is_reply in (False, True)]
             except RENDER_ERRORS:
                 continue
-            added = text[common_prefix_length(before, text) :]
-            end = turn_end.search(added)
-            added = added[: end.start()] if end else added
-            if form := format_of_call(added, _NAME, {_KEY: _VALUE}):
-                return form
+            shown.append(_NAME in text)
+            for one in before:  # a prompt may begin the reply in other words than the past has
+                added = text[common_prefix_length(one, text) :]
+                end = turn_end.search(added)
+                added = added[: end.start()] if end else added
+                if form := format_of_call(added, _NAME, {_KEY: _VALUE}):
+                    return form
         self._calls_as_text = False
+        # One that renders no call at all says itself what it misses.
+        self.shows_calls = any(shown) or not shown
         return None
 
 

@@ -42,11 +42,13 @@ class Guide:
 
     Attributes:
         before: what stands before the first call; this and the others may hold special tokens.
-        head: what stands before a call's arguments, which are one JSON object. ``{name}`` is the
-            function's name, ``{json_name}`` the same in quotes.
+        head: what stands before a call's arguments. ``{name}`` is the function's name,
+            ``{json_name}`` the same in quotes.
         tail: what stands after a call's arguments.
         between: what stands between two calls; None if a forced reply has one call.
         after: what stands after the last call.
+        argument: what stands before an argument, with its ``{key}``, and after it; None: the
+            arguments are one JSON object.
     """
 
     before: str = ""
@@ -54,6 +56,7 @@ class Guide:
     tail: str = "}"
     between: str | None = None
     after: str = ""
+    argument: tuple[str, str] | None = None
 
     def call(self, name: str, json_name: str) -> str:
         """The head of a call of a function."""
@@ -74,8 +77,6 @@ class ToolFormat:
         starts: without an `opener`, what a reply with calls begins with.
         inside: pattern of the text before `closer`.
         markers: special tokens that must not be removed from the decoded text.
-        template_marks: a chat template that writes no call itself tells of this format if it has
-            all strings of one of these.
         guide: how forced calls are written; None: calls cannot be forced.
         rewriter: makes what rewrites a reply first; None: it is read as it is.
         new_id: makes the id of a call that the model gave none.
@@ -89,7 +90,6 @@ class ToolFormat:
     starts: tuple[str, ...] = ()
     inside: str = JSON_TEXT
     markers: tuple[str, ...] = ()
-    template_marks: tuple[tuple[str, ...], ...] = ()
     guide: Guide | None = None
     rewriter: Callable[[], Rewriter] | None = None
     new_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex}"

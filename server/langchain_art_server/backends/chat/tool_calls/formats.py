@@ -32,7 +32,6 @@ HERMES = ToolFormat(
     json_calls.one_object,
     *_TOOL_CALL,
     markers=_TOOL_CALL,
-    template_marks=(("<tool_call>", '"arguments"'),),
     guide=Guide("<tool_call>\n", between="\n</tool_call>\n<tool_call>\n", after="\n</tool_call>"),
 )
 XML = ToolFormat(
@@ -42,7 +41,14 @@ XML = ToolFormat(
     *_TOOL_CALL,
     inside=ANY_TEXT,
     markers=_TOOL_CALL,
-    template_marks=(("<function=", "<parameter="),),
+    guide=Guide(
+        "<tool_call>\n",
+        "<function={name}>\n",
+        "</function>",
+        between="\n</tool_call>\n<tool_call>\n",
+        after="\n</tool_call>",
+        argument=("<parameter={key}>\n", "\n</parameter>\n"),
+    ),
 )
 GLM = ToolFormat(
     "glm",
@@ -51,7 +57,14 @@ GLM = ToolFormat(
     *_TOOL_CALL,
     inside=ANY_TEXT,
     markers=(*_TOOL_CALL, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-    template_marks=(("<arg_key>", "<arg_value>"),),
+    guide=Guide(
+        "<tool_call>",
+        "{name}\n",
+        "",
+        between="</tool_call>\n<tool_call>",
+        after="</tool_call>",
+        argument=("<arg_key>{key}</arg_key>\n<arg_value>", "</arg_value>\n"),
+    ),
 )
 MISTRAL = ToolFormat(
     "mistral",
@@ -59,7 +72,6 @@ MISTRAL = ToolFormat(
     json_calls.mistral,
     "[TOOL_CALLS]",
     markers=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-    template_marks=(("[TOOL_CALLS]",),),
     guide=Guide("[TOOL_CALLS][", between=", ", after="]"),
     new_id=lambda: uuid.uuid4().hex[:9],  # its templates take nine letters and digits alone
 )
@@ -69,7 +81,6 @@ MISTRAL_ARGS = ToolFormat(
     json_calls.mistral,
     MISTRAL.opener,
     markers=MISTRAL.markers,
-    template_marks=(("[TOOL_CALLS]", "[ARGS]"),),
     guide=Guide("[TOOL_CALLS]", "{name}[ARGS]", "", "[TOOL_CALLS]"),
     new_id=MISTRAL.new_id,
 )
@@ -79,7 +90,6 @@ LLAMA = ToolFormat(
     json_calls.objects,
     starts=("{", "<|python_tag|>"),
     markers=("<|python_tag|>",),
-    template_marks=(('"parameters"', '"name"'), ("<|python_tag|>",)),
     guide=Guide(head='{"name": {json_name}, "parameters": '),
 )
 PYTHONIC = ToolFormat(
@@ -88,7 +98,6 @@ PYTHONIC = ToolFormat(
     marked_calls.pythonic,
     starts=("[", "<|python_start|>"),
     markers=("<|python_start|>", "<|python_end|>"),
-    template_marks=(("[func_name1(",),),
 )
 LFM2 = ToolFormat(
     "lfm2",
@@ -98,7 +107,6 @@ LFM2 = ToolFormat(
     "<|tool_call_end|>",
     inside=ANY_TEXT,
     markers=("<|tool_call_start|>", "<|tool_call_end|>"),
-    template_marks=(("<|tool_call_start|>",),),
 )
 GEMMA = ToolFormat(
     "gemma",
@@ -108,7 +116,6 @@ GEMMA = ToolFormat(
     "<tool_call|>",
     inside=_GEMMA_TEXT,
     markers=("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
-    template_marks=(("<|tool_call>",),),
 )
 HARMONY = ToolFormat(
     "harmony",
@@ -117,7 +124,6 @@ HARMONY = ToolFormat(
     "<|channel|>",
     "<|call|>",
     markers=channels.MARKERS,
-    template_marks=(("<|channel|>", "<|call|>"),),
     guide=Guide(
         head="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", tail=""
     ),
@@ -129,7 +135,6 @@ KIMI = ToolFormat(
     json_calls.kimi,
     *_KIMI,
     markers=(*_KIMI, *_KIMI_CALL),
-    template_marks=(_KIMI,),
     guide=Guide(
         _KIMI[0] + _KIMI_CALL[0],
         "functions.{name}:0" + _KIMI_CALL[1],
@@ -143,7 +148,6 @@ DEEPSEEK_V3 = ToolFormat(
     json_calls.deepseek_v3,
     *_DEEPSEEK,
     markers=(*_DEEPSEEK, *_DEEPSEEK_CALL),
-    template_marks=((*_DEEPSEEK, "```json"),),
     guide=Guide(
         _DEEPSEEK[0] + _DEEPSEEK_CALL[0],
         f"function{_DEEPSEEK_CALL[1]}{{name}}\n```json\n",
@@ -158,7 +162,6 @@ DEEPSEEK_V31 = ToolFormat(
     json_calls.deepseek_v31,
     *_DEEPSEEK,
     markers=DEEPSEEK_V3.markers,
-    template_marks=(_DEEPSEEK,),
     guide=Guide(
         _DEEPSEEK[0] + _DEEPSEEK_CALL[0],
         "{name}" + _DEEPSEEK_CALL[1],
@@ -174,7 +177,6 @@ NEMOTRON = ToolFormat(
     "<TOOLCALL>",
     "</TOOLCALL>",
     markers=("<TOOLCALL>", "</TOOLCALL>"),
-    template_marks=(("<TOOLCALL>",),),
     guide=Guide("<TOOLCALL>[", between=", ", after="]</TOOLCALL>"),
 )
 PHI4 = ToolFormat(
@@ -184,7 +186,6 @@ PHI4 = ToolFormat(
     "<|tool_call|>",
     "<|/tool_call|>",
     markers=("<|tool_call|>", "<|/tool_call|>"),
-    template_marks=(("<|tool_call|>", "<|/tool_call|>"),),
     guide=Guide("<|tool_call|>[", between=", ", after="]<|/tool_call|>"),
 )
 GRANITE = ToolFormat(
@@ -193,10 +194,9 @@ GRANITE = ToolFormat(
     json_calls.array,
     "<|tool_call|>",
     markers=("<|tool_call|>",),
-    template_marks=(("<|tool_call|>",),),
     guide=Guide("<|tool_call|>[", between=", ", after="]"),
 )
-#: The known formats by name. Where a template has the marks of several, the first one counts.
+#: The known formats by name, in the order in which a template's call is tried.
 FORMATS = {
     form.name: form
     for form in (
@@ -241,15 +241,6 @@ def format_of_call(text: str, name: str, arguments: dict[str, str]) -> ToolForma
 def _variant(form: ToolFormat, text: str) -> ToolFormat:
     """Mistral's two forms are read alike, and written differently."""
     return MISTRAL if form is MISTRAL_ARGS and "[ARGS]" not in text else form
-
-
-def format_of_marks(template: str) -> ToolFormat | None:
-    """The first of `FORMATS` whose marks are in a template's text; None if none's are."""
-    plain = template.replace('\\"', '"')
-    for form in FORMATS.values():
-        if any(all(mark in plain for mark in marks) for marks in form.template_marks):
-            return form
-    return None
 
 
 def names_of(forms: Iterable[ToolFormat]) -> str:

@@ -73,7 +73,7 @@ def _call(name: str, pairs: Iterable[tuple[str, str]], schemas: Schemas) -> Func
     schema = schemas.get(name, {})
     properties = schema.get("properties")
     known = cast(dict[str, Any], properties) if isinstance(properties, dict) else {}
-    written = {key: _value(text, _types(known.get(key), schema)) for key, text in pairs}
+    written = {key: _value(text, types_of(known.get(key), schema)) for key, text in pairs}
     return FunctionCall(
         name,
         "{" + ", ".join(f"{_dumps(key)}: {value}" for key, value in written.items()) + "}",
@@ -95,13 +95,13 @@ def _value(text: str, types: set[str]) -> str:
     return words if kind != "string" and (fits or not types) else _dumps(text)
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
-    """The types that a schema allows; empty if it does not say."""
+def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
+    """The types that a schema allows, which may refer to `root`; empty if it does not say."""
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return set()
     found = cast(dict[str, Any], schema)
     if isinstance(ref := found.get("$ref"), str):
-        return _types(_referred(ref, root), root, depth + 1)
+        return types_of(_referred(ref, root), root, depth + 1)
     told = found.get("type")
     if isinstance(told, str):
         return {told, "null"} if found.get("nullable") is True else {told}
@@ -111,7 +111,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
     if isinstance(values, list):
         return {_KINDS[type(value)] for value in cast(list[Any], values)}
     parts = [found[key] for key in ("anyOf", "oneOf", "allOf") if isinstance(found.get(key), list)]
-    kinds = [_types(part, root, depth + 1) for several in parts for part in several]
+    kinds = [types_of(part, root, depth + 1) for several in parts for part in several]
     return set().union(*kinds) if all(kinds) else set()
 
 

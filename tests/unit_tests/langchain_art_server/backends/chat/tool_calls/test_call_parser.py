@@ -20,8 +20,6 @@ from langchain_art_server.backends.chat.tool_calls.formats import (
     HERMES,
     LLAMA,
     MISTRAL,
-    XML,
-    format_of_marks,
 )
 from langchain_art_server.backends.chat.tool_calls.json_calls import arguments_object
 
@@ -177,21 +175,6 @@ def test_the_pieces_sizes_change_nothing_and_no_text_is_lost(
     assert parse(form, text, cuts) == whole
     if not whole[1] and form is not HARMONY:  # which writes in channels what others tag
         assert whole[0] == text
-
-
-@pytest.mark.parametrize(
-    ("template", "form"),
-    [
-        ('…<tool_call>\\n{\\"name\\": …, \\"arguments\\": …', HERMES),
-        ('<tool_call>{{ \'"name": \' }} "arguments"', HERMES),
-        ("… [TOOL_CALLS] …", MISTRAL),
-        ('… {"name": function name, "parameters": dictionary …', LLAMA),
-        ("<tool_call><function=f><parameter=a>", XML),
-        ("{% for message in messages %}", None),
-    ],
-)
-def test_the_format_is_read_off_the_template(template: str, form: ToolFormat | None) -> None:
-    assert format_of_marks(template) is form
 
 
 @pytest.mark.parametrize("text", ["[]", "1", '"x"', "{", '{"a": NaN}', "nonsense"])

@@ -218,7 +218,9 @@ def test_mistrals_templates_take_ids_of_nine_letters_alone() -> None:
 def test_what_a_forced_call_looks_like_is_read_back(name: str) -> None:
     form = FORMATS[name]
     assert form.guide
-    call = form.guide.call("f", '"f"') + '{"a": 1}' + form.guide.tail
+    head, tail = form.guide.argument or ("", "")
+    arguments = head.replace("{key}", "a") + "1" + tail if head else '{"a": 1}'
+    call = form.guide.call("f", '"f"') + arguments + form.guide.tail
     text = form.guide.before + call + form.guide.after
     assert parse(form, text) == ("", [F])
     if form.guide.between is not None:
