@@ -171,8 +171,7 @@ The server reads the format off the template: it renders a call and looks which 
 With vLLM, `tool_format` names one that the template does not show.
 
 A request with tools is refused with status 400 where the template shows no tools to the model, and
-where calls are in a format that is not in this table. `tool_choice="required"`, or a named tool, is
-refused where calls cannot be forced in the format.
+where calls are in a format that is not in this table.
 
 The families' templates are the models' own or written from their documentation (*ours*). Each
 goes through a conversation here: a tool is called, its answer follows, then
@@ -182,8 +181,8 @@ begins with exactly the tokens of the last prompt and reply, so both are compute
 in one row. Where a template drops what was thought, the prompt is another one, and the reply is
 trained in a row of its own (*forks*). Each sampled token is trained once, either way.
 
-| family | format | template | read, streamed | forced | after a tool | after a question | rows |
-|---|---|---|---|---|---|---|---|"""
+| family | format | template | read, streamed | after a tool | after a question | rows |
+|---|---|---|---|---|---|---|"""
 TAIL = """
 The template's source and licence are in the first line of its file, in
 `tests/conformance/templates`.
@@ -195,7 +194,7 @@ def row(name: str) -> str:
     family, template = FAMILIES[name], template_of(name)
     source = "its own" if "Copied from" in (HERE / f"{name}.jinja").read_text() else "ours"
     if family.refused:
-        return f"| {family.models} | refused: the {family.refused} | {source} | | | | | |"
+        return f"| {family.models} | refused: the {family.refused} | {source} | | | | |"
     seen = [go_through(name, call, family.answer) for call in family.calls]
     read = sum(one.shown and one.parsed and one.streamed for one in seen)
     form = template.tools
@@ -203,7 +202,7 @@ def row(name: str) -> str:
     rows = ", ".join(sorted({str(one.rows) for one in seen}))
     return (
         f"| {family.models} | `{form.name if form else None}` | {source} | {read} of {len(seen)} | "
-        f"{'yes' if form and form.guide else 'no'} | {after[0]} | {after[1]} | {rows} |"
+        f"{after[0]} | {after[1]} | {rows} |"
     )
 
 

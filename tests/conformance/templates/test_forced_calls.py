@@ -40,8 +40,10 @@ def write(*values: tuple[str, str]) -> str:
     return f"<tool_call>\n<function=f>\n{told}</function>\n</tool_call>"
 
 
-def accepts(tool: dict[str, Any], *texts: str, **options: Any) -> list[bool]:
-    template = template_of("qwen3_coder")
+def accepts(
+    tool: dict[str, Any], *texts: str, family: str = "qwen3_coder", **options: Any
+) -> list[bool]:
+    template = template_of(family)
     compiler = GrammarCompiler(template.tokenizer, len(template.tokenizer), sorted(template.eos))
     request = ask(tools=[tool], tool_choice="required", **options)
     grammar = compiler.grammar(request, template.tools)
@@ -49,7 +51,7 @@ def accepts(tool: dict[str, Any], *texts: str, **options: Any) -> list[bool]:
     found: list[bool] = []
     for text in texts:
         processor = compiler.logits_processor(grammar)
-        ids = [*sampled(template, text), *template.eos]
+        ids = [*sampled(template, text), min(template.eos)]
         found.append(all(processor.advance(one) for one in ids))
     return found
 
@@ -87,21 +89,79 @@ def test_a_tool_without_arguments() -> None:
     assert accepts(tool, write(), write(("word", "x"))) == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "allowed"),
+    [
+        ('word="a", count=3', True),
+        ('word="", count=9, kind="long", list=[1, 2], maybe=null', True),
+        ('word="a", count=3, maybe="x"', True),
+        ('word="a", count=3, list=[]', True),
+        ('word="a"', False),
+        ('word="a", count=3, ', False),
+        ('word="a" count=3', False),
+        ("word='a', count=3", False),
+    ],
+)
+@pytest.mark.parametrize(
+    ("family", "around"),
+    [("llama4", ("[", "]")), ("lfm2", ("<|tool_call_start|>[", "<|tool_call_end|>"))],
+)
+def test_pythons_syntax(
+    family: str, around: tuple[str, str], arguments: str, allowed: bool
+) -> None:
+    text = around[0] + f"f({arguments})" + ("]" if family == "lfm2" else "") + around[1]
+    assert accepts(TOOL, text, family=family) == [allowed]
+
+
+NESTED: dict[str, Any] = {
+    "a": {"$ref": "#/$defs/Tree"},
+    "b": {"type": "array", "items": {"type": "string"}},
+    "c": {},
+    "d": {"type": ["boolean", "null"]},
+}
+TREE = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["x", "y"]},
+        "more": {"type": "array", "items": {"$ref": "#/$defs/Tree"}},
+    },
+    "required": ["name"],
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "allowed"),
+    [
+        ("", True),
+        ("a:{name:'x'}", True),
+        ("a:{name:'x',more:[{name:'y'},{name:'x',more:[]}]}", True),
+        ("b:['p','q, \n{}']", True),
+        ("b:[],d:null", True),
+        ("c:{k:['v',1,{}],l:'w'}", True),
+        ("a:{name:'x'},b:[],c:1,d:true", True),
+        ("a:{name:'z'}", False),
+        ("a:{more:[]}", False),
+        ("b:[1]", False),
+        (",b:[]", False),
+        ("b:[],", False),
+        ("d:'true'", False),
+    ],
+)
+def test_gemmas_notation(arguments: str, allowed: bool) -> None:
+    """Strings stand between apostrophes here."""
+    parameters = {"type": "object", "properties": NESTED, "$defs": {"Tree": TREE}}
+    tool = {"type": "function", "function": TOOL["function"] | {"parameters": parameters}}
+    written = arguments.replace("'", '<|"|>')
+    text = f"<|tool_call>call:f{{{written}}}<tool_call|>"
+    assert accepts(tool, text, family="gemma4") == [allowed]
+
+
 @pytest.mark.parametrize("key", ["pattern", "format"])
 def test_what_cannot_be_enforced_is_refused_by_name(key: str) -> None:
     parameters = {"type": "object", "properties": {"day": {"type": "string", key: "date"}}}
     tool = {"type": "function", "function": TOOL["function"] | {"parameters": parameters}}
     with pytest.raises(InvalidRequest, match=rf"'{key}' for the argument 'day'.*'auto'"):
         accepts(tool, "")
-
-
-def test_a_format_that_cannot_be_forced_says_so() -> None:
-    template = template_of("gemma4")
-    compiler = GrammarCompiler(template.tokenizer, len(template.tokenizer), sorted(template.eos))
-    with pytest.raises(
-        InvalidRequest, match=r"tool_choice='required'.*\(gemma\).*'auto' or 'none'"
-    ):
-        compiler.grammar(ask(tools=[TOOL], tool_choice="required"), template.tools)
 
 
 def test_a_model_that_knows_nothing_calls_the_tool_that_is_forced(tmp_path: Path) -> None:

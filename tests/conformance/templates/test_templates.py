@@ -11,6 +11,7 @@ import pytest
 from langchain_art.errors import InvalidRequest
 from langchain_art_server.backends.chat.guided_decoding import GrammarCompiler
 from langchain_art_server.backends.chat.output_processor import OutputProcessor
+from langchain_art_server.backends.chat.tool_calls.call_format import Guide
 from tests.conformance.templates.families import FAMILIES, THOUGHT
 from tests.conformance.templates.table import (
     CALL,
@@ -74,35 +75,33 @@ def sampler_of(template: str, folder: Path) -> LocalSampler:
     return LocalSampler(model)
 
 
-def forceable() -> list[str]:
-    told = [(name, template_of(name).tools) for name, one in FAMILIES.items() if one.calls]
-    return [name for name, form in told if form and form.guide]
-
-
-@pytest.mark.parametrize("name", forceable())
+@pytest.mark.parametrize("name", [name for name, one in FAMILIES.items() if one.calls])
 def test_a_forced_call_is_in_the_familys_own_tokens(name: str) -> None:
     template = template_of(name)
-    guide = template.tools.guide if template.tools else None
-    assert guide
-    tokenizer, eos = template.tokenizer, sorted(template.eos)
+    assert template.tools
+    guide, tokenizer, eos = template.tools.guide, template.tokenizer, sorted(template.eos)
     compiler = GrammarCompiler(tokenizer, len(tokenizer), eos)
     request = ask(tools=TOOLS, tool_choice="required")
     grammar = compiler.grammar(request, template.tools)
     assert grammar
-    if guide.argument is None:
-        arguments = '{"city": "Paris", "days": 2}'
-    else:
-        values = (("city", "Paris"), ("days", "2"))
-        arguments = "".join(
-            guide.argument[0].replace("{key}", k) + v + guide.argument[1] for k, v in values
-        )
-    call = guide.call("weather", '"weather"') + arguments + guide.tail
-    ids = sampled(template, guide.before + call + guide.after)
+    ids = sampled(template, guide.before + forced_call(guide) + guide.after)
     processor = compiler.logits_processor(grammar)
     assert all(processor.advance(one) for one in [*ids, eos[0]]), processor.error
     output = OutputProcessor(request, template)
     output.update(ids, last=True)
     assert functions(output.parser.calls) == [CALL]
+
+
+def forced_call(guide: Guide) -> str:
+    """The call `CALL` as a grammar allows it."""
+    if guide.argument is None:
+        arguments = '{"city": "Paris", "days": 2}'
+    else:
+        city = {"text": "Paris", "json": '"Paris"', "gemma": '<|"|>Paris<|"|>'}[guide.values]
+        begin, end = guide.argument
+        values = (("city", city), ("days", "2"))
+        arguments = guide.separator.join(begin.replace("{key}", k) + v + end for k, v in values)
+    return guide.call("weather", '"weather"') + arguments + guide.tail
 
 
 def test_another_end_of_the_turn_costs_one_token() -> None:

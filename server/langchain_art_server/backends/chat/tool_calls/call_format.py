@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 #: Text in which the closing mark counts outside of JSON strings alone.
 JSON_TEXT = r'(?:[^"]|"(?:[^"\\]|\\.)*")*?'
@@ -49,6 +49,9 @@ class Guide:
         after: what stands after the last call.
         argument: what stands before an argument, with its ``{key}``, and after it; None: the
             arguments are one JSON object.
+        separator: what stands between two arguments.
+        values: how each argument is written: strings without quotes and others as JSON (``text``),
+            all as JSON, or as Gemma 4 has it.
     """
 
     before: str = ""
@@ -57,6 +60,8 @@ class Guide:
     between: str | None = None
     after: str = ""
     argument: tuple[str, str] | None = None
+    separator: str = ""
+    values: Literal["text", "json", "gemma"] = "text"
 
     def call(self, name: str, json_name: str) -> str:
         """The head of a call of a function."""
@@ -72,12 +77,12 @@ class ToolFormat:
         families: models that use it, for people.
         parse: the calls in the text between `opener` and `closer`. Raises ValueError or
             RecursionError if it is malformed.
+        guide: how forced calls are written.
         opener: what a call begins with; empty if the reply as a whole is the call.
         closer: what a call ends with; empty if it ends with the reply.
         starts: without an `opener`, what a reply with calls begins with.
         inside: pattern of the text before `closer`.
         markers: special tokens that must not be removed from the decoded text.
-        guide: how forced calls are written; None: calls cannot be forced.
         rewriter: makes what rewrites a reply first; None: it is read as it is.
         new_id: makes the id of a call that the model gave none.
     """
@@ -85,12 +90,12 @@ class ToolFormat:
     name: str
     families: str
     parse: Callable[[str, Schemas], list[FunctionCall]]
+    guide: Guide
     opener: str = ""
     closer: str = ""
     starts: tuple[str, ...] = ()
     inside: str = JSON_TEXT
     markers: tuple[str, ...] = ()
-    guide: Guide | None = None
     rewriter: Callable[[], Rewriter] | None = None
     new_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex}"
 

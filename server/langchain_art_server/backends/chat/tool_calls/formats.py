@@ -30,18 +30,15 @@ HERMES = ToolFormat(
     "hermes",
     "Qwen2.5, Qwen3, Hermes, Granite 4",
     json_calls.one_object,
+    Guide("<tool_call>\n", between="\n</tool_call>\n<tool_call>\n", after="\n</tool_call>"),
     *_TOOL_CALL,
     markers=_TOOL_CALL,
-    guide=Guide("<tool_call>\n", between="\n</tool_call>\n<tool_call>\n", after="\n</tool_call>"),
 )
 XML = ToolFormat(
     "xml",
     "Qwen3-Coder, Qwen3.5 and later, Nemotron 3",
     marked_calls.xml,
-    *_TOOL_CALL,
-    inside=ANY_TEXT,
-    markers=_TOOL_CALL,
-    guide=Guide(
+    Guide(
         "<tool_call>\n",
         "<function={name}>\n",
         "</function>",
@@ -49,15 +46,15 @@ XML = ToolFormat(
         after="\n</tool_call>",
         argument=("<parameter={key}>\n", "\n</parameter>\n"),
     ),
+    *_TOOL_CALL,
+    inside=ANY_TEXT,
+    markers=_TOOL_CALL,
 )
 GLM = ToolFormat(
     "glm",
     "GLM-4.5 and later",
     marked_calls.glm,
-    *_TOOL_CALL,
-    inside=ANY_TEXT,
-    markers=(*_TOOL_CALL, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-    guide=Guide(
+    Guide(
         "<tool_call>",
         "{name}\n",
         "",
@@ -65,37 +62,41 @@ GLM = ToolFormat(
         after="</tool_call>",
         argument=("<arg_key>{key}</arg_key>\n<arg_value>", "</arg_value>\n"),
     ),
+    *_TOOL_CALL,
+    inside=ANY_TEXT,
+    markers=(*_TOOL_CALL, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )
 MISTRAL = ToolFormat(
     "mistral",
     "Mistral up to Small 3.1",
     json_calls.mistral,
+    Guide("[TOOL_CALLS][", between=", ", after="]"),
     "[TOOL_CALLS]",
     markers=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-    guide=Guide("[TOOL_CALLS][", between=", ", after="]"),
     new_id=lambda: uuid.uuid4().hex[:9],  # its templates take nine letters and digits alone
 )
 MISTRAL_ARGS = ToolFormat(
     "mistral_args",
     "Mistral Small 3.2 and later, Devstral, Magistral",
     json_calls.mistral,
+    Guide("[TOOL_CALLS]", "{name}[ARGS]", "", "[TOOL_CALLS]"),
     MISTRAL.opener,
     markers=MISTRAL.markers,
-    guide=Guide("[TOOL_CALLS]", "{name}[ARGS]", "", "[TOOL_CALLS]"),
     new_id=MISTRAL.new_id,
 )
 LLAMA = ToolFormat(
     "llama",
     "Llama 3.1, 3.2, 3.3",
     json_calls.objects,
+    Guide(head='{"name": {json_name}, "parameters": '),
     starts=("{", "<|python_tag|>"),
     markers=("<|python_tag|>",),
-    guide=Guide(head='{"name": {json_name}, "parameters": '),
 )
 PYTHONIC = ToolFormat(
     "pythonic",
     "Llama 4, Llama 3.2 with Python's syntax",
     marked_calls.pythonic,
+    Guide("[", "{name}(", ")", ", ", "]", ("{key}=", ""), ", ", "json"),
     starts=("[", "<|python_start|>"),
     markers=("<|python_start|>", "<|python_end|>"),
 )
@@ -103,6 +104,16 @@ LFM2 = ToolFormat(
     "lfm2",
     "LFM2, LFM2.5",
     marked_calls.pythonic,
+    Guide(
+        "<|tool_call_start|>[",
+        "{name}(",
+        ")",
+        ", ",
+        "]<|tool_call_end|>",
+        ("{key}=", ""),
+        ", ",
+        "json",
+    ),
     "<|tool_call_start|>",
     "<|tool_call_end|>",
     inside=ANY_TEXT,
@@ -112,6 +123,16 @@ GEMMA = ToolFormat(
     "gemma",
     "Gemma 4",
     marked_calls.gemma,
+    Guide(
+        "<|tool_call>",
+        "call:{name}{",
+        "}",
+        "<tool_call|><|tool_call>",
+        "<tool_call|>",
+        ("{key}:", ""),
+        ",",
+        "gemma",
+    ),
     "<|tool_call>",
     "<tool_call|>",
     inside=_GEMMA_TEXT,
@@ -121,80 +142,78 @@ HARMONY = ToolFormat(
     "harmony",
     "gpt-oss",
     json_calls.harmony,
+    Guide(head="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", tail=""),
     "<|channel|>",
     "<|call|>",
     markers=channels.MARKERS,
-    guide=Guide(
-        head="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", tail=""
-    ),
     rewriter=channels.HarmonyRewriter,
 )
 KIMI = ToolFormat(
     "kimi",
     "Kimi K2",
     json_calls.kimi,
-    *_KIMI,
-    markers=(*_KIMI, *_KIMI_CALL),
-    guide=Guide(
+    Guide(
         _KIMI[0] + _KIMI_CALL[0],
         "functions.{name}:0" + _KIMI_CALL[1],
         "",
         after=_KIMI_CALL[2] + _KIMI[1],
     ),
+    *_KIMI,
+    markers=(*_KIMI, *_KIMI_CALL),
 )
 DEEPSEEK_V3 = ToolFormat(
     "deepseek_v3",
     "DeepSeek V3, R1",
     json_calls.deepseek_v3,
-    *_DEEPSEEK,
-    markers=(*_DEEPSEEK, *_DEEPSEEK_CALL),
-    guide=Guide(
+    Guide(
         _DEEPSEEK[0] + _DEEPSEEK_CALL[0],
         f"function{_DEEPSEEK_CALL[1]}{{name}}\n```json\n",
         "\n```",
         between=f"{_DEEPSEEK_CALL[2]}\n{_DEEPSEEK_CALL[0]}",
         after=_DEEPSEEK_CALL[2] + _DEEPSEEK[1],
     ),
+    *_DEEPSEEK,
+    markers=(*_DEEPSEEK, *_DEEPSEEK_CALL),
 )
 DEEPSEEK_V31 = ToolFormat(
     "deepseek_v31",
     "DeepSeek V3.1",
     json_calls.deepseek_v31,
-    *_DEEPSEEK,
-    markers=DEEPSEEK_V3.markers,
-    guide=Guide(
+    Guide(
         _DEEPSEEK[0] + _DEEPSEEK_CALL[0],
         "{name}" + _DEEPSEEK_CALL[1],
         "",
         between=_DEEPSEEK_CALL[2] + _DEEPSEEK_CALL[0],
         after=_DEEPSEEK_CALL[2] + _DEEPSEEK[1],
     ),
+    *_DEEPSEEK,
+    markers=DEEPSEEK_V3.markers,
 )
 NEMOTRON = ToolFormat(
     "nemotron",
     "Llama-Nemotron, Nemotron Nano 2",
     json_calls.array,
+    Guide("<TOOLCALL>[", between=", ", after="]</TOOLCALL>"),
     "<TOOLCALL>",
     "</TOOLCALL>",
     markers=("<TOOLCALL>", "</TOOLCALL>"),
-    guide=Guide("<TOOLCALL>[", between=", ", after="]</TOOLCALL>"),
 )
 PHI4 = ToolFormat(
     "phi4",
     "Phi-4-mini",
     json_calls.array,
+    Guide("<|tool_call|>[", between=", ", after="]<|/tool_call|>"),
     "<|tool_call|>",
     "<|/tool_call|>",
     markers=("<|tool_call|>", "<|/tool_call|>"),
-    guide=Guide("<|tool_call|>[", between=", ", after="]<|/tool_call|>"),
 )
 GRANITE = ToolFormat(
     "granite",
     "Granite 3",
     json_calls.array,
+    Guide("<|tool_call|>[", between=", ", after="]"),
     "<|tool_call|>",
     markers=("<|tool_call|>",),
-    guide=Guide("<|tool_call|>[", between=", ", after="]"),
 )
 #: The known formats by name, in the order in which a template's call is tried.
 FORMATS = {

@@ -20,7 +20,8 @@ _XML_ARGUMENT = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", r
 _GLM_CALL = re.compile(r"\s*([^<]+?)\s*((?:<arg_key>.*)?)", re.DOTALL)
 _GLM_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 _GEMMA_CALL = re.compile(r"call:([^{\s]+)(\{.*\})", re.DOTALL)
-_GEMMA_QUOTE = '<|"|>'
+#: Before and after a string of Gemma 4.
+GEMMA_QUOTE = '<|"|>'
 _GEMMA_PART = re.compile(r'<\|"\|>(.*?)<\|"\|>|([\[\]{},:])|([^\[\]{},:<]+)', re.DOTALL)
 #: As Python writes them, which some templates do.
 _PYTHON = {"True": True, "False": False, "None": None}
@@ -101,7 +102,7 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
         return set()
     found = cast(dict[str, Any], schema)
     if isinstance(ref := found.get("$ref"), str):
-        return types_of(_referred(ref, root), root, depth + 1)
+        return types_of(referred(ref, root), root, depth + 1)
     told = found.get("type")
     if isinstance(told, str):
         return {told, "null"} if found.get("nullable") is True else {told}
@@ -115,7 +116,8 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
     return set().union(*kinds) if all(kinds) else set()
 
 
-def _referred(ref: str, root: Mapping[str, Any]) -> Any:
+def referred(ref: str, root: Mapping[str, Any]) -> Any:
+    """What ``#/$defs/Name`` stands for in a schema; None if there is no such thing."""
     place: Any = root
     for step in ref.removeprefix("#/").split("/"):
         place = cast(dict[str, Any], place).get(step) if isinstance(place, dict) else None
@@ -181,7 +183,7 @@ def _gemma_parts(text: str) -> list[tuple[str, str]]:
     at = 0
     while match := _GEMMA_PART.match(text, at):
         kind = "string" if match[1] is not None else "mark" if match[2] else "word"
-        word = match[0].removeprefix(_GEMMA_QUOTE).removesuffix(_GEMMA_QUOTE)
+        word = match[0].removeprefix(GEMMA_QUOTE).removesuffix(GEMMA_QUOTE)
         if kind != "word" or word.strip():
             parts.append((kind, word if kind == "string" else word.strip()))
         at = match.end()
