@@ -68,7 +68,10 @@ def sampled(template: ChatTemplate, text: str) -> list[int]:
 
 
 def _bytes(encode: Any, template: ChatTemplate, token: int) -> list[int]:
-    return [i for letter in template.text([token]) for i in encode(letter)]
+    letters = template.text([token])
+    if "\ufffd" in letters:  # a part of a letter
+        return [token]
+    return [i for letter in letters for i in encode(letter)]
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def _value(text: str, types: set[str]) -> str:
             return _dumps(text)
     kind = _KINDS[type(value)]
     fits = kind in types or (kind == "integer" and "number" in types)
-    return words if kind != "string" and (fits or not types) else _dumps(text)
+    return words if kind != "string" and (fits or "string" not in types) else _dumps(text)
 
 
 def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:

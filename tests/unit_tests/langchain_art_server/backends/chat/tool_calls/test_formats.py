@@ -53,6 +53,7 @@ VALUES: list[tuple[str, str, Any]] = [
     ("word", "two\n\nlines\n", "two\n\nlines\n"),
     ("word", '5" of "it', '5" of "it'),
     ("count", "5", 5),
+    ("count", "2.0", 2.0),
     ("count", "five", "five"),
     ("share", "1", 1),
     ("share", "1e3", 1000.0),
