@@ -80,6 +80,8 @@ def serve(_channel: object, config: dict[str, Any]) -> None:
     for number in (sys.stdout.fileno(), sys.stderr.fileno()):
         os.dup2(log, number)
     os.close(log)
+    # As a terminal starts it: below `nohup`, pytest and its children would ignore this signal.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.chdir(config["cwd"])
     os.environ.clear()
     os.environ.update(config["env"])

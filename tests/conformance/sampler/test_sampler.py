@@ -13,6 +13,7 @@ from langchain_art.errors import (
 )
 from tests.support.tiny_models import (
     KINDS,
+    WORST,
     LocalSampler,
     ask,
     check_logprobs,
@@ -46,7 +47,9 @@ def test_logprobs_are_the_plain_models_in_ragged_staggered_batches(
     sampler.run()
     replies = [sampler.reply(call) for call in calls]
     assert len({len(reply.prompt_token_ids) for reply in replies}) >= 3
-    check_logprobs(load_plain(path), replies)
+    # The plain model takes the gated delta rule by chunks, the sampler by tokens. On one CPU the
+    # float32 of the first was 3e-5 from float64, of the second 6e-5: 9e-5 from one another.
+    check_logprobs(load_plain(path), replies, worst=WORST if slotted else 4 * WORST)
 
 
 @pytest.fixture(scope="module")
