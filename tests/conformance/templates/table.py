@@ -173,6 +173,9 @@ A model writes tool calls in its own way, and its chat template writes them agai
 The server reads the format off the template: it renders a call and looks which format reads it.
 With vLLM, `tool_format` names one that the template does not show.
 
+What a model thinks stays in its reply's text, between `<think>` and `</think>`; so does gpt-oss's
+analysis channel. In later prompts the template gets it in its own field, and shows or drops it.
+
 A request with tools is refused with status 400 where the template shows no tools to the model, and
 where calls are in a format that is not in this table.
 

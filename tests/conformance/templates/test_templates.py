@@ -17,10 +17,12 @@ from tests.conformance.templates.table import (
     CALL,
     HERE,
     PAGE,
+    QUESTION,
     TOOLS,
     functions,
     go_through,
     page,
+    read,
     sampled,
     template_of,
 )
@@ -159,3 +161,31 @@ def test_the_page_has_every_family() -> None:
     if os.environ.get("UPDATE_DOCS"):
         PAGE.write_text(page())
     assert PAGE.read_text() == page()
+
+
+def test_channels_are_read_where_there_are_no_tools() -> None:
+    """gpt-oss's template refuses a history that has its marks in the text of a reply."""
+    family, template = FAMILIES["gptoss"], template_of("gptoss")
+    request = ask()
+    prompt, said = template.prompt(request.messages, []), sampled(template, family.answer)
+    content, calls = read(template, request, said)
+    assert (content, calls) == (f"<think>{THOUGHT}</think>It is sunny.", [])
+    assert (content, calls) == read(template, request, said, one_by_one=True)
+    reply = {"role": "assistant", "content": content}
+    template.remember(prompt, said, reply)
+    later = template.prompt([*request.messages, reply, QUESTION], [])
+    assert "<|channel|>final<|message|>It is sunny.<|end|>" in later.text
+    assert THOUGHT not in later.text
+
+
+def test_an_answer_in_json_is_in_the_final_channel() -> None:
+    template = template_of("gptoss")
+    tokenizer, eos = template.tokenizer, sorted(template.eos)
+    compiler = GrammarCompiler(tokenizer, len(tokenizer), eos)
+    request = ask(response_format={"type": "json_object"})
+    grammar = compiler.grammar(request, template.tools)
+    assert grammar
+    ids = sampled(template, '<|channel|>final<|message|>{"a": 1}')
+    processor = compiler.logits_processor(grammar)
+    assert all(processor.advance(one) for one in [*ids, eos[0]]), processor.error
+    assert read(template, request, ids) == ('{"a": 1}', [])

@@ -155,14 +155,14 @@ class ChatTemplate:
             )
         return ids
 
-    def call_format(self, request: ChatRequest) -> ToolFormat | None:
-        """How calls in the reply to a request are written; None: it may have none.
+    def may_call(self, request: ChatRequest) -> bool:
+        """Whether the reply to a request may have tool calls.
 
         Raises:
             InvalidRequest: no format is known for calls of this model.
         """
         if not request.tools or request.tool_choice == "none":
-            return None
+            return False
         if self.tools is None:
             how = "writes tool calls in a format that is not known here, so they would stay text"
             if not self._shapes.shows_calls:
@@ -175,7 +175,7 @@ class ChatTemplate:
                 "a format that the template does not show.",
                 param="tools",
             )
-        return self.tools
+        return True
 
     def remember(self, prompt: Prompt, token_ids: list[int], reply: dict[str, Any]) -> None:
         """Keep the ids of a finished call for later prompts of the same conversation.
@@ -228,7 +228,7 @@ class ChatTemplate:
         return one == other
 
     def _meaning(self, text: str, tools: list[dict[str, Any]]) -> tuple[list[str], list[Any]]:
-        parser = ToolCallParser(self.tools if tools else None, tools)
+        parser = ToolCallParser(self.tools, tools, calls=bool(tools))
         parser.feed(self._hidden_text.sub("", self._turn_end.split(text)[0]), last=True)
         functions = [call["function"] for call in parser.calls]
         calls = [(f["name"], arguments_object(f["arguments"])) for f in functions]

@@ -23,7 +23,7 @@ from langchain_art_server.backends.base import ChatRequest
 from langchain_art_server.backends.chat.grammar_check import GrammarCheck, GrammarReplay
 from langchain_art_server.backends.chat.json_schemas import check_size, schema_json
 from langchain_art_server.backends.chat.tool_calls.call_format import ToolFormat
-from langchain_art_server.backends.chat.tool_calls.call_grammar import call_rules
+from langchain_art_server.backends.chat.tool_calls.call_grammar import call_rules, literal
 
 
 class GrammarLogitsProcessor:
@@ -80,7 +80,9 @@ class GrammarCompiler:
             rules += call_rules(request, form, self._token)
         if wanted != "text" and not forced:
             options.append("answer")
-            rules.append(f"answer: %json {schema_json(_response_schema(request))}")
+            before = literal(form.guide.answer, form, self._token) if form else ""
+            rules.append(f"answer: {before} json")
+            rules.append(f"json: %json {schema_json(_response_schema(request))}")
         if not options:
             return None
         grammar = "\n".join([f"start: {' | '.join(options)}", *rules])

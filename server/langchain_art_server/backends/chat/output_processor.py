@@ -109,7 +109,10 @@ class OutputProcessor:
         self._eos, self._read = template.eos, 0
         self._text = Detokenizer(template.reply_text, request.sampling.stop)
         self.parser = ToolCallParser(
-            template.call_format(request), request.tools, one_call=not request.parallel_tool_calls
+            template.tools,
+            request.tools,
+            calls=template.may_call(request),
+            one_call=not request.parallel_tool_calls,
         )
 
     @property

@@ -52,6 +52,7 @@ class Guide:
         separator: what stands between two arguments.
         values: how each argument is written: strings without quotes and others as JSON (``text``),
             all as JSON, or as Gemma 4 has it.
+        answer: what stands before an answer in JSON, which calls nothing.
     """
 
     before: str = ""
@@ -62,6 +63,7 @@ class Guide:
     argument: tuple[str, str] | None = None
     separator: str = ""
     values: Literal["text", "json", "gemma"] = "text"
+    answer: str = ""
 
     def call(self, name: str, json_name: str) -> str:
         """The head of a call of a function."""

@@ -118,9 +118,9 @@ class _Rules:
 
     def _text(self, rule: str, pattern: str, end: str) -> str:
         """Text ends where a token does that it cannot hold, or at the first end mark."""
-        literal = self._literal(end)
-        if literal.startswith("<["):
-            return f"{rule}: {pattern} {literal}"
+        written = self._literal(end)
+        if written.startswith("<["):
+            return f"{rule}: {pattern} {written}"
         return f"{rule}[suffix={json.dumps(end)}]: {pattern}"
 
     def _json(self, rule: str, schema: Any, root: Mapping[str, Any]) -> str:
@@ -177,10 +177,14 @@ class _Rules:
         return "any"
 
     def _literal(self, text: str) -> str:
-        """Lark's notation for `text`, in which the format's markers may be tokens of their own."""
-        markers = "|".join(f"({re.escape(marker)})" for marker in self._form.markers)
-        parts = re.split(markers, text) if markers else [text]
-        return " ".join(self._token(part) for part in parts if part)
+        return literal(text, self._form, self._token)
+
+
+def literal(text: str, form: ToolFormat, token: Callable[[str], str]) -> str:
+    """Lark's notation for `text`, in which the format's markers may be tokens of their own."""
+    markers = "|".join(f"({re.escape(marker)})" for marker in form.markers)
+    parts = re.split(markers, text) if markers else [text]
+    return " ".join(token(part) for part in parts if part)
 
 
 def _words(schema: Any) -> list[str]:

@@ -24,7 +24,8 @@ class ToolCallParser:
     White space next to a call is dropped; text that may be the beginning of a call is held back.
 
     Args:
-        form: how calls are written; None: all is text.
+        form: how the model writes; None: all is text.
+        calls: False: calls stay text.
         tools: the request's, as OpenAI writes them. Their schemas tell a string from another value
             where the format does not.
         one_call: further calls after the first are left out of the reply.
@@ -35,9 +36,10 @@ class ToolCallParser:
         form: ToolFormat | None,
         tools: Sequence[dict[str, Any]] = (),
         *,
+        calls: bool = True,
         one_call: bool = False,
     ) -> None:
-        self._form, self._one_call = form, one_call
+        self._form, self._one_call = form if calls else None, one_call
         functions = [tool["function"] for tool in tools]
         self._schemas = {f["name"]: f.get("parameters") or {} for f in functions}
         self._rewriter = form.rewriter() if form and form.rewriter else None

@@ -142,7 +142,11 @@ HARMONY = ToolFormat(
     "harmony",
     "gpt-oss",
     json_calls.harmony,
-    Guide(head="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", tail=""),
+    Guide(
+        head="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
+        tail="",
+        answer="<|channel|>final<|message|>",
+    ),
     "<|channel|>",
     "<|call|>",
     markers=channels.MARKERS,
