@@ -179,13 +179,13 @@ analysis channel. In later prompts the template gets it in its own field, and sh
 A request with tools is refused with status 400 where the template shows no tools to the model, and
 where calls are in a format that is not in this table.
 
-The families' templates are the models' own or written from their documentation (*ours*). Each
-goes through a conversation here: a tool is called, its answer follows, then
-another question. The replies are forced, in the template's own notation and in another one that a
-model may choose, as tokens that no tokenizer would give. *Same tokens* means that the next prompt
-begins with exactly the tokens of the last prompt and reply, so both are computed once and trained
-in one row. Where a template drops what was thought, the prompt is another one, and the reply is
-trained in a row of its own (*forks*). Each sampled token is trained once, either way.
+The families' templates are the models' own or written from their documentation (*ours*). Each goes
+through a conversation here: a tool is called, its answer follows, then another question. The
+replies are forced, in the template's own notation and in another one that a model may choose, as
+tokens that no tokenizer would give. *Same tokens* means that the next prompt begins with exactly
+the tokens of the last prompt and reply, so both are computed once and trained in one row. Where a
+template drops what was thought, the prompt is another one, and the reply is trained in a row of its
+own (*forks*). Each sampled token is trained once, either way.
 
 | family | format | template | read, streamed | after a tool | after a question | rows |
 |---|---|---|---|---|---|---|"""

@@ -170,9 +170,8 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"got tools with tool_choice={request.tool_choice!r}, and this model's chat "
                 f"template {how}; expected one of these formats: {names_of(FORMATS.values())}. "
-                "Leave the "
-                "tools out or set tool_choice='none'; with vLLM, `tool_format` in [sampler] names "
-                "a format that the template does not show.",
+                "Leave the tools out or set tool_choice='none'; with vLLM, `tool_format` in "
+                "[sampler] names a format that the template does not show.",
                 param="tools",
             )
         return True
