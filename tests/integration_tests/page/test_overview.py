@@ -133,6 +133,10 @@ def test_what_a_client_says_is_text(watched: Watched, art_server: LiveServer) ->
     page.route("**/page/overview", lambda route: route.fulfill(json=facts))
     page.reload()
     page.get_by_text("Log", exact=True).click()
+    page.wait_for_function(
+        "text => document.body.textContent.includes(text)", arg=strings[-1].strip()
+    )
+    shown = page.locator("body").evaluate("body => body.textContent")
     for text in strings:
-        assert text.strip() in page.locator("body").evaluate("body => body.textContent"), text
+        assert text.strip() in shown, text
     assert page.evaluate("window.pwned") is None
