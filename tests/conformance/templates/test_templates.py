@@ -189,3 +189,13 @@ def test_an_answer_in_json_is_in_the_final_channel() -> None:
     processor = compiler.logits_processor(grammar)
     assert all(processor.advance(one) for one in [*ids, eos[0]]), processor.error
     assert read(template, request, ids) == ('{"a": 1}', [])
+
+
+def test_a_template_that_cannot_write_a_call_says_why(tmp_path: Path) -> None:
+    broken = CHATML.replace(
+        "{%- for call in",
+        "{%- if message.tool_calls %}{{ raise_exception('not today') }}{% endif %}{%- for call in",
+    )
+    sampler = sampler_of(broken, tmp_path)
+    with pytest.raises(InvalidRequest, match=r"template refuses tool calls \(not today\)"):
+        sampler.chat(ask(tools=TOOLS, max_tokens=2))

@@ -164,12 +164,10 @@ class ChatTemplate:
         if not request.tools or request.tool_choice == "none":
             return False
         if self.tools is None:
-            how = "writes tool calls in a format that is not known here, so they would stay text"
-            if not self._shapes.shows_calls:
-                how = "does not write tool calls, so the model would not see its earlier ones"
             raise InvalidRequest(
                 f"got tools with tool_choice={request.tool_choice!r}, and this model's chat "
-                f"template {how}; expected one of these formats: {names_of(FORMATS.values())}. "
+                f"template {self._shapes.unknown}; expected one of these formats: "
+                f"{names_of(FORMATS.values())}. "
                 "Leave the tools out or set tool_choice='none'; with vLLM, `tool_format` in "
                 "[sampler] names a format that the template does not show.",
                 param="tools",

@@ -54,6 +54,7 @@ class MessageShapes:
         shows_tools: the template shows a request's tools to the model.
         shows_calls: it shows the model's earlier tool calls.
         tools: how it writes tool calls; None: not known here.
+        unknown: why it is not known: what the template does, as the end of a sentence.
     """
 
     def __init__(self, render: Render, template: str, turn_end: re.Pattern[str]) -> None:
@@ -61,7 +62,7 @@ class MessageShapes:
         fields = (f for f in _THOUGHT_FIELDS if re.search(_READS.format(f), template))
         self._thought_field = next(fields, None)
         self._calls_as_text = False
-        self.shows_calls = True
+        self.shows_calls, self.unknown = True, ""
         self.shows_tools = self._probe_tools(render)
         self.tools: ToolFormat | None = self._probe_calls(render, turn_end)
 
@@ -136,6 +137,7 @@ class MessageShapes:
         Some take its arguments as an object, some as JSON; some write its id in place of its name.
         """
         shown: list[bool] = []
+        refusals: list[str] = []
         for self._calls_as_text, id_ in itertools.product((False, True), _IDS):
             arguments = _AS_TEXT if self._calls_as_text else {_KEY: _VALUE}
             call = {"id": id_, "type": "function"}
@@ -144,7 +146,8 @@ class MessageShapes:
             try:
                 text = render([_USER, reply], [], reply=True)
                 before = [render([_USER], [], reply=is_reply) for is_reply in (False, True)]
-            except RENDER_ERRORS:
+            except RENDER_ERRORS as error:
+                refusals.append(str(error))
                 continue
             shown.append(_NAME in text)
             for one in before:  # a prompt may begin the reply in other words than the past has
@@ -154,8 +157,15 @@ class MessageShapes:
                 if form := format_of_call(added, _NAME, {_KEY: _VALUE}):
                     return form
         self._calls_as_text = False
-        # One that renders no call at all says itself what it misses.
-        self.shows_calls = any(shown) or not shown
+        self.shows_calls = any(shown) or not shown  # one that refuses a call does not leave it out
+        if not shown:
+            self.unknown = f"refuses tool calls ({refusals[0]})"
+        elif self.shows_calls:
+            self.unknown = (
+                "writes tool calls in a format that is not known here, so they would stay text"
+            )
+        else:
+            self.unknown = "does not write tool calls, so the model would not see its earlier ones"
         return None
 
 

@@ -89,7 +89,7 @@ LLAMA = ToolFormat(
     "Llama 3.1, 3.2, 3.3",
     json_calls.objects,
     Guide(head='{"name": {json_name}, "parameters": '),
-    starts=("{", "<|python_tag|>"),
+    starts=("{", "<|python_tag|>", "functools["),
     markers=("<|python_tag|>",),
 )
 PYTHONIC = ToolFormat(

@@ -51,9 +51,14 @@ def one_object(text: str, _schemas: Schemas) -> list[FunctionCall]:
     return [call]
 
 
-def objects(text: str, _schemas: Schemas) -> list[FunctionCall]:
-    """The whole reply: ``{"name": …, "parameters": {…}}``, several separated by ``;``."""
+def objects(text: str, schemas: Schemas) -> list[FunctionCall]:
+    """The whole reply: ``{"name": …, "parameters": {…}}``, several separated by ``;``.
+
+    Or ``functools[…]``, as Phi-4-mini is told to by vLLM's template, which writes objects itself.
+    """
     text = text.strip().removeprefix("<|python_tag|>")
+    if text.startswith("functools"):
+        return array(text.removeprefix("functools"), schemas)
     calls: list[FunctionCall] = []
     at = _skip(text, 0)
     while at < len(text):

@@ -15,6 +15,7 @@ from langchain_art_server.backends.chat.tool_calls.formats import (
     HARMONY,
     KIMI,
     LFM2,
+    LLAMA,
     MISTRAL,
     PYTHONIC,
     XML,
@@ -122,6 +123,7 @@ Q = '<|"|>'
         (GLM, "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", "", [F]),
         (MISTRAL, '[TOOL_CALLS]f{"a": 1}', "", [F]),
         (MISTRAL, '[TOOL_CALLS]f[CALL_ID]abc123def[ARGS]{"a": 1}', "", [F]),
+        (LLAMA, 'functools[{"name": "f", "arguments": {"a": 1}}]', "", [F]),
         (PYTHONIC, "[f(a=1)]", "", [F]),
         (PYTHONIC, "<|python_start|>[f(a=1), g()]<|python_end|>", "", [F, ("g", {})]),
         (
