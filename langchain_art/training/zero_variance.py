@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from langchain_art.statistics.zero_variance import has_zero_variance, overlong_penalty
 from langchain_art.wire import (
     AnchorCredit,
     TrainConfig,
@@ -18,7 +19,6 @@ from langchain_art.wire import (
     TurnCredit,
 )
 from langchain_art.wire.calls import label
-from langchain_art.wire.zero_variance import has_zero_variance, overlong_penalty
 
 
 def group_has_zero_variance(

@@ -18,7 +18,7 @@ from langchain_art import wire
 from langchain_art._version import __version__
 from langchain_art.errors import ArtError, EngineUnavailable, InvalidRequest, UnknownModel
 from langchain_art_server.gateway.auth import CHAT, AccessControl
-from langchain_art_server.gateway.chat_completions import ChatCompletions
+from langchain_art_server.gateway.chat.completions import ChatCompletions
 from langchain_art_server.gateway.lists import After, Limit, ListOf, PageOf
 from langchain_art_server.gateway.openapi import body_docs, document
 from langchain_art_server.gateway.record_routes import record_routes

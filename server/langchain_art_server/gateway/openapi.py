@@ -9,7 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from langchain_art_server.gateway.auth import CHAT
-from langchain_art_server.gateway.chat_request import ChatBody
+from langchain_art_server.gateway.chat.request import ChatBody
 
 _CHAT_DOCS: dict[str, Any] = {
     "summary": "Create Chat Completion",

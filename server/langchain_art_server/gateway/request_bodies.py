@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from langchain_art.errors import BodyTooLarge, EngineUnavailable
-from langchain_art_server.gateway.chat_request import parse_json, refuse_overflow
+from langchain_art_server.gateway.chat.request import parse_json, refuse_overflow
 from langchain_art_server.gateway.refusals import refuse
 
 M = TypeVar("M", bound=BaseModel)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from langchain_art.errors import InvalidRequest
-from langchain_art.wire.zero_variance import has_zero_variance
+from langchain_art.statistics.zero_variance import has_zero_variance
 
 #: Added to the standard deviation, as in TRL's GRPOTrainer.
 STD_EPSILON = 1e-4

@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from langchain_art.statistics.zero_variance import overlong_penalty
 from langchain_art.wire import OverlongPenalty, SFTConfig, StepConfig
-from langchain_art.wire.zero_variance import overlong_penalty
 from langchain_art_server.algorithms.credit.candidates import (
     CallDecision,
     CandidateCall,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from langchain_art.errors import InvalidRequest
+from langchain_art.statistics.zero_variance import has_zero_variance
 from langchain_art.wire import AnchorCredit, TrainConfig, TurnCredit
-from langchain_art.wire.zero_variance import has_zero_variance
 from langchain_art_server.algorithms.credit.advantages import pool_advantages
 from langchain_art_server.algorithms.credit.candidates import CandidateRun
 

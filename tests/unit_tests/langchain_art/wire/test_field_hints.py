@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from langchain_art.errors import ConfigError
 from langchain_art.wire import GSPO, LoraConfig, PolicySpec, TrainConfig, TrainRequest
 from langchain_art.wire.field_hints import in_words
-from langchain_art_server.gateway.chat_request import ChatBody
+from langchain_art_server.gateway.chat.request import ChatBody
 from langchain_art_server.gateway.refusals import refuse
 
 ORDER = {"policy": "p", "groups": [["a"]]}

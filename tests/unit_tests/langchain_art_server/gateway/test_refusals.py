@@ -11,7 +11,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from langchain_art.errors import InvalidRequest
-from langchain_art_server.gateway.chat_request import CheckedChatRequest
+from langchain_art_server.gateway.chat.request import CheckedChatRequest
 from langchain_art_server.gateway.refusals import answer, no_such_route, shown
 
 HUGE = 10**5000

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_art.errors import InvalidRequest
+from langchain_art.statistics.zero_variance import has_zero_variance
 from langchain_art.wire import SimpleAdvantage, Standardized
-from langchain_art.wire.zero_variance import has_zero_variance
 from langchain_art_server.algorithms.credit.advantages import (
     ADVANTAGES,
     pool_advantages,

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from langchain_art.errors import InvalidRequest
-from langchain_art_server.gateway.chat_completions import ChatCompletions
+from langchain_art_server.gateway.chat.completions import ChatCompletions
 
 
 def test_others_have_turns_between_the_parts_of_reading_a_large_request() -> None:

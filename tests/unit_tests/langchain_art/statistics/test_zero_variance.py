@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from langchain_art.wire.zero_variance import has_zero_variance, overlong_penalty
+from langchain_art.statistics.zero_variance import has_zero_variance, overlong_penalty
 
 
 @pytest.mark.parametrize(

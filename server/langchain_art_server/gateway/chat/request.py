@@ -23,7 +23,7 @@ from langchain_art_server.backends.base import (
     MAX_SCHEMA_DEPTH,
     Sampling,
 )
-from langchain_art_server.gateway.chat_tools import check_calls, shown_tools
+from langchain_art_server.gateway.chat.tools import check_calls, shown_tools
 from langchain_art_server.gateway.refusals import refuse, shown
 
 ROLES = {"system", "developer", "user", "assistant", "tool"}

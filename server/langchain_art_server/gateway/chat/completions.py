@@ -24,15 +24,15 @@ from langchain_art_server.backends.base import (
     ChatReply,
     ChatRequest,
 )
-from langchain_art_server.gateway import chat_response
 from langchain_art_server.gateway.auth import peer_of
 from langchain_art_server.gateway.call_slots import Lease
-from langchain_art_server.gateway.chat_request import (
+from langchain_art_server.gateway.chat import response as chat_response
+from langchain_art_server.gateway.chat.request import (
     CheckedChatRequest,
     read_json,
     refuse_oversize,
 )
-from langchain_art_server.gateway.chat_response import Chunks
+from langchain_art_server.gateway.chat.response import Chunks
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.policies.router import RoutedModel
 from langchain_art_server.storage.tables import CallRecord
