@@ -141,6 +141,12 @@ def named_types(path: Path) -> list[str]:
     return names + [name for name in assigned if re.fullmatch(r"_*[A-Z]\w*[a-z]\w*", name)]
 
 
+def test_no_folder_holds_more_than_sixteen_modules() -> None:
+    held = Counter(path.parent for path in sources(CLIENT, SERVER) if path.stem != "__init__")
+    crowded = {str(folder.relative_to(REPO)): n for folder, n in held.items() if n > 16}
+    assert not crowded
+
+
 def test_no_two_types_have_one_name() -> None:
     counted = Counter(name for path in sources(CLIENT, SERVER) for name in named_types(path))
     assert not {name for name, times in counted.items() if times > 1}
