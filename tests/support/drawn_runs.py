@@ -10,7 +10,7 @@ from langchain.agents import create_agent
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import MemorySaver
-from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
 from langchain_art import capture
@@ -45,11 +45,12 @@ def drawn_run(server: LiveServer, tokens: int = 3, scenario: str | None = None) 
     call = {"name": "search", "args": {"query": "Ann"}, "id": "1"}
     finds = Scripted(lines=[AIMessage("", tool_calls=[call]), "On Monday."])
     branch = node(AtOnce(lines=["so", "thus"], meet=threading.Barrier(2)))
-    graph: Any = graph_of(team=team.compile(), helper=create_agent(finds, [search]))
+    graph: Any = graph_of(team=team.compile())
     for name in ("left", "right"):
         graph.add_node(name, branch)
         graph.add_edge("team", name)
-        graph.add_edge(name, END)
+    graph.add_node("helper", create_agent(finds, [search]))
+    graph.add_edge(["left", "right"], "helper")
     graph.add_node("person", lambda state: interrupt("Is it right?"))
     graph.add_edge("helper", "person")
     with capture(scenario=scenario or f"drawn-{uuid.uuid4().hex}") as run:
