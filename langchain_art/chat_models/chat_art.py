@@ -28,6 +28,7 @@ from langchain_art.call_tags import METADATA_TAGGER, current_tags
 from langchain_art.chat_models.fast_path import FastChatOpenAI
 from langchain_art.chat_models.structured_output import is_legacy, parsed, response_format
 from langchain_art.errors import ConfigError
+from langchain_art.text_messages import text_message
 from langchain_art.wire.base_urls import DEFAULT_BASE_URL, with_v1
 
 
@@ -158,12 +159,14 @@ class ChatART(FastChatOpenAI):
         self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         messages = self._convert_input(input_).to_messages()
-        # The parent scans every character of earlier replies, so their text is added afterwards.
-        textless = [_without_text(message) for message in messages]
-        payload: dict[str, Any] = super()._get_request_payload(textless, stop=stop, **kwargs)
-        for message, sent in zip(messages, payload["messages"], strict=True):
+        texts = [text_message(message) for message in messages]
+        others = [message for message, text in zip(messages, texts, strict=True) if text is None]
+        payload: dict[str, Any] = super()._get_request_payload(others, stop=stop, **kwargs)
+        for message, sent in zip(others, payload["messages"], strict=True):
             if isinstance(message, AIMessage):
                 _complete_reply(sent, message)
+        converted = iter(payload["messages"])
+        payload["messages"] = [text or next(converted) for text in texts]
         # `bind(extra_body=…)` replaces the field's value in the payload; both are meant.
         own, bound = self.extra_body or {}, payload.get("extra_body") or {}
         extra: dict[str, Any] = {**own, **bound}
@@ -298,16 +301,8 @@ class ChatART(FastChatOpenAI):
         return parsed(model, schema, include_raw=include_raw)
 
 
-def _without_text(message: BaseMessage) -> BaseMessage:
-    if isinstance(message, AIMessage) and isinstance(message.content, str) and message.content:
-        return message.model_copy(update={"content": ""})
-    return message
-
-
 def _complete_reply(sent: dict[str, Any], message: AIMessage) -> None:
-    """Adds what the parent's conversion of an earlier reply lacks: text, reasoning, tool calls."""
-    if isinstance(message.content, str) and message.content:
-        sent["content"] = message.content
+    """Adds what the parent's conversion of an earlier reply lacks: reasoning and tool calls."""
     if reasoning := message.additional_kwargs.get("reasoning_content"):
         sent["reasoning_content"] = reasoning
     # Chat templates parse arguments as JSON, so invalid arguments are sent as a string in JSON.

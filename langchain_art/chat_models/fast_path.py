@@ -82,6 +82,11 @@ class FastChatOpenAI(BaseChatOpenAI):
             )
         return self
 
+    def _dict_for_compat(self) -> dict[str, Any]:
+        # The parent calls the deprecated `dict` instead, and switches its warning off meanwhile:
+        # twice in each call, for the whole process.
+        return self.asdict()
+
     async def _agenerate(
         self,
         messages: list[BaseMessage],

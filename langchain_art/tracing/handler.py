@@ -142,7 +142,7 @@ class CaptureHandler(GraphCallbackHandler):
         pending = PendingTags(run_id, self._serial, sent)
         publish_tags(pending)
         call = ModelCall(
-            run_id=run_id,
+            span=span,
             tags=where,
             params=kwargs.get("invocation_params") or {},
             ours=metadata.get("ls_provider") == "art",

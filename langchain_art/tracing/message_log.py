@@ -17,6 +17,7 @@ from typing import Any, cast
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_openai_messages
 from pydantic import BaseModel
 
+from langchain_art.text_messages import text_message
 from langchain_art.wire import Message
 from langchain_art.wire.turn_links import ConversationTree, PromptPosition, nearest_call
 
@@ -34,6 +35,8 @@ def wire_message(message: BaseMessage) -> Message:
     A message that LangChain cannot convert is reduced to its text.
     """
     try:
+        if (text := text_message(message)) is not None:
+            return text
         form = "block" if isinstance(message.content, list) else "string"
         wire: Message = convert_to_openai_messages(message, text_format=form)
     except (ValueError, TypeError, KeyError, AttributeError):

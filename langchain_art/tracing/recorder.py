@@ -28,7 +28,7 @@ from langchain_art.wire.turn_links import superseded_attempts
 class ModelCall:
     """One model call, from its start until it becomes a `Turn`."""
 
-    run_id: UUID
+    span: Span
     tags: dict[str, Any]
     """Fields of `wire.CallTags`."""
     params: Mapping[str, Any]
@@ -36,6 +36,8 @@ class ModelCall:
     ours: bool
     """Whether the model is a `ChatART`."""
     model: str | None
+    first: int = 0
+    """Number of the first call of its request: of itself, but for further choices (``n > 1``)."""
     clock: float = field(default_factory=time.perf_counter)
     latency: float | None = None
     prompt: LoggedPrompt | None = None
@@ -93,12 +95,12 @@ class RunRecorder:
         return self.spans.end(run_id, error)
 
     def start_call(self, call: ModelCall, messages: Sequence[BaseMessage]) -> None:
-        """Record a call and its prompt, once per `run_id`."""
-        if call.run_id in self._index:
+        """Record a call and its prompt, once per `Span.run_id`."""
+        if call.span.run_id in self._index:
             return
         self._log_replies()
         call.prompt = self._messages.add_prompt(messages, call.namespace)
-        self._index[call.run_id] = len(self._calls)
+        call.first = self._index[call.span.run_id] = len(self._calls)
         self._add(call)
         self._note_replies(messages[call.prompt.position.known :])
 
@@ -110,7 +112,7 @@ class RunRecorder:
         """
         generations = response.generations[0] if response and response.generations else []
         llm_output = (response and response.llm_output) or {}
-        index = self._index[call.run_id]
+        index = call.first
         if self._calls[index] is not call:
             return
         for number, generation in enumerate(generations):
@@ -132,7 +134,7 @@ class RunRecorder:
         with self.lock:
             self._log_replies()
             superseded = superseded_attempts(
-                (self.spans[call.run_id].task, call.tags.get("attempt", 1)) for call in self._calls
+                (call.span.task, call.tags.get("attempt", 1)) for call in self._calls
             )
             extended = [call.prompt.extends for call in self._calls if call.prompt is not None]
             unchosen = self._candidates.unchosen({one for one in extended if one is not None})
@@ -153,7 +155,7 @@ class RunRecorder:
     def span_list(self) -> tuple[list[Span], list[UUID]]:
         """The spans so far, in the order of their start, and the span of each of the `turns`."""
         with self.lock:
-            return list(self.spans), [call.run_id for call in self._calls]
+            return list(self.spans), [call.span.run_id for call in self._calls]
 
     def sampled_elsewhere(self, output: Any) -> list[str]:
         """Ids of calls of other runs whose replies are in this run's prompts or `output`."""
@@ -165,12 +167,11 @@ class RunRecorder:
             return list(self._elsewhere)
 
     def _add(self, call: ModelCall) -> None:
-        index, attempt = len(self._calls), self.spans[call.run_id].attempt
+        index, attempt = len(self._calls), call.span.attempt
         self._calls.append(call)
         if call.prompt is not None:
-            prompt, first = call.prompt.position.node, self._index[call.run_id]
-            question = Question(call.model, call.params)
-            self._candidates.add_call(attempt, prompt, index, first, question)
+            prompt, question = call.prompt.position.node, Question(call.model, call.params)
+            self._candidates.add_call(attempt, prompt, index, call.first, question)
 
     def _note_replies(self, messages: Sequence[Any]) -> None:
         for message in messages:
@@ -186,7 +187,7 @@ class RunRecorder:
     def _log_replies(self) -> None:
         for index in self._unlogged:
             call = self._calls[index]
-            extra = self._index[call.run_id] != index
+            extra = call.first != index
             if call.prompt is not None and call.reply is not None:
                 call.logged_reply = self._messages.add_reply(
                     index, call.prompt, call.reply, call.namespace, extra_choice=extra
@@ -195,7 +196,7 @@ class RunRecorder:
 
     def _turn(self, call: ModelCall, superseded: bool, unchosen: bool) -> Turn:
         messages, prompt = self._messages.messages, call.prompt
-        span = self.spans[call.run_id]
+        span = call.span
         if call.error is not None or span.outcome is None:
             excluded_because = "error"
         else:
