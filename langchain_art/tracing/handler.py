@@ -14,11 +14,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
 from itertools import count
-from typing import Any, Concatenate, Literal, ParamSpec
+from typing import Any, Concatenate, Literal, ParamSpec, cast
 from uuid import UUID
 
+from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.outputs import LLMResult
+from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.tracers.context import register_configure_hook
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 
 from langchain_art.call_tags import (
@@ -269,3 +272,37 @@ class CaptureHandler(GraphCallbackHandler):
     def on_interrupt(self, event: GraphInterruptEvent) -> None:
         """Record that a graph waits, for example at a node named in ``interrupt_before``."""
         self.run.recorder.spans.interrupt(event.run_id)
+
+
+class _AroundHandler:
+    """LangChain's hook for the handlers of the running node, chain or tool, one handler a hook.
+
+    LangChain drops them where a call inside has callbacks of its own.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._next: _AroundHandler | None = None
+
+    def get(self) -> CaptureHandler | None:
+        """What LangChain adds to a call: the handler of this number around it, if there is one."""
+        config = var_child_runnable_config.get()
+        manager = config.get("callbacks") if config else None
+        if not isinstance(manager, BaseCallbackManager):
+            return None
+        handlers = manager.inheritable_handlers
+        found = [handler for handler in handlers if isinstance(handler, CaptureHandler)]
+        if len(found) <= self._number:
+            return None
+        if len(found) > self._number + 1 and self._next is None:
+            self._next = _hook(self._number + 1)  # LangChain comes to it after this one
+        return found[self._number]
+
+
+def _hook(number: int) -> _AroundHandler:
+    hook = _AroundHandler(number)
+    register_configure_hook(cast(Any, hook), inheritable=True)
+    return hook
+
+
+_hook(0)

@@ -68,6 +68,11 @@ WAYS = ("callbacks", "with_config", "bind", "generate")
     remark="`invoke` and `with_config` with callbacks, `generate`",
 )
 def own_callbacks_retried(kit: Kit) -> Program:
+    yield kit.run(_retried_ways(kit), kit.ask())
+
+
+def _retried_ways(kit: Kit) -> Any:
+    """A graph of one node that calls in all ways, and fails once."""
     failing = Failing(1)
 
     def body(state: Any) -> Generator[Any, AIMessage, Any]:
@@ -76,7 +81,7 @@ def own_callbacks_retried(kit: Kit) -> Program:
         return failing({"messages": [AIMessage("done")]})
 
     graph = StateGraph(MessagesState).add_node("shaky", talk(kit, body), retry_policy=RETRY)
-    yield kit.run(graph.add_edge(START, "shaky").compile(), kit.ask())
+    return graph.add_edge(START, "shaky").compile()
 
 
 @topology(
@@ -186,6 +191,18 @@ def own_callbacks_threads(kit: Kit) -> Program:
         return {"messages": [call.result() for call in calls]}
 
     yield kit.run(line(MessagesState, many=many).compile(), kit.ask())
+
+
+@topology(
+    "calls with callbacks of their own, a handler in the graph's config",
+    *(Expect("shaky", way, step=1, task="shaky", why="superseded_retried") for way in WAYS),
+    *(Expect("shaky", way, step=1, task="shaky", attempt=2) for way in WAYS),
+    heard="handler",
+    remark="`CaptureHandler`, no scope: LangChain itself does not call it for such calls",
+)
+def own_callbacks_config_handler(kit: Kit) -> Program:
+    graph = _retried_ways(kit)
+    yield kit.run(graph, kit.ask(), {"callbacks": [BaseCallbackHandler(), kit.handler]})
 
 
 @topology(

@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import SummarizationMiddleware
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel, GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
@@ -479,6 +480,27 @@ def test_a_handler_in_the_config_only() -> None:
         graph.invoke(ASK, {"callbacks": [handler]})
     assert len(run.turns) == 2
     assert len(handler.run.turns) == 4
+
+
+def test_handlers_in_the_config_hear_a_call_with_callbacks_of_its_own() -> None:
+    handlers = [CaptureHandler() for _ in range(3)]
+    outer = CaptureHandler()
+    model = Scripted(lines=["x"])
+
+    def alone(state: Any) -> Any:
+        return {"messages": [model.invoke("a", {"callbacks": [BaseCallbackHandler()]})]}
+
+    inner = graph_of(alone=alone).compile()
+
+    def nested(state: Any) -> Any:
+        return inner.invoke(state, {"callbacks": [*handlers, *handlers[:1]]})
+
+    graph_of(nested=nested).compile().invoke(ASK, {"callbacks": [outer]})
+    for handler in [*handlers, outer]:
+        assert [turn.node for turn in handler.run.turns] == ["alone"]
+        assert handler.run.status == "completed"
+    model.invoke("b")  # outside of the graph nobody hears
+    assert all(len(handler.run.turns) == 1 for handler in [*handlers, outer])
 
 
 def test_a_broken_payload_harms_no_graph_and_is_no_secret() -> None:
