@@ -1,4 +1,8 @@
-"""Whatever the graph: no token is lost, doubled or invented."""
+"""Whatever the graph: no token is lost, doubled or invented.
+
+``make soak`` draws ten times as many graphs, new ones each time; with
+``ART_TEST_SEED`` the same again.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import HealthCheck, given, note, seed, settings
 from hypothesis import strategies as st
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
@@ -20,8 +24,11 @@ from langchain_art_server.algorithms.sequences.training_rows import SampledCall,
 from tests.conformance.topologies.harness import MODES, Kit, Mode
 from tests.conformance.topologies.random_graphs import Group, Played, programs
 from tests.support.live_server import RuleServer
+from tests.support.seeds import drawn_seed
+from tests.support.soak import count
 
 EXAMPLES = 30
+DRAWN = count(EXAMPLES, 10 * EXAMPLES)
 
 Lines = list[dict[str, Any]]
 """Of the engine's journal."""
@@ -92,13 +99,18 @@ def laid_out(trajectory: Trajectory, lines: Lines) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.timeout(count(300, 3600))
 def test_random_graphs(rule_server: RuleServer) -> None:
     runs: list[Trajectory] = []
     tokens: list[int] = []
 
+    seeded: Any = seed(drawn_seed()) if DRAWN > EXAMPLES else lambda test: test
+
+    @seeded
     @settings(
-        max_examples=EXAMPLES,
-        derandomize=True,
+        max_examples=DRAWN,
+        derandomize=DRAWN == EXAMPLES,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
