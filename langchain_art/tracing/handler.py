@@ -73,6 +73,7 @@ def _span(
         parent=parent,
         kind=kind,
         namespace=metadata.get("langgraph_checkpoint_ns") or "",
+        step=metadata.get("langgraph_step"),
         thread=None if thread is None else str(thread),
         name=name,
     )

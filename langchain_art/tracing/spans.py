@@ -12,7 +12,7 @@ from uuid import UUID
 
 from langgraph.errors import GraphBubbleUp, GraphRecursionError, ParentCommand
 
-from langchain_art.call_tags import Surroundings
+from langchain_art.call_tags import Surroundings, node_names
 
 SpanOutcome = Literal["ok", "error", "interrupted"]
 Task: TypeAlias = "tuple[str | UUID | None, str]"
@@ -28,6 +28,8 @@ class Span:
     parent: UUID | None
     kind: Literal["chain", "tool", "model"]
     namespace: str = ""
+    step: int | None = None
+    """LangGraph's, of the graph around it; None outside of nodes."""
     thread: str | None = None
     root: UUID | None = None
     """The topmost span above it that this run's handler recorded."""
@@ -74,6 +76,19 @@ _ERROR_HANDLERS = ("__error_handler__", "__default_error_handler__")
 def is_pause(error: BaseException | None) -> bool:
     """Whether a graph stopped to be gone on with: an interrupt, or LangGraph's drain."""
     return isinstance(error, GraphBubbleUp) and not isinstance(error, ParentCommand)
+
+
+def _contains(outer: str, inner: str) -> bool:
+    """Whether a namespace is that of a part of the graph whose task has the namespace `outer`.
+
+    A subgraph with a memory of its own (``compile(checkpointer=True)``) has a namespace without the
+    ids of the tasks around it: ``team|work:03`` in ``team:8f``.
+    """
+    first = inner.split("|")[0]
+    if not first or ":" in first:
+        return first == outer.split("|")[0]
+    names = node_names(outer)
+    return node_names(inner)[: len(names)] == names
 
 
 class SpanTree:
@@ -170,7 +185,7 @@ class SpanTree:
         found: list[str] = []
         span = self._spans.get(parent) if parent else None
         while span is not None:
-            if span.namespace and span.namespace.split("|")[0] != namespace.split("|")[0]:
+            if span.namespace and not _contains(span.namespace, namespace):
                 namespace = span.namespace
                 found.insert(0, namespace)
             span = self._above(span)
@@ -198,8 +213,38 @@ class SpanTree:
         while above is not None:
             if (why := self._recovered(above)) is not None:
                 return why
+            if above.outcome == "interrupted" and self._is_redone(span, above):
+                return "interrupted"
             above = self._above(above)
         return None
+
+    def _is_redone(self, span: Span, node: Span) -> bool:
+        """Whether a node that was resumed ran a task of a graph within it anew, as new.
+
+        A graph without checkpoints begins again there; one with them goes on, and what it runs
+        again has the namespace that it had. A task of the functional API stands in no such graph.
+        """
+        latest = self._spans.get(self._latest_attempt.get(node.task, node.run_id))
+        attempt = self._spans.get(span.attempt) if span.attempt else None
+        if latest is None or latest.started <= node.started:
+            return False
+        if attempt is None or self._above(attempt) is node:
+            return False
+        known = {one.namespace for one in self._spans.values() if one.started < latest.started}
+        path = node_names(span.namespace)
+        return any(
+            one.step == span.step
+            and one.namespace not in known
+            and node_names(one.namespace) == path
+            and self._is_within(one, latest)
+            for one in self._spans.values()
+        )
+
+    def _is_within(self, span: Span, outer: Span) -> bool:
+        above: Span | None = span
+        while above is not None and above is not outer:
+            above = self._above(above)
+        return above is outer
 
     def _recovered(self, span: Span) -> str | None:
         """How a span stopped, if the run recovered from it; else None."""

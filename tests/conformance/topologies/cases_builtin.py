@@ -24,18 +24,15 @@ from langchain.agents.middleware import (
 )
 from langchain_core.messages import HumanMessage, ToolMessage
 
-from tests.conformance.topologies.harness import Expect, Kit, Mode, Program, topology
+from tests.conformance.topologies.harness import TWO_MODES, Expect, Kit, Program, topology
 from tests.conformance.topologies.tools import LOOK, WEIGH, drop, look, weigh
-
-BOTH: tuple[Mode, ...] = ("invoke", "astream")
-"""Synchronous and asynchronous, whole and streamed: the hooks differ in no other way."""
 
 
 @topology(
     "a list of things to do",
     Expect("model", "write_todos", step=1),
     Expect("model", "all done", step=4),
-    modes=BOTH,
+    modes=TWO_MODES,
     remark="TodoListMiddleware",
 )
 def todo_list(kit: Kit) -> Program:
@@ -48,7 +45,7 @@ def todo_list(kit: Kit) -> Program:
     "a limit of model calls",
     Expect("model", "look", step=2),
     Expect("model", "weigh", step=6),
-    modes=BOTH,
+    modes=TWO_MODES,
     remark="ModelCallLimitMiddleware ends the agent in the model's place",
 )
 def model_call_limit(kit: Kit) -> Program:
@@ -62,7 +59,7 @@ def model_call_limit(kit: Kit) -> Program:
     Expect("model", "look", step=1),
     Expect("model", "look", step=4),
     Expect("model", "a door", step=6),
-    modes=BOTH,
+    modes=TWO_MODES,
     remark="ToolCallLimitMiddleware answers the call that is too many",
 )
 def tool_call_limit(kit: Kit) -> Program:
@@ -75,7 +72,7 @@ def tool_call_limit(kit: Kit) -> Program:
     "a tool's error as a message",
     Expect("model", "drop", step=1),
     Expect("model", "it is stuck", step=3),
-    modes=BOTH,
+    modes=TWO_MODES,
     remark="ToolErrorMiddleware",
 )
 def tool_error(kit: Kit) -> Program:
@@ -102,7 +99,7 @@ def shell(kit: Kit) -> Program:
     Expect("model", "glob_search", step=1),
     Expect("model", "grep_search", step=3),
     Expect("model", "found", step=5),
-    modes=BOTH,
+    modes=TWO_MODES,
     remark="FilesystemFileSearchMiddleware",
 )
 def file_search(kit: Kit) -> Program:
@@ -116,7 +113,7 @@ def file_search(kit: Kit) -> Program:
 @topology(
     "middleware that refuses a reply",
     Expect("model", "Ask ann@example.com.", step=2),
-    modes=BOTH,
+    modes=TWO_MODES,
     status="failed",
     raises=PIIDetectionError,
     remark="PIIMiddleware's strategy `block`: the call was made, and counts",
@@ -133,7 +130,7 @@ def refusing(kit: Kit) -> Program:
     Expect("opening.before_agent", "a plan", step=1),
     Expect("model", "a door", step=2),
     Expect("closing.after_agent", "well done", step=3),
-    modes=BOTH,
+    modes=TWO_MODES,
 )
 def around_agent(kit: Kit) -> Program:
     node = kit.node()
@@ -162,7 +159,7 @@ def around_agent(kit: Kit) -> Program:
     "a guard that sends the model back",
     Expect("model", "rude", step=1),
     Expect("model", "polite", step=3),
-    modes=BOTH,
+    modes=TWO_MODES,
     remark="`after_model` with `jump_to`",
 )
 def sent_back(kit: Kit) -> Program:
@@ -179,7 +176,7 @@ def sent_back(kit: Kit) -> Program:
 @topology(
     "a guard that ends the agent",
     Expect("model", "look", step=2),
-    modes=BOTH,
+    modes=TWO_MODES,
     remark="`before_model` with `jump_to`",
 )
 def ended(kit: Kit) -> Program:
@@ -195,7 +192,7 @@ def ended(kit: Kit) -> Program:
     "another model from the second step on",
     Expect("model", "look", step=1),
     Expect("model", "a door", step=3, why="other_policy"),
-    modes=BOTH,
+    modes=TWO_MODES,
     remark="`wrap_model_call` overrides the request's model",
 )
 def other_model(kit: Kit) -> Program:
@@ -221,7 +218,7 @@ def other_model(kit: Kit) -> Program:
     Expect("model", "look", step=1),
     Expect("tools", "not allowed", step=2),
     Expect("model", "a pity", step=3),
-    modes=BOTH,
+    modes=TWO_MODES,
     remark="`wrap_tool_call` asks, and answers in the tool's place",
 )
 def checked_tool(kit: Kit) -> Program:

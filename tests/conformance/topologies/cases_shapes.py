@@ -19,8 +19,7 @@ from langgraph.types import Command, Send
 from langgraph_supervisor import create_supervisor
 from langgraph_swarm import create_handoff_tool, create_swarm
 
-from tests.conformance.topologies.cases_builtin import BOTH
-from tests.conformance.topologies.harness import Expect, Kit, Program, topology
+from tests.conformance.topologies.harness import TWO_MODES, Expect, Kit, Program, topology
 from tests.conformance.topologies.nodes import Said, chain, line, talk
 from tests.conformance.topologies.tools import LOOK, drop, look
 
@@ -31,7 +30,7 @@ from tests.conformance.topologies.tools import LOOK, drop, look
     Expect("left", "l", step=2),
     Expect("right", "r", step=2),
     ordered=False,
-    modes=BOTH,
+    modes=TWO_MODES,
 )
 def goto_two(kit: Kit) -> Program:
     fork = chain(kit, "both", then=lambda state: Command(goto=["left", "right"]))
@@ -46,7 +45,7 @@ def goto_two(kit: Kit) -> Program:
     *(Expect("work", "w", step=2, task=f"work {number}") for number in range(3)),
     Expect("sum", "s", step=3),
     ordered=False,
-    modes=BOTH,
+    modes=TWO_MODES,
 )
 def goto_send(kit: Kit) -> Program:
     sends = [Send("work", {"said": []}) for _ in range(3)]
@@ -62,7 +61,7 @@ def goto_send(kit: Kit) -> Program:
     Expect("work", "three", step=1, task="a"),
     Expect("work/work", "two", step=1),
     Expect("work/work/work", "one", step=1),
-    modes=BOTH,
+    modes=TWO_MODES,
 )
 def recursive(kit: Kit) -> Program:
     def work(state: Any) -> Generator[Any, AIMessage, Any]:
@@ -81,7 +80,7 @@ def recursive(kit: Kit) -> Program:
     Expect("team/work", "one", step=1, task="first"),
     Expect("check", "fine", step=2),
     threaded=True,
-    modes=BOTH,
+    modes=TWO_MODES,
     remark="`compile(checkpointer=False)`",
 )
 def forgetting(kit: Kit) -> Program:
@@ -94,7 +93,7 @@ def forgetting(kit: Kit) -> Program:
     "a state written by hand, as of a node",
     Expect("act", "a", step=1),
     threaded=True,
-    modes=BOTH,
+    modes=TWO_MODES,
     remark="`update_state(as_node=…)`: the first node is never run",
 )
 def as_node(kit: Kit) -> Program:
@@ -107,7 +106,7 @@ def as_node(kit: Kit) -> Program:
     "a store between two nodes",
     Expect("write", "a secret", step=1),
     Expect("read", "told", step=2),
-    modes=BOTH,
+    modes=TWO_MODES,
 )
 def stored(kit: Kit) -> Program:
     store = InMemoryStore()
@@ -133,7 +132,7 @@ class Who:
     "a context that names the model",
     Expect("answer", "hello", step=1, why="other_policy"),
     Expect("check", "fine", step=2),
-    modes=BOTH,
+    modes=TWO_MODES,
     remark="`context_schema`, and `Runtime` in the node",
 )
 def contextual(kit: Kit) -> Program:
@@ -152,7 +151,7 @@ def contextual(kit: Kit) -> Program:
 @topology(
     "a tool whose result is the answer",
     Expect("model", "finish", step=1),
-    modes=BOTH,
+    modes=TWO_MODES,
     remark="`return_direct`",
 )
 def direct(kit: Kit) -> Program:
@@ -168,7 +167,7 @@ def direct(kit: Kit) -> Program:
     "a ToolNode of one's own, which tells of errors",
     Expect("model", "drop", step=1),
     Expect("model", "it is stuck", step=3),
-    modes=BOTH,
+    modes=TWO_MODES,
     remark="`ToolNode(handle_tool_errors=…)`",
 )
 def own_tool_node(kit: Kit) -> Program:
@@ -189,7 +188,7 @@ def own_tool_node(kit: Kit) -> Program:
     Expect("both", "same", step=1, task="node"),
     Expect("both", "same", step=1, task="node"),
     ordered=False,
-    modes=BOTH,
+    modes=TWO_MODES,
     remark="`RunnableParallel`",
 )
 def parallel_runnables(kit: Kit) -> Program:
@@ -202,7 +201,7 @@ def parallel_runnables(kit: Kit) -> Program:
 @topology(
     "a runnable that chooses, as a node",
     Expect("choose", "short", step=1),
-    modes=BOTH,
+    modes=TWO_MODES,
     remark="`RunnableBranch`",
 )
 def branching_runnable(kit: Kit) -> Program:
@@ -218,7 +217,7 @@ def branching_runnable(kit: Kit) -> Program:
     Expect("scout/agent", "transfer_to_smith", step=1),
     Expect("smith/agent", "transfer_to_scout", step=1),
     Expect("scout/agent", "a door", step=1, task="back"),
-    modes=BOTH,
+    modes=TWO_MODES,
     remark="langgraph-swarm",
 )
 def swarm_and_back(kit: Kit) -> Program:
@@ -237,7 +236,7 @@ def swarm_and_back(kit: Kit) -> Program:
     Expect("scout/agent", "look", step=1),
     Expect("scout/agent", "a door", step=3),
     Expect("supervisor/agent", "it is a door", step=1),
-    modes=BOTH,
+    modes=TWO_MODES,
     remark='langgraph-supervisor, `output_mode="full_history"`',
 )
 def full_history(kit: Kit) -> Program:

@@ -28,6 +28,8 @@ from tests.support.rule_model.rules import script
 
 Mode = Literal["invoke", "ainvoke", "stream", "astream"]
 MODES: tuple[Mode, ...] = ("invoke", "ainvoke", "stream", "astream")
+TWO_MODES: tuple[Mode, ...] = ("invoke", "astream")
+"""Of a topology whose calls are made as another's, which has all four."""
 Step: TypeAlias = "Callable[[], Any]"
 T = TypeVar("T")
 Program: TypeAlias = "Generator[Step, Any, None]"

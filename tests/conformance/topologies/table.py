@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from tests.support.live_server import REPO
 
 PAGE = REPO / "docs" / "topologies.md"
 COLUMNS = ("captured", "exact tokens", "each token once", "judged", "trained")
+EXAMPLES = ("create_agent with tools", "RetryPolicy around a chain")
+"""Shown whole."""
 HEAD = """\
 # Graphs that are captured and trained
 
@@ -32,6 +35,27 @@ their end are in `test_control_flow.py` and `test_cancelled.py`, graphs drawn at
 `test_random_graphs.py`, all in `tests/conformance/topologies/`, as is the suite itself.
 
 Written by `python -m tests.conformance.topologies`.
+
+## Adding one
+
+A topology is a function in one of the files `cases_*.py`. It takes a `Kit`, which has the models,
+prompts that say what the model will answer, and the way (mode) in which to run a graph; it yields
+each run and is sent its result. Above it stand its name and every model call that it makes, in
+order: the path of nodes, what the reply says, LangGraph's step; and, of a call that is not to be
+trained, why. Two of them, whole:
+
+{examples}
+`Kit`, `Expect` and all options of `topology` (parallel branches, threads, runs that fail, fewer
+modes) are in `harness.py`, nodes that call the model several times in `nodes.py`. To run a new one
+by itself, give pytest words of its name:
+
+```bash
+python -m pytest tests/conformance/topologies/test_topologies.py -k "fails and once"
+```
+
+`python -m tests.conformance.topologies` runs all and writes the page.
+
+## The topologies
 
 """
 REASONS = {
@@ -56,7 +80,10 @@ def page(proved: Mapping[tuple[str, str], int]) -> str:
     lines = ["| topology | modes | " + " | ".join(COLUMNS) + " | remarks |"]
     lines.append("|---|---|" + "---|" * (len(COLUMNS) + 1))
     lines += [_line(case, proved) for case in sorted(TOPOLOGIES.values(), key=_place)]
-    return HEAD + "\n".join(lines) + "\n"
+    examples = "\n".join(
+        f"```text\n{inspect.getsource(TOPOLOGIES[name].program)}```\n" for name in EXAMPLES
+    )
+    return HEAD.format(examples=examples) + "\n".join(lines) + "\n"
 
 
 def all_proved() -> dict[tuple[str, str], int]:
