@@ -60,7 +60,7 @@ def build_fit(setup: Setup) -> Fit:
     """Scenarios of the setup's seed, and the agent that is asked."""
     model = setup.chat()
     return Fit(
-        trainer=setup.trainer([model]),
+        trainer=setup.trainer([model], config=setup.config(optimizer_steps=2)),
         rollout=make_rollout(model, judged=isinstance(setup.evaluator, GroupEvaluator)),
         train=list(scenarios("train", setup.train_scenarios, setup.seed)),
         held_out=list(scenarios("test", setup.demo.held_out, setup.seed)),
@@ -73,6 +73,7 @@ DEMO = Demo(
     base_model=BASE_MODEL,
     policies=(POLICY,),
     build=build_fit,
+    steps=60,
     files=("judge.sqlite3",),
 )
 
