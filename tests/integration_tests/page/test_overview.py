@@ -8,7 +8,7 @@ import time
 import uuid
 
 import httpx
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.support.browser import Watched
 from tests.support.live_server import LiveServer
@@ -104,6 +104,24 @@ def test_a_stream_goes_on_where_it_stopped(art_server: LiveServer) -> None:
         assert missed[0]["id"].partition("-")[0] == hello["id"].partition("-")[0]
         for unknown in ("0-0", "nonsense", hello["id"] + "9" * 30):
             assert events(http, unknown, 1)[0]["event"] == "reset"
+
+
+def test_what_happens_before_the_stream_begins_is_shown(
+    watched: Watched, art_server: LiveServer
+) -> None:
+    """The page has its first answers already, and no event will tell it of what comes now."""
+    policy = f"early-{uuid.uuid4().hex[:8]}"
+
+    def late(route: Route) -> None:
+        time.sleep(1.0)
+        with art_server.http() as http:
+            ok(http.post("/v1/policies", json={"name": policy}))
+            step(http, policy, "fit-a", 1, (0.0, 1.0))
+        route.continue_()
+
+    watched.page.route("**/page/events", late)
+    page = watched.go("overview")
+    expect(page.get_by_role("cell", name=f"{policy}@1", exact=True)).to_be_visible()
 
 
 def test_what_a_client_says_is_text(watched: Watched, art_server: LiveServer) -> None:

@@ -19,6 +19,8 @@ let source = null;
 /** @type {Happened | null} */
 let latest = null;
 let begun = false;
+/** Milliseconds in which a page shows its first answers. */
+const SETTLED = 1000;
 
 /** @param {Happened | null} happened */
 function tell(happened) {
@@ -30,7 +32,9 @@ function open() {
   if (source || document.hidden || !listeners.size) return;
   source = new EventSource("/page/events");
   source.addEventListener("hello", () => {
-    if (begun) tell(null); // it was closed meanwhile
+    // No event tells what changed while there was no stream: since it was closed, or, the first
+    // time, since the page got its first answers. These are shown first.
+    setTimeout(() => tell(null), begun ? 0 : SETTLED);
     begun = true;
   });
   source.addEventListener("reset", () => tell(null));
