@@ -64,7 +64,8 @@ class ClientShares:
         self.end()
         now = self._began = self._clock()
         present = waiting | {row.client for row in rows}
-        self._seen.update(dict.fromkeys(present, now))
+        # The server's own calls, of which a new version's check is one, share a step with all.
+        self._seen.update(dict.fromkeys(present - {""}, now))
         if self.shared:
             self._seen = {one: at for one, at in self._seen.items() if now - at <= _RECENT}
         self.several = self._linear and self.shared

@@ -34,6 +34,9 @@ from langchain_art_server.backends.models.loading import load_model
 from langchain_art_server.config import Settings
 
 log = logging.getLogger(__name__)
+#: Seconds for which a lone client's calls are prepared as they come. More of them come meanwhile,
+#: and share a prefill pass and their decode steps.
+_PREPARE_SECONDS = 0.05
 #: Slow calls that threads have at once: each thread one, and its next.
 _AHEAD = 2 * THREADS
 #: Seconds of a turn after which no further call that has ended is answered in it: while others
@@ -127,6 +130,7 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
         self._paid: dict[str, float] = {}
         self._slow: FairQueue[_WaitingCall] = FairQueue()
         self._preparing: Counter[str] = Counter()
+        self._prepare_until = 0.0
         self._methods: dict[str, Callable[[EngineCall], None]] = {
             "chat": self._chat,
             "longest_pause": lambda call: self._channel.result(call, self._pauses.seconds),
@@ -177,6 +181,7 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
                 return begun
             if wait:
                 wait, begun = False, time.monotonic()
+            self._prepare_until = begun + _PREPARE_SECONDS
             if call.cancelled:
                 continue
             try:
@@ -187,7 +192,9 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
     def _chat(self, call: EngineCall) -> None:
         waiting = _WaitingCall(self, call, self._hold(call))
         if self._is_quick(call):
-            self.scheduler.add(waiting)
+            alone = not self.scheduler.shared and time.monotonic() < self._prepare_until
+            if queued := waiting.prepare() if alone else waiting:
+                self.scheduler.add(queued)
         else:
             self._slow.put(waiting.client, waiting)
             self._use_threads()

@@ -76,6 +76,16 @@ def test_between_two_calls_of_a_light_client_the_others_turns_stay_short() -> No
     assert engine.turn(a=100) == "all", "it has gone"
 
 
+def test_the_servers_own_calls_are_no_client() -> None:
+    """The check of a new version comes just before a fit's next rollouts."""
+    engine = Engine()
+    own = row("")
+    for rows in ([own], [row("a") for _ in range(100)], [*(row("a") for _ in range(100)), own]):
+        assert engine.shares.begin(rows, NOBODY) == "all"
+        assert not engine.shares.shared
+    assert {engine.turn(a=100) for _ in range(50)} == {"all"}
+
+
 def test_no_turns_where_a_step_takes_as_long_for_any_number_of_rows() -> None:
     engine = Engine(linear=False)
     assert {engine.turn(a=100, b=1) for _ in range(100)} == {"all"}
