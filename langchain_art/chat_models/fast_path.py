@@ -10,6 +10,7 @@ everything else: streams, calls through proxies and calls through HTTP clients t
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
@@ -19,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any, Generic, Self, TypeAlias, TypeVar, cast
 
 import openai
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatResult
 from langchain_openai.chat_models.base import (
@@ -33,7 +34,7 @@ from pydantic_core import from_json, to_json
 
 from langchain_art.chat_models import http_pools
 from langchain_art.chat_models.http_pools import httpx
-from langchain_art.chat_models.http_post import POST_ERRORS, Connections, Target, post_async
+from langchain_art.chat_models.http_post import POST_ERRORS, Answer, Connections, Target, post_async
 from langchain_art.wire.base_urls import foreign_answer, no_answer
 
 _PATH = "chat/completions"
@@ -45,7 +46,7 @@ _SDK_REQUEST = FinalRequestOptions(method="post", url=f"/{_PATH}")
 _CLIENT_FIELDS = ("client", "async_client", "root_client", "root_async_client")
 
 #: What became of a request: an answer, or an exception.
-Outcome: TypeAlias = httpx.Response | Exception
+Outcome: TypeAlias = Answer | Exception
 
 _connections = Connections()
 
@@ -87,6 +88,33 @@ class FastChatOpenAI(BaseChatOpenAI):
         # twice in each call, for the whole process.
         return self.asdict()
 
+    def _should_stream(
+        self,
+        *,
+        async_api: bool,
+        run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> bool:
+        # The parent asks whether a handler is of the protocol of those that stream, in each call.
+        # That protocol has this method, and to look for it takes a twentieth of the time.
+        handlers = run_manager.handlers if run_manager else ()
+        if not any(hasattr(handler, "tap_output_aiter") for handler in handlers):
+            run_manager = None
+        return super()._should_stream(async_api=async_api, run_manager=run_manager, **kwargs)
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        self._ensure_sync_client_available()
+        payload = self._get_request_payload(messages, stop=stop, **kwargs)
+        with _as_langchain_errors():
+            reply = self.client.with_raw_response.create(**payload)
+        return self._result(reply)
+
     async def _agenerate(
         self,
         messages: list[BaseMessage],
@@ -96,25 +124,35 @@ class FastChatOpenAI(BaseChatOpenAI):
     ) -> ChatResult:
         # The parent converts the reply in a thread, and the switch costs more than the conversion.
         payload = self._get_request_payload(messages, stop=stop, **kwargs)
-        try:
+        with _as_langchain_errors():
             reply = await self.async_client.with_raw_response.create(**payload)
-        except openai.BadRequestError as error:
-            _handle_openai_bad_request(error)  # raises it as a subclass that LangChain defines
-            raise
-        except openai.APIError as error:
-            _handle_openai_api_error(error)
-            raise
+        return self._result(reply)
+
+    def _result(self, reply: RawReply) -> ChatResult:
         headers = {"headers": dict(reply.headers)} if self.include_response_headers else None
         return self._create_chat_result(reply.parse(), headers)
+
+    # LangChain looks in each call whether they take a `run_manager`. Computed once, it is at hand.
+    for _method in (_generate, _agenerate):
+        _method.__signature__ = inspect.signature(_method)  # pyright: ignore[reportFunctionMemberAccess]
+    del _method
 
 
 class RawReply:
     """What LangChain uses of the SDK's raw responses."""
 
-    def __init__(self, response: httpx.Response, parsed: Any) -> None:
-        self.http_response = response
-        self.headers = response.headers
-        self._parsed = parsed
+    def __init__(self, answer: Answer | httpx.Response, parsed: Any) -> None:
+        self._answer, self._parsed = answer, parsed
+
+    @property
+    def http_response(self) -> httpx.Response:
+        """The answer as the SDK has it."""
+        return self._answer.response if isinstance(self._answer, Answer) else self._answer
+
+    @property
+    def headers(self) -> httpx.Headers:
+        """Of the answer."""
+        return self.http_response.headers
 
     def parse(self) -> Any:
         """The reply, or the stream of chunks."""
@@ -150,10 +188,11 @@ class _Completions(ABC, Generic[Client]):
         """Seconds to wait before the next attempt. Raises the SDK's error if there is none."""
         rules = cast(Any, self._client)  # the SDK's rules are not public
         left = self._client.max_retries - retries_taken
-        if isinstance(outcome, httpx.Response):
-            if left <= 0 or not rules._should_retry(outcome):
-                raise rules._make_status_error_from_response(outcome)
-            return rules._calculate_retry_timeout(left, _SDK_REQUEST, outcome.headers)
+        if isinstance(outcome, Answer):
+            response = outcome.response
+            if left <= 0 or not rules._should_retry(response):
+                raise rules._make_status_error_from_response(response)
+            return rules._calculate_retry_timeout(left, _SDK_REQUEST, response.headers)
         if left <= 0:
             timed_out = isinstance(outcome, TimeoutError)
             kind = openai.APITimeoutError if timed_out else openai.APIConnectionError
@@ -183,18 +222,19 @@ class Completions(_Completions[openai.OpenAI]):
             )
             return RawReply(stream.response, stream)
         target = self._direct_target(payload)
-        response = None if target is None else self._post(target, to_json(_body(payload)))
-        if response is None:
-            response = self._client.post(f"/{_PATH}", **_arguments(payload), cast_to=httpx.Response)
-        return _reply(response)
+        answer = None if target is None else self._post(target, to_json(_body(payload)))
+        if answer is not None:
+            return _reply(answer)
+        arguments = _arguments(payload)
+        return _reply(self._client.post(f"/{_PATH}", **arguments, cast_to=httpx.Response))
 
-    def _post(self, target: Target, body: bytes) -> httpx.Response | None:
+    def _post(self, target: Target, body: bytes) -> Answer | None:
         for retries_taken in count():
             try:
                 outcome: Outcome = _connections.post(target.retry(retries_taken), body)
             except POST_ERRORS as error:
                 outcome = error
-            if isinstance(outcome, httpx.Response) and outcome.status_code < 400:
+            if isinstance(outcome, Answer) and outcome.status < 400:
                 return outcome if outcome.is_success else None  # the SDK follows redirects
             time.sleep(self._delay(outcome, retries_taken, target))
         return None
@@ -222,23 +262,35 @@ class AsyncCompletions(_Completions[openai.AsyncOpenAI]):
             )
             return RawReply(stream.response, stream)
         target = self._direct_target(payload)
-        response = None if target is None else await self._post(target, to_json(_body(payload)))
-        if response is None:
-            response = await self._client.post(
-                f"/{_PATH}", **_arguments(payload), cast_to=httpx.Response
-            )
-        return _reply(response)
+        answer = None if target is None else await self._post(target, to_json(_body(payload)))
+        if answer is not None:
+            return _reply(answer)
+        arguments = _arguments(payload)
+        return _reply(await self._client.post(f"/{_PATH}", **arguments, cast_to=httpx.Response))
 
-    async def _post(self, target: Target, body: bytes) -> httpx.Response | None:
+    async def _post(self, target: Target, body: bytes) -> Answer | None:
         for retries_taken in count():
             try:
                 outcome: Outcome = await post_async(target.retry(retries_taken), body)
             except POST_ERRORS as error:
                 outcome = error
-            if isinstance(outcome, httpx.Response) and outcome.status_code < 400:
+            if isinstance(outcome, Answer) and outcome.status < 400:
                 return outcome if outcome.is_success else None  # the SDK follows redirects
             await asyncio.sleep(self._delay(outcome, retries_taken, target))
         return None
+
+
+@contextmanager
+def _as_langchain_errors() -> Generator[None]:
+    """Raises the SDK's errors as the subclasses that LangChain defines."""
+    try:
+        yield
+    except openai.BadRequestError as error:
+        _handle_openai_bad_request(error)
+        raise
+    except openai.APIError as error:
+        _handle_openai_api_error(error)
+        raise
 
 
 @contextmanager
@@ -288,11 +340,12 @@ def _arguments(payload: Mapping[str, Any]) -> dict[str, Any]:
     return {"body": _body(payload), "options": given}
 
 
-def _reply(response: httpx.Response) -> RawReply:
+def _reply(answer: Answer | httpx.Response) -> RawReply:
     """A whole reply. Raises APIResponseValidationError if it is not JSON."""
     try:
-        return RawReply(response, from_json(response.content))
+        return RawReply(answer, from_json(answer.content))
     except ValueError as error:
+        response = RawReply(answer, None).http_response
         kind = response.headers.get("content-type")
         raise openai.APIResponseValidationError(
             response=response,

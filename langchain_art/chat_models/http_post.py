@@ -15,13 +15,13 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from threading import Lock
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import aiohttp
 
@@ -54,12 +54,63 @@ class Target:
         url = self.request.url
         return url.scheme, url.raw_host.decode(), url.port or (443 if url.scheme == "https" else 80)
 
+    @cached_property
+    def head(self) -> bytes:
+        """The request line and the headers; ``content-length`` and the body follow.
+
+        Raises:
+            ValueError: a header has a line break.
+        """
+        path = self.request.url.raw_path.decode()
+        lines = [f"POST {path} HTTP/1.1", *(f"{name}: {one}" for name, one in self.headers.items())]
+        for line in lines:
+            if "\r" in line or "\n" in line:
+                raise ValueError(f"got the header {line!r}, expected one line.")
+        return "\r\n".join([*lines, "content-length: "]).encode("latin-1")
+
+    @cached_property
+    def url(self) -> str:
+        """The address."""
+        return str(self.request.url)
+
+    @cached_property
+    def limits(self) -> aiohttp.ClientTimeout:
+        """The time limits as aiohttp needs them."""
+        return aiohttp.ClientTimeout(
+            total=None, connect=self.connect_timeout, sock_read=self.read_timeout
+        )
+
     def retry(self, retries_taken: int) -> Target:
         """The same, with the number of earlier attempts in a header, as the SDK sends it."""
         if retries_taken == 0:
             return self
         count = {"x-stainless-retry-count": str(retries_taken)}
         return replace(self, headers={**self.headers, **count})
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer. `content` is decoded; the SDK's `response` is made when it is asked for."""
+
+    status: int
+    raw_headers: Sequence[tuple[str, str]] | Sequence[tuple[bytes, bytes]]
+    content: bytes
+    request: httpx.Request
+
+    @property
+    def is_success(self) -> bool:
+        """Whether it is neither a redirect nor an error."""
+        return 200 <= self.status < 300
+
+    @cached_property
+    def response(self) -> httpx.Response:
+        """The answer as the SDK has it."""
+        # The content is decoded already, and a header that says how it was encoded would be obeyed.
+        headers = httpx.Headers(cast(Any, self.raw_headers))
+        headers.pop("content-encoding", None)
+        return httpx.Response(
+            self.status, headers=headers, content=self.content, request=self.request
+        )
 
 
 class Connections:
@@ -74,7 +125,7 @@ class Connections:
         self._idle: dict[_Server, deque[tuple[float, HTTPConnection]]] = {}
         self._lock = Lock()
 
-    def post(self, target: Target, body: bytes) -> httpx.Response:
+    def post(self, target: Target, body: bytes) -> Answer:
         """Sends one request and reads the whole answer.
 
         Raises:
@@ -86,9 +137,10 @@ class Connections:
         try:
             connection.sock.settimeout(target.read_timeout)
             with suppress(BrokenPipeError, ConnectionResetError):  # it may refuse without reading
-                path = target.request.url.raw_path.decode()
-                connection.request("POST", path, body, target.headers)
-            answer = connection.getresponse()
+                # In one system call, which takes as long as all else here.
+                connection.sock.sendall(b"%b%d\r\n\r\n%b" % (target.head, len(body), body))
+            answer = HTTPResponse(connection.sock, method="POST")
+            answer.begin()
             ends_with_connection = answer.length is None and not answer.chunked
             content = answer.read()
             if ends_with_connection and not content:
@@ -100,9 +152,9 @@ class Connections:
                 self._put(target.server, connection)
             else:
                 connection.close()
-        return httpx.Response(
-            answer.status, headers=answer.getheaders(), content=content, request=target.request
-        )
+        encoding = answer.getheader("content-encoding")
+        content = _decoded(content, encoding)
+        return Answer(answer.status, answer.getheaders(), content, target.request)
 
     def _take(self, server: _Server) -> HTTPConnection | None:
         while True:
@@ -156,24 +208,26 @@ def _tls() -> ssl.SSLContext:
 _sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
 
-async def post_async(target: Target, body: bytes) -> httpx.Response:
+async def post_async(target: Target, body: bytes) -> Answer:
     """As `Connections.post`, in the running event loop; aiohttp.ClientError for HTTPException."""
     session = _sessions.get(asyncio.get_running_loop()) or await _open_session()
-    limits = aiohttp.ClientTimeout(
-        total=None, connect=target.connect_timeout, sock_read=target.read_timeout
-    )
     async with session.post(
-        str(target.request.url),
+        target.url,
         data=body,
         headers=target.headers,
-        timeout=limits,
+        timeout=target.limits,
         allow_redirects=False,
         ssl=_tls() if target.request.url.scheme == "https" else True,
     ) as answer:
-        content = await answer.read()
-        return httpx.Response(
-            answer.status, headers=answer.raw_headers, content=content, request=target.request
-        )
+        content = _decoded(await answer.read(), answer.headers.get("content-encoding"))
+        return Answer(answer.status, answer.raw_headers, content, target.request)
+
+
+def _decoded(content: bytes, encoding: str | None) -> bytes:
+    """A body as it was before it was encoded. Raises httpx.DecodingError."""
+    if encoding is None:
+        return content
+    return httpx.Response(200, headers={"content-encoding": encoding}, content=content).content
 
 
 class _Connector(aiohttp.TCPConnector):

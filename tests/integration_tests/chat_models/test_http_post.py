@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,13 @@ import trustme
 
 from langchain_art.chat_models import http_post
 from langchain_art.chat_models.http_pools import httpx
-from langchain_art.chat_models.http_post import POST_ERRORS, Connections, Target, post_async
+from langchain_art.chat_models.http_post import (
+    POST_ERRORS,
+    Answer,
+    Connections,
+    Target,
+    post_async,
+)
 from tests.support.raw_server import RawServer, answer
 
 Send = Callable[[bytes], None]
@@ -38,14 +45,16 @@ class Client:
         self.is_sync = kind == "sync"
         self._connections = Connections() if self.is_sync else None
 
-    def send(self, url: str, said: Any = "hi", **limits: float) -> httpx.Response:
-        body = json.dumps(said).encode()
+    def send(self, url: str, said: Any = "hi", **limits: float) -> Answer:
+        return self.send_to(target(url, **limits), json.dumps(said).encode())
+
+    def send_to(self, there: Target, body: bytes = b"1") -> Answer:
         if self._connections is not None:
-            return self._connections.post(target(url, **limits), body)
-        return self._runner.run(post_async(target(url, **limits), body))
+            return self._connections.post(there, body)
+        return self._runner.run(post_async(there, body))
 
     def post(self, url: str, said: Any = "hi", **limits: float) -> Any:
-        return self.send(url, said, **limits).json()
+        return self.send(url, said, **limits).response.json()
 
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -90,6 +99,13 @@ def test_a_second_answer_is_not_the_next_requests(server: RawServer, client: Cli
     assert [client.post(server.root), client.post(server.root)] == ["mine", "next"]
 
 
+def test_a_header_cannot_begin_another(server: RawServer, client: Client) -> None:
+    there = replace(target(server.root), headers={"host": "localhost", "a": "b\r\nc: d"})
+    with pytest.raises(ValueError, match="header"):
+        client.send_to(there)
+    assert not server.seen
+
+
 def test_late_data_is_not_the_next_requests(server: RawServer, client: Client) -> None:
     def late(send: Send) -> bool:
         send(answer("mine"))
@@ -121,7 +137,7 @@ async def test_a_cancelled_requests_answer_is_not_the_next_ones(server: RawServe
     with pytest.raises(asyncio.CancelledError):
         await task
     cancelled.set()
-    assert (await post_async(there, b"2")).json() == "next"
+    assert (await post_async(there, b"2")).response.json() == "next"
 
 
 async def test_many_at_once(server: RawServer) -> None:
@@ -136,7 +152,7 @@ async def test_many_at_once(server: RawServer) -> None:
     assert len(set(connections(server))) <= 50
     server.answers = [echo] * 20
     for i in range(20):
-        assert (await post_async(there, b"%d" % i)).json() == i
+        assert (await post_async(there, b"%d" % i)).response.json() == i
 
 
 def test_an_answer_that_ends_with_its_connection(server: RawServer, client: Client) -> None:
@@ -154,7 +170,7 @@ def test_informational_answers(server: RawServer, client: Client) -> None:
     hints = b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n" + answer("said")
     server.answers = [hints, answer("next")]
     if client.is_sync:  # http.client takes 103 for the answer: it must not reuse the connection
-        assert client.send(server.root).status_code == 103
+        assert client.send(server.root).status == 103
     else:
         assert client.post(server.root) == "said"
     assert client.post(server.root) == "next"

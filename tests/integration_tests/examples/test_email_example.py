@@ -84,7 +84,7 @@ def test_the_agent_learns_from_the_reward_and_not_from_training(
     for control in (False, True):
         folder = tmp_path / str(control)
         folder.mkdir()
-        found = fit(art_server, folder, f"agent-{control}".lower(), 6, control)
+        found = fit(art_server, folder, f"agent-{control}".lower(), 8, control)
         before, after = found["before"], found["after"]
         assert isinstance(before, dict) and isinstance(after, dict)
         assert before["n"] == after["n"] == 120

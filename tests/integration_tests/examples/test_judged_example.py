@@ -137,7 +137,7 @@ def test_the_agent_learns_from_the_judge_alone(
         concurrency=128,
         config=TrainConfig(
             learning_rate=3e-3,
-            schedule=LRSchedule(warmup_steps=2, decay_steps=6),  # see test_email_example
+            schedule=LRSchedule(warmup_steps=2, decay_steps=8),  # see test_email_example
             optimizer_steps=2,
             tokens_per_microbatch=4096,
         ),
@@ -147,7 +147,7 @@ def test_the_agent_learns_from_the_judge_alone(
         trainer.fit(
             make_rollout(model, mails, judged=True),
             mails.scenarios("train"),
-            steps=6,
+            steps=8,
             eval_scenarios=mails.scenarios("test"),
         )
     )
