@@ -40,7 +40,8 @@ class TrainRequest(Wire):
     call, no other rewards count than those in `turns` and `rewards`."""
     retrain: bool = False
     """Train also what earlier jobs of this policy trained: another pass over the same tokens. Else
-    each run and each call is trained once; what is left out is counted in `TrainResult.excluded`
+    each run and each call is trained once on the way to a version (what a rollback has discarded
+    does not count); what is left out is counted in `TrainResult.excluded`
     as ``runs.already_trained`` and ``calls.already_trained``. Supervised steps do not count."""
     schedule_step: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     """The step, from 1, at which the learning rate's schedule is read: the number of the step in
@@ -143,7 +144,7 @@ class TrajectoryAudit(Wire):
     rows: int
     """Sequences of the learner into which the run is packed."""
     trained_by: dict[str, str]
-    """policy -> the job that trained the run; empty if none did."""
+    """policy -> the last job that trained the run; empty if none did."""
 
     @property
     def sampled_tokens(self) -> int:

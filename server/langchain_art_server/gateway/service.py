@@ -21,6 +21,7 @@ from langchain_art_server.gateway.policies import Policies
 from langchain_art_server.gateway.sessions import Sessions
 from langchain_art_server.jobs.audit import audit
 from langchain_art_server.jobs.job_runner import JobRunner
+from langchain_art_server.jobs.lineage import steps_since
 from langchain_art_server.jobs.sft_records import demonstrations
 from langchain_art_server.jobs.trajectory_assembly import assemble
 from langchain_art_server.policies.adapter_store import AdapterStore, make_directory
@@ -130,11 +131,20 @@ class Service:
             )
             stored = replace(stored, trajectory=run)
         else:
-            marks, mine = await self.store.trained_calls(ids), set(stored.trained_by.values())
-            elsewhere = {one for one, job in marks.items() if job not in mine}
+            for sampler in {one.policy for one in records.values() if one.policy}:
+                elsewhere |= await self._trained_elsewhere(trajectory_id, ids, sampler)
         return await asyncio.to_thread(
             audit, stored, records, policy, trainable, imitates=sft, trained=elsewhere
         )
+
+    async def _trained_elsewhere(self, run: str, calls: list[str], policy: str) -> set[str]:
+        """The calls that jobs trained on the way to the version that serves, in other runs."""
+        jobs, lineage = self.store.jobs, None
+        if (serving := self.router.serving.get(policy)) is not None:
+            lineage = steps_since(await jobs.parents(policy), serving)
+        mine = (await jobs.trained_runs([run], policy)).get(run, set())
+        marks = await jobs.trained_calls(calls, policy, lineage)
+        return {call for call, by in marks.items() if not by & mine}
 
     async def train(self, request: wire.TrainRequest, key: str) -> wire.TrainJob:
         """Queue a job, once per key.

@@ -100,7 +100,7 @@ class Batch:
     )
 
     def __post_init__(self) -> None:
-        self._steps_since = steps_since(self.parents, self.base_version)
+        self.lineage = steps_since(self.parents, self.base_version)
 
     def add_group(
         self,
@@ -216,7 +216,7 @@ class Batch:
     def _lag(self, record: CallRecord | None) -> int | None:
         if self._sft or record is None or record.policy != self.request.policy:
             return 0
-        return self._steps_since.get(record.version or 0)
+        return self.lineage.get(record.version or 0)
 
     def nodes(self) -> dict[str, NodeReport]:
         """The report of each node: trained calls, and ``calls.`` of `excluded`, by node."""

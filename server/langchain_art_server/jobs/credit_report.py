@@ -98,7 +98,7 @@ class CreditReader:
         batch = Batch(request, job.base_version or 0, parents)
         try:
             for ids in request.groups:
-                group = await read_group(self._store, job, request, scored, ids)
+                group = await read_group(self._store, job, request, scored, ids, batch.lineage)
                 batch.add_group(group.runs, group.records, group.trained)
                 if group.trained_before:
                     batch.excluded["runs.already_trained"] += group.trained_before

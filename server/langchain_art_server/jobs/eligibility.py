@@ -12,7 +12,8 @@ Training and the audit both ask `check_eligibility`. The reasons are the words b
 - ``truncated_sampling``, ``grammar``: drawn from a part of the vocabulary that is not known;
 - ``empty``: nothing was sampled;
 - ``too_long``: more tokens than the model takes (a turn that was not sampled here);
-- ``already_trained``: an earlier job trained it, in this run or in another;
+- ``already_trained``: an earlier job trained it, in this run or in another, and no rollback has
+  discarded what that job made;
 - ``repeated``: a reply that was used twice, in this run (from a cache) or in another one of the
   batch; its first use is trained.
 """

@@ -23,9 +23,9 @@ class JobGroup:
     runs: list[Trajectory]
     records: dict[str, CallRecord]
     trained: Collection[str]
-    """Calls that other jobs trained."""
+    """Calls that other jobs of the lineage trained."""
     trained_before: int
-    """Runs that are left out because another job trained this policy on them."""
+    """Runs that are left out because another job of the lineage trained this policy on them."""
 
 
 async def read_group(
@@ -34,8 +34,12 @@ async def read_group(
     request: TrainRequest,
     scored: Mapping[str, RewardSnapshot],
     ids: Sequence[str],
+    lineage: Collection[int],
 ) -> JobGroup:
     """The runs of one group, before the job or after it, with the rewards stored with the job.
+
+    `lineage` are the versions that the job's base descends from, and itself: what was trained on
+    the way to another version, which a rollback discarded, may be trained.
 
     Raises:
         RunsGone: one is not stored any more.
@@ -44,12 +48,10 @@ async def read_group(
     if lost := [one for one in ids if one not in known]:
         raise RunsGone(f"The trajectories {lost[:5]} are not in the database any more.")
     once = isinstance(request.config, TrainConfig) and not request.retrain
-    fresh = [i for i in ids if known[i].trained_by.get(job.policy, job.id) == job.id]
-    if not once:
-        fresh = list(ids)
+    marked = await store.jobs.trained_runs(ids, job.policy, lineage) if once else {}
+    fresh = [one for one in ids if one not in marked]
     runs = [scored[one].on(known[one].trajectory) for one in fresh]
     wanted = [turn.call_id for run in runs for turn in run.turns if turn.call_id]
     records = await store.calls(wanted)
-    marks = await store.trained_calls(wanted) if once else {}
-    trained = {call for call, by in marks.items() if by != job.id}
-    return JobGroup(runs, records, trained, len(ids) - len(fresh))
+    trained = await store.jobs.trained_calls(wanted, job.policy, lineage) if once else {}
+    return JobGroup(runs, records, trained.keys(), len(ids) - len(fresh))

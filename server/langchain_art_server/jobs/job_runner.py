@@ -26,6 +26,7 @@ from langchain_art_server.jobs.admission_gate import AdmissionGate
 from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.jobs.job_groups import read_group
 from langchain_art_server.jobs.job_queue import JobQueue
+from langchain_art_server.jobs.lineage import steps_since
 from langchain_art_server.jobs.preference_pairs import WeighedPairs, share_prompts, weigh_pairs
 from langchain_art_server.jobs.sft_records import demonstrations
 from langchain_art_server.jobs.swap_check import NamedAdapter, ask, check_swap
@@ -259,6 +260,7 @@ class JobRunner(JobQueue):
             excluded=manifest["excluded"],
             nodes=manifest["nodes"],
         )
+        parents = await self._store.jobs.parents(policy)
         await self._store.jobs.finish(
             job.id,
             result,
@@ -268,6 +270,7 @@ class JobRunner(JobQueue):
             calls=manifest.get("trained_calls", ()),
             message=f"{checkpoint.name} serves",
             retrain=request.retrain,
+            lineage=steps_since(parents, manifest["parent"]),
         )
         await self._router.serve(policy, version)
         await self._notify()
@@ -300,7 +303,7 @@ class JobRunner(JobQueue):
         config = request.config
         imitates = not isinstance(config, TrainConfig)
         for ids in request.groups:
-            group = await read_group(self._store, job, request, scored, ids)
+            group = await read_group(self._store, job, request, scored, ids, batch.lineage)
             if group.trained_before:
                 batch.excluded["runs.already_trained"] += group.trained_before
             runs, records = group.runs, group.records

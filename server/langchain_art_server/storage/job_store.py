@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -14,7 +15,7 @@ from langchain_art import wire
 from langchain_art.errors import Conflict, Damaged, NotFound, Overloaded
 from langchain_art_server.storage.database import Database
 from langchain_art_server.storage.pages import Page, no_such_cursor, take_page
-from langchain_art_server.storage.queries import MAX_PARAMETERS
+from langchain_art_server.storage.queries import select_among, with_jobs
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot
 from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import (
@@ -179,6 +180,25 @@ class JobStore:
             lambda c: {row.target_version: row.base_version for row in c.execute(query)}
         )
 
+    async def trained_runs(
+        self, ids: Iterable[str], policy: str, lineage: Collection[int] | None = None
+    ) -> dict[str, set[str]]:
+        """The trajectories that jobs of a policy trained on, each with these jobs.
+
+        Only jobs that made a version of the `lineage` count (`jobs.lineage`); None: all do.
+        """
+        wanted = list(ids)
+        column = TRAINED.c.trajectory_id
+        return await self._database.read(lambda c: _marks(c, column, wanted, policy, lineage))
+
+    async def trained_calls(
+        self, ids: Iterable[str], policy: str, lineage: Collection[int] | None = None
+    ) -> dict[str, set[str]]:
+        """The calls that jobs of a policy trained; as `trained_runs`."""
+        wanted = list(ids)
+        column = TRAINED_CALLS.c.call_id
+        return await self._database.read(lambda c: _marks(c, column, wanted, policy, lineage))
+
     async def begin(self, job_id: str, base: int, target: int) -> None:
         """Store the versions that a job starts from and makes, and count the attempt."""
 
@@ -202,11 +222,16 @@ class JobStore:
         *,
         retrain: bool = False,
         retryable: bool = False,
+        lineage: Collection[int] | None = None,
     ) -> None:
         """End a job, route the policy to its version, mark what it trained: one transaction.
 
-        `trained` are trajectories, `calls` are those of their calls that were trained. What is
-        marked already makes it fail, unless `retrain` is set. `message` is the job's last event.
+        `trained` are trajectories, `calls` are those of their calls that were trained. `message` is
+        the job's last event.
+
+        Raises:
+            Conflict: a job trained on one of them on the `lineage` of the version (`trained_runs`),
+                and `retrain` is not set.
         """
         values: dict[str, Any] = {
             "state": "succeeded" if error is None else "failed",
@@ -229,11 +254,13 @@ class JobStore:
             if trained:
                 policy = connection.scalars(sa.select(JOBS.c.policy).where(mine)).one()
                 rows = [{"trajectory_id": t, "policy": policy, "job_id": job_id} for t in trained]
-                if retrain:
-                    _unmark(
-                        connection, TRAINED.c.trajectory_id, trained, TRAINED.c.policy == policy
-                    )
-                    _unmark(connection, TRAINED_CALLS.c.call_id, calls, sa.true())
+                marked = (TRAINED.c.trajectory_id, trained), (TRAINED_CALLS.c.call_id, calls)
+                for column, ids in () if retrain else marked:
+                    if twice := sorted(_marks(connection, column, ids, policy, lineage))[:5]:
+                        raise Conflict(
+                            f"Job {job_id} would train {policy!r} twice on {twice}. Set retrain to "
+                            "train again on purpose."
+                        )
                 insert(connection, TRAINED, rows)
                 marks = [{"call_id": one, "job_id": job_id} for one in calls]
                 insert(connection, TRAINED_CALLS, marks)
@@ -298,16 +325,20 @@ def _job(connection: sa.Connection, job_id: str) -> wire.TrainJob:
     return job_of(row)
 
 
-def _unmark(
+def _marks(
     connection: sa.Connection,
     column: sa.Column[str],
     ids: Sequence[str],
-    also: sa.ColumnElement[bool],
-) -> None:
-    """Delete the marks of `ids`, which this job's replace."""
-    for start in range(0, len(ids), MAX_PARAMETERS):
-        some = column.in_(ids[start : start + MAX_PARAMETERS])
-        connection.execute(sa.delete(column.table).where(some, also))
+    policy: str,
+    lineage: Collection[int] | None,
+) -> dict[str, set[str]]:
+    """See `JobStore.trained_runs`; `column` is the one of the marks that `ids` are of."""
+    table, found = column.table, defaultdict[str, set[str]](set)
+    for row in select_among(connection, with_jobs(table), column, ids):
+        job = intact(table, row).job_id
+        if row.of in (policy, None) and (lineage is None or row.made in (None, *lineage)):
+            found[getattr(row, column.name)].add(job)
+    return dict(found)
 
 
 def _append(connection: sa.Connection, job_id: str, message: str, progress: float | None) -> None:

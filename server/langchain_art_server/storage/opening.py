@@ -17,7 +17,14 @@ from langchain_art_server.storage.run_index import (
     create_text_index,
     index_all,
 )
-from langchain_art_server.storage.tables import META, REVIEWS, SCHEMA, SCHEMA_VERSION
+from langchain_art_server.storage.tables import (
+    META,
+    REVIEWS,
+    SCHEMA,
+    SCHEMA_VERSION,
+    TRAINED,
+    TRAINED_CALLS,
+)
 
 #: The tables that a database of an earlier version lacks; the others are as they were, but what
 #: runs are found by is written anew.
@@ -25,7 +32,10 @@ _ADDED_SINCE: dict[int, list[sa.Table]] = {
     2: [REVIEWS, RUN_FACTS, RUN_MARKS],
     3: [RUN_FACTS, RUN_MARKS],
     4: [],
+    5: [],
 }
+#: Whose rows are named by the job, too, since version 6.
+_KEYED_BY_JOB = (TRAINED, TRAINED_CALLS)
 #: PostgreSQL's advisory lock (they are per database) that a server holds.
 _ADVISORY_LOCK = int.from_bytes(b"lc-art", "big")
 
@@ -104,7 +114,7 @@ def place_of(engine: sa.Engine) -> str:
 def prepare(engine: sa.Engine) -> int:
     """Create the tables of a new database, or check those that are there.
 
-    A database of version 2 to 4 gets the tables that it lacks, and its runs are indexed anew; it is
+    A database of version 2 to 5 gets the tables that it lacks, and its runs are indexed anew; it is
     of this version from then on. It takes some milliseconds a run.
 
     Returns:
@@ -136,8 +146,20 @@ def _migrate(connection: sa.Connection) -> None:
         META.create_all(connection, tables=_ADDED_SINCE[versions[0]])
         if not sa.inspect(connection).has_table("run_words"):
             create_text_index(connection)
+        for table in _KEYED_BY_JOB:
+            _make_anew(connection, table)
         index_all(connection)
         connection.execute(sa.update(SCHEMA).values(version=SCHEMA_VERSION))
+
+
+def _make_anew(connection: sa.Connection, table: sa.Table) -> None:
+    """Give a table the keys that it has here; its columns and rows stay."""
+    former = f"{table.name}_before"
+    names = ", ".join(column.name for column in table.columns)
+    connection.exec_driver_sql(f"ALTER TABLE {table.name} RENAME TO {former}")
+    table.create(connection)
+    connection.exec_driver_sql(f"INSERT INTO {table.name} ({names}) SELECT {names} FROM {former}")
+    connection.exec_driver_sql(f"DROP TABLE {former}")
 
 
 def check_schema(connection: sa.Connection) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from langchain_art_server.storage.tables import JOBS
+
 #: Ids in one statement: SQLite limits a statement's parameters.
 MAX_PARAMETERS = 500
 
@@ -22,3 +24,9 @@ def select_among(
     for start in range(0, len(distinct), MAX_PARAMETERS):
         some = column.in_(distinct[start : start + MAX_PARAMETERS])
         yield from connection.execute(query.where(some))
+
+
+def with_jobs(marks: sa.Table) -> sa.Select[*tuple[Any, ...]]:
+    """Marks of training, each with its job's version as `made` and the policy of it as `of`."""
+    job = JOBS.c.target_version.label("made"), JOBS.c.policy.label("of")
+    return sa.select(marks, *job).join(JOBS, JOBS.c.id == marks.c.job_id, isouter=True)

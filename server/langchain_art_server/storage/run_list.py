@@ -14,7 +14,7 @@ from langchain_art.errors import InvalidRequest, NotFound
 from langchain_art.wire import Status
 from langchain_art.wire.identifiers import Id, Name, ScenarioName
 from langchain_art_server.storage.database import Database
-from langchain_art_server.storage.queries import select_among
+from langchain_art_server.storage.queries import select_among, with_jobs
 from langchain_art_server.storage.run_index import RUN_FACTS, RUN_MARKS, having_words
 from langchain_art_server.storage.seals import intact
 from langchain_art_server.storage.tables import JOBS, REVIEWS, TRAINED
@@ -313,7 +313,7 @@ def _place(cursor: str | None) -> tuple[float | None, int] | None:
 def _summaries(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[RunSummary]:
     ids = [row.id for row in rows]
     trained: dict[str, dict[str, str]] = {}
-    marks = sa.select(TRAINED.c.trajectory_id, TRAINED.c.policy, TRAINED.c.job_id)
+    marks = with_jobs(TRAINED).order_by(JOBS.c.number)
     for mark in select_among(connection, marks, TRAINED.c.trajectory_id, ids):
         trained.setdefault(mark.trajectory_id, {})[mark.policy] = mark.job_id
     said = sa.select(REVIEWS.c.trajectory_id)

@@ -27,7 +27,7 @@ from langchain_art_server.storage.deletions import (
 )
 from langchain_art_server.storage.job_store import JobStore
 from langchain_art_server.storage.pages import Page, no_such_cursor, take_page
-from langchain_art_server.storage.queries import select_among
+from langchain_art_server.storage.queries import select_among, with_jobs
 from langchain_art_server.storage.review_store import ReviewStore
 from langchain_art_server.storage.reward_snapshot import changed, rewards_in_words
 from langchain_art_server.storage.run_index import RunIndex, write_index
@@ -40,7 +40,6 @@ from langchain_art_server.storage.tables import (
     POLICIES,
     RUN_CALLS,
     TRAINED,
-    TRAINED_CALLS,
     TRAJECTORIES,
     CallRecord,
     StoredRun,
@@ -78,17 +77,6 @@ class Store(Database):
         def read(connection: sa.Connection) -> dict[str, CallRecord]:
             rows = select_among(connection, sa.select(CALLS), CALLS.c.id, wanted)
             return {row.id: CallRecord.of(row) for row in rows}
-
-        return await self.read(read)
-
-    async def trained_calls(self, call_ids: Iterable[str]) -> dict[str, str]:
-        """Those among `call_ids` that were trained, each with the last job that did."""
-        wanted = list(call_ids)
-
-        def read(connection: sa.Connection) -> dict[str, str]:
-            marks = sa.select(TRAINED_CALLS)
-            rows = select_among(connection, marks, TRAINED_CALLS.c.call_id, wanted)
-            return {row.call_id: intact(TRAINED_CALLS, row).job_id for row in rows}
 
         return await self.read(read)
 
@@ -150,7 +138,7 @@ class Store(Database):
         def read(connection: sa.Connection) -> dict[str, StoredRun]:
             rows = select_among(connection, sa.select(TRAJECTORIES), TRAJECTORIES.c.id, wanted)
             found = {row.id: StoredRun(trajectory_of(row), row.assembled, {}) for row in rows}
-            marks = sa.select(TRAINED).order_by(TRAINED.c.policy)
+            marks = with_jobs(TRAINED).order_by(TRAINED.c.policy, JOBS.c.number)
             for mark in select_among(connection, marks, TRAINED.c.trajectory_id, found):
                 found[mark.trajectory_id].trained_by[mark.policy] = intact(TRAINED, mark).job_id
             return found

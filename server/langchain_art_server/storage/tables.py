@@ -29,7 +29,7 @@ _ARRAYS = {"prompt_token_ids": "i", "token_ids": "i", "logprobs": "d"}
 NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 #: Of the tables below. Another column, and another number but for those that `storage.opening`
 #: brings to this one, is refused at the start.
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 #: Bytes of JSON from which on it is compressed, and the first byte of what zlib compressed. zlib
 #: gives up the interpreter's lock, and to get it back takes the writer of many calls longer than to
 #: write the bytes; SQLite writes pages of 4096.
@@ -97,11 +97,13 @@ RUN_CALLS = sealed_table(
     kind="call of a run",
     named_by=("trajectory_id", "call_id"),
 )
+#: What a policy learned from, each with the job. Several jobs may have trained on one run: on
+#: branches that a rollback parted, or because `retrain` was asked for.
 TRAINED = sealed_table(
     "trained",
     sa.Column("trajectory_id", sa.String(128), primary_key=True),
     sa.Column("policy", sa.String(64), primary_key=True),
-    sa.Column("job_id", sa.String(64), nullable=False),
+    sa.Column("job_id", sa.String(64), primary_key=True),
     kind="mark of training",
     named_by=("trajectory_id", "policy"),
 )
@@ -109,7 +111,7 @@ TRAINED = sealed_table(
 TRAINED_CALLS = sealed_table(
     "trained_calls",
     sa.Column("call_id", sa.String(160), primary_key=True),
-    sa.Column("job_id", sa.String(64), nullable=False),
+    sa.Column("job_id", sa.String(64), primary_key=True),
     kind="mark of training",
     named_by=("call_id",),
 )
@@ -256,7 +258,7 @@ class StoredRun:
     assembled: bool
     """Whether it was assembled from calls that were tagged with its id."""
     trained_by: dict[str, str]
-    """policy -> the job that trained it on this run."""
+    """policy -> the last job that trained it on this run."""
 
 
 def pack(value: Any) -> bytes:

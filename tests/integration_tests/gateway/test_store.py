@@ -118,7 +118,7 @@ async def filled(store: Store) -> dict[str, list[object]]:
         "calls": [lambda: store.calls(["c-1"]), lambda: store.tagged_calls("t-1")],
         "trajectories": [run, lambda: store.recent_trajectories(9, None)],
         "trained": [run],
-        "trained_calls": [lambda: store.trained_calls(["c-1"])],
+        "trained_calls": [lambda: store.jobs.trained_calls(["c-1"], "p")],
         "policies": [store.policies, lambda: store.set_serving("p", 1)],
         "checkpoints": [lambda: store.checkpoints("p"), lambda: store.set_pinned("p", 0, True)],
         "jobs": [lambda: store.jobs.get("job-1"), lambda: store.jobs.payload("job-1")],
@@ -254,7 +254,7 @@ async def test_each_policy_trains_a_run_once(store: Store) -> None:
     found = await store.trajectories(["t-1", "t-2"])
     assert found["t-1"].trained_by == {"critic": "job-2", "writer": "job-1"}
     assert found["t-2"].trained_by == {}
-    with pytest.raises(Exception, match=r"(?i)unique"):  # and the whole of the job's end is undone
+    with pytest.raises(Conflict, match="twice"):  # and the whole of the job's end is undone
         await trained(store, "t-1", "writer", "job-3")
     assert (await store.jobs.get("job-3")).state == "queued"
 
@@ -264,13 +264,15 @@ async def test_each_call_is_trained_once_unless_a_job_asks_for_another_pass(stor
     for job in ("job-1", "job-2", "job-3"):
         await store.jobs.add(job, job, TrainRequest(policy="p", groups=(("t-1",),)), [], 9)
     await store.jobs.finish("job-1", None, None, trained=["t-1"], calls=["c-1", "c-2"])
-    with pytest.raises(Exception, match=r"(?i)unique"):
+    with pytest.raises(Conflict, match="twice"):
         await store.jobs.finish("job-2", None, None, trained=["t-2"], calls=["c-2", "c-3"])
-    assert await store.trained_calls(["c-1", "c-2", "c-3"]) == {"c-1": "job-1", "c-2": "job-1"}
+    first = {"c-1": {"job-1"}, "c-2": {"job-1"}}
+    assert await store.jobs.trained_calls(["c-1", "c-2", "c-3"], "p") == first
+    assert await store.jobs.trained_calls(["c-1", "c-2"], "q") == {}
     again = {"trained": ["t-1"], "calls": ["c-2", "c-3"]}
     await store.jobs.finish("job-3", None, None, **again, retrain=True)
-    marks = {"c-1": "job-1", "c-2": "job-3", "c-3": "job-3"}
-    assert await store.trained_calls(marks) == marks
+    marks = {"c-1": {"job-1"}, "c-2": {"job-1", "job-3"}, "c-3": {"job-3"}}
+    assert await store.jobs.trained_calls(marks, "p") == marks
     assert (await store.trajectory("t-1")).trained_by == {"p": "job-3"}
 
 

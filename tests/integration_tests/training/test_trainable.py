@@ -151,6 +151,50 @@ def test_a_call_is_trained_once_whatever_run_it_is_put_into(http: httpx.Client) 
     assert train(http, copies("late")).excluded["calls.already_trained"] == 3
 
 
+def test_what_a_discarded_version_trained_is_trained_once_on_each_lineage(
+    http: httpx.Client,
+) -> None:
+    """Versions 1 and 2 on one branch; 1 is discarded; 3 and 4 on another; back to 2, and on."""
+    policy = new_id("parted")
+    ok(http.post("/v1/policies", json={"name": policy, "lora": {"rank": 4}}))
+
+    def sampled(prefix: str) -> list[str]:
+        runs = [new_id(prefix) for _ in range(2)]
+        for seed, run in enumerate(runs):
+            call(http, run, seed, policy)
+            scored(http, run, float(seed))
+        return runs
+
+    def back_to(version: int) -> None:
+        ok(http.post(f"/v1/policies/{policy}/rollback", json={"version": version}))
+
+    def trained(runs: Sequence[str], **body: Any) -> TrainResult:
+        return train(http, runs, policy=policy, **body)
+
+    one, two = sampled("one"), sampled("two")
+    copies = [ok(http.get(f"/v1/trajectories/{run}")) | {"id": new_id("copy")} for run in one]
+    for run in copies:
+        ok(http.post("/v1/trajectories", json=run))
+    assert trained(one).version == 1 and trained(two).version == 2
+    back_to(1)
+    assert trained(one).excluded["runs.already_trained"] == 2
+    again = trained(two)
+    assert again.version == 3 and "runs.already_trained" not in again.excluded
+    assert trained(two).excluded["runs.already_trained"] == 2
+    back_to(2)  # the branch of the first training
+    assert trained(two).excluded["runs.already_trained"] == 2
+    back_to(0)
+    whys = [turn.excluded_because for turn in audit(http, copies[0]["id"]).turns]
+    assert whys == [None], "as a job would find it"
+    assert trained([run["id"] for run in copies]).version == 4
+    whys = [turn.excluded_because for turn in audit(http, copies[0]["id"]).turns]
+    assert whys == [None], "its own job"
+    assert trained(one).excluded["calls.already_trained"] == 2
+    assert trained(one, retrain=True).version == 5
+    back_to(4)  # what was trained on purpose is discarded, and what was before it is not
+    assert trained(one).excluded["calls.already_trained"] == 2
+
+
 def test_frozen_calls_never_enter_a_baseline(http: httpx.Client) -> None:
     runs: list[str] = []
     for seed, reward in enumerate([1.0, 0.0, 0.5]):
