@@ -62,6 +62,30 @@ def mean_of_scenarios(rewards: Iterable[Sequence[float]]) -> MeanOfScenarios:
     )
 
 
+def student_tail(t: float, freedom: int) -> float:
+    """The probability that Student's t with so many degrees of freedom is above a positive `t`.
+
+    By the finite series for whole degrees of freedom (Abramowitz and Stegun 1964, 26.7.3 and
+    26.7.4); exact to about 1e-15, so that smaller probabilities come out as 0.
+
+    Raises:
+        ValueError: `t` is negative, or `freedom` below 1.
+    """
+    if not t >= 0 or freedom < 1:
+        raise ValueError(f"got {t=} and {freedom=}, expected t >= 0 and freedom >= 1")
+    angle = math.atan2(t, math.sqrt(freedom))
+    square, odd = math.cos(angle) ** 2, freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for n in range(2 if odd else 1, freedom - 1, 2):
+        term *= square * n / (n + 1)
+        total += term
+    inside = math.sin(angle) * total
+    if odd:
+        inside = 2 / math.pi * (angle + inside)
+    return max(0.0, (1 - inside) / 2)
+
+
 def wilson(successes: int, n: int) -> tuple[float, float]:
     """The 95 % interval of a rate: Wilson's score interval.
 

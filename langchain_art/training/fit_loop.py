@@ -14,10 +14,12 @@ from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ConfigError, Conflict, JobFailed, NotFound
 from langchain_art.rollout import remote_graph
 from langchain_art.rollout.runner import Rollout
+from langchain_art.statistics.intervals import mean_of_scenarios
 from langchain_art.trackers.base import Tracker
-from langchain_art.training.collapse import new_signs
+from langchain_art.training.collapse.recovery import Recovery, no_gain
 from langchain_art.training.evaluate import evaluate
 from langchain_art.training.fit_export import FitExport
+from langchain_art.training.fit_schedule import Schedule
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.progress import Display
@@ -28,21 +30,6 @@ from langchain_art.wire import LoraConfig, StepSeconds, TrainResult
 
 OnStep: TypeAlias = "Callable[[StepRecord], object]"
 """A hook of `Trainer.fit`, plain or async."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The number of steps, and when held-out scenarios are evaluated."""
-
-    steps: int
-    eval_scenarios: Sequence[Any] = ()
-    eval_every: int | None = None
-    eval_samples: int = 1
-
-    def evaluates(self, step: int) -> bool:
-        """True before the first step, after the last, and every `eval_every` steps."""
-        every = self.eval_every or self.steps or 1
-        return bool(self.eval_scenarios) and (step % every == 0 or step >= self.steps)
 
 
 @dataclass
@@ -72,6 +59,10 @@ class FitLoop:
 
     async def _run(self, scenarios: Sequence[Any]) -> FitResult:
         history, steps = self.history, self.schedule.steps
+        self._recovery = Recovery(
+            self.plan, self.client, history, self.display, self._tracking.record
+        )
+        await self._recovery.complete()
         versions = await self._versions()
         done = history.done
         history.save(steps=steps, began_with=history.state.began_with or versions)
@@ -84,33 +75,53 @@ class FitLoop:
                     f"trainable={self.plan.trainable} in every batch that is collected from now on."
                 )
         with self.display.bar("steps", max(steps, done), done) as advance:
-            await self._evaluate(done)
-            batches = StepBatchBuilder(
-                self.plan,
-                self.client,
-                history,
-                self.display,
-                self.rollout,
-                scenarios,
-                steps,
-                on_run=None if self.export is None else self.export.keep,
-            )
+            await self._settle()
             begun = time.monotonic()
-            async with batches.stream:
-                for step in range(done + 1, steps + 1):
-                    record = await self._step(history.pending() or await batches.collect(step))
-                    left = (time.monotonic() - begun) / (step - done) * (steps - step)
-                    self.display.step(record, steps, first=step == done + 1, left=left)
-                    for sign in new_signs(history.steps):
-                        self.display.warn(sign)
-                    versions = record.versions
-                    await self._report(record)
-                    await self._evaluate(step)
-                    advance()
+            while self._goes_on:
+                # After a rollback anew: what was under way came from a version that is discarded.
+                batches = StepBatchBuilder(
+                    self.plan,
+                    self.client,
+                    history,
+                    self.display,
+                    self.rollout,
+                    scenarios,
+                    steps,
+                    on_run=None if self.export is None else self.export.keep,
+                )
+                async with batches.stream:
+                    rolled_back = False
+                    while self._goes_on and not rolled_back:
+                        step = history.done + 1
+                        record = await self._step(history.pending() or await batches.collect(step))
+                        left = (time.monotonic() - begun) / (step - done) * (steps - step)
+                        self.display.step(record, steps, first=step == done + 1, left=left)
+                        await self._report(record)
+                        rolled_back = await self._settle()
+                        advance()
         history.save(finished=history.done)
-        result = result_of(history, versions)
+        result = result_of(history, history.versions or versions)
         await self._tracking.adapters(self.client, result)
         return result
+
+    @property
+    def _goes_on(self) -> bool:
+        return self.history.done < self.schedule.steps and not self.history.state.stopped
+
+    async def _settle(self) -> bool:
+        """What follows a step: signs of a collapse, the evaluation; whether it was rolled back."""
+        history, step = self.history, self.history.done
+        rolled_back = await self._recovery.look()
+        while await self._evaluate(step) and await self._recovery.look():
+            rolled_back = True  # the version that serves now is evaluated too
+        patience = self.schedule.stop_early
+        if (
+            patience is not None
+            and self._goes_on
+            and (why := no_gain(history.kept_evals, patience))
+        ):
+            self._recovery.stop(why)
+        return rolled_back
 
     def _say_where_it_begins(self, versions: Mapping[str, int]) -> None:
         history, display = self.history, self.display
@@ -149,8 +160,7 @@ class FitLoop:
 
     async def _versions(self) -> dict[str, int]:
         """The versions that serve; makes missing policies."""
-        steps = self.history.steps
-        last = steps[-1].versions if steps else {}
+        last = self.history.versions
         serving: dict[str, int] = {}
         for name in self.plan.policies:
             serving[name] = await serving_version(self.client, name, self.plan.lora)
@@ -176,6 +186,12 @@ class FitLoop:
             results=results,
             reward_mean=statistics.fmean(rewards) if rewards else None,
             reward_std=statistics.stdev(rewards) if len(rewards) > 1 else None,
+            reward_ci95=mean_of_scenarios(
+                [
+                    [one for run in group.trajectories if (one := run.total_return) is not None]
+                    for group in pending.groups
+                ]
+            ).ci95,
             node_rewards=node_rewards(pending.trajectories),
             groups=len(pending.groups),
             failed=sum(t.status == "failed" for t in pending.trajectories),
@@ -227,10 +243,12 @@ class FitLoop:
                 raise
         return results
 
-    async def _evaluate(self, step: int) -> None:
-        """Evaluate after `step`, if it is due and not done; pin the best versions."""
+    async def _evaluate(self, step: int) -> bool:
+        """Evaluate after `step`, if it is due and not done; pin the best. Whether it was."""
         schedule = self.schedule
-        if schedule.evaluates(step) and self.history.eval_at(step) is None:
+        is_due = schedule.evaluates(step) or bool(self.history.state.stopped)
+        evaluates = is_due and bool(schedule.eval_scenarios) and not self.history.eval_at(step)
+        if evaluates:
             result = await evaluate(
                 self.plan,
                 self.client,
@@ -245,6 +263,7 @@ class FitLoop:
             self._tracking.record(result)
             self.display.eval(result)
         await self._pin_best()
+        return evaluates
 
     async def _pin_best(self) -> None:
         """Pin the best evaluated versions and unpin this fit's former ones, no others."""
@@ -272,10 +291,14 @@ def result_of(history: History, versions: Mapping[str, int]) -> FitResult:
         fit_id=history.state.fit_id,
         versions=dict(versions),
         before=history.eval_at(0),
-        after=history.eval_at(max(history.state.steps, history.done)),
+        after=history.eval_at(
+            history.done if history.state.stopped else max(history.state.steps, history.done)
+        ),
         best=best(history.evals),
         history=tuple(history.steps),
         evals=tuple(history.evals),
+        rollbacks=tuple(history.rollbacks),
+        stopped=history.state.stopped,
     )
 
 

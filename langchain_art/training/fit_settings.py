@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 from pydantic import StrictBool, StrictStr, TypeAdapter, ValidationError
 
@@ -15,7 +16,17 @@ from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.export.exporter import Exporter
 from langchain_art.wire import LoraConfig, TrainConfig, Trajectory
 
+OnCollapse: TypeAlias = Literal["rollback", "stop", "warn"]
+"""What a fit does when its policy has collapsed."""
 _SHOWN = 40
+#: Of the numbers of a fit.
+_AT_LEAST = {
+    "group_size": 2,
+    "groups_per_step": 1,
+    "concurrency": 1,
+    "max_steps_ahead": 0,
+    "dynamic_sampling_rounds": 0,
+}
 _BY_NAME = TypeAdapter(dict[StrictStr, StrictBool])
 
 
@@ -35,7 +46,19 @@ class FitSettings:
     max_failed: float
     max_steps_ahead: int
     dynamic_sampling_rounds: int
+    on_collapse: OnCollapse = "rollback"
     export: Exporter | None = None
+
+    def __post_init__(self) -> None:
+        sizes = {name: getattr(self, name) for name in _AT_LEAST}
+        if wrong := [name for name, least in _AT_LEAST.items() if sizes[name] < least]:
+            expected = ", ".join(f"{name} of at least {_AT_LEAST[name]}" for name in wrong)
+            got = ", ".join(f"{name}={sizes[name]!r}" for name in wrong)
+            raise ConfigError(f"got {got}, expected {expected}")
+        if self.on_collapse not in get_args(OnCollapse):
+            raise ConfigError(
+                f"got on_collapse={self.on_collapse!r}, expected one of {get_args(OnCollapse)}"
+            )
 
 
 def check_trainable(trainable: Mapping[str, bool] | None) -> dict[str, bool]:

@@ -12,13 +12,13 @@ import uuid
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from langchain_art.errors import ConfigError
 from langchain_art.training.identity import FitIdentity
-from langchain_art.training.results import EvalResult, Record, StepRecord
+from langchain_art.training.results import EvalResult, Record, Rollback, StepRecord
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 
 M = TypeVar("M", bound=BaseModel)
@@ -91,6 +91,8 @@ class FitState(Record):
     """policy -> the version that served when the fit began."""
     pinned: dict[str, int] = Field(default_factory=dict)
     """policy -> its best version, pinned by this fit."""
+    stopped: str = ""
+    """Why the fit ended before its steps did."""
     failed_jobs: dict[int, int] = Field(default_factory=dict)
     """step -> number of failed jobs; each attempt needs new idempotency keys."""
 
@@ -132,12 +134,12 @@ class PendingStep(Record):
         return [t for group in self.groups for t in group.trajectories]
 
 
-_line: TypeAdapter[EvalResult | StepRecord] = TypeAdapter(
-    Annotated[EvalResult | StepRecord, Field(discriminator="kind")]
-)
+Line: TypeAlias = EvalResult | StepRecord | Rollback
+"""Of ``history.jsonl``."""
+_line: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
 
 
-def read_records(path: Path) -> Iterator[EvalResult | StepRecord]:
+def read_records(path: Path) -> Iterator[Line]:
     """The records of a ``history.jsonl``, without a last line that is being written.
 
     Raises ConfigError if a line is none.
@@ -176,6 +178,12 @@ class History:
         self.state = state or FitState(fit_id=uuid.uuid4().hex[:12], identity=identity)
         self.steps: list[StepRecord] = []
         self.evals: list[EvalResult] = []
+        self.rollbacks: list[Rollback] = []
+        self.kept: list[StepRecord] = []
+        """The steps that were not rolled back."""
+        self.kept_evals: list[EvalResult] = []
+        """The evaluations of versions that were not rolled back."""
+        self.last: Line | None = None
         if self._lines.exists():
             self._load()
         if differences := self.state.identity.differences(identity):
@@ -185,7 +193,7 @@ class History:
 
     def _another(self, differences: Sequence[str]) -> str:
         policies = self.state.identity.policies
-        serving = self.steps[-1].versions if self.steps else {}
+        serving = self.versions
         trained = " and ".join(f"{name}@{serving.get(name, 0)}" for name in policies)
         return (
             f"{self.directory} holds another fit ({self.state.fit_id}, {self.done} steps, "
@@ -202,13 +210,20 @@ class History:
         for record in read_records(self._lines):
             self._keep(record)
 
-    def _keep(self, record: EvalResult | StepRecord) -> None:
+    def _keep(self, record: Line) -> None:
+        self.last = record
         if isinstance(record, StepRecord):
             self.steps.append(record)
-        else:
+            self.kept.append(record)
+        elif isinstance(record, EvalResult):
             self.evals.append(record)
+            self.kept_evals.append(record)
+        else:
+            self.rollbacks.append(record)
+            self.kept = [one for one in self.kept if one.step <= record.to_step]
+            self.kept_evals = [one for one in self.kept_evals if (one.step or 0) <= record.to_step]
 
-    def append(self, record: EvalResult | StepRecord) -> None:
+    def append(self, record: Line) -> None:
         """Add a line; when this returns, it is on disk."""
         with self._lines.open("a") as file:
             file.write(record.model_dump_json() + "\n")
@@ -227,9 +242,38 @@ class History:
         """Steps that are finished."""
         return self.steps[-1].step if self.steps else 0
 
+    @property
+    def versions(self) -> dict[str, int]:
+        """By policy: what the last step, or the rollback after it, let serve; empty before."""
+        if self.rollbacks and self.rollbacks[-1].step == self.done:
+            return self.rollbacks[-1].versions
+        return self.steps[-1].versions if self.steps else {}
+
+    def why_finished(self, steps: int) -> str | None:
+        """Why nothing is left of a fit of so many steps, in words; None: something is."""
+        state = self.state
+        if state.finished == 0 or (steps > self.done and not state.stopped):
+            return None
+        found = f"{self.done} steps are in {self.directory}, so nothing was run."
+        if state.stopped:
+            return (
+                f"Ended already: {found} Why it ended: {state.stopped} To go on from what serves, "
+                "give the next fit another folder; fresh=True begins anew from the base."
+            )
+        return (
+            f"Finished already: {found} Ask for more steps to go on; fresh=True begins anew from "
+            "the base."
+        )
+
+    def config(self, config: TrainConfig) -> TrainConfig:
+        """The config of the next step: rollbacks have lowered its learning rate."""
+        if not self.rollbacks:
+            return config
+        return config.model_copy(update={"learning_rate": self.rollbacks[-1].learning_rate})
+
     def eval_at(self, step: int) -> EvalResult | None:
-        """The evaluation taken after `step`."""
-        return next((e for e in self.evals if e.step == step), None)
+        """The latest evaluation taken after `step`, of versions that were not rolled back since."""
+        return next((e for e in reversed(self.kept_evals) if e.step == step), None)
 
     def pending(self) -> PendingStep | None:
         """The step in progress, if there is one."""

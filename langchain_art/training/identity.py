@@ -19,7 +19,14 @@ from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.results import Record
 
 #: Settings of the trainer that change what a fit learns.
-_SETTINGS = ("group_size", "groups_per_step", "max_steps_ahead", "dynamic_sampling_rounds", "lora")
+_SETTINGS = (
+    "group_size",
+    "groups_per_step",
+    "max_steps_ahead",
+    "dynamic_sampling_rounds",
+    "on_collapse",
+    "lora",
+)
 
 
 class FitIdentity(Record):

@@ -24,6 +24,11 @@ def summary_table(result: FitResult) -> Table:
     rewards = [r.reward_mean for r in result.history if r.reward_mean is not None]
     if rewards:
         table.add_row("training reward", f"{rewards[0]:.3f} first step, {rewards[-1]:.3f} last")
+    for one in result.rollbacks:
+        back = " and ".join(f"{policy}@{version}" for policy, version in one.versions.items())
+        table.add_row("rolled back", f"after step {one.step}, to {back}: {one.why}")
+    if result.stopped:
+        table.add_row("ended early", result.stopped)
     table.add_row("excluded", excluded_counts(result) or "nothing")
     if resampled := sum(record.resampled for record in result.history):
         groups = sum(record.groups for record in result.history)

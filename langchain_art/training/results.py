@@ -85,6 +85,8 @@ class StepRecord(Record):
     """Of the runs' total returns: their own rewards and those of their calls."""
     reward_std: float | None
     """Standard deviation over all runs of the step."""
+    reward_ci95: float | None = None
+    """Half width of the 95 % interval of `reward_mean`, over groups; None with fewer than two."""
     node_rewards: dict[str, float] = Field(default_factory=dict)
     """By node: the mean reward of its calls, over the runs in which they have one."""
     groups: int
@@ -146,6 +148,21 @@ class StepRecord(Record):
         }
 
 
+class Rollback(Record):
+    """A collapse that a fit undid, as a line of ``history.jsonl``."""
+
+    kind: Literal["rollback"] = "rollback"
+    step: int
+    """After which it was seen."""
+    to_step: int
+    """The last step whose version is kept; 0: what the fit began with."""
+    versions: dict[str, int]
+    """By policy: the version that serves from then on."""
+    learning_rate: float
+    """Of the steps that follow."""
+    why: str
+
+
 def _is_elsewhere(report: NodeReport) -> bool:
     return not report.calls and report.excluded.keys() == {"other_policy"}
 
@@ -177,6 +194,9 @@ class FitResult(Record):
     """The evaluation with the highest mean; its versions are pinned on the server."""
     history: tuple[StepRecord, ...] = ()
     evals: tuple[EvalResult, ...] = ()
+    rollbacks: tuple[Rollback, ...] = ()
+    stopped: str = ""
+    """Why the fit ended before its steps did; empty: it did not."""
 
     def __repr__(self) -> str:
         """In a line, for a notebook or a print: the history alone is kilobytes."""

@@ -114,7 +114,7 @@ class StepBatchBuilder:
         pending = PendingStep(
             step=step,
             groups=tuple(groups),
-            config=plan.config,
+            config=self.history.config(plan.config),
             trainable=plan.trainable,
             remote=self._is_remote,
             unjudged=unjudged,

@@ -21,10 +21,10 @@ from langchain_art.errors import ArtError
 from langchain_art.evaluators.transcript import compact, text_of, tool_calls
 from langchain_art.trackers.base import AdapterFiles, FitCard, TableRow, TrackedRecord, Tracker
 from langchain_art.trackers.fit_trackers import FitTrackers
-from langchain_art.training.fit_state import HISTORY, History, read_records
+from langchain_art.training.fit_state import HISTORY, History, Line, read_records
 from langchain_art.training.identity import flat
 from langchain_art.training.progress import Display
-from langchain_art.training.results import EvalResult, FitResult, StepRecord, tokens
+from langchain_art.training.results import EvalResult, FitResult, Rollback, StepRecord, tokens
 from langchain_art.wire import Trajectory, TrajectoryGroup
 from langchain_art.wire.calls import label
 from langchain_art.wire.redaction import redact
@@ -75,9 +75,7 @@ class FitTracking:
         self._any = bool(trackers)
         self._files: Path | None = None
 
-    def record(
-        self, record: StepRecord | EvalResult, groups: Sequence[TrajectoryGroup] = ()
-    ) -> None:
+    def record(self, record: Line, groups: Sequence[TrajectoryGroup] = ()) -> None:
         """Show a record that is on disk, and the runs of its step."""
         if self._any:
             self._trackers.record(tracked(record, self._next, groups))
@@ -113,12 +111,13 @@ class FitTracking:
             shutil.rmtree(self._files, ignore_errors=True)
 
 
-def tracked(
-    record: StepRecord | EvalResult, number: int, groups: Sequence[TrajectoryGroup] = ()
-) -> TrackedRecord:
+def tracked(record: Line, number: int, groups: Sequence[TrajectoryGroup] = ()) -> TrackedRecord:
     """A line of the history as trackers get it."""
     if isinstance(record, EvalResult):
         return TrackedRecord(number, record.step or 0, eval_metrics(record))
+    if isinstance(record, Rollback):
+        found = {"train/rolled_back_to": float(record.to_step)}
+        return TrackedRecord(number, record.step, found)
     runs = [run for group in groups for run in group.trajectories]
     shown = _shown(groups)
     tables = {"runs": run_rows(shown), "actions": action_rows(shown)}

@@ -30,15 +30,14 @@ from langchain_art.training.addresses import (
 )
 from langchain_art.training.evaluate import evaluate
 from langchain_art.training.fit_export import exporting
-from langchain_art.training.fit_loop import (
-    FitLoop,
-    OnStep,
-    Schedule,
-    result_of,
-    roll_back,
-    serving_version,
+from langchain_art.training.fit_loop import FitLoop, OnStep, result_of, roll_back, serving_version
+from langchain_art.training.fit_schedule import Schedule
+from langchain_art.training.fit_settings import (
+    FitSettings,
+    OnCollapse,
+    check_export,
+    check_trainable,
 )
-from langchain_art.training.fit_settings import FitSettings, check_export, check_trainable
 from langchain_art.training.fit_state import History, alone
 from langchain_art.training.identity import identity_of
 from langchain_art.training.progress import Display
@@ -87,6 +86,12 @@ class Trainer:
             the learner corrects (importance sampling, `TrainConfig.max_staleness`).
         dynamic_sampling_rounds: how often, at most, a step rolls out further scenarios in place
             of groups with zero variance or not judged (DAPO, arXiv 2503.14476, section 3.2).
+        on_collapse: what a fit does when rewards fall by more than chance explains, below all
+            before or with replies cut off, alike or flat (`training.collapse.signs`).
+            ``"rollback"``: the policies go back to the last good version with its state of Adam,
+            and the fit goes on at a third of the learning rate; the discarded steps count as
+            steps. After the fourth time it ends there. ``"stop"``: the fit ends with the versions
+            as they are. ``"warn"``: it is only said.
         trackers: where the fit is shown beside its folder: ``["wandb", "tensorboard"]``, or objects
             (`trackers.Tracker`). None: W&B if WANDB_PROJECT or WANDB_MODE is set.
         export: where runs go for review when they are judged and trained. None: nowhere.
@@ -117,18 +122,11 @@ class Trainer:
         max_failed: float = 0.5,
         max_steps_ahead: int = 0,
         dynamic_sampling_rounds: int = 0,
+        on_collapse: OnCollapse = "rollback",
         trackers: Sequence[str | Tracker] | None = None,
         export: Exporter | None = None,
         console: Console | None = None,
     ) -> None:
-        if group_size < 2 or groups_per_step < 1 or concurrency < 1:
-            raise ConfigError(
-                f"got {group_size=}, {groups_per_step=}, {concurrency=}, expected at least 2, 1, 1"
-            )
-        if max_steps_ahead < 0 or dynamic_sampling_rounds < 0:
-            raise ConfigError(
-                f"got {max_steps_ahead=}, {dynamic_sampling_rounds=}, expected counts"
-            )
         if isinstance(config, SFTConfig):
             raise ConfigError(
                 "got an SFTConfig, which reads no rewards, expected a TrainConfig for `fit`; give "
@@ -150,6 +148,7 @@ class Trainer:
             max_failed=max_failed,
             max_steps_ahead=max_steps_ahead,
             dynamic_sampling_rounds=dynamic_sampling_rounds,
+            on_collapse=on_collapse,
             export=check_export(export),
         )
         self._trackers = chosen_trackers(trackers)
@@ -164,6 +163,7 @@ class Trainer:
         eval_scenarios: Sequence[Any] | None = None,
         eval_every: int | None = None,
         eval_samples: int = 1,
+        stop_early: int | None = None,
         fresh: bool = False,
         on_step: OnStep | None = None,
     ) -> FitResult:
@@ -183,6 +183,8 @@ class Trainer:
                 versions with the best mean are pinned on the server.
             eval_every: steps. None: only before and after.
             eval_samples: runs per held-out scenario.
+            stop_early: end after so many evaluations in a row without a gain, which is a mean above
+                the last gain's by more than the 95 % interval of the difference. None: never.
             fresh: begin anew from the base: the policies are rolled back to version 0 (or to where
                 this folder's warm start had come), and the files of a fit in the folder are moved
                 to ``earlier/``. Versions that were made stay on the server as it keeps them.
@@ -202,13 +204,11 @@ class Trainer:
         self._require_reward(rollout)
         check_scenarios(train_scenarios, "train_scenarios")
         check_scenarios(eval_scenarios or (), "eval_scenarios")
-        if steps < 0 or (eval_every is not None and eval_every < 1) or eval_samples < 1:
-            raise ConfigError(f"got {steps=}, {eval_every=}, {eval_samples=}, expected counts")
         if steps and not train_scenarios:
             raise ConfigError("train_scenarios: got none, expected at least one")
         if on_step is not None and not callable(on_step):
             raise ConfigError(f"got {on_step=!r:.200}, expected a function of a step's record")
-        schedule = Schedule(steps, eval_scenarios or (), eval_every, eval_samples)
+        schedule = Schedule(steps, eval_scenarios or (), eval_every, eval_samples, stop_early)
         identity = identity_of(
             self._plan, self._models, rollout, train_scenarios, schedule.eval_scenarios
         )
@@ -219,13 +219,9 @@ class Trainer:
                     base = warm_version(self.out_dir, self.policies)
                     await roll_back(client, self.policies, self._display, base)
                 history = History(self.out_dir, identity, fresh=fresh)
-                if history.state.finished > 0 and steps <= history.done:
-                    self._display.line(
-                        f"Finished already: {history.done} steps are in {self.out_dir}, so "
-                        "nothing was run. Ask for more steps to go on; fresh=True begins anew from "
-                        "the base."
-                    )
-                    result = result_of(history, history.steps[-1].versions)
+                if why := history.why_finished(steps):
+                    self._display.line(why)
+                    result = result_of(history, history.versions)
                     self._display.summary(result)
                     return result
                 plan, display, more = self._plan, self._display, (on_step, self._trackers, export)

@@ -11,6 +11,7 @@ from langchain_art.training.fit_state import (
     FIT,
     HISTORY,
     FitState,
+    Line,
     is_running,
     read_records,
     read_state,
@@ -25,12 +26,22 @@ class Fit:
     name: str
     """Of its folder, below the folder that was searched."""
     state: FitState
-    steps: list[StepRecord]
-    evals: list[EvalResult]
+    lines: list[Line]
+    """Of its ``history.jsonl``."""
     at: float
     """Seconds since the epoch: when its files were last written."""
     running: bool
     """Whether a process runs it just now."""
+
+    @property
+    def steps(self) -> list[StepRecord]:
+        """Those that were rolled back included."""
+        return [one for one in self.lines if isinstance(one, StepRecord)]
+
+    @property
+    def evals(self) -> list[EvalResult]:
+        """Those of versions that were rolled back included."""
+        return [one for one in self.lines if isinstance(one, EvalResult)]
 
     @property
     def done(self) -> int:
@@ -44,8 +55,9 @@ class Fit:
 
     @property
     def finished(self) -> bool:
-        """Whether all steps that were asked for are done, and the last evaluation."""
-        return 0 < self.state.steps <= self.state.finished
+        """Whether all steps that were asked for are done (or it ended early), and evaluated."""
+        ended = self.state.finished > 0 and bool(self.state.stopped)
+        return ended or 0 < self.state.steps <= self.state.finished
 
     @property
     def rewards(self) -> list[tuple[int, float]]:
@@ -71,9 +83,9 @@ class Fit:
     def versions(self) -> str:
         """What to use: the best version, or where it was not evaluated the newest."""
         if self.best is not None and self.held_out:
-            chosen = next(e for e in self.evals if (e.step or 0) == self.best[0])
-            return chosen.version
-        last = self.steps[-1].versions if self.steps else {}
+            return next(e.version for e in self.evals if (e.step or 0, e.mean) == self.best)
+        made = [one for one in self.lines if not isinstance(one, EvalResult)]
+        last = made[-1].versions if made else {}
         return " + ".join(f"{name}@{last.get(name, 0)}" for name in self.state.identity.policies)
 
 
@@ -116,12 +128,10 @@ def _read(folder: Path, root: Path) -> Fit | None:
     if state is None:
         return None
     lines = folder / HISTORY
-    records = list(read_records(lines)) if lines.exists() else []
     return Fit(
         name=folder.relative_to(root).as_posix(),
         state=state,
-        steps=[one for one in records if isinstance(one, StepRecord)],
-        evals=[one for one in records if isinstance(one, EvalResult)],
+        lines=list(read_records(lines)) if lines.exists() else [],
         running=is_running(folder),
         at=max(path.stat().st_mtime for path in (folder / FIT, lines) if path.exists()),
     )

@@ -19,7 +19,8 @@ from langchain_art.statistics.intervals import Z95
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
 from langchain_art.training.experiments.curves import reward_plot
-from langchain_art.training.fit_loop import Schedule, best
+from langchain_art.training.fit_loop import best
+from langchain_art.training.fit_schedule import Schedule
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.report import summary_table
 from langchain_art.training.results import summarize
@@ -539,28 +540,6 @@ async def test_a_failed_job_can_be_resumed_under_a_new_key(
             await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
     found = await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
     assert len(found.history) == 1
-
-
-async def test_a_fall_of_all_rewards_is_told_in_its_step(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
-    told = io.StringIO()
-    trainer = trainer_of(art_server, tmp_path, console=Console(file=told, width=400))
-    good = rollout_of(art_server, trainer)
-    done = 0
-
-    async def rollout(scenario: dict[str, str]) -> Run:
-        nonlocal done
-        done += 1
-        run = await good(scenario)
-        if done > 8:  # those of the first step
-            run.reward = -1.0
-        return run
-
-    await trainer.fit(rollout, SCENARIOS, steps=2)
-    said = told.getvalue()
-    assert said.count("to -1.000, the same for all runs. The update of step 1 likely went") == 1
-    assert "step 2 trained" in said and "on NOTHING" in said
 
 
 async def test_evaluation_needs_one_version(art_server: LiveServer, tmp_path: Path) -> None:

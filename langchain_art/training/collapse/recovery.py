@@ -1,0 +1,167 @@
+"""What a fit does when its policy has collapsed: say it, go back, or stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from langchain_art.client.async_client import AsyncArtClient
+from langchain_art.errors import NotFound
+from langchain_art.training.collapse.signs import Sign, held_out_sign, new_signs
+from langchain_art.training.fit_settings import FitSettings
+from langchain_art.training.fit_state import History
+from langchain_art.training.progress import Display
+from langchain_art.training.results import EvalResult, Rollback, StepRecord
+
+#: By which the learning rate is multiplied at each rollback.
+SLOWER = 1 / 3
+#: Rollbacks after which a fit goes on; after the next one it ends.
+MOST_ROLLBACKS = 3
+
+
+@dataclass
+class Recovery:
+    """Looks at each new record of a fit, and acts as `Trainer(on_collapse=)` says."""
+
+    plan: FitSettings
+    client: AsyncArtClient
+    history: History
+    display: Display
+    on_rollback: Callable[[Rollback], None]
+
+    async def complete(self) -> None:
+        """Do what a crash left undone of a rollback: some policies may not be rolled back yet."""
+        last = self.history.last
+        if not isinstance(last, Rollback):
+            return
+        former = [one for one in self.history.rollbacks if one.step == last.step]
+        served = [self.history.steps[-1].versions, *(one.versions for one in former)]
+        for policy, version in last.versions.items():
+            serving = (await self.client.policy(policy)).version
+            if serving != version and serving in [one[policy] for one in served]:
+                await self.client.rollback(policy, version)
+                self.display.warn(f"{policy} is rolled back to @{version}: {last.why}")
+        self._stop_after_too_many(last)
+
+    async def look(self) -> bool:
+        """Look at the last line of the history; whether the policies were rolled back.
+
+        Raises:
+            NotFound: no version that they could go back to is kept.
+        """
+        history, last = self.history, self.history.last
+        if history.state.stopped:
+            return False
+        if isinstance(last, StepRecord):
+            signs = new_signs(history.kept, self.plan.max_steps_ahead)
+        elif isinstance(last, EvalResult):
+            sign = held_out_sign(history.kept_evals, history.kept)
+            signs = [sign] if sign else []
+        else:
+            return False
+        undoing = self.plan.on_collapse == "rollback"
+        for sign in signs:
+            advice = "" if sign.keep is not None and undoing else f" {sign.advice}"
+            self.display.warn(sign.words + advice)
+        harmful = [sign for sign in signs if sign.keep is not None]
+        if not harmful or self.plan.on_collapse == "warn":
+            return False
+        if self.plan.on_collapse == "stop":
+            self.stop(f"{harmful[0].words} {harmful[0].advice}")
+            return False
+        await self._roll_back(harmful[0])
+        return True
+
+    def stop(self, why: str) -> None:
+        """End the fit, for good."""
+        self.history.save(stopped=why)
+        self.display.warn(f"The fit ends after step {self.history.done}: {why}")
+
+    async def _roll_back(self, sign: Sign) -> None:
+        history, display = self.history, self.display
+        keep, versions = await self._newest_good(sign.keep or 0)
+        rate = history.config(self.plan.config).learning_rate
+        done = Rollback(
+            step=history.done,
+            to_step=history.kept[keep - 1].step if keep else 0,
+            versions=versions,
+            learning_rate=rate * SLOWER,
+            why=sign.words,
+        )
+        discarded = [one.step for one in history.kept[keep:]]
+        history.append(done)  # before it is done: a resumed fit completes it
+        self.on_rollback(done)
+        for policy, version in versions.items():
+            await self.client.rollback(policy, version)
+        display.warn(
+            f"Rolled back to {_names(done)}, as it was after step {done.to_step}: the versions of "
+            f"{'steps' if len(discarded) > 1 else 'step'} {', '.join(map(str, discarded))} are "
+            f"discarded. The learning rate is {done.learning_rate:.3g} from here on, and was "
+            f"{rate:.3g} (rollback {len(history.rollbacks)} of {MOST_ROLLBACKS} at most)."
+        )
+        self._stop_after_too_many(done)
+
+    def _stop_after_too_many(self, last: Rollback) -> None:
+        if (times := len(self.history.rollbacks)) <= MOST_ROLLBACKS:
+            return
+        self.stop(
+            f"it collapsed {times} times, at last with a learning rate of "
+            f"{last.learning_rate / SLOWER:.3g}; {_names(last)} serves, the last good version. Try "
+            "TrainConfig(optimizer_steps=1, kl=KLPenalty(…)), more groups a step, and look at what "
+            "the runs of the discarded steps were rewarded for (`langchain-art runs`)."
+        )
+
+    async def _newest_good(self, most: int) -> tuple[int, dict[str, int]]:
+        """How many steps to keep, `most` at most, so that their versions are on the server."""
+        history = self.history
+        kept_there = {
+            policy: {one.version for one in await self.client.checkpoints(policy)}
+            for policy in self.plan.policies
+        }
+        began_with = dict(history.state.began_with)
+        good = [began_with, *(one.versions for one in history.kept[:most])]
+        for keep in range(len(good) - 1, -1, -1):
+            if all(version in kept_there[policy] for policy, version in good[keep].items()):
+                return keep, good[keep]
+        raise NotFound(
+            f"The policy has collapsed, and none of the versions up to {good[-1]} is kept, to "
+            "which it could go back. Let the server keep more (`keep_checkpoints`), and begin with "
+            'fit(…, fresh=True); or train with Trainer(on_collapse="warn").'
+        )
+
+
+def _names(done: Rollback) -> str:
+    return " and ".join(f"{policy}@{version}" for policy, version in done.versions.items())
+
+
+def no_gain(evals: Sequence[EvalResult], patience: int) -> str | None:
+    """Why to stop early: the last `patience` evaluations gained nothing; None: go on.
+
+    An evaluation is a gain if its mean is above that of the last gain (at first the first
+    evaluation) by more than the 95 % interval of the difference of two independent means,
+    √(ci95² + ci95²). Both are of the same scenarios, so that the true interval is narrower; small
+    gains add up until they are one.
+
+    Args:
+        evals: oldest first, of versions that were not rolled back.
+        patience: a positive number.
+    """
+    scored = [one for one in evals if one.mean is not None and one.ci95 is not None]
+    if not scored:
+        return None
+    best, since = scored[0], 0
+    for one in scored[1:]:
+        chance = math.hypot(one.ci95 or 0.0, best.ci95 or 0.0)
+        best, since = (one, 0) if _gain(best, one) > chance else (best, since + 1)
+    if since < patience:
+        return None
+    return (
+        f"no further gain in {since} evaluations (stop_early={patience}): since step {best.step}, "
+        f"{best}, none was better by more than the 95 % interval of the difference; the last is "
+        f"{scored[-1]}."
+    )
+
+
+def _gain(before: EvalResult, after: EvalResult) -> float:
+    return (after.mean or 0.0) - (before.mean or 0.0)

@@ -1,0 +1,268 @@
+"""Signs that a policy has collapsed, each with its likely cause and what to do.
+
+They are read from the records of the steps, and of the held-out evaluations:
+
+- ``reward``: the training rewards fell below all before in one step;
+- ``held_out``: the held-out reward fell below all before;
+- ``flat``: in two steps one after the other all groups had zero variance, so nothing was learned;
+- ``entropy``: the policy samples nearly the same every time, and its rewards fell;
+- ``truncated``: half of the replies or more are cut off at `max_tokens`, where less than a quarter
+  was in the first step.
+
+Rewards *fell* if both hold, so that a noisy fit which learns raises no alarm:
+
+- chance: Student's t-test of two samples with a common variance (Student 1908, Biometrika 6) over
+  the means of groups, one-sided at 1e-5. A group is one draw of a scenario, whose runs vary
+  together. The sample before is that of up to five steps.
+- size: half a standard deviation of single runs (Cohen 1988: a medium effect), or all runs have one
+  and the same reward, so that nothing more is learned.
+
+A policy that samples the same every time because it has learned all there is to learn has not
+fallen: it is said that nothing is learned, and nothing is undone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from langchain_art.statistics.intervals import Z95, student_tail
+from langchain_art.training.results import EvalResult, StepRecord
+
+#: Of a fall that is taken for one: its probability by chance, and its size in standard deviations.
+CHANCE, EFFECT = 1e-5, 0.5
+#: Steps before a fall with which it is compared.
+WINDOW = 5
+_MOSTLY, _SELDOM = 0.5, 0.25
+#: Share of the first step's entropy below which a policy samples nearly the same every time.
+_DETERMINISTIC = 0.1
+_SLOWER = "go on with a lower learning_rate, fewer optimizer_steps or a KLPenalty"
+
+
+@dataclass(frozen=True)
+class Sign:
+    """One sign, in words."""
+
+    kind: str
+    words: str
+    """What is seen, in which step, and the likely cause."""
+    keep: int | None
+    """How many of the steps made good versions; None: going back to one of them would not help."""
+    advice: str
+
+
+def new_signs(history: Sequence[StepRecord], ahead: int = 0) -> list[Sign]:
+    """What the last step shows that the one before did not; empty: nothing, or no step.
+
+    Args:
+        history: the steps that were not rolled back, oldest first.
+        ahead: `Trainer(max_steps_ahead=)`: how many versions old the runs of a step may be.
+    """
+    before = {(one.kind, one.keep is None) for one in _signs(history[:-1], ahead)}
+    return [one for one in _signs(history, ahead) if (one.kind, one.keep is None) not in before]
+
+
+def held_out_sign(evals: Sequence[EvalResult], history: Sequence[StepRecord]) -> Sign | None:
+    """Whether the last evaluation fell below all before; it keeps the steps up to the best one.
+
+    Args:
+        evals: those of versions that were not rolled back, oldest first.
+        history: as of `new_signs`.
+    """
+    scored = [one for one in evals if one.mean is not None]
+    if len(scored) < 2:
+        return None
+    *earlier, last = scored
+    best = max(earlier, key=lambda one: (one.mean or 0.0, -(one.step or 0)))
+    samples = [_of_eval(best), _of_eval(last)]
+    if (last.mean or 0.0) >= min(one.mean or 0.0 for one in earlier) or not _fell(samples):
+        return None
+    step = best.step or 0
+    return Sign(
+        "held_out",
+        f"step {last.step}: held-out reward fell from {best.mean:.3f} ({best.version}) to "
+        f"{last.mean:.3f} ({last.version}). An update since step {step} likely went too far, or "
+        "the policy learned what only the training scenarios reward.",
+        sum(one.step <= step for one in history),
+        f"Roll back to {best.version} (`langchain-art checkpoints rollback`), and {_SLOWER}.",
+    )
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Means of groups, or of scenarios: their number, mean, variance; and that of single runs."""
+
+    n: int
+    mean: float
+    variance: float
+    run_variance: float
+
+
+def _of_step(record: StepRecord) -> _Sample | None:
+    mean, ci95 = record.reward_mean, record.reward_ci95
+    if mean is None or ci95 is None or record.groups < 2:
+        return None
+    n = record.groups
+    return _Sample(n, mean, n * (ci95 / Z95) ** 2, (record.reward_std or 0.0) ** 2)
+
+
+def _of_eval(result: EvalResult) -> _Sample | None:
+    """Runs of one scenario count as if they were scenarios: `n` is not smaller than these are."""
+    if result.mean is None or result.ci95 is None or result.n < 2:
+        return None
+    variance = result.n * (result.ci95 / Z95) ** 2
+    return _Sample(result.n, result.mean, variance, variance)
+
+
+def _pool(samples: Sequence[_Sample | None]) -> _Sample | None:
+    """Several steps as one sample: how far their means are apart counts, too."""
+    known = [one for one in samples if one is not None]
+    if not known:
+        return None
+    n = sum(one.n for one in known)
+    mean = sum(one.n * one.mean for one in known) / n
+    squares = sum((one.n - 1) * one.variance + one.n * (one.mean - mean) ** 2 for one in known)
+    return _Sample(n, mean, squares / (n - 1), max(one.run_variance for one in known))
+
+
+def _fell(samples: Sequence[_Sample | None], last: int = 1, chosen_of: int = 1) -> bool:
+    """Whether the `last` samples are below the others: see the module.
+
+    `chosen_of`: of how many the others are the highest; the probability has to be smaller by that
+    factor (Bonferroni). What was chosen may be high by a few rare rewards: its own
+    variance counts where it is above the common one.
+    """
+    before, after = _pool(samples[:-last]), _pool(samples[-last:])
+    if before is None or after is None or after.mean >= before.mean:
+        return False
+    fall, spread = before.mean - after.mean, max(before.run_variance, after.run_variance)
+    if fall < EFFECT * math.sqrt(spread) and after.run_variance > 0:
+        return False
+    freedom = before.n + after.n - 2
+    variance = ((before.n - 1) * before.variance + (after.n - 1) * after.variance) / freedom
+    if chosen_of > 1:
+        variance = max(variance, before.variance)
+    if variance == 0:
+        return True
+    error = math.sqrt(variance * (1 / before.n + 1 / after.n))
+    return student_tail(fall / error, freedom) < CHANCE / chosen_of
+
+
+def _peak(history: Sequence[StepRecord], last: int) -> int | None:
+    """The step, by index, up to which rewards were best, if the `last` steps fell from there."""
+    samples = [_of_step(one) for one in history]
+    now = samples[-last:]
+    ends = range(len(history) - last)
+    windows = {end: samples[max(0, end + 1 - WINDOW) : end + 1] for end in ends}
+    pooled = {end: found for end, some in windows.items() if (found := _pool(some)) is not None}
+    if not pooled:
+        return None
+    end = max(pooled, key=lambda one: (pooled[one].mean, one))
+    return end if _fell([*windows[end], *now], last, len(pooled)) else None
+
+
+def _signs(history: Sequence[StepRecord], ahead: int) -> list[Sign]:
+    if not history:
+        return []
+    found = (_reward, _flat, _entropy, _truncated)
+    return [sign for find in found if (sign := find(history, ahead)) is not None]
+
+
+def _reward(history: Sequence[StepRecord], ahead: int) -> Sign | None:
+    """The runs of a step were sampled by the version of the step before."""
+    *earlier, last = history
+    means = [one.reward_mean for one in earlier if one.reward_mean is not None]
+    if not means or last.reward_mean is None or last.reward_mean >= min(means):
+        return None
+    if not _fell([_of_step(one) for one in history[-WINDOW - 1 :]]):
+        return None
+    same = ", the same for all runs" if last.reward_std == 0 else ""
+    words = (
+        f"rewards fell from {means[-1]:.3f} to {last.reward_mean:.3f}{same}. The update of step "
+        f"{earlier[-1].step} likely went too far."
+    )
+    return _undone("reward", history, words, len(earlier) - 1 - ahead)
+
+
+def _flat(history: Sequence[StepRecord], ahead: int) -> Sign | None:
+    flat = 0
+    while flat < min(len(history), WINDOW) and _all_flat(history[-1 - flat]):
+        flat += 1
+    if flat < 2:
+        return None
+    step, reward = history[-1].step, history[-1].reward_mean
+    words = f"all groups of {flat} steps had zero variance, at the reward {reward:.3f}, so nothing "
+    words += "was learned."
+    if (peak := _peak(history, flat)) is not None:
+        words += f" The policy is worse than in step {history[peak].step}: it has collapsed."
+        return _undone("flat", history, words, peak - ahead)
+    if _entropy_gone(history) is not None:
+        words += " The policy samples nearly the same every time."
+    return Sign(
+        "flat",
+        f"step {step}: {words}",
+        None,
+        "Its scenarios are all too hard or all too easy for it: take others, or "
+        "Trainer(dynamic_sampling_rounds=…). If this is the reward that you want, it is done.",
+    )
+
+
+def _entropy(history: Sequence[StepRecord], ahead: int) -> Sign | None:
+    if (gone := _entropy_gone(history)) is None or (peak := _peak(history, 1)) is None:
+        return None
+    now, first = gone
+    words = (
+        f"the entropy is {now:.3g} nats a token, and was {first:.3g} in the first step: the policy "
+        f"samples nearly the same every time, and rewards fell below those of step "
+        f"{history[peak].step}."
+    )
+    return _undone("entropy", history, words, peak - ahead)
+
+
+def _truncated(history: Sequence[StepRecord], ahead: int) -> Sign | None:
+    now, first = (_metric(one, "truncated_share") for one in (history[-1], history[0]))
+    if now is None or first is None or now < _MOSTLY or first >= _SELDOM:
+        return None
+    words = (
+        f"{now:.0%} of the replies are cut off at max_tokens, {first:.0%} were in the first step: "
+        "replies grow."
+    )
+    if (peak := _peak(history, 1)) is not None:
+        words += f" Rewards fell below those of step {history[peak].step}."
+        return _undone("truncated", history, words, peak - ahead)
+    advice = "A larger max_tokens, or TrainConfig(overlong=OverlongPenalty(…))."
+    return Sign("truncated", f"step {history[-1].step}: {words}", None, advice)
+
+
+def _undone(kind: str, history: Sequence[StepRecord], words: str, keep: int) -> Sign:
+    """A sign that calls for going back. The last good step's runs came from the version `keep`."""
+    keep = max(0, keep)
+    back = f"to {_names(history[keep - 1])}" if keep else "to the version that the fit began with"
+    return Sign(
+        kind,
+        f"step {history[-1].step}: {words}",
+        keep,
+        f"Roll back {back} (`langchain-art checkpoints rollback`), and {_SLOWER}.",
+    )
+
+
+def _all_flat(record: StepRecord) -> bool:
+    flat = (one.excluded.get("groups.zero_variance", 0) for one in record.results.values())
+    return record.groups > 0 and record.reward_mean is not None and min(flat) >= record.groups
+
+
+def _entropy_gone(history: Sequence[StepRecord]) -> tuple[float, float] | None:
+    """The last step's entropy and the first one's, if it is gone."""
+    now, first = (_metric(one, "entropy") for one in (history[-1], history[0]))
+    return (now, first) if now is not None and first and now < _DETERMINISTIC * first else None
+
+
+def _metric(record: StepRecord, name: str) -> float | None:
+    """The largest of all policies; None if it was not measured."""
+    metrics: list[Mapping[str, float]] = [one.metrics for one in record.results.values()]
+    return max((one[name] for one in metrics if name in one), default=None)
+
+
+def _names(record: StepRecord) -> str:
+    return " and ".join(f"{policy}@{version}" for policy, version in record.versions.items())

@@ -1,0 +1,243 @@
+"""A fit whose policy collapses goes back, stops, or only says so.
+
+The reward, not the policy, makes the collapse here: versions that `Falling` calls bad get -1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from langchain_art import ChatART
+from langchain_art.client.async_client import AsyncArtClient
+from langchain_art.client.sync_client import ArtClient
+from langchain_art.errors import ConfigError
+from langchain_art.tracing.run import Run
+from langchain_art.tracing.scope import capture
+from langchain_art.training.collapse.recovery import MOST_ROLLBACKS, SLOWER
+from langchain_art.training.results import FitResult
+from langchain_art.training.trainer import Trainer
+from langchain_art.wire import LoraConfig, TrainConfig
+from tests.support.live_server import LiveServer
+
+SCENARIOS = [{"id": f"q-{i}", "question": f"Say {i}"} for i in range(16)]
+RATE = 3e-4
+
+
+@dataclass
+class Falling:
+    """A fit of one or two policies whose versions are bad from 1 to the last that was discarded."""
+
+    server: LiveServer
+    folder: Path
+    policies: Sequence[str]
+    always: bool = False
+    """Every version above 0 is bad, and not only those before the first rollback."""
+    options: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.told = io.StringIO()
+        self.models = [
+            ChatART(
+                model=policy,
+                base_url=self.server.base_url,
+                api_key=self.server.api_key or "EMPTY",
+                max_tokens=2,
+                temperature=1.0,
+            )
+            for policy in self.policies
+        ]
+        settings: dict[str, Any] = {
+            "group_size": 2,
+            "groups_per_step": 8,
+            "lora": LoraConfig(rank=2, alpha=4.0),
+            "config": TrainConfig(learning_rate=RATE),
+            "out_dir": self.folder,
+            "console": Console(file=self.told, width=1000),
+        }
+        self.trainer = Trainer(self.models, **(settings | (self.options or {})))
+
+    @property
+    def said(self) -> str:
+        return self.told.getvalue()
+
+    def lines(self, kind: str) -> list[dict[str, Any]]:
+        path = self.folder / "history.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return [one for line in text.splitlines() if (one := json.loads(line))["kind"] == kind]
+
+    async def rollout(self, scenario: dict[str, str]) -> Run:
+        async with capture(scenario=scenario["id"]) as told:
+            for model in self.models:
+                await model.ainvoke(scenario["question"])
+            version = int(str(told.turns[0].model).partition("@")[2])
+            is_bad = 1 <= version <= self.last_bad()
+            told.reward = -1.0 if is_bad else sum(told.id.encode()) % 97 / 97
+        return told
+
+    def last_bad(self) -> float:
+        done = self.lines("rollback")
+        if self.always or not done:
+            return float("inf")
+        steps = [one for one in self.lines("step") if one["step"] <= done[0]["step"]]
+        return max(one["results"][self.policies[0]]["version"] for one in steps)
+
+    async def fit(self, steps: int, **options: Any) -> FitResult:
+        return await self.trainer.fit(self.rollout, SCENARIOS, steps=steps, **options)
+
+    def serving(self) -> list[int]:
+        with ArtClient(self.server.base_url, self.server.api_key) as client:
+            return [client.policy(policy).version for policy in self.policies]
+
+
+def names(count: int = 1) -> list[str]:
+    return [f"falling-{uuid.uuid4().hex[:8]}" for _ in range(count)]
+
+
+async def test_the_default_goes_back_and_on_at_a_lower_rate(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    falling = Falling(art_server, tmp_path, names())
+    found = await falling.fit(4, eval_scenarios=SCENARIOS, eval_every=2)
+    [done] = found.rollbacks
+    assert (done.step, done.to_step, list(done.versions.values())) == (2, 0, [0])
+    assert falling.lines("rollback") == [done.model_dump()]
+    assert done.learning_rate == pytest.approx(RATE * SLOWER)
+    rates = [step.metrics.get("learning_rate") for step in found.history]
+    assert rates[1] is None, "the collapsed batch has nothing to learn from"
+    assert [rates[0], rates[2], rates[3]] == pytest.approx([RATE, RATE * SLOWER, RATE * SLOWER])
+    assert [step.step for step in found.history] == [1, 2, 3, 4] and not found.stopped
+    with ArtClient(art_server.base_url, art_server.api_key) as client:
+        made = {one.version: one.parent for one in client.checkpoints(found.policy)}
+    assert made[2] == 0 and found.version == 3
+    assert found.after is not None and found.after.mean is not None and found.after.mean > 0
+    assert "step 2: rewards fell from" in falling.said and "Rolled back to falling" in falling.said
+    assert "steps 1, 2 are discarded" in falling.said and "1 of 3 at most" in falling.said
+
+
+@pytest.mark.parametrize("mode", ["warn", "stop"])
+async def test_it_may_stop_or_only_be_said(
+    art_server: LiveServer, tmp_path: Path, mode: str
+) -> None:
+    falling = Falling(art_server, tmp_path, names(), options={"on_collapse": mode})
+    found = await falling.fit(3)
+    assert falling.said.count("step 2: rewards fell from") >= 1
+    assert "The update of step 1 likely went too far. Roll back to the version" in falling.said
+    assert not found.rollbacks and falling.serving() == [1]
+    assert len(found.history) == (2 if mode == "stop" else 3)
+    assert ("step 2: rewards fell" in found.stopped) is (mode == "stop")
+    if mode == "stop":
+        again = await falling.fit(3)
+        assert again == found and "Ended already: 2 steps" in falling.said
+
+
+async def test_a_fit_that_collapses_again_and_again_ends_on_a_good_version(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    falling = Falling(art_server, tmp_path, names(), always=True)
+    found = await falling.fit(20)
+    assert len(found.rollbacks) == MOST_ROLLBACKS + 1
+    assert len(found.history) == 2 * (MOST_ROLLBACKS + 1) and falling.serving() == [0]
+    rates = [one.learning_rate for one in found.rollbacks]
+    assert rates == pytest.approx([RATE * SLOWER**n for n in (1, 2, 3, 4)])
+    assert "collapsed 4 times" in found.stopped and "KLPenalty" in found.stopped
+    assert found.versions == {found.policy: 0}
+
+
+async def test_runs_that_are_ahead_of_a_rollback_are_not_trained(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    falling = Falling(art_server, tmp_path, names(), options={"max_steps_ahead": 2})
+    found = await falling.fit(9)
+    assert len(found.rollbacks) == 1 and not found.stopped
+    back = found.rollbacks[0]
+    assert back.to_step == 0 and "groups.rolled_back" not in found.excluded
+    after = [step for step in found.history if step.step > back.step]
+    assert after and all((step.reward_mean or -1) > 0 for step in after)
+
+
+@pytest.mark.parametrize("killed_at", [0, 1, 2])
+def test_a_client_that_is_killed_within_a_rollback(
+    art_server: LiveServer, tmp_path: Path, killed_at: int
+) -> None:
+    """Killed before the rollback of the first policy, of the second, and after both."""
+    both = names(2)
+    if (child := os.fork()) == 0:
+        calls, rollback = 0, AsyncArtClient.rollback
+
+        async def last_words(client: AsyncArtClient, policy: str, version: int) -> Any:
+            nonlocal calls
+            done = await rollback(client, policy, version) if calls < killed_at else None
+            calls += 1
+            if calls > min(killed_at, 1):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return done
+
+        AsyncArtClient.rollback = last_words  # type: ignore[method-assign]
+        try:
+            asyncio.run(Falling(art_server, tmp_path, both).fit(4))
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    falling = Falling(art_server, tmp_path, both)
+    assert falling.serving() == [[1, 1], [0, 1], [0, 0]][killed_at]
+    assert len(falling.lines("rollback")) == 1 and len(falling.lines("step")) == 2
+    found = asyncio.run(falling.fit(4))
+    assert len(found.rollbacks) == 1 and len(found.history) == 4
+    assert falling.said.count("is rolled back to @0") == 2 - killed_at
+    with ArtClient(art_server.base_url, art_server.api_key) as client:
+        for policy in both:
+            made = {one.version: one.parent for one in client.checkpoints(policy)}
+            assert made[2] == 0 and found.versions[policy] == 3
+
+
+async def test_a_fit_killed_before_it_looked_at_its_last_step_looks_when_it_resumes(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    policy = names()
+
+    def killed(record: Any) -> None:
+        if record.step == 2:
+            raise RuntimeError("the end")
+
+    with pytest.raises(RuntimeError, match="the end"):
+        await Falling(art_server, tmp_path, policy).fit(4, on_step=killed)
+    found = await Falling(art_server, tmp_path, policy).fit(4)
+    assert [one.step for one in found.rollbacks] == [2]
+
+
+async def test_held_out_rewards_without_a_further_gain_end_a_fit(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    falling = Falling(art_server, tmp_path, names(), options={"on_collapse": "warn"})
+
+    async def rollout(scenario: dict[str, str]) -> Run:
+        run = await falling.rollout(scenario)
+        if scenario["id"].startswith("held-out"):
+            run.reward = float(scenario["id"][-1]) / 4
+        return run
+
+    held_out = [{"id": f"held-out-{i}", "question": f"Say {i}"} for i in range(4)]
+    how: dict[str, Any] = {"steps": 5, "eval_scenarios": held_out, "eval_every": 1}
+    found = await falling.trainer.fit(rollout, SCENARIOS, **how, stop_early=2)
+    assert len(found.history) == 2 and found.after is not None and found.after.step == 2
+    assert "no further gain in 2 evaluations" in found.stopped and "ended early" in falling.said
+    for wrong in ({"stop_early": 0}, {"stop_early": 1, "eval_scenarios": held_out[:1]}):
+        with pytest.raises(ConfigError, match="at least two scenarios"):
+            await falling.trainer.fit(rollout, SCENARIOS, **(how | wrong))
+
+
+def test_a_wrong_reaction_is_refused(art_server: LiveServer, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"got on_collapse='roll', expected one of \('rollback'"):
+        Falling(art_server, tmp_path, names(), options={"on_collapse": "roll"})

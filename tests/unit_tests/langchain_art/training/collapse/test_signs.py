@@ -1,0 +1,271 @@
+"""Signs of a collapse: told in the step that shows them, and not where chance explains them."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from langchain_art.statistics.intervals import Z95, mean_of_scenarios, student_tail
+from langchain_art.training.collapse.recovery import no_gain
+from langchain_art.training.collapse.signs import Sign, held_out_sign, new_signs
+from langchain_art.training.results import EvalResult, StepRecord
+from langchain_art.wire import TrainResult
+
+Step = tuple[float | None, float | None]
+
+
+def step_record(step: int, **fields: Any) -> StepRecord:
+    metrics, excluded = fields.pop("metrics", {}), fields.pop("excluded", {})
+    result = TrainResult(policy="p", version=step, metrics=metrics, excluded=excluded, nodes={})
+    return StepRecord(step=step, results={"p": result}, **fields)
+
+
+def records(
+    rewards: Sequence[Step],
+    *,
+    flat: Sequence[int] = (),
+    entropy: Sequence[float] = (),
+    truncated: Sequence[float] = (),
+    groups: int = 16,
+) -> list[StepRecord]:
+    """Steps of so many groups, whose means spread half as much as single runs do."""
+    made: list[StepRecord] = []
+    for i, (mean, std) in enumerate(rewards):
+        metrics = {"entropy": entropy[i]} if entropy else {}
+        metrics |= {"truncated_share": truncated[i]} if truncated else {}
+        made.append(
+            step_record(
+                i + 1,
+                metrics=metrics,
+                excluded={"groups.zero_variance": flat[i]} if flat else {},
+                reward_mean=mean,
+                reward_std=std,
+                reward_ci95=None if std is None else Z95 * std / 2 / math.sqrt(groups),
+                groups=groups,
+            )
+        )
+    return made
+
+
+@pytest.mark.parametrize(
+    ("rewards", "words"),
+    [
+        ([(0.32, 0.47), (0.36, 0.48), (0.0, 0.0)], "fell from 0.360 to 0.000, the same for all"),
+        ([(0.36, 0.48), (0.70, 0.46), (0.02, 0.14)], "step 3: rewards fell from 0.700 to 0.020. "),
+        ([(0.36, 0.48), (0.0, 0.0)], "to the version that the fit began with"),
+        ([(0.3, 0.4), (0.36, 0.48), (0.0, 0.0)], "Roll back to p@1 "),
+        ([(0.3, 0.4), (0.36, 0.48), (0.36, 0.48), (0.0, 0.0)], "Roll back to p@2 "),
+        ([(0.36, 0.48), (0.30, 0.46), (0.25, 0.43)], ""),  # chance
+        ([(0.1, 0.3), (0.9, 0.3), (0.2, 0.3)], ""),  # not below all before
+        ([(0.02, 0.14), (0.0, 0.0)], ""),  # seldom right: chance
+        ([(1.0, 0.0), (1.0, 0.0), (0.98, 0.14)], ""),  # too small a fall
+        ([(0.5, 0.5), (None, None)], ""),
+        ([(None, None), (0.0, 0.0)], ""),
+        ([(1.0, 0.0)], ""),
+        ([], ""),
+    ],
+)
+def test_a_fall_of_the_rewards(rewards: list[Step], words: str) -> None:
+    found = new_signs(records(rewards))
+    assert len(found) == bool(words)
+    assert words in "".join(f"{one.words} {one.advice}" for one in found)
+
+
+def test_two_groups_are_too_few_to_tell_a_fall_from_chance() -> None:
+    assert new_signs(records([(0.5, 0.5), (0.0, 0.0)], groups=2)) == []
+    assert new_signs(records([(0.5, 0.5), (0.0, 0.0)], groups=16))
+
+
+def test_runs_ahead_keep_as_many_steps_less() -> None:
+    rewards: list[Step] = [(0.4, 0.4)] * 6 + [(-1.0, 0.0)]
+    assert [new_signs(records(rewards), n)[0].keep for n in (0, 1, 2, 9)] == [5, 4, 3, 0]
+
+
+def test_two_flat_steps_are_told_once() -> None:
+    rewards: list[Step] = [(0.4, 0.4), (0.5, 0.5), (0.5, 0.0), (0.5, 0.0)]
+    flat = [3, 16, 16, 16]
+    for entropy, words in (
+        ([0.5, 0.2, 0.01, 0.01], "samples nearly the same every time"),
+        ([0.5, 0.4, 0.4, 0.4], "nothing was learned"),
+    ):
+        made = records(rewards, flat=flat, entropy=entropy)
+        assert new_signs(made[:2]) == []
+        [sign] = new_signs(made[:3])
+        assert sign.words.startswith("step 3: all groups of 2 steps") and words in sign.words
+        assert sign.keep is None and "too hard or all too easy" in sign.advice
+        assert new_signs(made) == []
+
+
+def test_flat_steps_are_a_collapse_where_the_rewards_were_better() -> None:
+    """At 0.5 for all runs it is not below all before, as the first step was at 0.3."""
+    rewards: list[Step] = [(0.3, 0.4), *[(0.9, 0.3)] * 5, (0.5, 0.0), (0.5, 0.0)]
+    [sign] = new_signs(records(rewards, flat=[0] * 6 + [16] * 2))
+    assert (sign.kind, sign.keep) == ("flat", 5) and "worse than in step 6" in sign.words
+    solved: list[Step] = [(0.3, 0.4), (0.9, 0.3), (1.0, 0.0), (1.0, 0.0)]
+    [done] = new_signs(records(solved, flat=[0, 0, 16, 16], entropy=[1.0, 0.5, 0.01, 0.01]))
+    assert done.keep is None
+
+
+def test_an_entropy_that_is_gone_is_a_collapse_where_rewards_fell() -> None:
+    entropy = [0.5, 0.2, 0.2, 0.2, 0.2, 0.2, 0.04]
+    better, fallen = (
+        list[Step]([(0.1, 0.3), *[(0.9, 0.3)] * 5, last]) for last in ((0.9, 0.3), (0.2, 0.4))
+    )
+    assert new_signs(records(better, entropy=entropy)) == []
+    [sign] = new_signs(records(fallen, entropy=entropy))
+    assert (sign.kind, sign.keep) == ("entropy", 5)
+    assert "0.04 nats a token, and was 0.5" in sign.words
+
+
+def test_replies_that_grow_until_most_are_cut_off() -> None:
+    rewards: list[Step] = [(0.4, 0.4)] * 3
+    [sign] = new_signs(records(rewards, truncated=[0.1, 0.3, 0.6]))
+    assert "60% of the replies are cut off" in sign.words and "10%" in sign.words
+    assert sign.keep is None and "OverlongPenalty" in sign.advice
+    assert new_signs(records(rewards, truncated=[0.4, 0.5, 0.6])) == []
+    fallen: list[Step] = [(0.1, 0.3), *[(0.9, 0.3)] * 5, (0.2, 0.4)]
+    [sign] = new_signs(records(fallen, truncated=[*[0.1] * 6, 0.6]))
+    assert (sign.kind, sign.keep) == ("truncated", 5)
+
+
+def held_out(step: int, mean: float | None, ci95: float | None = 0.06) -> EvalResult:
+    return EvalResult(step=step, versions=(f"p@{step}",), mean=mean, ci95=ci95, n=100)
+
+
+def test_a_fall_of_the_held_out_reward_keeps_the_best_evaluated_version() -> None:
+    steps = records([(0.5, 0.5)] * 6)
+    good = [held_out(0, 0.3, 0.09), held_out(2, 0.6, 0.09), held_out(4, 0.5, 0.09)]
+    sign = held_out_sign([*good, held_out(6, 0.0, 0.0)], steps)
+    assert sign is not None and sign.keep == 2
+    assert "from 0.600 (p@2) to 0.000 (p@6)" in sign.words and "Roll back to p@2" in sign.advice
+    for last in (held_out(6, 0.32, 0.09), held_out(6, 0.35, 0.0), held_out(6, None, None)):
+        assert held_out_sign([*good, last], steps) is None
+    assert held_out_sign([held_out(0, 0.3)], steps) is None
+
+
+# --- false alarms -------------------------------------------------------------------------------
+
+
+def healthy(
+    draw: random.Random, steps: int, groups: int, size: int, shape: str
+) -> list[StepRecord]:
+    """A fit whose policy never gets worse: runs of a group share how hard the scenario is."""
+    made: list[StepRecord] = []
+    for step in range(1, steps + 1):
+        level = {"still": 0.3, "learns": 0.2 + 0.7 * step / steps, "seldom": 0.03, "solved": 0.99}
+        by_group: list[list[float]] = []
+        for _ in range(groups):
+            if shape == "normal":
+                middle = draw.gauss(0, 1)
+                by_group.append([middle + draw.gauss(0, 1) for _ in range(size)])
+                continue
+            # Beta with the mean of the level and a + b = 2: half of the variance is the scenario's.
+            rate = draw.betavariate(2 * level[shape], 2 - 2 * level[shape])
+            by_group.append([float(draw.random() < rate) for _ in range(size)])
+        runs = [reward for group in by_group for reward in group]
+        made.append(
+            step_record(
+                step,
+                metrics={"entropy": 0.5 / step, "truncated_share": draw.uniform(0, 0.6)},
+                excluded={"groups.zero_variance": sum(len(set(one)) == 1 for one in by_group)},
+                reward_mean=statistics.fmean(runs),
+                reward_std=statistics.stdev(runs),
+                reward_ci95=mean_of_scenarios(by_group).ci95,
+                groups=groups,
+            )
+        )
+    return made
+
+
+@pytest.mark.parametrize("shape", ["still", "learns", "seldom", "solved", "normal"])
+@pytest.mark.parametrize(("groups", "size"), [(16, 8), (4, 4), (2, 8)])
+def test_a_healthy_noisy_fit_raises_no_alarm(shape: str, groups: int, size: int) -> None:
+    """20 fits of 60 steps: at 1e-5 a step, 0.2 false alarms are expected in all 15 cases."""
+    seed = 7
+    draw, false = random.Random(f"{seed}{shape}{groups}"), list[Sign]()
+    for _ in range(20):
+        history = healthy(draw, 60, groups, size, shape)
+        for n in range(2, len(history) + 1):
+            false += [one for one in new_signs(history[:n]) if one.keep is not None]
+    assert not false, f"{seed=}: false alarms in 1200 steps: {false}"
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.36, 0.0), (0.7, 0.05), (0.9, 0.1)])
+def test_a_collapse_is_seen_in_its_step(before: float, after: float) -> None:
+    draw, seen = random.Random(11), 0
+    for _ in range(50):
+        groups = [
+            [[float(draw.random() < rate) for _ in range(8)] for _ in range(16)]
+            for rate in (before, before, before, after)
+        ]
+        history = [
+            step_record(
+                step,
+                reward_mean=(mean := mean_of_scenarios(one)).mean,
+                reward_std=statistics.stdev(reward for group in one for reward in group),
+                reward_ci95=mean.ci95,
+                groups=16,
+            )
+            for step, one in enumerate(groups, 1)
+        ]
+        seen += [sign.keep for sign in new_signs(history)] == [2]
+    assert seen == 50, "seed 11"
+
+
+# --- Student's t --------------------------------------------------------------------------------
+
+
+def integral(density: Callable[[float], float], low: float, high: float, parts: int) -> float:
+    """By Simpson's rule."""
+    width = (high - low) / parts
+    inner = sum((4 if i % 2 else 2) * density(low + i * width) for i in range(1, parts))
+    return (density(low) + inner + density(high)) * width / 3
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 30, 95])
+@pytest.mark.parametrize("t", [0.0, 0.5, 2.0, 6.0])
+def test_the_tail_of_students_t(t: float, freedom: int) -> None:
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
+    scale /= math.sqrt(freedom * math.pi)
+    inside = integral(lambda x: scale * (1 + x * x / freedom) ** (-(freedom + 1) / 2), 0, t, 2000)
+    assert student_tail(t, freedom) == pytest.approx(0.5 - inside, abs=1e-11)
+
+
+def test_a_known_quantile_of_students_t() -> None:
+    assert student_tail(12.706204736, 1) == pytest.approx(0.025, rel=1e-8)
+    assert student_tail(2.228138852, 10) == pytest.approx(0.025, rel=1e-8)
+    with pytest.raises(ValueError, match="expected t >= 0"):
+        student_tail(-1.0, 3)
+
+
+# --- early stopping -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("means", "patience", "stops"),
+    [
+        ([0.3, 0.5, 0.52, 0.53], 2, True),
+        ([0.3, 0.5, 0.52, 0.53], 3, False),
+        ([0.3, 0.5, 0.55, 0.6], 2, False),  # small gains add up: 0.6 is above 0.5 + 0.085
+        ([0.3, 0.32, 0.29], 2, True),
+        ([0.3, 0.32], 2, False),
+        ([0.3, 0.9, 0.1, 0.1], 2, True),
+        ([0.3], 1, False),
+        ([], 1, False),
+    ],
+)
+def test_when_a_fit_has_gained_enough(means: list[float], patience: int, stops: bool) -> None:
+    found = no_gain([held_out(step, mean) for step, mean in enumerate(means)], patience)
+    assert (found is not None) is stops
+    if found:
+        assert f"stop_early={patience}" in found
+
+
+def test_an_evaluation_without_an_interval_is_no_gain_and_no_loss() -> None:
+    evals = [held_out(0, 0.3), held_out(1, None, None), held_out(2, 0.31, None)]
+    assert no_gain(evals, 1) is None
