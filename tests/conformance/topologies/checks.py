@@ -21,7 +21,7 @@ def captured(seen: Performance) -> None:
     wanted = [_wanted(expect, seen) for expect in case.expects]
     if not case.ordered:
         told, wanted = _sorted(told), _sorted(wanted)
-    assert told == wanted
+    assert told == wanted, [(t["path"], t["says"], t["step"]) for t in told]
     assert seen.trajectory.status == case.status, seen.trajectory.error
     assert seen.trajectory.metadata.get("not_captured") is None
 
