@@ -45,6 +45,43 @@ class MeanOfScenarios(NamedTuple):
     scenarios: int
 
 
+def best_of(rewards: Sequence[float], k: int) -> float:
+    """The expected best reward of k runs of one scenario, of which n >= k are known: unbiased.
+
+    The mean of the maximum over all subsets of k: ``Σ_{i=k..n} C(i-1, k-1) r_(i) / C(n, k)``
+    with r_(i) the i-th smallest. For rewards of 0 and 1, c of them 1, this is pass@k,
+    ``1 - C(n-c, k) / C(n, k)`` (Chen et al. 2021, arXiv 2107.03374).
+
+    Raises:
+        ValueError: `k` is not in 1 to n.
+    """
+    n = len(rewards)
+    if not 1 <= k <= n:
+        raise ValueError(f"got k={k} of {n} rewards, expected 1 to {n}: sample each scenario more")
+    terms, share = [], k / n
+    for i, reward in zip(range(n, k - 1, -1), sorted(rewards, reverse=True), strict=False):
+        terms.append(share * reward)
+        share *= (i - k) / max(i - 1, 1)
+    return math.fsum(terms)
+
+
+def best_of_scenarios(rewards: Iterable[Sequence[float]]) -> dict[int, float]:
+    """By k: `best_of` k runs, averaged over the scenarios; pass@k for rewards of 0 and 1.
+
+    For k of 1, 2, 4, … and the least number of rewards that a scenario has; empty if that is below
+    two.
+
+    Args:
+        rewards: of each scenario its runs' rewards; those without any are left out.
+    """
+    known = [some for some in rewards if some]
+    least = min(map(len, known), default=0)
+    if least < 2:
+        return {}
+    counts = sorted({2**i for i in range(least.bit_length())} | {least})
+    return {k: statistics.fmean(best_of(some, k) for some in known) for k in counts}
+
+
 def mean_of_scenarios(rewards: Iterable[Sequence[float]]) -> MeanOfScenarios:
     """The mean of rewards, and its interval over scenarios: runs of one scenario vary together.
 

@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from langchain_art.errors import ConfigError
-from langchain_art.statistics.intervals import mean_of_scenarios
+from langchain_art.statistics.intervals import best_of_scenarios, mean_of_scenarios
 from langchain_art.wire import NodeReport, TrainResult, Trajectory
 from langchain_art.wire.calls import label
 
@@ -54,6 +54,8 @@ class EvalResult(Record):
     failed: int = 0
     unscored: int = 0
     """Runs that did not fail and have no reward."""
+    best_of: dict[int, float] = Field(default_factory=dict)
+    """k -> expected best reward of k runs of a scenario (`best_of_scenarios`): pass@k."""
     node_rewards: dict[str, float] = Field(default_factory=dict)
     """By node: the mean reward of its calls, over the runs in which they have one."""
     tokens: dict[str, int] = Field(default_factory=dict)
@@ -222,8 +224,7 @@ class FitResult(Record):
     @property
     def adapter(self) -> str:
         """The final version's name: ``email-agent@50``. Raises ConfigError if there are several."""
-        policy, version = sole(self.versions)
-        return f"{policy}@{version}"
+        return "{}@{}".format(*sole(self.versions))
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -238,9 +239,8 @@ class FitResult(Record):
     @property
     def seconds(self) -> float:
         """Of all steps and evaluations."""
-        return sum(one.seconds.get("total", 0.0) for one in self.history) + sum(
-            one.seconds for one in self.evals
-        )
+        steps = sum(one.seconds.get("total", 0.0) for one in self.history)
+        return steps + sum(one.seconds for one in self.evals)
 
     @property
     def tokens(self) -> dict[str, int]:
@@ -250,8 +250,8 @@ class FitResult(Record):
     @property
     def judge_cost(self) -> float | None:
         """US dollars that the judge took in all; None where the evaluator does not know it."""
-        known = [one.judge_cost for one in (*self.history, *self.evals)]
-        spent = [cost for cost in known if cost is not None]
+        every = (*self.history, *self.evals)
+        spent = [one.judge_cost for one in every if one.judge_cost is not None]
         return math.fsum(spent) if spent else None
 
     @property
@@ -280,8 +280,7 @@ def total_nodes(reports: Iterable[Mapping[str, NodeReport]]) -> dict[str, NodeRe
 
 
 def _total(reports: Sequence[NodeReport]) -> NodeReport:
-    tokens = sum(report.tokens for report in reports)
-    weight = max(tokens, 1)
+    weight = max(tokens := sum(report.tokens for report in reports), 1)
     return NodeReport(
         calls=sum(report.calls for report in reports),
         tokens=tokens,
@@ -319,6 +318,7 @@ def summarize(
         mean=found.mean,
         ci95=found.ci95,
         n=found.rewards,
+        best_of=best_of_scenarios(by_scenario.values()),
         failed=failed,
         unscored=len(trajectories) - found.rewards - failed,
         node_rewards=node_rewards(trajectories),

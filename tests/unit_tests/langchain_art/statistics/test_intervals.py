@@ -9,7 +9,15 @@ import random
 import pytest
 
 from langchain_art.statistics import intervals
-from langchain_art.statistics.intervals import Z95, bootstrap, paired_test, unpaired_test, wilson
+from langchain_art.statistics.intervals import (
+    Z95,
+    best_of,
+    best_of_scenarios,
+    bootstrap,
+    paired_test,
+    unpaired_test,
+    wilson,
+)
 
 
 def naive_wilson(successes: int, n: int) -> tuple[float, float]:
@@ -157,3 +165,33 @@ def test_without_two_scenarios_there_is_no_interval(
     rewards: list[list[float]], expected: tuple[object, ...]
 ) -> None:
     assert intervals.mean_of_scenarios(rewards) == expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_best_of_is_the_mean_over_all_subsets(seed: int) -> None:
+    chance = random.Random(seed)
+    rewards = [chance.choice((chance.uniform(-2, 2), 0.5)) for _ in range(chance.randint(2, 9))]
+    for k in range(1, len(rewards) + 1):
+        naive = [max(some) for some in itertools.combinations(rewards, k)]
+        assert best_of(rewards, k) == pytest.approx(sum(naive) / len(naive), abs=1e-12), seed
+
+
+@pytest.mark.parametrize("n", [1, 5, 200])
+def test_best_of_rewards_of_0_and_1_is_pass_at_k(n: int) -> None:
+    """Against the product form of Chen et al. 2021, figure 3."""
+    for c in {0, 1, n // 2, n}:
+        for k in {1, (n + 1) // 2, n}:
+            missed = math.prod(1 - k / i for i in range(n - c + 1, n + 1)) if n - c >= k else 0.0
+            assert best_of([1.0] * c + [0.0] * (n - c), k) == pytest.approx(1 - missed, abs=1e-12)
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_best_of_more_runs_than_there_are_is_refused(k: int) -> None:
+    with pytest.raises(ValueError, match=f"got k={k} of 2 rewards, expected 1 to 2"):
+        best_of([0.0, 1.0], k)
+
+
+def test_scenarios_tell_the_best_of_as_many_runs_as_each_has() -> None:
+    found = best_of_scenarios([[1.0, 0.0, 0.0], [], [0.0] * 5])
+    assert found == pytest.approx({1: 1 / 6, 2: 1 / 3, 3: 1 / 2})
+    assert best_of_scenarios([[1.0], [0.0, 1.0]]) == best_of_scenarios([]) == {}

@@ -235,6 +235,13 @@ def test_an_evaluation_is_of_the_total_return() -> None:
     assert "by node: writer 0.500, critic 0.500" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def test_an_evaluation_of_several_runs_a_scenario_tells_pass_at_k() -> None:
+    runs = [scored("a", 1.0), scored("a", 0.0), scored("b", 0.0), scored("b", 0.0)]
+    found = summarize(runs, step=0, versions=["p@0"], seconds=1.0)
+    assert found.best_of == {1: 0.25, 2: 0.5}
+    assert EvalResult.model_validate_json(found.model_dump_json()) == found
+
+
 def test_rewards_of_nodes_have_a_column() -> None:
     record = step(ONE, node_rewards={"writer": 0.25})
     first, later = displayed(record, first=True), displayed(record, first=False)
