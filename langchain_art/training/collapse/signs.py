@@ -13,7 +13,8 @@ Rewards *fell* if both hold, so that a noisy fit which learns raises no alarm:
 
 - chance: Student's t-test of two samples with a common variance (Student 1908, Biometrika 6) over
   the means of groups, one-sided at 1e-5. A group is one draw of a scenario, whose runs vary
-  together. The sample before is that of up to five steps.
+  together. The sample before is of up to five steps: those just before for ``reward``, else the
+  best ones, of at least sixteen groups, with Bonferroni's correction for the choice.
 - size: half a standard deviation of single runs (Cohen 1988: a medium effect), or all runs have one
   and the same reward, so that nothing more is learned.
 
@@ -34,6 +35,8 @@ from langchain_art.training.results import EvalResult, StepRecord
 CHANCE, EFFECT = 1e-5, 0.5
 #: Steps before a fall with which it is compared.
 WINDOW = 5
+#: Groups of the best steps with which a fall is compared: fewer may be best by a few rare rewards.
+_FEWEST = 16
 _MOSTLY, _SELDOM = 0.5, 0.25
 #: Share of the first step's entropy below which a policy samples nearly the same every time.
 _DETERMINISTIC = 0.1
@@ -130,8 +133,7 @@ def _fell(samples: Sequence[_Sample | None], last: int = 1, chosen_of: int = 1) 
     """Whether the `last` samples are below the others: see the module.
 
     `chosen_of`: of how many the others are the highest; the probability has to be smaller by that
-    factor (Bonferroni). What was chosen may be high by a few rare rewards: its own
-    variance counts where it is above the common one.
+    factor (Bonferroni).
     """
     before, after = _pool(samples[:-last]), _pool(samples[-last:])
     if before is None or after is None or after.mean >= before.mean:
@@ -141,8 +143,6 @@ def _fell(samples: Sequence[_Sample | None], last: int = 1, chosen_of: int = 1) 
         return False
     freedom = before.n + after.n - 2
     variance = ((before.n - 1) * before.variance + (after.n - 1) * after.variance) / freedom
-    if chosen_of > 1:
-        variance = max(variance, before.variance)
     if variance == 0:
         return True
     error = math.sqrt(variance * (1 / before.n + 1 / after.n))
@@ -156,6 +156,7 @@ def _peak(history: Sequence[StepRecord], last: int) -> int | None:
     ends = range(len(history) - last)
     windows = {end: samples[max(0, end + 1 - WINDOW) : end + 1] for end in ends}
     pooled = {end: found for end, some in windows.items() if (found := _pool(some)) is not None}
+    pooled = {end: found for end, found in pooled.items() if found.n >= _FEWEST}
     if not pooled:
         return None
     end = max(pooled, key=lambda one: (pooled[one].mean, one))
