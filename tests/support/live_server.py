@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import httpx
+from filelock import FileLock, Timeout
 
 if TYPE_CHECKING:
     from tests.support.forked_start import ForkedProgram
@@ -24,10 +28,25 @@ BASE_MODEL = REPO / "examples" / "email_search" / "base_model"
 TLS = httpx.create_ssl_context()
 
 
+#: Below the ports of outgoing connections, one of which could take a server's while it loads.
+_PORTS = range(20_000, 32_000)
+#: Locks of the ports that this process has; the system frees them at its end.
+_reserved: list[FileLock] = []
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nothing listens on, and that no other process of the tests gets."""
+    folder = Path(tempfile.gettempdir()) / "langchain-art-test-ports"
+    folder.mkdir(exist_ok=True)
+    for port in random.Random().sample(_PORTS, 1000):
+        lock = FileLock(folder / str(port))
+        with suppress(Timeout, OSError):
+            lock.acquire(timeout=0)
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+            _reserved.append(lock)
+            return port
+    raise RuntimeError(f"got no free port in {_PORTS}, expected one")
 
 
 class LiveServer:

@@ -14,7 +14,9 @@ Rewards *fell* if both hold, so that a noisy fit which learns raises no alarm:
 - chance: Student's t-test of two samples with a common variance (Student 1908, Biometrika 6) over
   the means of groups, one-sided at 1e-5. A group is one draw of a scenario, whose runs vary
   together. The sample before is of up to five steps: those just before for ``reward``, else the
-  best ones, of at least sixteen groups, with Bonferroni's correction for the choice.
+  best ones, of at least sixteen groups, with Bonferroni's correction for the choice. Where the
+  values of each sample are all equal, the test has no variance: a permutation test stands for it
+  (Fisher 1935, The Design of Experiments), for which both samples need about ten values.
 - size: half a standard deviation of single runs (Cohen 1988: a medium effect), or all runs have one
   and the same reward, so that nothing more is learned.
 
@@ -143,8 +145,8 @@ def _fell(samples: Sequence[_Sample | None], last: int = 1, chosen_of: int = 1) 
         return False
     freedom = before.n + after.n - 2
     variance = ((before.n - 1) * before.variance + (after.n - 1) * after.variance) / freedom
-    if variance == 0:
-        return True
+    if variance == 0:  # of all orders of as many values, one has these at its end
+        return chosen_of / math.comb(before.n + after.n, after.n) < CHANCE
     error = math.sqrt(variance * (1 / before.n + 1 / after.n))
     return student_tail(fall / error, freedom) < CHANCE / chosen_of
 

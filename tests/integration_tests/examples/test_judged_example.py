@@ -154,7 +154,7 @@ def test_the_agent_learns_from_the_judge_alone(
     assert result.before is not None and result.after is not None
     assert result.before.n == result.after.n == 120
     assert result.after.mean - result.before.mean >= 0.25, (result.before, result.after)
-    assert evaluator.spent.groups == 96 and evaluator.spent.unjudged == 0
+    assert evaluator.spent.groups == 128 and evaluator.spent.unjudged == 0
 
 
 @pytest.mark.parametrize(

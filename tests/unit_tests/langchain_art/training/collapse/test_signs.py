@@ -195,6 +195,16 @@ def test_a_healthy_noisy_fit_raises_no_alarm(shape: str, groups: int, size: int)
     assert not false, f"{seed=}: false alarms in 1200 steps: {false}"
 
 
+@pytest.mark.parametrize(("scenarios", "fell"), [(2, False), (9, False), (16, True)])
+def test_a_few_equal_rewards_that_fall_may_be_chance(scenarios: int, fell: bool) -> None:
+    """Of 2 and 2 values, one order in 6 has these two at its end; of 16 and 16, one in 6e8."""
+    before, after = (
+        EvalResult(step=step, versions=(f"p@{step}",), mean=mean, ci95=0.0, n=scenarios)
+        for step, mean in ((0, 1.0), (1, 0.0))
+    )
+    assert (held_out_sign([before, after], []) is not None) == fell
+
+
 @pytest.mark.parametrize(("before", "after"), [(0.36, 0.0), (0.7, 0.05), (0.9, 0.1)])
 def test_a_collapse_is_seen_in_its_step(before: float, after: float) -> None:
     draw, seen = random.Random(11), 0
