@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -12,12 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import httpx
-from filelock import FileLock, Timeout
 
 if TYPE_CHECKING:
     from tests.support.forked_start import ForkedProgram
@@ -30,8 +29,8 @@ TLS = httpx.create_ssl_context()
 
 #: Below the ports of outgoing connections, one of which could take a server's while it loads.
 _PORTS = range(20_000, 32_000)
-#: Locks of the ports that this process has; the system frees them at its end.
-_reserved: list[FileLock] = []
+#: Open files whose locks hold the ports of this process; the system frees them at its end.
+_reserved: list[int] = []
 
 
 def free_port() -> int:
@@ -39,13 +38,16 @@ def free_port() -> int:
     folder = Path(tempfile.gettempdir()) / "langchain-art-test-ports"
     folder.mkdir(exist_ok=True)
     for port in random.Random().sample(_PORTS, 1000):
-        lock = FileLock(folder / str(port))
-        with suppress(Timeout, OSError):
-            lock.acquire(timeout=0)
+        file = os.open(folder / str(port), os.O_CREAT | os.O_RDWR)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", port))
-            _reserved.append(lock)
-            return port
+        except OSError:
+            os.close(file)
+            continue
+        _reserved.append(file)
+        return port
     raise RuntimeError(f"got no free port in {_PORTS}, expected one")
 
 
