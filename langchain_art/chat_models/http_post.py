@@ -90,27 +90,37 @@ class Target:
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer. `content` is decoded; the SDK's `response` is made when it is asked for."""
+    """A whole answer. The SDK's `response` is made when it is asked for, or where it must decode.
+
+    Raises:
+        httpx.DecodingError: the body is not `encoded` as its headers say.
+    """
 
     status: int
     raw_headers: Sequence[tuple[str, str]] | Sequence[tuple[bytes, bytes]]
-    content: bytes
+    body: bytes
     request: httpx.Request
+    encoded: bool
+
+    def __post_init__(self) -> None:
+        if self.encoded:
+            _ = self.response
 
     @property
     def is_success(self) -> bool:
         """Whether it is neither a redirect nor an error."""
         return 200 <= self.status < 300
 
+    @property
+    def content(self) -> bytes:
+        """The decoded body."""
+        return self.response.content if self.encoded else self.body
+
     @cached_property
     def response(self) -> httpx.Response:
         """The answer as the SDK has it."""
-        # The content is decoded already, and a header that says how it was encoded would be obeyed.
         headers = httpx.Headers(cast(Any, self.raw_headers))
-        headers.pop("content-encoding", None)
-        return httpx.Response(
-            self.status, headers=headers, content=self.content, request=self.request
-        )
+        return httpx.Response(self.status, headers=headers, content=self.body, request=self.request)
 
 
 class Connections:
@@ -152,9 +162,8 @@ class Connections:
                 self._put(target.server, connection)
             else:
                 connection.close()
-        encoding = answer.getheader("content-encoding")
-        content = _decoded(content, encoding)
-        return Answer(answer.status, answer.getheaders(), content, target.request)
+        encoded = answer.getheader("content-encoding") is not None
+        return Answer(answer.status, answer.getheaders(), content, target.request, encoded)
 
     def _take(self, server: _Server) -> HTTPConnection | None:
         while True:
@@ -219,15 +228,8 @@ async def post_async(target: Target, body: bytes) -> Answer:
         allow_redirects=False,
         ssl=_tls() if target.request.url.scheme == "https" else True,
     ) as answer:
-        content = _decoded(await answer.read(), answer.headers.get("content-encoding"))
-        return Answer(answer.status, answer.raw_headers, content, target.request)
-
-
-def _decoded(content: bytes, encoding: str | None) -> bytes:
-    """A body as it was before it was encoded. Raises httpx.DecodingError."""
-    if encoding is None:
-        return content
-    return httpx.Response(200, headers={"content-encoding": encoding}, content=content).content
+        content, encoded = await answer.read(), "content-encoding" in answer.headers
+        return Answer(answer.status, answer.raw_headers, content, target.request, encoded)
 
 
 class _Connector(aiohttp.TCPConnector):

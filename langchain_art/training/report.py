@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.markup import escape
 from rich.table import Column, Table
 
+from langchain_art.training.collapse.signs import names_of
 from langchain_art.training.results import FitResult, StepRecord
 from langchain_art.wire import NodeReport
 from langchain_art.wire.exclusions import meaning
@@ -25,7 +26,7 @@ def summary_table(result: FitResult) -> Table:
     if rewards:
         table.add_row("training reward", f"{rewards[0]:.3f} first step, {rewards[-1]:.3f} last")
     for one in result.rollbacks:
-        back = " and ".join(f"{policy}@{version}" for policy, version in one.versions.items())
+        back = names_of(one.versions)
         table.add_row("rolled back", f"after step {one.step}, to {back}: {one.why}")
     if result.stopped:
         table.add_row("ended early", result.stopped)

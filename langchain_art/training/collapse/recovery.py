@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import NotFound
-from langchain_art.training.collapse.signs import Sign, held_out_sign, new_signs
+from langchain_art.training.collapse.signs import Sign, held_out_sign, names_of, new_signs
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History
 from langchain_art.training.progress import Display
@@ -95,10 +95,11 @@ class Recovery:
         for policy, version in versions.items():
             await self.client.rollback(policy, version)
         display.warn(
-            f"Rolled back to {_names(done)}, as it was after step {done.to_step}: the versions of "
-            f"{'steps' if len(discarded) > 1 else 'step'} {', '.join(map(str, discarded))} are "
-            f"discarded. The learning rate is {done.learning_rate:.3g} from here on, and was "
-            f"{rate:.3g} (rollback {len(history.rollbacks)} of {MOST_ROLLBACKS} at most)."
+            f"Rolled back to {names_of(done.versions)}, as it was after step {done.to_step}: the "
+            f"versions of {'steps' if len(discarded) > 1 else 'step'} "
+            f"{', '.join(map(str, discarded))} are discarded. The learning rate is "
+            f"{done.learning_rate:.3g} from here on, and was {rate:.3g} "
+            f"(rollback {len(history.rollbacks)} of {MOST_ROLLBACKS} at most)."
         )
         self._stop_after_too_many(done)
 
@@ -107,9 +108,9 @@ class Recovery:
             return
         self.stop(
             f"it collapsed {times} times, at last with a learning rate of "
-            f"{last.learning_rate / SLOWER:.3g}; {_names(last)} serves, the last good version. Try "
-            "TrainConfig(optimizer_steps=1, kl=KLPenalty(…)), more groups a step, and look at what "
-            "the runs of the discarded steps were rewarded for (`langchain-art runs`)."
+            f"{last.learning_rate / SLOWER:.3g}; {names_of(last.versions)} serves, the last good "
+            "version. Try TrainConfig(optimizer_steps=1, kl=KLPenalty(…)), more groups a step, and "
+            "look at what the runs of the discarded steps were rewarded for (`langchain-art runs`)."
         )
 
     async def _newest_good(self, most: int) -> tuple[int, dict[str, int]]:
@@ -129,10 +130,6 @@ class Recovery:
             "which it could go back. Let the server keep more (`keep_checkpoints`), and begin with "
             'fit(…, fresh=True); or train with Trainer(on_collapse="warn").'
         )
-
-
-def _names(done: Rollback) -> str:
-    return " and ".join(f"{policy}@{version}" for policy, version in done.versions.items())
 
 
 def no_gain(evals: Sequence[EvalResult], patience: int) -> str | None:

@@ -241,12 +241,12 @@ def _truncated(history: Sequence[StepRecord], ahead: int) -> Sign | None:
 def _undone(kind: str, history: Sequence[StepRecord], words: str, keep: int) -> Sign:
     """A sign that calls for going back. The last good step's runs came from the version `keep`."""
     keep = max(0, keep)
-    back = f"to {_names(history[keep - 1])}" if keep else "to the version that the fit began with"
+    back = names_of(history[keep - 1].versions) if keep else "the version that the fit began with"
     return Sign(
         kind,
         f"step {history[-1].step}: {words}",
         keep,
-        f"Roll back {back} (`langchain-art checkpoints rollback`), and {_SLOWER}.",
+        f"Roll back to {back} (`langchain-art checkpoints rollback`), and {_SLOWER}.",
     )
 
 
@@ -267,5 +267,6 @@ def _metric(record: StepRecord, name: str) -> float | None:
     return max((one[name] for one in metrics if name in one), default=None)
 
 
-def _names(record: StepRecord) -> str:
-    return " and ".join(f"{policy}@{version}" for policy, version in record.versions.items())
+def names_of(versions: Mapping[str, int]) -> str:
+    """Each policy's version: ``writer@3 and critic@2``."""
+    return " and ".join(f"{policy}@{version}" for policy, version in versions.items())
