@@ -83,7 +83,8 @@ def test_a_healthy_server_passes_and_is_left_as_it_was(server: FaultyServer) -> 
         ("learner saves its parent", "trains", "left the adapter as it was"),
         ("hot", "trains", "logprobs are those of temperature 1.3, while the calls say 1"),
         ("shifted", "trains", "shifted by one"),
-        ("truncated", "trains", "nats apart"),
+        # "nats apart" if the step is refused; a smaller distance is seen by the canary itself.
+        ("truncated", "trains|sampler = learner, later steps", "nats"),
         ("likeliest of four", "drawn as reported", "standard errors"),
         ("base drifts", "base stays as it was", ""),  # by nats, or to other tokens altogether
         ("learner unlearns", "learns", "standard errors"),
@@ -95,8 +96,8 @@ def test_a_broken_server_fails_and_the_check_says_why(
     server.fault(fault)
     rate = 1e-2 if check == "learns" else 3e-2  # too high a one may end in short replies by chance
     found = failed(run_canary(server.base_url, steps=5, group_size=8, learning_rate=rate))
-    assert words in found.get(check, ""), found
-    if check != "trains":
+    assert words in next(filter(None, map(found.get, check.split("|"))), ""), found
+    if "trains" not in check:
         assert set(found) - {"learns"} == {check} - {"learns"}, found  # five steps may be too few
 
 
