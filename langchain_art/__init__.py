@@ -54,9 +54,9 @@ if TYPE_CHECKING:  # `lazy_names` reads these imports too
     from langchain_art.tracing.run import Run as Run
     from langchain_art.tracing.scope import capture as capture
     from langchain_art.training.experiments.curves import reward_plot as reward_plot
-    from langchain_art.training.results import (
+    from langchain_art.training.results.fit_result import FitResult as FitResult
+    from langchain_art.training.results.records import (
         EvalResult as EvalResult,
-        FitResult as FitResult,
         StepRecord as StepRecord,
     )
     from langchain_art.training.trainer import Trainer as Trainer

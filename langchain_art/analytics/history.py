@@ -15,7 +15,8 @@ from langchain_art.statistics.comparison import Comparison
 from langchain_art.statistics.intervals import Z95
 from langchain_art.training.experiments.fits import Fit
 from langchain_art.training.report import counts, duration
-from langchain_art.training.results import EvalResult, FitResult, Record
+from langchain_art.training.results.fit_result import FitResult
+from langchain_art.training.results.records import EvalResult, Record
 from langchain_art.wire import NodeReport
 
 

@@ -1,7 +1,7 @@
 """Zero variance: rewards that differ too little to learn from. Pure rules for both sides.
 
-The client replaces groups with zero variance (dynamic sampling, `training.zero_variance`); the
-server excludes them from a step (credit assignment, `algorithms.credit`).
+The client replaces groups with zero variance (dynamic sampling, `training.batch.zero_variance`);
+the server excludes them from a step (credit assignment, `algorithms.credit`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from langchain_art.rollout.runner import Rollout
 from langchain_art.training.fit_export import FitExport
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.progress import Display, MeanReward
-from langchain_art.training.results import EvalResult, summarize
+from langchain_art.training.results.measures import summarize
+from langchain_art.training.results.records import EvalResult
 from langchain_art.wire import Trajectory, TrajectoryGroup
 from langchain_art.wire.trajectories import EVALUATION
 

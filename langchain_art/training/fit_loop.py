@@ -16,6 +16,7 @@ from langchain_art.rollout import remote_graph
 from langchain_art.rollout.runner import Rollout
 from langchain_art.statistics.intervals import mean_of_scenarios
 from langchain_art.trackers.base import Tracker
+from langchain_art.training.batch.step_batch import StepBatchBuilder
 from langchain_art.training.collapse.recovery import Recovery, no_gain
 from langchain_art.training.evaluate import evaluate
 from langchain_art.training.fit_export import FitExport
@@ -23,8 +24,9 @@ from langchain_art.training.fit_schedule import Schedule
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.progress import Display
-from langchain_art.training.results import EvalResult, FitResult, StepRecord, node_rewards, tokens
-from langchain_art.training.step_batch import StepBatchBuilder
+from langchain_art.training.results.fit_result import FitResult
+from langchain_art.training.results.measures import node_rewards, tokens
+from langchain_art.training.results.records import EvalResult, StepRecord
 from langchain_art.training.tracking import FitTracking
 from langchain_art.wire import LoraConfig, StepSeconds, TrainResult
 

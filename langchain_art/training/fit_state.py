@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from langchain_art.errors import ConfigError
 from langchain_art.training.identity import FitIdentity
-from langchain_art.training.results import EvalResult, Record, Rollback, StepRecord
+from langchain_art.training.results.records import EvalResult, Record, Rollback, StepRecord
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 
 M = TypeVar("M", bound=BaseModel)

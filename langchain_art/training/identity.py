@@ -16,7 +16,7 @@ from langchain_art.rollout.runner import Rollout
 from langchain_art.rollout.scenarios import scenario_id
 from langchain_art.rollout.source import source_of
 from langchain_art.training.fit_settings import FitSettings
-from langchain_art.training.results import Record
+from langchain_art.training.results.records import Record
 
 #: Settings of the trainer that change what a fit learns.
 _SETTINGS = (

@@ -29,7 +29,8 @@ from langchain_art.training.report import (
     nothing_trained,
     summary_table,
 )
-from langchain_art.training.results import EvalResult, FitResult, StepRecord
+from langchain_art.training.results.fit_result import FitResult
+from langchain_art.training.results.records import EvalResult, StepRecord
 from langchain_art.wire import Trajectory
 
 #: Metrics of the learner that are shown, and their labels.

@@ -8,7 +8,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from langchain_art.training.collapse.signs import names_of
-from langchain_art.training.results import FitResult, StepRecord
+from langchain_art.training.results.fit_result import FitResult
+from langchain_art.training.results.records import StepRecord
 from langchain_art.wire import NodeReport
 from langchain_art.wire.exclusions import meaning
 

@@ -41,7 +41,8 @@ from langchain_art.training.fit_settings import (
 from langchain_art.training.fit_state import History, alone
 from langchain_art.training.identity import identity_of
 from langchain_art.training.progress import Display
-from langchain_art.training.results import EvalResult, FitResult
+from langchain_art.training.results.fit_result import FitResult
+from langchain_art.training.results.records import EvalResult
 from langchain_art.training.warm_start import WarmStart, WarmStartRun, warm_version
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig
 

@@ -12,7 +12,7 @@ from langchain_art.training.collapse.signs import Sign, held_out_sign, names_of,
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History
 from langchain_art.training.progress import Display
-from langchain_art.training.results import EvalResult, Rollback, StepRecord
+from langchain_art.training.results.records import EvalResult, Rollback, StepRecord
 
 #: By which the learning rate is multiplied at each rollback.
 SLOWER = 1 / 3

@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from langchain_art.statistics.intervals import Z95, student_tail
-from langchain_art.training.results import EvalResult, StepRecord
+from langchain_art.training.results.records import EvalResult, StepRecord
 
 #: Of a fall that is taken for one: its probability by chance, and its size in standard deviations.
 CHANCE, EFFECT = 1e-5, 0.5

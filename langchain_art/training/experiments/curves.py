@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from langchain_art.errors import ConfigError
-from langchain_art.training.results import EvalResult, StepRecord
+from langchain_art.training.results.records import EvalResult, StepRecord
 
 #: Colours of a curve: its held-out evaluations, its training batches.
 _COLOURS = (

@@ -16,7 +16,7 @@ from langchain_art.training.fit_state import (
     read_records,
     read_state,
 )
-from langchain_art.training.results import EvalResult, StepRecord
+from langchain_art.training.results.records import EvalResult, StepRecord
 
 
 @dataclass(frozen=True)

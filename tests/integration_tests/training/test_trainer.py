@@ -23,7 +23,7 @@ from langchain_art.training.fit_loop import best
 from langchain_art.training.fit_schedule import Schedule
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.report import summary_table
-from langchain_art.training.results import summarize
+from langchain_art.training.results.measures import summarize
 from langchain_art.training.trainer import Trainer
 from langchain_art.wire import (
     LoraConfig,

@@ -13,7 +13,7 @@ import pytest
 from langchain_art.statistics.intervals import Z95, mean_of_scenarios, student_tail
 from langchain_art.training.collapse.recovery import no_gain
 from langchain_art.training.collapse.signs import Sign, held_out_sign, new_signs
-from langchain_art.training.results import EvalResult, StepRecord
+from langchain_art.training.results.records import EvalResult, StepRecord
 from langchain_art.wire import TrainResult
 
 Step = tuple[float | None, float | None]

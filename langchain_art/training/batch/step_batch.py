@@ -19,10 +19,10 @@ from langchain_art.rollout.group_stream import GroupStream
 from langchain_art.rollout.runner import Rollout, RolloutWorker
 from langchain_art.rollout.scenarios import draw, group_ids
 from langchain_art.tracing.run import Run
+from langchain_art.training.batch.zero_variance import group_has_zero_variance, is_rewarded
 from langchain_art.training.fit_settings import FitSettings, unmatched_frozen_names
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.progress import Display, MeanReward
-from langchain_art.training.zero_variance import group_has_zero_variance, is_rewarded
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from langchain_art.training.zero_variance import group_has_zero_variance, is_rewarded
+from langchain_art.training.batch.zero_variance import group_has_zero_variance, is_rewarded
 from langchain_art.wire import (
     OverlongPenalty,
     TrainConfig,

@@ -1,4 +1,4 @@
-"""What a fit measures: evaluations, steps, and the whole of it.
+"""The records of a fit: the lines of its ``history.jsonl``.
 
 Where several policies learn in one graph, whatever is one policy's (`StepRecord.metrics`,
 ``excluded``, ``nodes``) is named ``policy/name``; with a single policy it is just ``name``.
@@ -6,18 +6,13 @@ Where several policies learn in one graph, whatever is one policy's (`StepRecord
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from langchain_art.errors import ConfigError
-from langchain_art.statistics.intervals import best_of_scenarios, mean_of_scenarios
-from langchain_art.wire import NodeReport, TrainResult, Trajectory
-from langchain_art.wire.calls import label
+from langchain_art.wire import NodeReport, TrainResult
 
 T = TypeVar("T")
 
@@ -178,88 +173,6 @@ def _named(by_policy: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
     }
 
 
-class FitResult(Record):
-    """The result of a fit.
-
-    Example::
-
-        result = await trainer.fit(rollout, train, steps=50, eval_scenarios=held_out)
-        result.before.mean, result.after.mean, result.adapter   # 0.31, 0.84, "email-agent@50"
-    """
-
-    fit_id: str
-    versions: dict[str, int]
-    """By policy: the version that serves now."""
-    before: EvalResult | None = None
-    after: EvalResult | None = None
-    best: EvalResult | None = None
-    """The evaluation with the highest mean; its versions are pinned on the server."""
-    history: tuple[StepRecord, ...] = ()
-    evals: tuple[EvalResult, ...] = ()
-    rollbacks: tuple[Rollback, ...] = ()
-    stopped: str = ""
-    """Why the fit ended before its steps did; empty: it did not."""
-
-    def __repr__(self) -> str:
-        """In a line, for a notebook or a print: the history alone is kilobytes."""
-        parts = [" + ".join(self.adapters), f"{len(self.history)} steps"]
-        if self.before is not None and self.after is not None:
-            parts.append(f"held out {self.before} → {self.after}")
-        if self.best is not None and self.best.version != " + ".join(self.adapters):
-            parts.append(f"best {self.best}  {self.best.version}")
-        return f"<FitResult {self.fit_id}: {', '.join(parts)}>"
-
-    __str__ = __repr__
-
-    @property
-    def policy(self) -> str:
-        """The single policy's name. Raises ConfigError if there are several."""
-        return sole(self.versions)[0]
-
-    @property
-    def version(self) -> int:
-        """The version that serves now. Raises ConfigError if there are several policies."""
-        return sole(self.versions)[1]
-
-    @property
-    def adapter(self) -> str:
-        """The final version's name: ``email-agent@50``. Raises ConfigError if there are several."""
-        return "{}@{}".format(*sole(self.versions))
-
-    @property
-    def adapters(self) -> tuple[str, ...]:
-        """The final version's name of each policy."""
-        return tuple(f"{policy}@{version}" for policy, version in self.versions.items())
-
-    @property
-    def excluded(self) -> dict[str, int]:
-        """Counts of what all steps excluded, by reason."""
-        return _sums(record.excluded for record in self.history)
-
-    @property
-    def seconds(self) -> float:
-        """Of all steps and evaluations."""
-        steps = sum(one.seconds.get("total", 0.0) for one in self.history)
-        return steps + sum(one.seconds for one in self.evals)
-
-    @property
-    def tokens(self) -> dict[str, int]:
-        """Of all steps and evaluations: ``prompt``, ``completion`` (sampled) and ``trained``."""
-        return _sums(one.tokens for one in (*self.history, *self.evals))
-
-    @property
-    def judge_cost(self) -> float | None:
-        """US dollars that the judge took in all; None where the evaluator does not know it."""
-        every = (*self.history, *self.evals)
-        spent = [one.judge_cost for one in every if one.judge_cost is not None]
-        return math.fsum(spent) if spent else None
-
-    @property
-    def nodes(self) -> dict[str, NodeReport]:
-        """What each node contributed to all steps."""
-        return total_nodes(record.nodes for record in self.history)
-
-
 def sole(versions: Mapping[str, int]) -> tuple[str, int]:
     """The one policy of `versions` and its version. Raises ConfigError if there are several."""
     if len(versions) != 1:
@@ -268,83 +181,3 @@ def sole(versions: Mapping[str, int]) -> tuple[str, int]:
             "`versions` (or `adapters`) instead"
         )
     return next(iter(versions.items()))
-
-
-def total_nodes(reports: Iterable[Mapping[str, NodeReport]]) -> dict[str, NodeReport]:
-    """Node reports of several steps as one: counts added, advantages averaged over tokens."""
-    by_node: defaultdict[str, list[NodeReport]] = defaultdict(list)
-    for nodes in reports:
-        for name, report in nodes.items():
-            by_node[name].append(report)
-    return {name: _total(found) for name, found in by_node.items()}
-
-
-def _total(reports: Sequence[NodeReport]) -> NodeReport:
-    weight = max(tokens := sum(report.tokens for report in reports), 1)
-    return NodeReport(
-        calls=sum(report.calls for report in reports),
-        tokens=tokens,
-        advantage_mean=sum(r.advantage_mean * r.tokens for r in reports) / weight,
-        advantage_abs=sum(r.advantage_abs * r.tokens for r in reports) / weight,
-        excluded=_sums(report.excluded for report in reports),
-    )
-
-
-def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for one in counts:
-        total.update(one)
-    return dict(total)
-
-
-def summarize(
-    trajectories: Sequence[Trajectory],
-    *,
-    step: int | None,
-    versions: Sequence[str],
-    seconds: float,
-    judge_cost: float | None = None,
-) -> EvalResult:
-    """Mean and 95 % interval of the runs' total returns."""
-    by_scenario: defaultdict[str | None, list[float]] = defaultdict(list)
-    for trajectory in trajectories:
-        if (worth := trajectory.total_return) is not None:
-            by_scenario[trajectory.scenario].append(worth)
-    found = mean_of_scenarios(by_scenario.values())
-    failed = sum(t.status == "failed" and t.total_return is None for t in trajectories)
-    return EvalResult(
-        step=step,
-        versions=tuple(versions),
-        mean=found.mean,
-        ci95=found.ci95,
-        n=found.rewards,
-        best_of=best_of_scenarios(by_scenario.values()),
-        failed=failed,
-        unscored=len(trajectories) - found.rewards - failed,
-        node_rewards=node_rewards(trajectories),
-        tokens=tokens(trajectories),
-        seconds=seconds,
-        judge_cost=judge_cost,
-    )
-
-
-def node_rewards(trajectories: Iterable[Trajectory]) -> dict[str, float]:
-    """By node: the mean over runs of what its calls that count are worth together."""
-    found: defaultdict[str, list[float]] = defaultdict(list)
-    for run in trajectories:
-        own: defaultdict[str, float] = defaultdict(float)
-        for turn in run.turns:
-            if turn.reward is not None and turn.excluded_because is None:
-                own[label(turn)] += turn.reward
-        for node, reward in own.items():
-            found[node].append(reward)
-    return {node: statistics.fmean(rewards) for node, rewards in found.items()}
-
-
-def tokens(trajectories: Sequence[Trajectory]) -> dict[str, int]:
-    """Tokens of all calls whose usage is known: ``prompt`` and ``completion``."""
-    usages = [turn.usage for t in trajectories for turn in t.turns if turn.usage]
-    return {
-        "prompt": sum(u.prompt_tokens for u in usages),
-        "completion": sum(u.completion_tokens for u in usages),
-    }

@@ -20,7 +20,9 @@ from langchain_art.training.report import (
     nothing_trained,
     summary_table,
 )
-from langchain_art.training.results import EvalResult, FitResult, StepRecord, summarize, total_nodes
+from langchain_art.training.results.fit_result import FitResult, total_nodes
+from langchain_art.training.results.measures import summarize
+from langchain_art.training.results.records import EvalResult, StepRecord
 from langchain_art.wire import NodeReport, TrainResult, Trajectory, Turn
 
 
