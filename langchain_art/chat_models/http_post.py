@@ -1,37 +1,38 @@
-"""HTTP POST over kept-alive connections: `http.client` in threads, aiohttp in event loops.
+"""HTTP POST over kept-alive connections: one request with a whole body, and its whole answer.
 
-Both take less CPU for one request with a whole body than httpx does. A request is sent once; the
-caller decides about retries. There is no support for proxies, redirects and streams: such calls go
-through the OpenAI SDK.
+That takes less CPU than `http.client`, aiohttp and httpx do. A request is sent once; the caller
+decides about retries. There is no support for proxies, redirects and streams: such calls go through
+the OpenAI SDK.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import os
 import select
 import socket
 import ssl
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from threading import Lock
-from typing import Any, TypeAlias, cast
+from typing import Generic, TypeAlias, TypeVar, cast
 
-import aiohttp
-
+from langchain_art.chat_models.http_answer import Answer, AnswerParser
 from langchain_art.chat_models.http_pools import KEEP_ALIVE, httpx
 
 #: What `Connections.post` and `post_async` raise if there is no complete answer.
-POST_ERRORS = (OSError, HTTPException, aiohttp.ClientError, httpx.DecodingError)
+POST_ERRORS = (OSError, httpx.DecodingError)
 
 #: Seconds that an idle connection is kept: less than the five after which uvicorn closes it.
 _IDLE_SECONDS = 4.0
+#: Seconds after which a server's next address is tried as well (RFC 8305).
+_NEXT_ADDRESS = 0.25
+_READ_BYTES = 1 << 16
 
 _Server: TypeAlias = tuple[str, str, int]
 
@@ -68,17 +69,9 @@ class Target:
                 raise ValueError(f"got the header {line!r}, expected one line.")
         return "\r\n".join([*lines, "content-length: "]).encode("latin-1")
 
-    @cached_property
-    def url(self) -> str:
-        """The address."""
-        return str(self.request.url)
-
-    @cached_property
-    def limits(self) -> aiohttp.ClientTimeout:
-        """The time limits as aiohttp needs them."""
-        return aiohttp.ClientTimeout(
-            total=None, connect=self.connect_timeout, sock_read=self.read_timeout
-        )
+    def message(self, body: bytes) -> bytes:
+        """The whole request. Sent in one system call, which takes as long as all else here."""
+        return b"%b%d\r\n\r\n%b" % (self.head, len(body), body)
 
     def retry(self, retries_taken: int) -> Target:
         """The same, with the number of earlier attempts in a header, as the SDK sends it."""
@@ -88,43 +81,94 @@ class Target:
         return replace(self, headers={**self.headers, **count})
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A whole answer. The SDK's `response` is made when it is asked for, or where it must decode.
+class _Connection(ABC):
+    """An open connection."""
 
-    Raises:
-        httpx.DecodingError: the body is not `encoded` as its headers say.
-    """
+    @abstractmethod
+    def close(self) -> None:
+        """At once."""
 
-    status: int
-    raw_headers: Sequence[tuple[str, str]] | Sequence[tuple[bytes, bytes]]
-    body: bytes
-    request: httpx.Request
-    encoded: bool
+    @abstractmethod
+    def is_usable(self) -> bool:
+        """Whether it is open, without data on it that belongs to no request."""
 
-    def __post_init__(self) -> None:
-        if self.encoded:
-            _ = self.response
 
-    @property
-    def is_success(self) -> bool:
-        """Whether it is neither a redirect nor an error."""
-        return 200 <= self.status < 300
+ConnectionT = TypeVar("ConnectionT", bound=_Connection)
 
-    @property
-    def content(self) -> bytes:
-        """The decoded body."""
-        return self.response.content if self.encoded else self.body
 
-    @cached_property
-    def response(self) -> httpx.Response:
-        """The answer as the SDK has it."""
-        headers = httpx.Headers(cast(Any, self.raw_headers))
-        return httpx.Response(self.status, headers=headers, content=self.body, request=self.request)
+class _Idle(Generic[ConnectionT]):
+    """Idle connections by server; the one that was used last is used first. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._kept: dict[_Server, deque[tuple[float, ConnectionT]]] = {}
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._kept.values()))
+
+    def take(self, server: _Server) -> ConnectionT | None:
+        """A connection that may be used, if there is one."""
+        while True:
+            with self._lock:
+                kept = self._kept.get(server)
+                if not kept:
+                    return None
+                since, connection = kept.pop()
+            if time.monotonic() - since < _IDLE_SECONDS and connection.is_usable():
+                return connection
+            connection.close()
+
+    def put(self, server: _Server, connection: ConnectionT) -> None:
+        """Keep a connection, and close those that were kept for long."""
+        with self._lock:
+            self._kept.setdefault(server, deque()).append((time.monotonic(), connection))
+        self.close_old(server)
+
+    def close_old(self, *servers: _Server) -> None:
+        """Close the connections, of all servers if none is named, that were kept for long."""
+        now = time.monotonic()
+        with self._lock:
+            for server in servers or list(self._kept):
+                kept = self._kept[server]
+                while kept and now - kept[0][0] >= _IDLE_SECONDS:
+                    kept.popleft()[1].close()
+
+
+class _BlockingConnection(_Connection):
+    """For threads."""
+
+    def __init__(self, target: Target) -> None:
+        scheme, host, port = target.server
+        self._socket = socket.create_connection((host, port), target.connect_timeout)
+        try:
+            for option in (*KEEP_ALIVE, (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)):
+                self._socket.setsockopt(*option)
+            if scheme == "https":
+                self._socket = _tls().wrap_socket(self._socket, server_hostname=host)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def is_usable(self) -> bool:
+        decrypted = self._socket.pending() if isinstance(self._socket, ssl.SSLSocket) else 0
+        return not decrypted and not _is_readable(self._socket)
+
+    def post(self, target: Target, body: bytes) -> AnswerParser:
+        """Sends a request and reads its answer."""
+        self._socket.settimeout(target.read_timeout)
+        with suppress(BrokenPipeError, ConnectionResetError):  # it may refuse without reading
+            self._socket.sendall(target.message(body))
+        answer = AnswerParser()
+        while not answer.is_complete:
+            answer.feed(self._socket.recv(_READ_BYTES))
+        return answer
 
 
 class Connections:
-    """Idle connections of all threads, by server; the one that was used last is used first."""
+    """Idle connections of all threads."""
 
     def __init__(self) -> None:
         self._clear()
@@ -132,68 +176,163 @@ class Connections:
             os.register_at_fork(after_in_child=self._clear)
 
     def _clear(self) -> None:
-        self._idle: dict[_Server, deque[tuple[float, HTTPConnection]]] = {}
-        self._lock = Lock()
+        self._idle: _Idle[_BlockingConnection] = _Idle()
 
     def post(self, target: Target, body: bytes) -> Answer:
         """Sends one request and reads the whole answer.
 
         Raises:
             TimeoutError: a time limit has passed.
-            OSError, HTTPException, httpx.DecodingError: there is no complete answer.
+            OSError, httpx.DecodingError: there is no complete answer.
         """
-        connection = self._take(target.server) or _connect(target)
+        connection = self._idle.take(target.server) or _BlockingConnection(target)
         keep = False
         try:
-            connection.sock.settimeout(target.read_timeout)
-            with suppress(BrokenPipeError, ConnectionResetError):  # it may refuse without reading
-                # In one system call, which takes as long as all else here.
-                connection.sock.sendall(b"%b%d\r\n\r\n%b" % (target.head, len(body), body))
-            answer = HTTPResponse(connection.sock, method="POST")
-            answer.begin()
-            ends_with_connection = answer.length is None and not answer.chunked
-            content = answer.read()
-            if ends_with_connection and not content:
-                raise ConnectionError("the server closed the connection within the headers")
-            # http.client takes 103 for the answer, and the answer itself then follows.
-            keep = not answer.will_close and answer.status >= 200
+            answer = connection.post(target, body)
+            keep = answer.keeps_connection
         finally:
             if keep:
-                self._put(target.server, connection)
+                self._idle.put(target.server, connection)
             else:
                 connection.close()
-        encoded = answer.getheader("content-encoding") is not None
-        return Answer(answer.status, answer.getheaders(), content, target.request, encoded)
+        return answer.answer(target.request)
 
-    def _take(self, server: _Server) -> HTTPConnection | None:
-        while True:
-            with self._lock:
-                idle = self._idle.get(server)
-                if not idle:
-                    return None
-                since, connection = idle.pop()
-            if time.monotonic() - since < _IDLE_SECONDS and not _is_readable(connection.sock):
-                return connection
+
+class _AsyncConnection(_Connection, asyncio.Protocol):
+    """For one event loop."""
+
+    def __init__(self) -> None:
+        self._answer = AnswerParser()
+        self._waiter: asyncio.Future[None] | None = None
+        self._heard = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._socket: socket.socket = transport.get_extra_info("socket")
+        for option in KEEP_ALIVE:
+            self._socket.setsockopt(*option)
+
+    def close(self) -> None:
+        self._transport.abort()
+
+    def is_usable(self) -> bool:
+        return not (self._transport.is_closing() or _is_readable(self._socket))
+
+    async def post(self, target: Target, body: bytes) -> AnswerParser:
+        """Sends a request and waits for its answer."""
+        loop = asyncio.get_running_loop()
+        self._answer, self._waiter = AnswerParser(), loop.create_future()
+        self._heard = loop.time()
+        if target.read_timeout is not None:
+            self._limit(self._heard + target.read_timeout, target.read_timeout)
+        try:
+            self._transport.write(target.message(body))
+            await self._waiter
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._waiter = None
+        return self._answer
+
+    def _limit(self, until: float, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(until, self._check_silence, loop, seconds)
+
+    def _check_silence(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        until = self._heard + seconds
+        if loop.time() < until:
+            self._limit(until, seconds)
+        else:
+            self._end(TimeoutError(f"the server said nothing for {seconds:g} s"))
+
+    def _end(self, error: Exception | None = None) -> None:
+        if self._waiter is None or self._waiter.done():
+            return
+        if error is None:
+            self._waiter.set_result(None)
+        else:
+            self._waiter.set_exception(error)
+
+    def data_received(self, data: bytes) -> None:
+        if self._waiter is None or self._waiter.done():  # nobody asked for it
+            self.close()
+            return
+        self._heard = asyncio.get_running_loop().time()
+        try:
+            self._answer.feed(data)
+        except ConnectionError as error:
+            self._end(error)
+        else:
+            if self._answer.is_complete:
+                self._end()
+
+    def eof_received(self) -> None:
+        self.data_received(b"")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(exc or ConnectionError("the server closed the connection"))
+
+
+class _LoopConnections:
+    """Idle connections of an event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.idle: _Idle[_AsyncConnection] = _Idle()
+        self._loop = loop
+        self._closes_old = False
+
+    def put(self, server: _Server, connection: _AsyncConnection) -> None:
+        """Keep a connection for a while."""
+        self.idle.put(server, connection)
+        if not self._closes_old:
+            self._closes_old = True
+            self._loop.call_later(_IDLE_SECONDS, self._close_old)
+
+    def _close_old(self) -> None:
+        self.idle.close_old()
+        self._closes_old = len(self.idle) > 0
+        if self._closes_old:
+            self._loop.call_later(_IDLE_SECONDS, self._close_old)
+
+
+#: A connection belongs to the event loop that opened it.
+_loops: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
+
+
+async def post_async(target: Target, body: bytes) -> Answer:
+    """As `Connections.post`, in the running event loop."""
+    loop = asyncio.get_running_loop()
+    kept = _loops.get(loop) or _new_loop(loop)
+    connection = kept.idle.take(target.server) or await _open(target)
+    keep = False
+    try:
+        answer = await connection.post(target, body)
+        keep = answer.keeps_connection
+    finally:
+        if keep:
+            kept.put(target.server, connection)
+        else:
             connection.close()
-
-    def _put(self, server: _Server, connection: HTTPConnection) -> None:
-        now = time.monotonic()
-        with self._lock:
-            idle = self._idle.setdefault(server, deque())
-            while idle and now - idle[0][0] > _IDLE_SECONDS:
-                idle.popleft()[1].close()
-            idle.append((now, connection))
+    return answer.answer(target.request)
 
 
-def _connect(target: Target) -> HTTPConnection:
+def _new_loop(loop: asyncio.AbstractEventLoop) -> _LoopConnections:
+    for closed in [one for one in list(_loops) if one.is_closed()]:
+        _loops.pop(closed, None)
+    return _loops.setdefault(loop, _LoopConnections(loop))
+
+
+async def _open(target: Target) -> _AsyncConnection:
     scheme, host, port = target.server
-    if scheme == "https":
-        connection = HTTPSConnection(host, port, timeout=target.connect_timeout, context=_tls())
-    else:
-        connection = HTTPConnection(host, port, timeout=target.connect_timeout)
-    connection.connect()
-    for option in KEEP_ALIVE:
-        connection.sock.setsockopt(*option)
+    async with asyncio.timeout(target.connect_timeout):
+        _, connection = await asyncio.get_running_loop().create_connection(
+            _AsyncConnection,
+            host,
+            port,
+            ssl=_tls() if scheme == "https" else None,
+            happy_eyeballs_delay=_NEXT_ADDRESS,
+        )
     return connection
 
 
@@ -211,68 +350,3 @@ def _tls() -> ssl.SSLContext:
     context = httpx.create_ssl_context()
     context.set_alpn_protocols(["http/1.1"])
     return context
-
-
-#: A connection belongs to the event loop that opened it.
-_sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
-
-
-async def post_async(target: Target, body: bytes) -> Answer:
-    """As `Connections.post`, in the running event loop; aiohttp.ClientError for HTTPException."""
-    session = _sessions.get(asyncio.get_running_loop()) or await _open_session()
-    async with session.post(
-        target.url,
-        data=body,
-        headers=target.headers,
-        timeout=target.limits,
-        allow_redirects=False,
-        ssl=_tls() if target.request.url.scheme == "https" else True,
-    ) as answer:
-        content, encoded = await answer.read(), "content-encoding" in answer.headers
-        return Answer(answer.status, answer.raw_headers, content, target.request, encoded)
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Does not reuse a connection on which data came after its last answer.
-
-    aiohttp would take that data for the next request's answer.
-    """
-
-    async def _get(self, key: Any, traces: Any) -> Any:
-        while (connection := await super()._get(key, traces)) is not None:
-            if connection.protocol is None or not connection.protocol.should_close:
-                break
-            connection.close()
-        return connection
-
-
-async def _open_session() -> aiohttp.ClientSession:
-    connector = _Connector(
-        limit=0, keepalive_timeout=_IDLE_SECONDS, socket_factory=_keep_alive_socket
-    )
-    session = aiohttp.ClientSession(
-        connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False
-    )
-    _sessions[asyncio.get_running_loop()] = session
-    for loop in [loop for loop in list(_sessions) if loop.is_closed()]:
-        if (old := _sessions.pop(loop, None)) is not None:
-            await old.close()
-    return session
-
-
-def _keep_alive_socket(address: Any) -> socket.socket:
-    family, kind, protocol, *_ = address
-    sock = socket.socket(family, kind, protocol)
-    for option in KEEP_ALIVE:
-        sock.setsockopt(*option)
-    return sock
-
-
-@atexit.register
-def _close_sessions() -> None:
-    """Without it, aiohttp logs an error for each session when the interpreter ends."""
-    for loop, session in list(_sessions.items()):
-        if loop.is_closed():
-            asyncio.run(session.close())
-        elif not loop.is_running():
-            loop.run_until_complete(session.close())

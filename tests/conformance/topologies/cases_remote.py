@@ -31,7 +31,7 @@ PACKAGES = [
     "langgraph-cli[inmem]>=0.4,<1",
     "langchain>=1.2,<2",
     "langchain-openai>=1.3,<2",
-    "aiohttp>=3.12,<4",
+    "httptools>=0.6.4,<1",
 ]
 
 

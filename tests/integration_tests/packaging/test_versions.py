@@ -42,7 +42,7 @@ def floors() -> dict[str, str]:
 
 def corners() -> dict[str, list[str]]:
     floor = floors()
-    oldest = ["langchain-core", "langchain-openai", "langgraph", "openai", "aiohttp"]
+    oldest = ["langchain-core", "langchain-openai", "langgraph", "openai", "httptools"]
     newest = ["langchain-core>=1.7", "langchain-openai>=1.7", "langgraph>=1.2.20"]
     return {
         "oldest": [f"{name}=={floor[name]}" for name in oldest],
