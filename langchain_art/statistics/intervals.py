@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import statistics
@@ -172,8 +171,7 @@ def paired_test(differences: Sequence[float], seed: int = 0) -> PairedTest:
         raise ValueError("got no differences, expected at least one")
     observed = abs(math.fsum(differences)) - _TIE
     if n <= EXACT:
-        flips = itertools.product((1, -1), repeat=n)
-        sums = [sum(map(lambda s, d: s * d, signs, differences)) for signs in flips]
+        sums = _flipped_sums(differences)
         p_value = sum(abs(one) >= observed for one in sums) / len(sums)
     else:
         chance = random.Random(seed)
@@ -184,6 +182,32 @@ def paired_test(differences: Sequence[float], seed: int = 0) -> PairedTest:
         p_value = (extreme + 1) / (DRAWS + 1)
     spread = Z95 * statistics.stdev(differences) / math.sqrt(n) if n > 1 else None
     return PairedTest(statistics.fmean(differences), spread, p_value)
+
+
+def sign_flip_tail(differences: Sequence[float]) -> float:
+    """The probability that random signs give a sum of differences as high: one-sided.
+
+    Differences of 0 have no sign and say nothing. Of up to 14 others all 2^n signs are counted;
+    of more, the sum is taken as normal, with the variance Σd², which differs from the exact
+    probability by a factor of at most 3.18 (Bentkus and Dzindzalieta 2015, Bernoulli 21).
+
+    Args:
+        differences: after minus before, or the other way round. None at all: the probability is 1.
+    """
+    signed = [one for one in differences if one]
+    total = math.fsum(signed)
+    if len(signed) <= EXACT:
+        sums = _flipped_sums(signed)
+        return sum(one >= total - _TIE for one in sums) / len(sums)
+    return statistics.NormalDist().cdf(-total / math.hypot(*signed))
+
+
+def _flipped_sums(differences: Sequence[float]) -> list[float]:
+    """The sums under all choices of signs."""
+    sums = [0.0]
+    for one in differences:
+        sums = [total + signed for total in sums for signed in (one, -one)]
+    return sums
 
 
 def unpaired_test(before: Sequence[float], after: Sequence[float], seed: int = 0) -> PairedTest:

@@ -112,18 +112,23 @@ class FitLoop:
 
     async def _settle(self) -> bool:
         """What follows a step: signs of a collapse, the evaluation; whether it was rolled back."""
-        history, step = self.history, self.history.done
-        rolled_back = await self._recovery.look()
-        while await self._evaluate(step) and await self._recovery.look():
+        step, rolled_back = self.history.done, await self._look()
+        while await self._evaluate(step) and await self._look():
             rolled_back = True  # the version that serves now is evaluated too
-        patience = self.schedule.stop_early
-        if (
-            patience is not None
-            and self._goes_on
-            and (why := no_gain(history.kept_evals, patience))
-        ):
+        if why := self._no_gain():
             self._recovery.stop(why)
         return rolled_back
+
+    async def _look(self) -> bool:
+        ends = not self._goes_on or self._no_gain() is not None
+        return await self._recovery.look(at_end=ends)
+
+    def _no_gain(self) -> str | None:
+        """Why to stop early, if the fit would go on; None: nothing says so."""
+        patience = self.schedule.stop_early
+        if patience is None or not self._goes_on:
+            return None
+        return no_gain(self.history.kept_evals, patience)
 
     def _say_where_it_begins(self, versions: Mapping[str, int]) -> None:
         history, display = self.history, self.display

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import NotFound
-from langchain_art.training.collapse.signs import Sign, held_out_sign, names_of, new_signs
+from langchain_art.training.collapse.held_out import held_out_sign
+from langchain_art.training.collapse.signs import Sign, names_of, new_signs
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History
 from langchain_art.training.progress import Display
@@ -44,8 +45,10 @@ class Recovery:
                 self.display.warn(f"{policy} is rolled back to @{version}: {last.why}")
         self._stop_after_too_many(last)
 
-    async def look(self) -> bool:
+    async def look(self, *, at_end: bool) -> bool:
         """Look at the last line of the history; whether the policies were rolled back.
+
+        `at_end`: whether the fit ends here, if they are not.
 
         Raises:
             NotFound: no version that they could go back to is kept.
@@ -56,7 +59,7 @@ class Recovery:
         if isinstance(last, StepRecord):
             signs = new_signs(history.kept, self.plan.max_steps_ahead)
         elif isinstance(last, EvalResult):
-            sign = held_out_sign(history.kept_evals, history.kept)
+            sign = held_out_sign(history.kept_evals, history.kept, at_end=at_end)
             signs = [sign] if sign else []
         else:
             return False

@@ -1,9 +1,8 @@
 """Signs that a policy has collapsed, each with its likely cause and what to do.
 
-They are read from the records of the steps, and of the held-out evaluations:
+They are read from the records of the steps; `held_out` reads those of the evaluations:
 
 - ``reward``: the training rewards fell below all before in one step;
-- ``held_out``: the held-out reward fell below all before;
 - ``flat``: in two steps one after the other all groups had zero variance, so nothing was learned;
 - ``entropy``: the policy samples nearly the same every time, and its rewards fell;
 - ``truncated``: half of the replies or more are cut off at `max_tokens`, where less than a quarter
@@ -31,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from langchain_art.statistics.intervals import Z95, student_tail
-from langchain_art.training.results.records import EvalResult, StepRecord
+from langchain_art.training.results.records import StepRecord
 
 #: Of a fall that is taken for one: its probability by chance, and its size in standard deviations.
 CHANCE, EFFECT = 1e-5, 0.5
@@ -42,7 +41,7 @@ _FEWEST = 16
 _MOSTLY, _SELDOM = 0.5, 0.25
 #: Share of the first step's entropy below which a policy samples nearly the same every time.
 _DETERMINISTIC = 0.1
-_SLOWER = "go on with a lower learning_rate, fewer optimizer_steps or a KLPenalty"
+SLOWER_ADVICE = "go on with a lower learning_rate, fewer optimizer_steps or a KLPenalty"
 
 
 @dataclass(frozen=True)
@@ -68,35 +67,9 @@ def new_signs(history: Sequence[StepRecord], ahead: int = 0) -> list[Sign]:
     return [one for one in _signs(history, ahead) if (one.kind, one.keep is None) not in before]
 
 
-def held_out_sign(evals: Sequence[EvalResult], history: Sequence[StepRecord]) -> Sign | None:
-    """Whether the last evaluation fell below all before; it keeps the steps up to the best one.
-
-    Args:
-        evals: those of versions that were not rolled back, oldest first.
-        history: as of `new_signs`.
-    """
-    scored = [one for one in evals if one.mean is not None]
-    if len(scored) < 2:
-        return None
-    *earlier, last = scored
-    best = max(earlier, key=lambda one: (one.mean or 0.0, -(one.step or 0)))
-    samples = [_of_eval(best), _of_eval(last)]
-    if (last.mean or 0.0) >= min(one.mean or 0.0 for one in earlier) or not _fell(samples):
-        return None
-    step = best.step or 0
-    return Sign(
-        "held_out",
-        f"step {last.step}: held-out reward fell from {best.mean:.3f} ({best.version}) to "
-        f"{last.mean:.3f} ({last.version}). An update since step {step} likely went too far, or "
-        "the policy learned what only the training scenarios reward.",
-        sum(one.step <= step for one in history),
-        f"Roll back to {best.version} (`langchain-art checkpoints rollback`), and {_SLOWER}.",
-    )
-
-
 @dataclass(frozen=True)
 class _Sample:
-    """Means of groups, or of scenarios: their number, mean, variance; and that of single runs."""
+    """Means of groups: their number, mean and variance; and the variance of single runs."""
 
     n: int
     mean: float
@@ -110,14 +83,6 @@ def _of_step(record: StepRecord) -> _Sample | None:
         return None
     n = record.groups
     return _Sample(n, mean, n * (ci95 / Z95) ** 2, (record.reward_std or 0.0) ** 2)
-
-
-def _of_eval(result: EvalResult) -> _Sample | None:
-    """Runs of one scenario count as if they were scenarios: `n` is not smaller than these are."""
-    if result.mean is None or result.ci95 is None or result.n < 2:
-        return None
-    variance = result.n * (result.ci95 / Z95) ** 2
-    return _Sample(result.n, result.mean, variance, variance)
 
 
 def _pool(samples: Sequence[_Sample | None]) -> _Sample | None:
@@ -246,7 +211,7 @@ def _undone(kind: str, history: Sequence[StepRecord], words: str, keep: int) -> 
         kind,
         f"step {history[-1].step}: {words}",
         keep,
-        f"Roll back to {back} (`langchain-art checkpoints rollback`), and {_SLOWER}.",
+        f"Roll back to {back} (`langchain-art checkpoints rollback`), and {SLOWER_ADVICE}.",
     )
 
 

@@ -33,6 +33,9 @@ def summarize(
         mean=found.mean,
         ci95=found.ci95,
         n=found.rewards,
+        scenarios={
+            name: statistics.fmean(rewards) for name, rewards in by_scenario.items() if name
+        },
         best_of=best_of_scenarios(by_scenario.values()),
         failed=failed,
         unscored=len(trajectories) - found.rewards - failed,

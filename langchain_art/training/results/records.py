@@ -49,6 +49,8 @@ class EvalResult(Record):
     failed: int = 0
     unscored: int = 0
     """Runs that did not fail and have no reward."""
+    scenarios: dict[str, float] = Field(default_factory=dict, repr=False)
+    """Scenario -> the mean reward of its runs; of runs without a scenario's name, none."""
     best_of: dict[int, float] = Field(default_factory=dict)
     """k -> expected best reward of k runs of a scenario (`best_of_scenarios`): pass@k."""
     node_rewards: dict[str, float] = Field(default_factory=dict)

@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -218,6 +218,44 @@ async def test_a_fit_killed_before_it_looked_at_its_last_step_looks_when_it_resu
         await Falling(art_server, tmp_path, policy).fit(4, on_step=killed)
     found = await Falling(art_server, tmp_path, policy).fit(4)
     assert [one.step for one in found.rollbacks] == [2]
+
+
+def drifting(falling: Falling) -> Callable[[dict[str, str]], Awaitable[Run]]:
+    """Training rewards vary by chance; held out, every version above 0 solves half as many."""
+
+    async def rollout(scenario: dict[str, str]) -> Run:
+        run = await falling.rollout(scenario)
+        run.reward = sum(run.id.encode()) % 97 / 97
+        if scenario["id"].startswith("held-out"):
+            version = int(str(run.turns[0].model).partition("@")[2])
+            run.reward = float(int(scenario["id"].split("-")[-1]) % (6 if version else 3) == 0)
+        return run
+
+    return rollout
+
+
+HELD_OUT = [{"id": f"held-out-{i}", "question": f"Say {i}"} for i in range(48)]
+
+
+@pytest.mark.parametrize("mode", ["rollback", "stop", "warn"])
+async def test_a_fit_that_ends_clearly_below_its_best_version_goes_back_to_it(
+    art_server: LiveServer, tmp_path: Path, mode: str
+) -> None:
+    """0.33 before and 0.17 after, and no fall of the training rewards."""
+    falling = Falling(art_server, tmp_path, names(), options={"on_collapse": mode})
+    found = await falling.trainer.fit(
+        drifting(falling), SCENARIOS, steps=2, eval_scenarios=HELD_OUT
+    )
+    assert "step 2: held-out reward fell from 0.333" in falling.said
+    assert "8 scenarios fell and 0 rose" in falling.said
+    assert len(found.rollbacks) == (mode == "rollback")
+    assert found.after is not None
+    if mode == "rollback":
+        assert falling.serving() == [0] and found.versions == {found.policy: 0}
+        assert (found.after.step, found.after.mean) == (2, pytest.approx(1 / 3))
+        assert "rolled back" in falling.said.partition("held out after")[2], "in the summary too"
+    else:
+        assert falling.serving() == [2] and found.after.mean == pytest.approx(1 / 6)
 
 
 async def test_held_out_rewards_without_a_further_gain_end_a_fit(

@@ -15,6 +15,7 @@ from langchain_art.statistics.intervals import (
     best_of_scenarios,
     bootstrap,
     paired_test,
+    sign_flip_tail,
     unpaired_test,
     wilson,
 )
@@ -93,6 +94,26 @@ def test_drawn_signs_come_near_to_all_signs(monkeypatch: pytest.MonkeyPatch) -> 
     assert exact > 0.01 and abs(drawn - exact) < error
     assert paired_test(differences).p_value == drawn, "the same data, the same answer"
     assert paired_test([1.0] * 30).p_value == 1 / 10_001
+
+
+def test_the_tail_of_sign_flips_counts_all_signs() -> None:
+    draw = random.Random(4)
+    for n in range(9):
+        differences = [draw.choice([draw.uniform(-1, 1), 0.0, 0.25]) for _ in range(n)]
+        sums = [
+            math.fsum(s * d for s, d in zip(signs, differences, strict=True))
+            for signs in itertools.product((1, -1), repeat=n)
+        ]
+        expected = sum(one >= math.fsum(differences) - 1e-12 for one in sums) / len(sums)
+        assert sign_flip_tail(differences) == pytest.approx(expected, abs=1e-12), differences
+
+
+@pytest.mark.parametrize(("rose", "fell"), [(15, 0), (15, 3), (30, 10), (60, 20)])
+def test_the_tail_of_many_sign_flips_is_near_the_binomial(rose: int, fell: int) -> None:
+    n = rose + fell
+    exact = sum(math.comb(n, k) for k in range(rose, n + 1)) / 2**n
+    found = sign_flip_tail([1.0] * rose + [-1.0] * fell + [0.0] * 100)
+    assert exact / 3.18 <= found <= 3.18 * exact
 
 
 def test_the_unpaired_test_comes_near_to_all_assignments() -> None:

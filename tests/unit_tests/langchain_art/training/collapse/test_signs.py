@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from langchain_art.statistics.intervals import Z95, mean_of_scenarios, student_tail
-from langchain_art.training.collapse.recovery import no_gain
-from langchain_art.training.collapse.signs import Sign, held_out_sign, new_signs
-from langchain_art.training.results.records import EvalResult, StepRecord
+from langchain_art.training.collapse.signs import Sign, new_signs
+from langchain_art.training.results.records import StepRecord
 from langchain_art.wire import TrainResult
 
 Step = tuple[float | None, float | None]
@@ -133,21 +132,6 @@ def test_replies_that_grow_until_most_are_cut_off() -> None:
     assert (sign.kind, sign.keep) == ("truncated", 5)
 
 
-def held_out(step: int, mean: float | None, ci95: float | None = 0.06) -> EvalResult:
-    return EvalResult(step=step, versions=(f"p@{step}",), mean=mean, ci95=ci95, n=100)
-
-
-def test_a_fall_of_the_held_out_reward_keeps_the_best_evaluated_version() -> None:
-    steps = records([(0.5, 0.5)] * 6)
-    good = [held_out(0, 0.3, 0.09), held_out(2, 0.6, 0.09), held_out(4, 0.5, 0.09)]
-    sign = held_out_sign([*good, held_out(6, 0.0, 0.0)], steps)
-    assert sign is not None and sign.keep == 2
-    assert "from 0.600 (p@2) to 0.000 (p@6)" in sign.words and "Roll back to p@2" in sign.advice
-    for last in (held_out(6, 0.32, 0.09), held_out(6, 0.35, 0.0), held_out(6, None, None)):
-        assert held_out_sign([*good, last], steps) is None
-    assert held_out_sign([held_out(0, 0.3)], steps) is None
-
-
 # --- false alarms -------------------------------------------------------------------------------
 
 
@@ -193,16 +177,6 @@ def test_a_healthy_noisy_fit_raises_no_alarm(shape: str, groups: int, size: int)
         for n in range(2, len(history) + 1):
             false += [one for one in new_signs(history[:n]) if one.keep is not None]
     assert not false, f"{seed=}: false alarms in 1200 steps: {false}"
-
-
-@pytest.mark.parametrize(("scenarios", "fell"), [(2, False), (9, False), (16, True)])
-def test_a_few_equal_rewards_that_fall_may_be_chance(scenarios: int, fell: bool) -> None:
-    """Of 2 and 2 values, one order in 6 has these two at its end; of 16 and 16, one in 6e8."""
-    before, after = (
-        EvalResult(step=step, versions=(f"p@{step}",), mean=mean, ci95=0.0, n=scenarios)
-        for step, mean in ((0, 1.0), (1, 0.0))
-    )
-    assert (held_out_sign([before, after], []) is not None) == fell
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.36, 0.0), (0.7, 0.05), (0.9, 0.1)])
@@ -251,31 +225,3 @@ def test_a_known_quantile_of_students_t() -> None:
     assert student_tail(2.228138852, 10) == pytest.approx(0.025, rel=1e-8)
     with pytest.raises(ValueError, match="expected t >= 0"):
         student_tail(-1.0, 3)
-
-
-# --- early stopping -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("means", "patience", "stops"),
-    [
-        ([0.3, 0.5, 0.52, 0.53], 2, True),
-        ([0.3, 0.5, 0.52, 0.53], 3, False),
-        ([0.3, 0.5, 0.55, 0.6], 2, False),  # small gains add up: 0.6 is above 0.5 + 0.085
-        ([0.3, 0.32, 0.29], 2, True),
-        ([0.3, 0.32], 2, False),
-        ([0.3, 0.9, 0.1, 0.1], 2, True),
-        ([0.3], 1, False),
-        ([], 1, False),
-    ],
-)
-def test_when_a_fit_has_gained_enough(means: list[float], patience: int, stops: bool) -> None:
-    found = no_gain([held_out(step, mean) for step, mean in enumerate(means)], patience)
-    assert (found is not None) is stops
-    if found:
-        assert f"stop_early={patience}" in found
-
-
-def test_an_evaluation_without_an_interval_is_no_gain_and_no_loss() -> None:
-    evals = [held_out(0, 0.3), held_out(1, None, None), held_out(2, 0.31, None)]
-    assert no_gain(evals, 1) is None
