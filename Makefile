@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 
-.PHONY: help install demo test test-vllm soak test-fast check format bench docs serve clean
+.PHONY: help install demo test test-vllm test-again soak test-fast check format bench docs serve clean
 
 help:  ## show the words
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -43,6 +43,10 @@ test: install  ## all tests but those that need vLLM
 # Tests of one server are a group: another process would start the server once more.
 test-vllm: install  ## the tests that need vLLM, whose CPU build they install for themselves
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder -m vllm
+
+# Some tests measure learning or time: each is right far more often than not, and there are thousands.
+test-again: install  ## the tests that failed last, once more and by themselves, three failures at most
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none --maxfail 3
 
 soak: install  ## the whole of what the tests of endurance show a part of: swaps, kills; hours
 	ART_SOAK=1 $(BIN)/python -m pytest -m soak
