@@ -21,6 +21,9 @@ from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 
 #: Tokens of a block, the kernel's default.
 BLOCK = 128
+#: Torch's kernel for many queries. Left to itself, torch 2.13 takes the one for decoding below 128
+#: queries, which has no configuration where 128 is no multiple of queries times heads per key head.
+KERNEL: Any = {"BACKEND": "TRITON"}
 
 
 class Blocks:
@@ -48,7 +51,13 @@ class Blocks:
         """As `attention_tiles.Tiles.attend`."""
         attend = flex_attention if q_1HPD.device.type == "cpu" else _compiled()
         out_1HPD: Any = attend(
-            q_1HPD, k_1KSD, v_1KSD, block_mask=self._mask, scale=scale, enable_gqa=True
+            q_1HPD,
+            k_1KSD,
+            v_1KSD,
+            block_mask=self._mask,
+            scale=scale,
+            enable_gqa=True,
+            kernel_options=KERNEL,
         )
         return out_1HPD.transpose(1, 2)
 

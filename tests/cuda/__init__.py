@@ -1,0 +1,1 @@
+"""What runs on CUDA alone, held on a CPU: decisions, arithmetic and orders, no kernel."""
