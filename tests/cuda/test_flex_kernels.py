@@ -22,6 +22,7 @@ import torch.nn.attention.flex_attention as flex
 from torch._inductor.exc import InductorError
 from torch._inductor.template_heuristics.triton import CUDAConfigHeuristic
 
+from langchain_art.errors import ArtError
 from langchain_art_server.backends.peft.forest import attention_flex
 
 WIDTH = 128
@@ -58,12 +59,12 @@ def attend(heads: int, keys: int, new: int, above: int = 0, *, grad: bool = True
 def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`Blocks.attend` compiles as for CUDA, whatever the device of its tensors."""
     torch._dynamo.reset()
-    compiled = attention_flex._compiled()
+    compiled = attention_flex.compiled_attention()
     monkeypatch.setattr(flex, "_validate_device", lambda *_args, **_options: None)
     monkeypatch.setattr(attention_flex, "flex_attention", compiled)
     yield
     torch._dynamo.reset()
-    attention_flex._compiled.cache_clear()
+    attention_flex.compiled_attention.cache_clear()
 
 
 @pytest.fixture
@@ -75,8 +76,8 @@ def cuda_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         choices.InductorChoices,
         "get_flex_decode_configs",
-        lambda _self, width, dtype, _device="cuda": (
-            CUDAConfigHeuristic().get_flex_decode_configs(width, dtype)
+        lambda _self, width, dtype, _device="cuda": CUDAConfigHeuristic().get_flex_decode_configs(
+            width, dtype
         ),
     )
 
@@ -156,3 +157,11 @@ def test_all_lengths_share_few_compiled_graphs(graphs: list[int]) -> None:
             out = attend(4, 2, new, above, grad=grad)
             assert out.shape == (1, new, 4, WIDTH)
     assert 0 < len(graphs) <= 4
+
+
+@pytest.mark.usefixtures("graphs", "as_on_cuda")
+def test_a_graph_too_many_is_an_error_and_no_attention_over_all_pairs() -> None:
+    with torch._dynamo.config.patch(recompile_limit=1):
+        attend(4, 2, 300, grad=True)
+        with pytest.raises(ArtError, match="compiled for more shapes"):
+            attend(4, 2, 300, grad=False)

@@ -4,7 +4,11 @@ One kernel for all pairs of a part: it visits the blocks of queries and keys tha
 (token, ancestor), and checks single pairs only in blocks that also hold others. Not measured on a
 GPU yet; on CPU torch has its forward pass only, which the tests compare with `attention_tiles`.
 
-Child side only. Index suffixes as in `attention_tiles`; Q blocks of queries, B blocks of keys.
+Queries and keys are padded to whole blocks, at least `LEAST` tokens: torch compiles a kernel again
+for special sizes (one token, one block, as many keys as queries), and gives up after eight times.
+
+Child side only. Index suffixes as in `attention_tiles`; Q blocks of queries, B blocks of keys, and
+P and S with the padding.
 """
 
 from __future__ import annotations
@@ -15,12 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from langchain_art.errors import ArtError
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 
 #: Tokens of a block, the kernel's default.
 BLOCK = 128
+#: Fewest queries and keys: two blocks.
+LEAST = 2 * BLOCK
 #: Torch's kernel for many queries. Left to itself, torch 2.13 takes the one for decoding below 128
 #: queries, which has no configuration where 128 is no multiple of queries times heads per key head.
 KERNEL: Any = {"BACKEND": "TRITON"}
@@ -31,40 +39,81 @@ class Blocks:
 
     def __init__(self, tokens_P: Ints, above_E: Ints, exit_N: Ints, device: torch.device) -> None:
         keys = np.concatenate([above_E, tokens_P])
-        some_QB, all_QB = _blocks(tokens_P, keys, exit_N[keys])
-        place_P, order_K, exit_K = (
-            torch.from_numpy(x).to(device) for x in (tokens_P, keys, exit_N[keys])
-        )
+        self._new = len(tokens_P)
+        # A query of the padding attends as the last one does, and no query to a key of it.
+        place = _padded(tokens_P, int(tokens_P[-1]))
+        order, exits = _padded(keys, len(exit_N)), _padded(exit_N[keys], 0)
+        some_QB, all_QB = _blocks(place, order, exits)
+        place_P, order_S, exit_S = (torch.from_numpy(x).to(device) for x in (place, order, exits))
 
         def is_ancestor(_batch: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            return (order_K[k] <= place_P[q]) & (place_P[q] < exit_K[k])
+            return (order_S[k] <= place_P[q]) & (place_P[q] < exit_S[k])
 
         self._mask = BlockMask.from_kv_blocks(
             *_indices(some_QB & ~all_QB, device),
             *_indices(all_QB, device),
             BLOCK,
             is_ancestor,
-            seq_lengths=(len(tokens_P), len(keys)),
+            seq_lengths=(len(place), len(order)),
         )
 
     def attend(self, q_1HPD: Tensor, k_1KSD: Tensor, v_1KSD: Tensor, scale: float) -> Tensor:
-        """As `attention_tiles.Tiles.attend`."""
-        attend = flex_attention if q_1HPD.device.type == "cpu" else _compiled()
+        """As `attention_tiles.Tiles.attend`.
+
+        Raises:
+            ArtError: the kernel was compiled too often; it would hold all pairs of tokens now.
+        """
+        attend = flex_attention if q_1HPD.device.type == "cpu" else compiled_attention()
         out_1HPD: Any = attend(
-            q_1HPD,
-            k_1KSD,
-            v_1KSD,
+            _whole_blocks(q_1HPD),
+            _whole_blocks(k_1KSD),
+            _whole_blocks(v_1KSD),
             block_mask=self._mask,
             scale=scale,
             enable_gqa=True,
             kernel_options=KERNEL,
         )
-        return out_1HPD.transpose(1, 2)
+        return out_1HPD[:, :, : self._new].transpose(1, 2)
 
 
 @functools.cache
-def _compiled() -> Any:
-    return torch.compile(flex_attention, dynamic=True)
+def compiled_attention() -> Any:
+    """`flex_attention`, compiled for all sizes at once."""
+    # Both take long to import, and a CPU does without.
+    from torch._dynamo.exc import FailOnRecompileLimitHit  # noqa: PLC0415
+    from torch.fx.experimental import _config  # noqa: PLC0415
+
+    config: Any = _config
+
+    compiled = torch.compile(flex_attention, dynamic=True, fullgraph=True)
+
+    def attend(*args: Any, **options: Any) -> Any:
+        try:
+            # Sizes that are equal once may differ the next time: no kernel for equal ones.
+            with config.patch(use_duck_shape=False):
+                return compiled(*args, **options)
+        except FailOnRecompileLimitHit as error:
+            raise ArtError(
+                "FlexAttention was compiled for more shapes than torch allows "
+                "(torch._dynamo.config.recompile_limit); without a kernel it would take memory for "
+                "all pairs of tokens. Start the server again, and report the model's name."
+            ) from error
+
+    return attend
+
+
+def _padded_length(tokens: int) -> int:
+    return max(LEAST, -(-tokens // BLOCK) * BLOCK)
+
+
+def _padded(values: Ints, filler: int) -> Ints:
+    return np.pad(values, (0, _padded_length(len(values)) - len(values)), constant_values=filler)
+
+
+def _whole_blocks(x_1HPD: Tensor) -> Tensor:
+    """The tensor with zeros behind its tokens, always of one memory layout."""
+    missing = _padded_length(x_1HPD.shape[2]) - x_1HPD.shape[2]
+    return functional.pad(x_1HPD, (0, 0, 0, missing)).contiguous()
 
 
 def _blocks(place_P: Ints, order_K: Ints, exit_K: Ints) -> tuple[Any, Any]:
@@ -74,7 +123,6 @@ def _blocks(place_P: Ints, order_K: Ints, exit_K: Ints) -> tuple[Any, Any]:
     exit_low, exit_high = _bounds(exit_K)
     some_QB = (order_low <= q_high[:, None]) & (exit_high > q_low[:, None])
     all_QB = (order_high <= q_low[:, None]) & (exit_low > q_high[:, None])
-    all_QB[:, len(order_K) // BLOCK :] = False  # the last block of keys may be partly empty
     return some_QB, all_QB
 
 
