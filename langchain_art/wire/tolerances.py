@@ -8,11 +8,8 @@ FULL_PRECISION = 1e-4
 HALF_PRECISION = 0.05
 
 
-def logprob_tolerance(dtype: str, *, half_factor: float = 1.0) -> float:
-    """Nats per token that rounding explains, by dtype (torch's name) of the model's weights.
-
-    `half_factor` multiplies the tolerance of 16-bit dtypes.
-    """
+def logprob_tolerance(dtype: str) -> float:
+    """Nats per token that rounding explains, by dtype (torch's name) of the model's weights."""
     if dtype in ("float32", "float64"):
         return FULL_PRECISION
-    return HALF_PRECISION * half_factor
+    return HALF_PRECISION

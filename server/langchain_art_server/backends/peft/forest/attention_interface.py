@@ -34,6 +34,15 @@ class ForestPass:
         self.above: dict[int, KeysValues] = {}
         #: For each layer, those of the part itself, if other parts attend to it; else None.
         self.kept: dict[int, KeysValues] | None = {} if keep else None
+        #: The layers in which the attention ran.
+        self.ran: set[int] = set()
+
+    def check(self, layers: int) -> None:
+        """Raises OddAttentionError unless the attention ran in each of so many layers."""
+        if len(self.ran) != layers:
+            raise OddAttentionError(
+                f"its attention ran in {len(self.ran)} of {layers} layers; the others ignore it"
+            )
 
 
 class OddAttentionError(Exception):
@@ -65,6 +74,7 @@ def forest_attention(
         raise OddAttentionError("its attention has a mask, dropout or no layer index")
     if forest is None:
         raise OddAttentionError("it does not pass options on to its attention")
+    forest.ran.add(layer)
     if forest.kept is not None:
         # Gradient checkpointing computes a layer twice: the first time counts.
         forest.kept.setdefault(layer, (key[0], value[0]))

@@ -159,6 +159,7 @@ class _OpenPart:
             "forest": self._pass,
         }
         outputs_MX = scorer.outputs(inputs, batch.predictions.select_M)
+        self._pass.check(scorer.base.config.get_text_config().num_hidden_layers)
         self.scored = ScoredBatch(scorer, outputs_MX, batch.predictions, soon=batch.last)
         self._grads: dict[int, KeysValues] = {}
 

@@ -1,0 +1,115 @@
+"""The forest check refuses an attention that ignores the forest, as models with kernels have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
+
+from langchain_art_server.backends.peft.forest import support_check
+from langchain_art_server.backends.peft.forest.attention_interface import (
+    FOREST_ATTENTION,
+    ForestPass,
+    forest_attention,
+)
+from langchain_art_server.backends.peft.logprob_scoring import Scorer
+
+
+@pytest.fixture
+def scorer() -> Scorer:
+    """A random model of width 64 in bfloat16, on which a wrong attention changes little."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        hidden_size=64,
+        num_hidden_layers=3,
+        vocab_size=512,
+        intermediate_size=192,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        tie_word_embeddings=True,
+    )
+    base = Qwen3ForCausalLM(config).to(torch.bfloat16).eval().requires_grad_(False)
+    made = Scorer(base)
+    made.plain_head = support_check.has_plain_head(base)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    yield
+    AttentionInterface.register(FOREST_ATTENTION, forest_attention)
+
+
+def causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: Any) -> torch.Tensor:
+    k, v = (one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return attend(query, k, v, is_causal=True, scale=scale).transpose(1, 2)
+
+
+def ignores(
+    _module: Any, query: Any, key: Any, value: Any, _mask: Any, scaling: Any = None, **_: Any
+) -> tuple[torch.Tensor, None]:
+    """Plain causal attention, as that of a library which swallows options that it does not know."""
+    return causal(query, key, value, scaling), None
+
+
+def pretends(
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    _mask: Any,
+    scaling: Any = None,
+    forest: ForestPass | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """The same, and takes note of its layer: only numbers tell."""
+    assert forest is not None
+    forest.ran.add(module.layer_idx)
+    if forest.kept is not None:
+        forest.kept.setdefault(module.layer_idx, (key[0], value[0]))
+    return causal(query, key, value, scaling), None
+
+
+def halves(module: Any, query: Any, key: Any, value: Any, mask: Any, **rest: Any) -> Any:
+    """Right forward, and half of the values' gradient on the way back."""
+    value = value.detach() + 0.5 * (value - value.detach())
+    return forest_attention(module, query, key, value, mask, **rest)
+
+
+def test_the_right_attention_passes_in_short_and_long_rows(scorer: Scorer) -> None:
+    assert support_check.difference(scorer, support_check.LONG_ROWS, budget=320) is None
+    assert sum(map(len, support_check.LONG_ROWS)) > 2 * 256
+    scorer.base.set_attn_implementation("sdpa")
+    assert support_check.use_forest(scorer) is None
+
+
+@pytest.mark.parametrize(
+    ("attention", "why"),
+    [(ignores, "ran in 0 of 3 layers"), (pretends, "logprobs differ"), (halves, "gradients")],
+)
+def test_a_wrong_attention_is_refused(attention: Any, why: str, scorer: Scorer) -> None:
+    AttentionInterface.register(FOREST_ATTENTION, attention)
+    found = support_check.use_forest(scorer)
+    assert found is not None and why in found
+    assert scorer.base.config._attn_implementation == "sdpa"
+
+
+def test_one_layer_of_another_attention_is_refused(scorer: Scorer) -> None:
+    def only_some(module: Any, *args: Any, **options: Any) -> Any:
+        return (ignores if module.layer_idx == 1 else forest_attention)(module, *args, **options)
+
+    AttentionInterface.register(FOREST_ATTENTION, only_some)
+    found = support_check.use_forest(scorer)
+    assert found is not None and "ran in 2 of 3 layers" in found
+
+
+@pytest.mark.parametrize("attention", [pretends, halves])
+def test_rows_of_several_blocks_show_it_as_well(attention: Any, scorer: Scorer) -> None:
+    AttentionInterface.register(FOREST_ATTENTION, attention)
+    found = support_check.difference(scorer, support_check.LONG_ROWS, budget=320)
+    assert found is not None and "gradients differ" in found
