@@ -20,9 +20,9 @@ from typing import Any
 import httpx
 from langgraph.pregel.remote import RemoteGraph
 
-from tests.conformance.topologies.cases_nesting import chain
-from tests.conformance.topologies.harness import Expect, Kit, Program, topology
-from tests.conformance.topologies.tools import LOOK
+from langchain_art.conformance.cases.nesting import chain
+from langchain_art.conformance.harness import Expect, Kit, Program, topology
+from langchain_art.conformance.tools import LOOK
 from tests.support.environments import environment
 from tests.support.live_server import REPO, TLS, free_port
 
@@ -78,7 +78,7 @@ def named(kit: Kit) -> dict[str, Any]:
     remark="RemoteGraph; tagged through metadata, put together by the server",
 )
 def remote(kit: Kit) -> Program:
-    agent = RemoteGraph("agent", url=deployment(kit.server.base_url))
+    agent = RemoteGraph("agent", url=deployment(kit.served.base_url))
     yield kit.run(agent, kit.ask(LOOK, "a door"), named(kit))
 
 
@@ -92,6 +92,6 @@ def remote(kit: Kit) -> Program:
     threaded=True,
 )
 def remote_node(kit: Kit) -> Program:
-    agent = RemoteGraph("agent", url=deployment(kit.server.base_url))
+    agent = RemoteGraph("agent", url=deployment(kit.served.base_url))
     graph = chain(plan=kit.node(), agent=agent, check=kit.node()).compile()
     yield kit.run(graph, kit.ask("think", LOOK, "a door", "fine"), named(kit))

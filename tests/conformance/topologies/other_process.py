@@ -6,7 +6,6 @@ Resumes `durable`, whose thread another process began and left waiting, and prin
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
 from typing import Any, cast
 
 from langgraph.checkpoint.sqlite import SqliteSaver
@@ -14,9 +13,9 @@ from langgraph.graph import MessagesState
 from langgraph.types import Command
 
 from langchain_art import capture
-from tests.conformance.topologies.cases_interrupts import careful
-from tests.conformance.topologies.harness import Kit
-from tests.conformance.topologies.nodes import line
+from langchain_art.conformance.cases.interrupts import careful
+from langchain_art.conformance.harness import Kit, Served
+from langchain_art.conformance.nodes import line
 
 
 def durable(kit: Kit, saver: SqliteSaver) -> Any:
@@ -26,8 +25,7 @@ def durable(kit: Kit, saver: SqliteSaver) -> Any:
 
 
 def main(threads: str, thread: str, policy: str, base_url: str) -> None:
-    server: Any = SimpleNamespace(policy=policy, base_url=base_url)
-    kit = Kit(server, "invoke", 1, thread=thread, threaded=True)
+    kit = Kit(Served(base_url, policy), "invoke", 1, thread=thread, threaded=True)
     with capture() as run, SqliteSaver.from_conn_string(threads) as saver:
         durable(kit, saver).invoke(Command(resume="yes"), cast(Any, kit.config))
     sys.stdout.write(run.trajectory().model_dump_json())

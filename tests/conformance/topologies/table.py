@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tests.conformance.topologies.harness import TOPOLOGIES, Topology
+from langchain_art.conformance.harness import TOPOLOGIES, Topology
 from tests.support.live_server import REPO
 
 PAGE = REPO / "docs" / "topologies.md"
@@ -32,22 +32,23 @@ engine's own journal of the calls that it was asked for.
 
 Runs over several scopes, processes and handlers, cancelled runs and streams that nobody reads to
 their end are in `test_control_flow.py` and `test_cancelled.py`, graphs drawn at random in
-`test_random_graphs.py`, all in `tests/conformance/topologies/`, as is the suite itself.
+`test_random_graphs.py`, all in `tests/conformance/topologies/`. The suite itself is a package,
+`langchain_art.conformance`.
 
 Written by `python -m tests.conformance.topologies`.
 
 ## Adding one
 
-A topology is a function in one of the files `cases_*.py`. It takes a `Kit`, which has the models,
-prompts that say what the model will answer, and the way (mode) in which to run a graph; it yields
-each run and is sent its result. Above it stand its name and every model call that it makes, in
-order: the path of nodes, what the reply says, LangGraph's step; and, of a call that is not to be
-trained, why. Two of them, whole:
+A topology is a function in one of the files of `langchain_art/conformance/cases`. It takes a `Kit`,
+which has the models, prompts that say what the model will answer, and the way (mode) in which to
+run a graph; it yields each run and is sent its result. Above it stand its name and every model call
+that it makes, in order: the path of nodes, what the reply says, LangGraph's step; and, of a call
+that is not to be trained, why. Two of them, whole:
 
 {examples}
 `Kit`, `Expect` and all options of `topology` (parallel branches, threads, runs that fail, fewer
-modes) are in `harness.py`, nodes that call the model several times in `nodes.py`. To run a new one
-by itself, give pytest words of its name:
+modes) are in `langchain_art/conformance/harness.py`, nodes that call the model several times in
+`nodes.py` beside it. To run a new one by itself, give pytest words of its name:
 
 ```bash
 python -m pytest tests/conformance/topologies/test_topologies.py -k "fails and once"

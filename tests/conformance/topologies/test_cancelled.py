@@ -15,14 +15,15 @@ from langgraph.graph import MessagesState
 
 from langchain_art import capture
 from langchain_art.client.sync_client import ArtClient
+from langchain_art.conformance import checks
+from langchain_art.conformance.harness import Kit
+from langchain_art.conformance.nodes import line
+from langchain_art.conformance.scripts import script
 from langchain_art.errors import NotFound
 from langchain_art.tracing.run import Run
 from langchain_art.wire import TrajectoryGroup
-from tests.conformance.topologies import checks
-from tests.conformance.topologies.harness import Kit
-from tests.conformance.topologies.nodes import line
+from tests.conformance.topologies.journal import served_by
 from tests.support.live_server import RuleServer
-from tests.support.rule_model.rules import script
 
 LONG = "word " * 150
 """A reply that takes long enough to be cut off."""
@@ -98,7 +99,7 @@ def records_are_whole(lines: list[dict[str, Any]], client: ArtClient) -> None:
 @pytest.mark.parametrize("cut", [timed_out, cancelled, closed, left])
 def test_a_run_that_is_cut_off(cut: Cut, rule_server: RuleServer, client: ArtClient) -> None:
     before = len(rule_server.witnessed())
-    kit = Kit(rule_server, "ainvoke")
+    kit = Kit(served_by(rule_server), "ainvoke")
     graph = line(MessagesState, early=kit.node(), late=kit.node()).compile()
 
     async def main() -> list[Run]:
@@ -134,7 +135,7 @@ def test_a_run_that_is_cut_off(cut: Cut, rule_server: RuleServer, client: ArtCli
 def test_a_synchronous_stream_closed_early(rule_server: RuleServer, client: ArtClient) -> None:
     """LangGraph waits for the node's thread, so the call is whole, and the run says it was left."""
     before = len(rule_server.witnessed())
-    kit = Kit(rule_server, "stream")
+    kit = Kit(served_by(rule_server), "stream")
     graph = line(MessagesState, early=kit.node(), late=kit.node()).compile()
     with capture() as run:
         stream = graph.stream(kit.ask("e", "word " * 40), stream_mode="messages")
@@ -150,7 +151,7 @@ def test_a_synchronous_stream_closed_early(rule_server: RuleServer, client: ArtC
 
 def test_a_reply_that_a_node_stops_reading(rule_server: RuleServer, client: ArtClient) -> None:
     before = len(rule_server.witnessed())
-    kit = Kit(rule_server, "astream")
+    kit = Kit(served_by(rule_server), "astream")
 
     async def hasty(state: Any) -> Any:
         stream = kit.model.astream(kit.says(LONG))

@@ -27,13 +27,16 @@ from langgraph.types import CachePolicy, Command
 
 from langchain_art import CaptureHandler, Trajectory, capture
 from langchain_art.client.sync_client import ArtClient
+from langchain_art.conformance import checks
+from langchain_art.conformance.cases.interrupts import careful
+from langchain_art.conformance.harness import Expect, Kit, Topology
+from langchain_art.conformance.nodes import Rendezvous, line
+from langchain_art.conformance.performance import Performance
 from langchain_art.wire import TrajectoryGroup
-from tests.conformance.topologies import checks
-from tests.conformance.topologies.cases_interrupts import careful
 from tests.conformance.topologies.cases_remote import deployment
-from tests.conformance.topologies.harness import Expect, Kit, Performance, Topology
-from tests.conformance.topologies.nodes import Meeting, line
+from tests.conformance.topologies.journal import served_by, witnessed
 from tests.conformance.topologies.other_process import durable
+from tests.conformance.topologies.rows import each_token_once
 from tests.support.live_server import REPO, RuleServer
 
 Seen: TypeAlias = "Callable[..., Performance]"
@@ -47,7 +50,7 @@ def client(rule_server: RuleServer) -> Iterator[ArtClient]:
 
 @pytest.fixture
 def kit(rule_server: RuleServer) -> Kit:
-    return Kit(rule_server, "invoke", 1, threaded=True)
+    return Kit(served_by(rule_server), "invoke", 1, threaded=True)
 
 
 @pytest.fixture
@@ -58,14 +61,14 @@ def seen(rule_server: RuleServer, client: ArtClient, kit: Kit) -> Seen:
 
     def look(trajectory: Trajectory, *expects: Expect, **options: Any) -> Performance:
         case = Topology("", lambda kit: iter(()), expects, **{"threaded": True, **options})
-        journal = {one["id"]: one for one in rule_server.witnessed()[before:]}
+        journal = witnessed(rule_server.witnessed()[before:])
         for id in journal.keys() - owners.keys():
             owners[id] = client.call(id)["tags"].get("trajectory_id")
         own = {id: one for id, one in journal.items() if owners[id] == trajectory.id}
         performance = Performance(case, trajectory, own, kit.thread, client)
         checks.captured(performance)
         checks.exact_tokens(performance)
-        checks.each_token_once(performance)
+        each_token_once(performance)
         checks.judged(performance)
         return performance
 
@@ -79,9 +82,9 @@ def trains(client: ArtClient, kit: Kit, *runs: Performance) -> None:
         for number, one in enumerate(runs)
     ]
     group = TrajectoryGroup(id=uuid4().hex, trajectories=tuple(scored))
-    result = client.wait(client.train([group], kit.server.policy, key=uuid4().hex))
+    result = client.wait(client.train([group], kit.served.policy, key=uuid4().hex))
     assert result.excluded == {}
-    sampled = sum(len(call["token_ids"]) for one in runs for call in one.journal.values())
+    sampled = sum(call.sampled or 0 for one in runs for call in one.witnessed.values())
     assert result.metrics["tokens_trained"] == sampled
 
 
@@ -114,7 +117,7 @@ def test_a_thread_resumed_in_another_process(
     with capture() as first, SqliteSaver.from_conn_string(threads) as saver:
         durable(kit, saver).invoke(kit.ask("e"), kit.config)
     argv = [sys.executable, "-m", durable.__module__, threads, kit.thread]
-    argv += [kit.server.policy, kit.server.base_url]
+    argv += [kit.served.policy, kit.served.base_url]
     process = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=300)
     assert process.returncode == 0, process.stderr
     asked = Expect("careful", "sure? 1", step=2)
@@ -195,7 +198,7 @@ def test_a_reply_from_elsewhere_that_only_the_output_holds(kit: Kit) -> None:
 
 
 def test_a_remote_graph_that_no_scope_hears(kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
-    agent = RemoteGraph("agent", url=deployment(kit.server.base_url))
+    agent = RemoteGraph("agent", url=deployment(kit.served.base_url))
     with capture() as run:
         state: Any = agent.invoke(kit.ask("hello"))
         run.output = state
@@ -237,9 +240,9 @@ def test_nested_scopes(kit: Kit, client: ArtClient) -> None:
 
 def test_a_failure_beside_others_in_a_batch(kit: Kit) -> None:
     for words in (("bad", "good"), ("good", "bad")):
-        begun = Meeting(2)
+        begun = Rendezvous(2)
 
-        def answer(state: Any, begun: Meeting = begun) -> Any:
+        def answer(state: Any, begun: Rendezvous = begun) -> Any:
             begun.threads.wait()
             if "bad" in state["messages"][-1].text:
                 raise ValueError("bad")
@@ -255,7 +258,7 @@ def test_a_failure_beside_others_in_a_batch(kit: Kit) -> None:
 
 
 def test_concurrent_runs_stay_apart(rule_server: RuleServer, seen: Seen) -> None:
-    kit = Kit(rule_server, "ainvoke")
+    kit = Kit(served_by(rule_server), "ainvoke")
     agent = line(MessagesState, plan=kit.node(), act=kit.node()).compile()
 
     async def rollout(number: int) -> Trajectory:

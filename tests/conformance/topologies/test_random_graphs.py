@@ -19,9 +19,10 @@ from langgraph.types import Command
 
 from langchain_art import capture
 from langchain_art.client.sync_client import ArtClient
+from langchain_art.conformance.harness import MODES, Kit, Mode
 from langchain_art.wire import Trajectory, TrajectoryGroup
 from langchain_art_server.algorithms.sequences.training_rows import SampledCall, rows_of_run
-from tests.conformance.topologies.harness import MODES, Kit, Mode
+from tests.conformance.topologies.journal import served_by
 from tests.conformance.topologies.random_graphs import Group, Played, programs
 from tests.support.live_server import RuleServer
 from tests.support.seeds import drawn_seed
@@ -119,7 +120,7 @@ def test_random_graphs(rule_server: RuleServer) -> None:
     def holds(program: Group, mode: Mode) -> None:
         note(f"{program} in mode {mode}")
         before = len(rule_server.witnessed())
-        played = Played(Kit(rule_server, mode, threaded=True), program)
+        played = Played(Kit(served_by(rule_server), mode, threaded=True), program)
         trajectory = play(played)
         lines = rule_server.witnessed()[before:]
         told(trajectory, played, lines)

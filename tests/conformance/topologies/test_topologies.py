@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from langchain_art.client.sync_client import ArtClient
-from tests.conformance.topologies import checks, table
-from tests.conformance.topologies.harness import TOPOLOGIES, Mode, Topology, perform
+from langchain_art.conformance import checks
+from langchain_art.conformance.cases import load_cases
+from langchain_art.conformance.harness import TOPOLOGIES, Mode, Topology
+from langchain_art.conformance.performance import perform
+from tests.conformance.topologies import table
+from tests.conformance.topologies.journal import JournalWitness, served_by
+from tests.conformance.topologies.rows import each_token_once
 from tests.support.live_server import RuleServer
 
-for cases in sorted(Path(__file__).parent.glob("cases_*.py")):
-    importlib.import_module(f"{__package__}.{cases.stem}")
+load_cases()
+importlib.import_module(f"{__package__}.cases_remote")
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +26,11 @@ def client(rule_server: RuleServer) -> Iterator[ArtClient]:
     with ArtClient(rule_server.base_url) as client:
         client.create_policy("rival")
         yield client
+
+
+@pytest.fixture(scope="session")
+def witness(rule_server: RuleServer) -> JournalWitness:
+    return JournalWitness(rule_server)
 
 
 @pytest.mark.parametrize(
@@ -37,20 +46,24 @@ def test_topology(
     mode: Mode,
     rule_server: RuleServer,
     client: ArtClient,
+    witness: JournalWitness,
     record_property: Callable[[str, object], None],
 ) -> None:
-    run = perform(case, mode, rule_server, client, number=1)
+    served = served_by(rule_server)
+    run = perform(case, mode, served, witness, client, number=1)
     checks.captured(run)
     record_property("proved", (case.name, "captured"))
     checks.exact_tokens(run)
     record_property("proved", (case.name, "exact tokens"))
-    checks.each_token_once(run)
+    rows = each_token_once(run)
     checks.audited(run, rule_server.policy)
+    assert client.audit(run.trajectory.id, rule_server.policy).rows == len(rows)
     record_property("proved", (case.name, "each token once"))
     checks.judged(run)
     record_property("proved", (case.name, "judged"))
     if mode == case.modes[-1]:
-        checks.trained(perform(case, mode, rule_server, client), run, rule_server.policy)
+        other = perform(case, mode, served, witness, client)
+        checks.trained(other, run, rule_server.policy)
         record_property("proved", (case.name, "trained"))
 
 

@@ -13,8 +13,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from langchain_art.conformance.scripts import script
 from tests.support.live_server import LiveServer, RuleServer
-from tests.support.rule_model.rules import script
 
 ASK: list[Any] = [{"role": "user", "content": "When is the falcon review?"}]
 

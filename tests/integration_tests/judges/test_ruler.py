@@ -17,6 +17,7 @@ from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
 from langchain_art import ChatART, RulerEvaluator, capture, ruler_score_group
+from langchain_art.conformance.scripts import script
 from langchain_art.errors import ConfigError, JudgeError
 from langchain_art.evaluators import GroupEvaluator, Score, score_groups
 from langchain_art.evaluators.ruler import prompt
@@ -33,7 +34,6 @@ from tests.support.judges.literal_judge import (
     verdict,
 )
 from tests.support.live_server import RuleServer
-from tests.support.rule_model.rules import script
 
 RUNS = group(
     run("a", says("GOOD")), run("b", says("BAD")), run("c", says("neither")), question="When?"

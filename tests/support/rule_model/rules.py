@@ -19,15 +19,9 @@ import json
 import re
 from typing import Any
 
+from langchain_art.conformance.scripts import MARK
 from langchain_art.errors import InvalidRequest
 from langchain_art_server.backends.base import ChatRequest
-
-MARK = "SCRIPT "
-
-
-def script(*steps: Any, intro: str = "") -> str:
-    """A message's text with a script in it."""
-    return f"{intro} {MARK}{json.dumps(steps, ensure_ascii=False)}".strip()
 
 
 def reply_to(request: ChatRequest) -> str:

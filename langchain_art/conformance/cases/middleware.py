@@ -24,10 +24,10 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
 from langchain_art import ChatART
-from tests.conformance.topologies.harness import Expect, Kit, Program, topology
-from tests.conformance.topologies.nodes import Failing
-from tests.conformance.topologies.tools import LOOK, WEIGH, look, weigh
-from tests.support.rule_model.rules import script
+from langchain_art.conformance.harness import Expect, Kit, Program, topology
+from langchain_art.conformance.nodes import Failing
+from langchain_art.conformance.scripts import script
+from langchain_art.conformance.tools import LOOK, WEIGH, look, weigh
 
 
 @topology(
@@ -148,7 +148,7 @@ class Unsteady(ChatART):
     Expect("model", "a door", step=3),
 )
 def model_retry(kit: Kit) -> Program:
-    model = Unsteady(model=kit.server.policy, base_url=kit.server.base_url, failing=Failing(1))
+    model = Unsteady(model=kit.served.policy, failing=Failing(1), **kit.address)
     retry = ModelRetryMiddleware(initial_delay=0.001, jitter=False)
     agent = create_agent(model, [look], middleware=[retry])
     yield kit.run(agent, kit.ask(LOOK, "a door"))

@@ -13,12 +13,12 @@ from langchain_core.runnables import Runnable
 from langgraph.graph import START, StateGraph
 from langgraph.types import RetryPolicy
 
-from tests.conformance.topologies.harness import Kit
+from langchain_art.conformance.harness import Kit
 
 Body: TypeAlias = "Callable[[Any], Generator[Any, AIMessage, Any]]"
 """Takes the state, yields prompts, is sent each reply, returns the update.
 
-It may also yield a pair of another runnable and its prompt, or a `Meeting`.
+It may also yield a pair of another runnable and its prompt, or a `Rendezvous`.
 """
 
 RETRY = RetryPolicy(initial_interval=0.001, jitter=False, retry_on=ConnectionError)
@@ -31,7 +31,7 @@ class Said(TypedDict):
     said: Annotated[list[str], operator.add]
 
 
-class Meeting:
+class Rendezvous:
     """A place where parallel branches wait for one another, so that their calls interleave."""
 
     def __init__(self, branches: int) -> None:
@@ -51,7 +51,7 @@ def talk(kit: Kit, body: Body, model: Runnable[Any, Any] | None = None) -> Any:
                 step = steps.send(answer)
             except StopIteration as end:
                 return end.value
-            if isinstance(step, Meeting):
+            if isinstance(step, Rendezvous):
                 step.threads.wait()
             else:
                 runnable, prompt = step if isinstance(step, tuple) else (asked, step)
@@ -65,7 +65,7 @@ def talk(kit: Kit, body: Body, model: Runnable[Any, Any] | None = None) -> Any:
                 step = steps.send(answer)
             except StopIteration as end:
                 return end.value
-            if isinstance(step, Meeting):
+            if isinstance(step, Rendezvous):
                 await step.tasks.wait()
             else:
                 runnable, prompt = step if isinstance(step, tuple) else (asked, step)
@@ -77,7 +77,7 @@ def talk(kit: Kit, body: Body, model: Runnable[Any, Any] | None = None) -> Any:
 def chain(
     kit: Kit,
     *replies: str,
-    meeting: Meeting | None = None,
+    meeting: Rendezvous | None = None,
     then: Callable[[Any], Any] | None = None,
 ) -> Any:
     """A node that asks and asks again in one conversation; it gets `replies`, then calls `then`."""
@@ -104,6 +104,7 @@ class Failing:
         self._left, self._error = times, error
 
     def __call__(self, value: Any = None) -> Any:
+        """Gives the value back, once it has failed often enough."""
         if self._left > 0:
             self._left -= 1
             raise self._error("not now")

@@ -13,8 +13,9 @@ from langchain_core.runnables import RunnableParallel
 from langgraph.graph import MessagesState
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
-from tests.conformance.topologies.harness import Expect, Kit, Program, topology
-from tests.conformance.topologies.nodes import line, talk
+from langchain_art.conformance.harness import Expect, Kit, Program, topology
+from langchain_art.conformance.nodes import line, talk
+from langchain_art.conformance.outcomes import same
 
 SYNC = "for synchronous programs"
 ASYNC = "for asynchronous programs"
@@ -42,7 +43,7 @@ def copied_contexts(kit: Kit) -> Program:
                 pool.submit(contextvars.copy_context().run, kit.model.invoke, kit.says(word))
                 for word in "ab"
             ]
-        assert [call.result().text for call in calls] == ["a", "b"]
+        same("what the threads said", [call.result().text for call in calls], ["a", "b"])
         return {"messages": [kit.model.invoke(state["messages"])]}
 
     yield kit.run(_only(many), kit.ask("end"))

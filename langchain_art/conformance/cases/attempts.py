@@ -13,11 +13,11 @@ from langgraph.errors import GraphRecursionError
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import CachePolicy
 
-from tests.conformance.topologies.harness import Expect, Kit, Program, topology
-from tests.conformance.topologies.nodes import (
+from langchain_art.conformance.harness import Expect, Kit, Program, topology
+from langchain_art.conformance.nodes import (
     RETRY,
     Failing,
-    Meeting,
+    Rendezvous,
     Said,
     beside,
     chain,
@@ -133,10 +133,9 @@ def chain_retried(kit: Kit) -> Program:
     remark="a refused request has no tokens: a turn without a reply",
 )
 def refused(kit: Kit) -> Program:
-    scripts = iter([{"error": "not this"}, "fine"])
-    prompted = RunnableLambda(lambda state: kit.says(next(scripts))) | kit.model
-    chained = prompted.with_retry(wait_exponential_jitter=False)
-    yield kit.run(line(MessagesState, answer=kit.node(chained)).compile(), kit.ask())
+    asked = iter([kit.chat(temperature=-1), kit.model])
+    chained = RunnableLambda(lambda _: next(asked)).with_retry(wait_exponential_jitter=False)
+    yield kit.run(line(MessagesState, answer=kit.node(chained)).compile(), kit.ask("fine"))
 
 
 @topology(
@@ -217,7 +216,7 @@ def caught(kit: Kit) -> Program:
     raises=ConnectionError,
 )
 def branch_fails(kit: Kit) -> Program:
-    meeting = Meeting(2)
+    meeting = Rendezvous(2)
 
     def branch(name: str, then: Callable[[], Any]) -> Any:
         def body(state: Any) -> Generator[Any, AIMessage, Any]:

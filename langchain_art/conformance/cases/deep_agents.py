@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from deepagents import create_deep_agent
 from langgraph.checkpoint.memory import InMemorySaver
 
-from tests.conformance.topologies.harness import TWO_MODES, Expect, Kit, Program, topology
-from tests.conformance.topologies.tools import LOOK, look
-from tests.support.rule_model.rules import script
+from langchain_art.conformance.harness import TWO_MODES, Expect, Kit, Program, topology
+from langchain_art.conformance.scripts import script
+from langchain_art.conformance.tools import LOOK, look
 
 _PLAN = {"call": "write_todos", "args": {"todos": [{"content": "look", "status": "pending"}]}}
 _WRITE = {"call": "write_file", "args": {"file_path": "/note.txt", "content": "a door"}}
@@ -24,6 +23,8 @@ _READ = {"call": "read_file", "args": {"file_path": "/note.txt"}}
     remark="deepagents",
 )
 def planning(kit: Kit) -> Program:
+    from deepagents import create_deep_agent
+
     agent = create_deep_agent(kit.model, [look])
     yield kit.run(agent, kit.ask(_PLAN, _WRITE, _READ, "a door"))
 
@@ -37,6 +38,8 @@ def planning(kit: Kit) -> Program:
     remark="deepagents: the sub-agent answers to the tool's text",
 )
 def delegating(kit: Kit) -> Program:
+    from deepagents import create_deep_agent
+
     scout = {
         "name": "scout",
         "description": "Looks at things.",
@@ -62,6 +65,8 @@ def delegating(kit: Kit) -> Program:
     remark="deepagents, with a checkpointer; the second turn of the thread continues the run",
 )
 def beside(kit: Kit) -> Program:
+    from deepagents import create_deep_agent
+
     agent = create_deep_agent(kit.model, [], checkpointer=InMemorySaver())
     tasks = [
         {

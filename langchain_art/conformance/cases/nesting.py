@@ -9,11 +9,9 @@ from langchain_core.tools import tool
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import create_react_agent
-from langgraph_supervisor import create_supervisor
-from langgraph_swarm import create_handoff_tool, create_swarm
 
-from tests.conformance.topologies.harness import Expect, Kit, Program, topology
-from tests.conformance.topologies.tools import LOOK, WEIGH, look, weigh
+from langchain_art.conformance.harness import Expect, Kit, Program, topology
+from langchain_art.conformance.tools import LOOK, WEIGH, look, weigh
 
 
 def chain(**nodes: Any) -> StateGraph[Any]:
@@ -140,6 +138,8 @@ def agents_in_parallel_tools(kit: Kit) -> Program:
     remark="langgraph-supervisor",
 )
 def supervisor(kit: Kit) -> Program:
+    from langgraph_supervisor import create_supervisor
+
     scout = create_react_agent(kit.model, [look], name="scout")
     team = create_supervisor([scout], model=kit.model, prompt="Lead.").compile()
     asked = kit.ask({"call": "transfer_to_scout"}, LOOK, "a door", "it is a door")
@@ -154,6 +154,8 @@ def supervisor(kit: Kit) -> Program:
     remark="langgraph-swarm",
 )
 def swarm(kit: Kit) -> Program:
+    from langgraph_swarm import create_handoff_tool, create_swarm
+
     agents = [
         create_react_agent(
             kit.model, [look, create_handoff_tool(agent_name=other)], name=name, prompt=name

@@ -24,8 +24,8 @@ from langchain.agents.middleware import (
 )
 from langchain_core.messages import HumanMessage, ToolMessage
 
-from tests.conformance.topologies.harness import TWO_MODES, Expect, Kit, Program, topology
-from tests.conformance.topologies.tools import LOOK, WEIGH, drop, look, weigh
+from langchain_art.conformance.harness import TWO_MODES, Expect, Kit, Program, topology
+from langchain_art.conformance.tools import LOOK, WEIGH, drop, look, weigh
 
 
 @topology(
@@ -103,7 +103,7 @@ def shell(kit: Kit) -> Program:
     remark="FilesystemFileSearchMiddleware",
 )
 def file_search(kit: Kit) -> Program:
-    root = str(Path(__file__).parent)
+    root = str(Path(__file__).parents[1])
     search = FilesystemFileSearchMiddleware(root_path=root, use_ripgrep=False)
     glob = {"call": "glob_search", "args": {"pattern": "tools.py"}}
     grep = {"call": "grep_search", "args": {"pattern": "def look", "include": "tools.py"}}
@@ -196,7 +196,7 @@ def ended(kit: Kit) -> Program:
     remark="`wrap_model_call` overrides the request's model",
 )
 def other_model(kit: Kit) -> Program:
-    rival = kit.chat("rival")
+    rival = kit.chat(kit.rival)
 
     def chosen(request: Any) -> Any:
         return request.override(model=rival) if len(request.messages) > 1 else request

@@ -15,10 +15,10 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 
-from tests.conformance.topologies.cases_agents import alone
-from tests.conformance.topologies.harness import Expect, Kit, Program, topology
-from tests.conformance.topologies.nodes import RETRY, Failing, line, talk
-from tests.conformance.topologies.tools import LOOK, look
+from langchain_art.conformance.cases.agents import alone
+from langchain_art.conformance.harness import Expect, Kit, Program, topology
+from langchain_art.conformance.nodes import RETRY, Failing, line, talk
+from langchain_art.conformance.tools import LOOK, look
 
 
 class OwnCallbacks:
@@ -264,7 +264,7 @@ def no_choice(kit: Kit) -> Program:
     remark="the node returns the second: the others are no rivals, each answers for itself",
 )
 def two_models(kit: Kit) -> Program:
-    others = kit.chat("rival", tags=["critic"]), kit.foreign("a door")
+    others = kit.chat(kit.rival, tags=["critic"]), kit.foreign("a door")
 
     def body(state: Any) -> Generator[Any, AIMessage, Any]:
         yield others[0], state["messages"]

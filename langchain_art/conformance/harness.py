@@ -1,39 +1,49 @@
-"""What a topology is made of, and how it is run: `topology`, `Expect`, `Kit`, `perform`."""
+"""What a topology is made of: `topology`, `Expect`, `Kit`."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 from uuid import uuid4
 
-import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import Runnable
 from langgraph.pregel.protocol import PregelProtocol
 
-from langchain_art import CaptureHandler, ChatART, Trajectory, capture
-from langchain_art.client.sync_client import ArtClient
-from langchain_art.tracing.run import Run
-from tests.support.live_server import RuleServer
-from tests.support.rule_model.rules import script
+from langchain_art.chat_models.chat_art import ChatART
+from langchain_art.conformance.outcomes import CannotBeChecked
+from langchain_art.conformance.scripts import script
+from langchain_art.errors import ConfigError
+from langchain_art.tracing.handler import CaptureHandler
 
 Mode = Literal["invoke", "ainvoke", "stream", "astream"]
 MODES: tuple[Mode, ...] = ("invoke", "ainvoke", "stream", "astream")
 TWO_MODES: tuple[Mode, ...] = ("invoke", "astream")
 """Of a topology whose calls are made as another's, which has all four."""
-Step: TypeAlias = "Callable[[], Any]"
-T = TypeVar("T")
-Program: TypeAlias = "Generator[Step, Any, None]"
+RunStep: TypeAlias = "Callable[[], Any]"
+Program: TypeAlias = "Generator[RunStep, Any, None]"
 """Yields what is to be run, one after the other (`Kit.run`), and is sent each result."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """Where the models of the programs are, and what they are called."""
+
+    base_url: str
+    """Of chat completions; ends with ``/v1``."""
+    policy: str
+    """The model whose calls are trained."""
+    rival: str | None = "rival"
+    """A second policy; None: there is none."""
+    base_model: str | None = "base_model"
+    """The model that no training changes; None: there is none."""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further arguments of every `ChatART`."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ class Topology:
 
     @property
     def excluded(self) -> Counter[str]:
-        """reason -> calls that are not trained."""
+        """Reason -> calls that are not trained."""
         return Counter(expect.why for expect in self.expects if expect.why)
 
     @property
@@ -98,7 +108,8 @@ def topology(
     """Registers a program under a name that says its shape; `options` are `Topology`'s."""
 
     def register(program: Callable[[Kit], Program]) -> Callable[[Kit], Program]:
-        assert name not in TOPOLOGIES, f"two topologies are named {name!r}"
+        if name in TOPOLOGIES:
+            raise ConfigError(f"two topologies are named {name!r}")
         TOPOLOGIES[name] = Topology(name, program, expects, **options)
         return program
 
@@ -119,6 +130,7 @@ class Foreign(BaseChatModel):
         return {"ls_provider": "elsewhere", "ls_model_name": self.name_, "ls_model_type": "chat"}
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        """With the names of these tools."""
         return self.bind(tools=[{"type": "function", "function": {"name": t.name}} for t in tools])
 
     def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
@@ -134,7 +146,7 @@ class Kit:
     Nodes that call a model themselves choose by `asynchronous`; `node` makes the plainest one.
     """
 
-    server: RuleServer
+    served: Served
     mode: Mode
     number: int = 0
     """Which run of the group; every prompt of `ask` begins with it, so that runs differ."""
@@ -144,10 +156,12 @@ class Kit:
 
     @property
     def asynchronous(self) -> bool:
+        """Whether the program is to await its models."""
         return self.mode in ("ainvoke", "astream")
 
     @property
     def streaming(self) -> bool:
+        """Whether its graphs are streamed."""
         return self.mode in ("stream", "astream")
 
     @cached_property
@@ -156,8 +170,27 @@ class Kit:
         return self.chat()
 
     def chat(self, name: str | None = None, **options: Any) -> ChatART:
-        """Any model of the server: ``rival`` is a second policy, ``base_model`` the base."""
-        return ChatART(model=name or self.server.policy, base_url=self.server.base_url, **options)
+        """Any model of the server: by default the policy that is trained."""
+        return ChatART(model=name or self.served.policy, **self.address, **options)
+
+    @property
+    def address(self) -> dict[str, Any]:
+        """Arguments of every `ChatART`, but for the model's name."""
+        return {"base_url": self.served.base_url, **self.served.options}
+
+    @property
+    def rival(self) -> str:
+        """The name of a second policy. Raises CannotBeChecked if the server has none."""
+        if self.served.rival is None:
+            raise CannotBeChecked("needs a second policy (POST /v1/policies)")
+        return self.served.rival
+
+    @property
+    def base_model(self) -> str:
+        """The name of the base model. Raises CannotBeChecked if the server does not tell."""
+        if self.served.base_model is None:
+            raise CannotBeChecked("needs the base model's name (GET /status)")
+        return self.served.base_model
 
     def foreign(self, *lines: Any) -> Foreign:
         """A model that our server does not serve."""
@@ -191,7 +224,7 @@ class Kit:
 
     def run(
         self, graph: Runnable[Any, Any], input: Any, config: Any = None, **options: Any
-    ) -> Step:
+    ) -> RunStep:
         """A step of the program: run the graph (or any runnable) in the mode of this kit.
 
         The program is sent the final state. Streamed graphs are read to their end in the modes
@@ -223,82 +256,3 @@ def _state(parts: Sequence[Any], is_graph: bool) -> Any:
         return parts
     values = [value for namespace, mode, value in parts if mode == "values" and not namespace]
     return values[-1] if values else None
-
-
-async def _drive(program: Program) -> None:
-    """Runs a program's steps. Awaits only what is awaitable: synchronous ones need no loop."""
-    step = next(program, None)
-    while step is not None:
-        try:
-            result = step()
-            if inspect.isawaitable(result):
-                result = await result
-        except BaseException as error:  # noqa: BLE001 - the program may expect it
-            step = _sent(program.throw, error)
-        else:
-            step = _sent(program.send, result)
-
-
-def _sent(send: Callable[[Any], Step], value: Any) -> Step | None:
-    try:
-        return send(value)
-    except StopIteration:
-        return None
-
-
-async def _run(case: Topology, kit: Kit) -> Run:
-    leaves = pytest.raises(case.raises) if case.raises else nullcontext()
-    if case.heard != "scope":
-        with leaves:
-            await _drive(case.program(kit))
-        return kit.handler.run
-    with leaves, capture(scenario=case.name, id=kit.handler.run.id) as run:
-        await _drive(case.program(kit))
-    return run
-
-
-def _without_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits for nothing."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return end.value
-    raise AssertionError("a synchronous program waited for something")
-
-
-@dataclass(frozen=True)
-class Performance:
-    """One run of a program and the two records of it: the trajectory, and the engine's journal."""
-
-    case: Topology
-    trajectory: Trajectory
-    journal: dict[str, dict[str, Any]]
-    """call id -> what the engine says, for every call that it made while the program ran."""
-    thread: str
-    client: ArtClient
-
-    @cached_property
-    def records(self) -> dict[str, dict[str, Any]]:
-        """call id -> what the server wrote down."""
-        return {id: self.client.call(id) for id in self.journal}
-
-
-def perform(
-    case: Topology, mode: Mode, server: RuleServer, client: ArtClient, *, number: int = 0
-) -> Performance:
-    """Runs a program once, in a mode; `number` is its place in its group, and its reward."""
-    kit = Kit(server, mode, number, threaded=case.threaded)
-    before = server.journal.stat().st_size if server.journal.exists() else 0
-    running = _run(case, kit)
-    run = asyncio.run(running) if kit.asynchronous else _without_loop(running)
-    if case.heard == "server":
-        trajectory = client.reward(run.id, float(number))
-    else:
-        run.reward = float(number)
-        trajectory = run.trajectory()
-    with server.journal.open() as file:
-        file.seek(before)
-        witnessed = [json.loads(line) for line in file]
-    journal = {line["id"]: line for line in witnessed}
-    assert len(journal) == len(witnessed), "the engine made a call twice"
-    return Performance(case, trajectory, journal, kit.thread, client)

@@ -7,10 +7,10 @@ from langchain_core.language_models import FakeListLLM
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 
-from tests.conformance.topologies.cases_agents import alone
-from tests.conformance.topologies.cases_nesting import chain
-from tests.conformance.topologies.harness import Expect, Kit, Program, topology
-from tests.conformance.topologies.tools import look
+from langchain_art.conformance.cases.agents import alone
+from langchain_art.conformance.cases.nesting import chain
+from langchain_art.conformance.harness import Expect, Kit, Program, topology
+from langchain_art.conformance.tools import look
 
 
 @topology(
@@ -71,7 +71,7 @@ def text_model(kit: Kit) -> Program:
     remark="each trains in a step of its own",
 )
 def two_policies(kit: Kit) -> Program:
-    rival = kit.chat("rival")
+    rival = kit.chat(kit.rival)
     graph = chain(work=kit.node(), check=kit.node(rival), mend=kit.node()).compile()
     yield kit.run(graph, kit.ask("a draft", "look again", "a better one"))
 
@@ -82,7 +82,7 @@ def two_policies(kit: Kit) -> Program:
     Expect("check", "fine", step=2, why="other_policy"),
 )
 def base_beside_policy(kit: Kit) -> Program:
-    base = kit.chat("base_model")
+    base = kit.chat(kit.base_model)
     graph = chain(work=kit.node(), check=kit.node(base)).compile()
     yield kit.run(graph, kit.ask("a draft", "fine"))
 

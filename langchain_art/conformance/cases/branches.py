@@ -9,11 +9,11 @@ from langchain_core.messages import AIMessage
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, Send
 
-from tests.conformance.topologies.harness import Expect, Kit, Program, topology
-from tests.conformance.topologies.nodes import (
+from langchain_art.conformance.harness import Expect, Kit, Program, topology
+from langchain_art.conformance.nodes import (
     RETRY,
     Failing,
-    Meeting,
+    Rendezvous,
     Said,
     beside,
     chain,
@@ -91,7 +91,7 @@ def send_subgraphs(kit: Kit) -> Program:
     remark="each branch waits for the other before each call",
 )
 def interleaved(kit: Kit) -> Program:
-    meeting = Meeting(2)
+    meeting = Rendezvous(2)
     branches = {
         name: chain(kit, *(f"{name} {number}" for number in range(3)), meeting=meeting)
         for name in ("left", "right")

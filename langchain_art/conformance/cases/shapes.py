@@ -16,12 +16,11 @@ from langgraph.prebuilt import ToolNode, create_react_agent
 from langgraph.runtime import Runtime
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command, Send
-from langgraph_supervisor import create_supervisor
-from langgraph_swarm import create_handoff_tool, create_swarm
 
-from tests.conformance.topologies.harness import TWO_MODES, Expect, Kit, Program, topology
-from tests.conformance.topologies.nodes import Said, chain, line, talk
-from tests.conformance.topologies.tools import LOOK, drop, look
+from langchain_art.conformance.harness import TWO_MODES, Expect, Kit, Program, topology
+from langchain_art.conformance.nodes import Said, chain, line, talk
+from langchain_art.conformance.outcomes import holds
+from langchain_art.conformance.tools import LOOK, drop, look
 
 
 @topology(
@@ -114,7 +113,7 @@ def stored(kit: Kit) -> Program:
 
     def read(state: Any) -> Generator[Any, AIMessage, Any]:
         found = store.get(("notes",), "1")
-        assert found is not None
+        holds(found, "the store lost what was put into it")
         reply = yield kit.says(found.value["said"])
         return {"said": [reply.text]}
 
@@ -145,7 +144,7 @@ def contextual(kit: Kit) -> Program:
     graph = StateGraph(MessagesState, context_schema=Who)
     graph.add_node("answer", aanswer if kit.asynchronous else answer)
     graph.add_node("check", kit.node()).add_edge(START, "answer").add_edge("answer", "check")
-    yield kit.run(graph.compile(), kit.ask("hello", "fine"), context=Who("rival"))
+    yield kit.run(graph.compile(), kit.ask("hello", "fine"), context=Who(kit.rival))
 
 
 @topology(
@@ -221,6 +220,8 @@ def branching_runnable(kit: Kit) -> Program:
     remark="langgraph-swarm",
 )
 def swarm_and_back(kit: Kit) -> Program:
+    from langgraph_swarm import create_handoff_tool, create_swarm
+
     agents = [
         create_react_agent(kit.model, [create_handoff_tool(agent_name=other)], name=name)
         for name, other in (("scout", "smith"), ("smith", "scout"))
@@ -240,6 +241,8 @@ def swarm_and_back(kit: Kit) -> Program:
     remark='langgraph-supervisor, `output_mode="full_history"`',
 )
 def full_history(kit: Kit) -> Program:
+    from langgraph_supervisor import create_supervisor
+
     scout = create_react_agent(kit.model, [look], name="scout")
     team = create_supervisor([scout], model=kit.model, output_mode="full_history").compile()
     asked = kit.ask({"call": "transfer_to_scout"}, LOOK, "a door", "unused", "it is a door")

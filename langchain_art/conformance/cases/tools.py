@@ -13,9 +13,9 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.prebuilt import InjectedState, ToolNode, tools_condition
 from langgraph.types import Command, Send, interrupt
 
-from tests.conformance.topologies.harness import TWO_MODES, Expect, Kit, Program, topology
-from tests.conformance.topologies.nodes import line
-from tests.conformance.topologies.tools import LOOK, look
+from langchain_art.conformance.harness import TWO_MODES, Expect, Kit, Program, topology
+from langchain_art.conformance.nodes import line
+from langchain_art.conformance.tools import LOOK, look
 
 
 @topology(

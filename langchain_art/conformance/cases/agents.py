@@ -14,18 +14,18 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, create_react_agent
 from pydantic import BaseModel
 
-from tests.conformance.topologies.harness import Expect, Kit, Program, topology
-from tests.conformance.topologies.tools import LOOK, WEIGH, drop, look, weigh
+from langchain_art.conformance.harness import Expect, Kit, Program, topology
+from langchain_art.conformance.outcomes import same
+from langchain_art.conformance.tools import LOOK, WEIGH, drop, look, weigh
+
+SAFETY = '{"what": "door", "safe": true}'
 
 
-class Verdict(BaseModel):
+class Safety(BaseModel):
     """What was found."""
 
     what: str
     safe: bool
-
-
-VERDICT = '{"what": "door", "safe": true}'
 
 
 def alone(node: Any, **options: Any) -> Any:
@@ -236,35 +236,35 @@ def broken_call(kit: Kit) -> Program:
 @topology(
     "structured output by the provider",
     Expect("model", "look", step=1),
-    Expect("model", VERDICT, step=3),
+    Expect("model", SAFETY, step=3),
     remark="a grammar shapes every reply of such an agent; learned from over what it allowed",
 )
 def provider_strategy(kit: Kit) -> Program:
-    agent = create_agent(kit.model, [look], response_format=ProviderStrategy(Verdict))
-    state = yield kit.run(agent, kit.ask(LOOK, VERDICT))
-    assert state["structured_response"] == Verdict(what="door", safe=True)
+    agent = create_agent(kit.model, [look], response_format=ProviderStrategy(Safety))
+    state = yield kit.run(agent, kit.ask(LOOK, SAFETY))
+    same("the response", state["structured_response"], Safety(what="door", safe=True))
 
 
 @topology(
     "structured output by a tool call",
     Expect("model", "look", step=1),
-    Expect("model", "Verdict", step=3),
+    Expect("model", "Safety", step=3),
     remark="the agent forces a tool call, which a grammar shapes",
 )
 def tool_strategy(kit: Kit) -> Program:
-    agent = create_agent(kit.model, [look], response_format=ToolStrategy(Verdict))
-    call = {"call": "Verdict", "args": {"what": "door", "safe": True}}
+    agent = create_agent(kit.model, [look], response_format=ToolStrategy(Safety))
+    call = {"call": "Safety", "args": {"what": "door", "safe": True}}
     state = yield kit.run(agent, kit.ask(LOOK, call))
-    assert state["structured_response"] == Verdict(what="door", safe=True)
+    same("the response", state["structured_response"], Safety(what="door", safe=True))
 
 
 @topology(
     "with_structured_output in a node",
-    Expect("answer", VERDICT, step=1, task="node"),
+    Expect("answer", SAFETY, step=1, task="node"),
     Expect("answer", "so it is", step=1, task="node"),
 )
 def structured_node(kit: Kit) -> Program:
-    shaped = kit.model.with_structured_output(Verdict)
+    shaped = kit.model.with_structured_output(Safety)
 
     def node(state: Any) -> Any:
         verdict = shaped.invoke(state["messages"])
@@ -274,7 +274,7 @@ def structured_node(kit: Kit) -> Program:
         verdict = await shaped.ainvoke(state["messages"])
         return {"messages": [await kit.model.ainvoke(kit.says("so it is") + str(verdict.safe))]}
 
-    yield kit.run(alone(anode if kit.asynchronous else node), kit.ask(VERDICT))
+    yield kit.run(alone(anode if kit.asynchronous else node), kit.ask(SAFETY))
 
 
 @topology(
@@ -292,11 +292,11 @@ def react_agent(kit: Kit) -> Program:
     "create_react_agent with a response format",
     Expect("agent", "look", step=1),
     Expect("agent", "a door", step=3),
-    Expect("generate_structured_response", VERDICT, step=4),
+    Expect("generate_structured_response", SAFETY, step=4),
 )
 def react_structured(kit: Kit) -> Program:
-    agent = create_react_agent(kit.model, [look], response_format=Verdict)
-    yield kit.run(agent, kit.ask(LOOK, "a door", VERDICT))
+    agent = create_react_agent(kit.model, [look], response_format=Safety)
+    yield kit.run(agent, kit.ask(LOOK, "a door", SAFETY))
 
 
 @topology(

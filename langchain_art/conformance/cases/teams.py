@@ -10,13 +10,10 @@ from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.types import CachePolicy
-from langgraph_supervisor import create_supervisor
-from langgraph_supervisor.handoff import create_forward_message_tool
-from langgraph_swarm import create_handoff_tool, create_swarm
 
-from tests.conformance.topologies.harness import TWO_MODES, Expect, Kit, Program, topology
-from tests.conformance.topologies.nodes import RETRY, Failing, Said, chain, line
-from tests.conformance.topologies.tools import look
+from langchain_art.conformance.harness import TWO_MODES, Expect, Kit, Program, topology
+from langchain_art.conformance.nodes import RETRY, Failing, Said, chain, line
+from langchain_art.conformance.tools import look
 
 
 def _to(name: str) -> dict[str, str]:
@@ -34,6 +31,8 @@ def _to(name: str) -> dict[str, str]:
     remark="langgraph-supervisor",
 )
 def supervisors(kit: Kit) -> Program:
+    from langgraph_supervisor import create_supervisor
+
     scout = create_agent(kit.model, [look], name="scout")
     scouts = create_supervisor([scout], model=kit.model, supervisor_name="lead")
     team = create_supervisor(
@@ -53,6 +52,9 @@ def supervisors(kit: Kit) -> Program:
     remark="`create_forward_message_tool`: the last words are the scout's, sampled once",
 )
 def forwarding(kit: Kit) -> Program:
+    from langgraph_supervisor import create_supervisor
+    from langgraph_supervisor.handoff import create_forward_message_tool
+
     scout = create_agent(kit.model, [look], name="scout")
     forward = create_forward_message_tool("supervisor")
     team = create_supervisor([scout], model=kit.model, tools=[forward]).compile()
@@ -71,6 +73,8 @@ def forwarding(kit: Kit) -> Program:
     remark="langgraph-swarm; two turns of one thread, the second begins with the second agent",
 )
 def swarm_thread(kit: Kit) -> Program:
+    from langgraph_swarm import create_handoff_tool, create_swarm
+
     agents = [
         create_agent(kit.model, [create_handoff_tool(agent_name=other)], name=name)
         for name, other in (("scout", "smith"), ("smith", "scout"))

@@ -8,11 +8,10 @@ from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import MessagesState
 from langgraph.store.memory import InMemoryStore
-from langmem import create_manage_memory_tool, create_memory_manager, create_search_memory_tool
-from langmem.short_term import SummarizationNode
 
-from tests.conformance.topologies.harness import Expect, Kit, Program, topology
-from tests.conformance.topologies.nodes import line, talk
+from langchain_art.conformance.harness import Expect, Kit, Program, topology
+from langchain_art.conformance.nodes import line, talk
+from langchain_art.conformance.outcomes import same
 
 _REMEMBER = {"call": "manage_memory", "args": {"content": "Ann likes doors", "action": "create"}}
 _RECALL = {"call": "search_memory", "args": {"query": "Ann"}}
@@ -26,6 +25,8 @@ _RECALL = {"call": "search_memory", "args": {"query": "Ann"}}
     remark="langmem, with LangGraph's store",
 )
 def remembering(kit: Kit) -> Program:
+    from langmem import create_manage_memory_tool, create_search_memory_tool
+
     tools = [create_manage_memory_tool(("mine",)), create_search_memory_tool(("mine",))]
     agent = create_agent(kit.model, tools, store=InMemoryStore())
     yield kit.run(agent, kit.ask(_REMEMBER, _RECALL, "Ann likes doors"))
@@ -39,6 +40,8 @@ def remembering(kit: Kit) -> Program:
     remark="langmem's manager is a graph of its own, whose calls are forced",
 )
 def extracting(kit: Kit) -> Program:
+    from langmem import create_memory_manager
+
     manager = create_memory_manager(kit.model, enable_updates=False, enable_deletes=False)
 
     memory = {"call": "Memory", "args": {"content": "Ann likes doors"}}
@@ -66,6 +69,8 @@ class _Summarised(MessagesState):
     remark="the summary is asked for with the same script, and so with the same words",
 )
 def summarising_node(kit: Kit) -> Program:
+    from langmem.short_term import SummarizationNode
+
     summarise = SummarizationNode(
         model=kit.model,
         max_tokens=200,
@@ -76,7 +81,7 @@ def summarising_node(kit: Kit) -> Program:
 
     def answer(state: Any) -> Any:
         said = yield [*state["summarized_messages"], HumanMessage(kit.says("end"))]
-        assert isinstance(said, AIMessage)
+        same("what is sent to the node", type(said), AIMessage)
         return {"messages": [said]}
 
     graph = line(_Summarised, chat=kit.node(), summarise=summarise, answer=talk(kit, answer))
