@@ -30,6 +30,7 @@ from langchain_art.wire import (
     TrainResult,
     TrajectoryGroup,
 )
+from langchain_art.wire.training import CallAdvantage
 
 Groups: TypeAlias = Sequence[TrajectoryGroup] | Sequence[Sequence[str]]
 """Trajectory groups, or the ids of trajectories that the server has."""
@@ -49,6 +50,7 @@ class JobEndpoints(Address):
         retrain: bool = False,
         rewards: Mapping[str, float] | None = None,
         turns: Mapping[str, float] | None = None,
+        advantages: Mapping[str, Sequence[CallAdvantage | None]] | None = None,
         seconds: StepSeconds | None = None,
         schedule_step: int | None = None,
     ) -> Flow[TrainJob]:
@@ -67,6 +69,8 @@ class JobEndpoints(Address):
             rewards: run's id -> its reward for this job alone (`TrainRequest.rewards`). None: the
                 rewards that the runs have.
             turns: call's id -> the same of a call (`TrainRequest.turns`).
+            advantages: run's id -> for each of its turns the advantage of its tokens, in place of
+                what `config` computes (`TrainRequest.advantages`). None: `config` computes all.
             seconds: how long the batch took, for the server's page. None: not known.
             schedule_step: the step of the learning rate's schedule, from 1
                 (`TrainRequest.schedule_step`). None: how many steps the version is away from the
@@ -81,6 +85,7 @@ class JobEndpoints(Address):
                 ids.append(tuple(group))
         what = {"policy": policy, "groups": tuple(ids), "config": config or TrainConfig()}
         what |= {"rewards": dict(rewards or {}), "turns": dict(turns or {}), "seconds": seconds}
+        what |= {"advantages": None if advantages is None else dict(advantages)}
         return (yield _order(key, trainable, **what, retrain=retrain, schedule_step=schedule_step))
 
     @endpoint

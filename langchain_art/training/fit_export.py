@@ -170,14 +170,21 @@ def exclusions(pending: PendingStep, policies: Sequence[str]) -> dict[str, list[
     """
     found: dict[str, list[str | None]] = {}
     for group in pending.groups:
-        flat = group_has_zero_variance(group, pending.config, pending.trainable)
+        given = pending.advantages
+        flat = group_has_zero_variance(group, pending.config, pending.trainable, given)
         for run in group.trajectories:
-            whole: str | None = None
-            if not is_rewarded(run, pending.config):
+            own, whole = (given or {}).get(run.id), "groups.zero_variance" if flat else None
+            if own is None and not is_rewarded(run, pending.config):
                 whole = "runs.failed" if run.status == "failed" else "runs.unscored"
-            elif flat:
-                whole = "groups.zero_variance"
-            found[run.id] = [_why(turn, policies, pending.trainable) or whole for turn in run.turns]
+            elif own is None and given is not None:
+                whole = "runs.without_advantage"
+            missing = [whole] * len(run.turns)
+            if own is not None and whole is None:
+                missing = [None if one is not None else "calls.without_advantage" for one in own]
+            found[run.id] = [
+                _why(turn, policies, pending.trainable) or otherwise
+                for turn, otherwise in zip(run.turns, missing, strict=True)
+            ]
     return found
 
 

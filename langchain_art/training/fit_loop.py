@@ -6,12 +6,11 @@ import inspect
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from langchain_art.client.async_client import AsyncArtClient
-from langchain_art.errors import ConfigError, Conflict, JobFailed, NotFound
+from langchain_art.errors import ConfigError, JobFailed
 from langchain_art.rollout import remote_graph
 from langchain_art.rollout.runner import Rollout
 from langchain_art.statistics.intervals import mean_of_scenarios
@@ -27,8 +26,9 @@ from langchain_art.training.progress import Display
 from langchain_art.training.results.fit_result import FitResult
 from langchain_art.training.results.measures import node_rewards, tokens
 from langchain_art.training.results.records import EvalResult, StepRecord
+from langchain_art.training.served_versions import serving_version
 from langchain_art.training.tracking import FitTracking
-from langchain_art.wire import LoraConfig, StepSeconds, TrainResult
+from langchain_art.wire import StepSeconds, TrainResult
 
 OnStep: TypeAlias = "Callable[[StepRecord], object]"
 """A hook of `Trainer.fit`, plain or async."""
@@ -201,6 +201,7 @@ class FitLoop:
             ).ci95,
             node_rewards=node_rewards(pending.trajectories),
             groups=len(pending.groups),
+            own_advantages=pending.advantages is not None,
             failed=sum(t.status == "failed" for t in pending.trajectories),
             retried=pending.retried,
             unjudged=pending.unjudged,
@@ -234,6 +235,7 @@ class FitLoop:
                 state.config(pending.config, policy),
                 key,
                 pending.trainable,
+                advantages=pending.advantages,
                 seconds=took,
                 schedule_step=pending.step,
             )
@@ -307,38 +309,6 @@ def result_of(history: History, versions: Mapping[str, int]) -> FitResult:
         rollbacks=tuple(history.rollbacks),
         stopped=history.state.stopped,
     )
-
-
-async def roll_back(
-    client: AsyncArtClient, policies: Sequence[str], display: Display, base: int = 0
-) -> None:
-    """Let the policies that exist begin again from the version `base`."""
-    for policy in policies:
-        with suppress(NotFound):
-            version = (await client.policy(policy)).version
-            under_way = [job for job in await client.jobs(policy) if not job.ended]
-            for job in under_way:
-                with suppress(Conflict):  # it has ended, or publishes its version just now
-                    await client.cancel(job)
-                    display.line(f"fresh=True: {job.id}, a step of {policy}, is cancelled.")
-            if version == base and not under_way:
-                continue
-            try:
-                await client.rollback(policy, base)
-            except NotFound as error:
-                raise ConfigError(
-                    f"{policy}@{base}, from which it would begin anew, is not kept any more. Train "
-                    "a policy of another name."
-                ) from error
-            display.line(f"fresh=True: {policy} is rolled back from @{version} to @{base}.")
-
-
-async def serving_version(client: AsyncArtClient, policy: str, lora: LoraConfig | None) -> int:
-    """The version that a policy's name is routed to; makes a missing policy."""
-    if lora is None:
-        with suppress(NotFound):
-            return (await client.policy(policy)).version
-    return (await client.create_policy(policy, lora)).version
 
 
 def best(evals: Sequence[EvalResult]) -> EvalResult | None:

@@ -14,7 +14,10 @@ from pydantic import StrictBool, StrictStr, TypeAdapter, ValidationError
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.export.exporter import Exporter
-from langchain_art.wire import LoraConfig, TrainConfig, Trajectory
+from langchain_art.rollout.graph_rollout import is_graph
+from langchain_art.rollout.runner import Rollout
+from langchain_art.training.batch.advantage_hook import AdvantageHook
+from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig, Trajectory
 
 OnCollapse: TypeAlias = Literal["rollback", "stop", "warn"]
 """What a fit does when its policy has collapsed."""
@@ -46,6 +49,7 @@ class FitSettings:
     max_failed: float
     max_steps_ahead: int
     dynamic_sampling_rounds: int
+    advantages: AdvantageHook | None = None
     on_collapse: OnCollapse = "rollback"
     export: Exporter | None = None
 
@@ -70,6 +74,26 @@ def check_trainable(trainable: Mapping[str, bool] | None) -> dict[str, bool]:
             f"got trainable={trainable!r:.200}, expected names of nodes, tags or models with True "
             'or False, such as {"writer": True, "critic": False}'
         ) from error
+
+
+def check_config(config: TrainConfig | None) -> TrainConfig:
+    """`config`, or the defaults for None; a ConfigError if it is of a supervised step."""
+    if isinstance(config, SFTConfig):
+        raise ConfigError(
+            "got an SFTConfig, which reads no rewards, expected a TrainConfig for `fit`; give "
+            "this config to `warm_start`"
+        )
+    return config or TrainConfig()
+
+
+def check_reward(rollout: Rollout, evaluator: Evaluator | None) -> None:
+    """A ConfigError if runs of `rollout` bring no reward and nothing gives them one."""
+    if is_graph(rollout) and evaluator is None:
+        raise ConfigError(
+            f"got the graph {type(rollout).__name__} as it is, which brings no reward. Pass "
+            "evaluator= to the Trainer, or a function that runs the graph and returns a "
+            "number instead."
+        )
 
 
 def check_export(export: object) -> Exporter | None:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from langchain_art.errors import ConfigError
+from langchain_art.training.batch.advantage_hook import RunAdvantages
 from langchain_art.training.identity import FitIdentity
 from langchain_art.training.results.records import EvalResult, Record, Rollback, StepRecord
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
@@ -119,6 +120,8 @@ class PendingStep(Record):
     groups: tuple[TrajectoryGroup, ...]
     config: TrainConfig
     trainable: dict[str, bool] = Field(default_factory=dict)
+    advantages: dict[str, RunAdvantages] | None = None
+    """Run's id -> the advantages of its turns, where `Trainer(advantages=)` gives them."""
     remote: bool = False
     """The server has the runs already, assembled from their calls: only rewards are sent."""
     unjudged: int = 0

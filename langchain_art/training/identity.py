@@ -27,6 +27,8 @@ _SETTINGS = (
     "on_collapse",
     "lora",
 )
+#: What `Trainer(advantages=)` is called in messages.
+_HOOK = "advantage function"
 
 
 class FitIdentity(Record):
@@ -41,6 +43,8 @@ class FitIdentity(Record):
     rollout: dict[str, str]
     """name -> digest, of the rollout and what it names (`rollout.source`)."""
     evaluator: dict[str, str] = Field(default_factory=dict)
+    advantages: dict[str, str] = Field(default_factory=dict)
+    """The same of `Trainer(advantages=)`."""
     scenarios: str
     """``128 ab12…``: their number and a digest."""
     eval_scenarios: str
@@ -48,7 +52,11 @@ class FitIdentity(Record):
     @property
     def unread(self) -> list[str]:
         """What has no source that could be compared."""
-        whose = {"rollout": self.rollout, "evaluator": self.evaluator}
+        whose = {
+            "rollout": self.rollout,
+            "evaluator": self.evaluator,
+            _HOOK: self.advantages,
+        }
         return [name for name, parts in whose.items() if not any(parts.values()) and parts]
 
     def differences(self, other: FitIdentity) -> list[str]:
@@ -65,6 +73,7 @@ class FitIdentity(Record):
             found += _changed(before, after)
         found += _sources(self.rollout, other.rollout, "rollout")
         found += _sources(self.evaluator, other.evaluator, "evaluator")
+        found += _sources(self.advantages, other.advantages, _HOOK)
         for name in ("scenarios", "eval_scenarios"):
             before, after = (str(getattr(one, name)).split() for one in (self, other))
             if before[0] != after[0]:
@@ -93,6 +102,7 @@ def identity_of(
         models=dict(models),
         rollout=source_of(rollout, "rollout"),
         evaluator={} if plan.evaluator is None else _judge(plan.evaluator, "evaluator"),
+        advantages={} if plan.advantages is None else source_of(plan.advantages, _HOOK),
         scenarios=_digest_of(scenarios),
         eval_scenarios=_digest_of(eval_scenarios),
     )

@@ -31,6 +31,8 @@ def summary_table(result: FitResult) -> Table:
         table.add_row("rolled back", f"after step {one.step}, to {back}: {one.why}")
     if result.stopped:
         table.add_row("ended early", result.stopped)
+    if own := sum(record.own_advantages for record in result.history):
+        table.add_row("advantages", f"of {own} steps given by Trainer(advantages=…)")
     table.add_row("excluded", excluded_counts(result) or "nothing")
     if resampled := sum(record.resampled for record in result.history):
         groups = sum(record.groups for record in result.history)

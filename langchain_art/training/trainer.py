@@ -16,7 +16,6 @@ from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.export.exporter import Exporter
-from langchain_art.rollout.graph_rollout import is_graph
 from langchain_art.rollout.runner import Rollout
 from langchain_art.rollout.scenarios import check_scenarios
 from langchain_art.trackers.base import Tracker
@@ -28,14 +27,17 @@ from langchain_art.training.addresses import (
     sampling_settings,
     trained_policies,
 )
+from langchain_art.training.batch.advantage_hook import AdvantageHook, check_hook
 from langchain_art.training.evaluate import evaluate
 from langchain_art.training.fit_export import exporting
-from langchain_art.training.fit_loop import FitLoop, OnStep, result_of, roll_back, serving_version
+from langchain_art.training.fit_loop import FitLoop, OnStep, result_of
 from langchain_art.training.fit_schedule import Schedule
 from langchain_art.training.fit_settings import (
     FitSettings,
     OnCollapse,
+    check_config,
     check_export,
+    check_reward,
     check_trainable,
 )
 from langchain_art.training.fit_state import History, alone
@@ -43,6 +45,7 @@ from langchain_art.training.identity import identity_of
 from langchain_art.training.progress import Display
 from langchain_art.training.results.fit_result import FitResult
 from langchain_art.training.results.records import EvalResult
+from langchain_art.training.served_versions import roll_back, serving_version
 from langchain_art.training.warm_start import WarmStart, WarmStartRun, warm_version
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig
 
@@ -87,6 +90,9 @@ class Trainer:
             the learner corrects (importance sampling, `TrainConfig.max_staleness`).
         dynamic_sampling_rounds: how often, at most, a step rolls out further scenarios in place
             of groups with zero variance or not judged (DAPO, arXiv 2503.14476, section 3.2).
+        advantages: a function of each group, in place of the server's advantages
+            (`batch.advantage_hook.AdvantageHook`): a number for each run, call or token. None:
+            `TrainConfig.advantage` and `TrainConfig.credit`.
         on_collapse: what a fit does when rewards fall by more than chance explains, below all
             before or with replies cut off, alike or flat (`training.collapse.signs`).
             ``"rollback"``: the policies go back to the last good version with its state of Adam,
@@ -123,16 +129,12 @@ class Trainer:
         max_failed: float = 0.5,
         max_steps_ahead: int = 0,
         dynamic_sampling_rounds: int = 0,
+        advantages: AdvantageHook | None = None,
         on_collapse: OnCollapse = "rollback",
         trackers: Sequence[str | Tracker] | None = None,
         export: Exporter | None = None,
         console: Console | None = None,
     ) -> None:
-        if isinstance(config, SFTConfig):
-            raise ConfigError(
-                "got an SFTConfig, which reads no rewards, expected a TrainConfig for `fit`; give "
-                "this config to `warm_start`"
-            )
         self.policies, self._base_url, self._api_key = address_of(model, client)
         self._models = sampling_settings(model)
         self.out_dir = folder_of(name, out_dir)
@@ -143,12 +145,13 @@ class Trainer:
             group_size=group_size,
             groups_per_step=groups_per_step,
             concurrency=concurrency,
-            config=config or TrainConfig(),
+            config=check_config(config),
             seed=seed,
             lora=lora,
             max_failed=max_failed,
             max_steps_ahead=max_steps_ahead,
             dynamic_sampling_rounds=dynamic_sampling_rounds,
+            advantages=check_hook(advantages, check_config(config)),
             on_collapse=on_collapse,
             export=check_export(export),
         )
@@ -202,7 +205,7 @@ class Trainer:
                 in `trainable` is no call's, scenarios are a text, or one is no input for the graph.
         """
         trained_policies(self.policies)
-        self._require_reward(rollout)
+        check_reward(rollout, self._plan.evaluator)
         check_scenarios(train_scenarios, "train_scenarios")
         check_scenarios(eval_scenarios or (), "eval_scenarios")
         if steps and not train_scenarios:
@@ -308,7 +311,7 @@ class Trainer:
                 are a text.
             RolloutFailed: more than `max_failed` of the rollouts raised.
         """
-        self._require_reward(rollout)
+        check_reward(rollout, self._plan.evaluator)
         check_scenarios(scenarios, "scenarios")
         plan, display = self._plan, self._display
         with exporting(plan, self.out_dir, display) as out:
@@ -330,14 +333,6 @@ class Trainer:
         if len(self.policies) != 1:
             raise ConfigError(f"This trainer has several policies: {', '.join(self.policies)}")
         return self.policies[0]
-
-    def _require_reward(self, rollout: Rollout) -> None:
-        if is_graph(rollout) and self._plan.evaluator is None:
-            raise ConfigError(
-                f"got the graph {type(rollout).__name__} as it is, which brings no reward. Pass "
-                "evaluator= to the Trainer, or a function that runs the graph and returns a "
-                "number instead."
-            )
 
     def _client(self) -> AsyncArtClient:
         # One per event loop: connections cannot move between loops.

@@ -10,7 +10,15 @@ from langchain_art.wire.identifiers import Finite, Id, Name, RewardValue, Severa
 from langchain_art.wire.train_config import MAX_COUNT, JobConfig, PreferenceConfig, TrainConfig
 from langchain_art.wire.trajectories import Status
 
+#: Of a call: for all of its sampled tokens, or for each of them.
+CallAdvantage = RewardValue | Several[RewardValue]
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+
+
+def settings_of_rewards(config: TrainConfig) -> str:
+    """Names of settings that turn rewards into advantages and are not left at their defaults."""
+    names, plain = ("advantage", "credit", "overlong"), TrainConfig()
+    return ", ".join(name for name in names if getattr(config, name) != getattr(plain, name))
 
 
 class StepSeconds(Wire):
@@ -38,6 +46,11 @@ class TrainRequest(Wire):
     turns: dict[str, RewardValue] = Field(default_factory=dict)
     """Call's id -> the reward of that call for this job alone (`Turn.reward`). Of a run with such a
     call, no other rewards count than those in `turns` and `rewards`."""
+    advantages: dict[Id, Several[CallAdvantage | None]] | None = None
+    """Trajectory's id -> for each of its turns, in order, the advantage that its tokens get in
+    place of one that `config` computes: a number, a number for each sampled token, or None (not
+    trained). A run that is not named is not trained (``runs.without_advantage``). None: `config`
+    computes all."""
     retrain: bool = False
     """Train also what earlier jobs of this policy trained: another pass over the same tokens. Else
     each run and each call is trained once on the way to a version (what a rollback has discarded
@@ -69,6 +82,22 @@ class TrainRequest(Wire):
         known = {one for group in self.groups for one in group}
         if unknown := sorted(set(self.rewards) - known)[:5]:
             raise ValueError(f"got rewards for {unknown}, expected runs of `groups`")
+        return self
+
+    @model_validator(mode="after")
+    def _advantages_count(self) -> TrainRequest:
+        if self.advantages is None:
+            return self
+        if not isinstance(self.config, TrainConfig) or self.rewards or self.turns:
+            raise ValueError(
+                "got advantages for a step that reads none, or with rewards of its own, expected a "
+                "TrainConfig and neither `rewards` nor `turns`"
+            )
+        if unread := settings_of_rewards(self.config):
+            raise ValueError(f"got advantages together with {unread}, which would not be read")
+        known = {one for group in self.groups for one in group}
+        if unknown := sorted(set(self.advantages) - known)[:5]:
+            raise ValueError(f"got advantages for {unknown}, expected runs of `groups`")
         return self
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ from langchain_art.rollout.group_stream import GroupStream
 from langchain_art.rollout.runner import Rollout, RolloutWorker
 from langchain_art.rollout.scenarios import draw, group_ids
 from langchain_art.tracing.run import Run
+from langchain_art.training.batch.advantage_hook import RunAdvantages, advantages_of
 from langchain_art.training.batch.zero_variance import group_has_zero_variance, is_rewarded
 from langchain_art.training.fit_settings import FitSettings, unmatched_frozen_names
 from langchain_art.training.fit_state import History, PendingStep
@@ -83,10 +84,11 @@ class StepBatchBuilder:
         self._paid = cost_of(plan.evaluator)
         groups, seconds, unjudged = await self._judged(step, plan.groups_per_step)
         _require_rewards(groups, plan.config)
-        resampled = 0
+        advantages, resampled = await self._advantages(groups), 0
         for _ in range(plan.dynamic_sampling_rounds):
             useful = sum(
-                not group_has_zero_variance(group, plan.config, plan.trainable) for group in groups
+                not group_has_zero_variance(group, plan.config, plan.trainable, advantages)
+                for group in groups
             )
             missing = plan.groups_per_step - useful
             if missing <= 0:
@@ -102,6 +104,8 @@ class StepBatchBuilder:
                 unjudged += missing
                 break
             groups, unjudged = [*groups, *more], unjudged + lost
+            if advantages is not None:
+                advantages |= await self._advantages(more) or {}
             seconds = {name: seconds[name] + took[name] for name in seconds}
         if self._first:
             runs = [run for group in groups for run in group.trajectories]
@@ -116,6 +120,7 @@ class StepBatchBuilder:
             groups=tuple(groups),
             config=self.history.config(plan.config),
             trainable=plan.trainable,
+            advantages=advantages,
             remote=self._is_remote,
             unjudged=unjudged,
             retried=self._worker.retried - self._retried,
@@ -127,6 +132,17 @@ class StepBatchBuilder:
         self._retried = self._worker.retried
         self.history.begin(pending)
         return pending
+
+    async def _advantages(
+        self, groups: Sequence[TrajectoryGroup]
+    ) -> dict[str, RunAdvantages] | None:
+        """What `Trainer(advantages=)` gives to the runs; None: the server computes advantages."""
+        if (hook := self.plan.advantages) is None:
+            return None
+        found: dict[str, RunAdvantages] = {}
+        for group in groups:
+            found |= await advantages_of(hook, group)
+        return found
 
     def _judge_cost(self) -> float | None:
         """What the judge took since this was last asked for."""

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from langchain_art.statistics.zero_variance import has_zero_variance, overlong_penalty
+from langchain_art.training.batch.advantage_hook import RunAdvantages
 from langchain_art.wire import (
     AnchorCredit,
     TrainConfig,
@@ -22,15 +23,26 @@ from langchain_art.wire.calls import label
 
 
 def group_has_zero_variance(
-    group: TrajectoryGroup, config: TrainConfig, trainable: Mapping[str, bool]
+    group: TrajectoryGroup,
+    config: TrainConfig,
+    trainable: Mapping[str, bool],
+    advantages: Mapping[str, RunAdvantages] | None = None,
 ) -> bool:
     """True if the server would exclude the whole group, because its runs have equal rewards.
 
     What is compared follows `TrainConfig.credit`: for ``run``, ``node`` and ``call``, and for
     scores, just as the server does it. For ``turn`` and ``anchor``, where it depends on what each
     call was worth, a group with rewards of single calls or with discounted rewards never has zero
-    variance.
+    variance. Where `advantages` of the runs are given, none of them must be other than 0.
     """
+    if advantages is not None:
+        return not any(
+            abs(value) > config.zero_variance_tolerance
+            for run in group.trajectories
+            for turn, given in zip(run.turns, advantages.get(run.id, ()), strict=False)
+            if given is not None and _is_step(turn, trainable)
+            for value in (given if isinstance(given, Sequence) else (given,))
+        )
     runs = [run for run in group.trajectories if is_rewarded(run, config)]
     tolerance = config.zero_variance_tolerance
     if config.credit.kind == "call":
@@ -90,7 +102,11 @@ def _by_call(runs: Sequence[Trajectory], trainable: Mapping[str, bool]) -> list[
 
 
 def _steps(run: Trajectory, trainable: Mapping[str, bool]) -> list[Turn]:
-    return [t for t in run.turns if t.ours and t.excluded_because is None and t.learns(trainable)]
+    return [turn for turn in run.turns if _is_step(turn, trainable)]
+
+
+def _is_step(turn: Turn, trainable: Mapping[str, bool]) -> bool:
+    return turn.ours and turn.excluded_because is None and turn.learns(trainable)
 
 
 def _own(run: Trajectory, config: TrainConfig, trainable: Mapping[str, bool]) -> float:

@@ -89,6 +89,8 @@ class StepRecord(Record):
     node_rewards: dict[str, float] = Field(default_factory=dict)
     """By node: the mean reward of its calls, over the runs in which they have one."""
     groups: int
+    own_advantages: bool = False
+    """`Trainer(advantages=)` gave them, and not the server."""
     failed: int = 0
     retried: int = 0
     unjudged: int = 0

@@ -151,7 +151,8 @@ class Service:
 
         Raises:
             NotFound: there is no such policy or trajectory.
-            InvalidRequest: a run is in two groups, or `turns` has a call of none of them.
+            InvalidRequest: a run is in two groups, `turns` has a call of none of them, or
+                `advantages` has not one for each turn of a run.
             Conflict: the key was used for another request.
             Overloaded: `max_queued_jobs` have not ended.
             QuotaExceeded: `max_stored_bytes` are stored.
@@ -178,6 +179,14 @@ class Service:
             raise InvalidRequest(
                 f"got rewards for the calls {unknown}, expected calls of the runs in `groups`",
                 param="turns",
+            )
+        given = request.advantages or {}
+        if wrong := [run for run in runs if len(given.get(run.id, run.turns)) != len(run.turns)]:
+            run, told = wrong[0], len(given[wrong[0].id])
+            raise InvalidRequest(
+                f"got {told} advantages for the {len(run.turns)} turns of {run.id!r}, expected one "
+                "for each: a number, numbers for its sampled tokens, or null",
+                param="advantages",
             )
         job = await self.store.jobs.add(
             f"job-{uuid.uuid4().hex}", key, request, runs, self.settings.max_queued_jobs

@@ -39,8 +39,8 @@ from langchain_art_server.jobs.lineage import steps_since
 from langchain_art_server.storage.tables import CallRecord
 
 _CheckedRun: TypeAlias = tuple[Trajectory, list[CallEligibility]]
-#: A call, its advantage, and why it is excluded (empty: it is trained).
-_CheckedCall: TypeAlias = tuple[CallEligibility, float, str]
+#: A call, the decision on it, and why it is excluded (empty: it is trained).
+_CheckedCall: TypeAlias = tuple[CallEligibility, CallDecision, str]
 
 
 def rows_of(
@@ -149,7 +149,7 @@ class Batch:
     def settle(self) -> None:
         """After the last group: decide on every call, and make the rows of the trained ones."""
         candidates = [[self._candidate_run(*one) for one in group] for group in self._groups]
-        made = plan(candidates, self.config)
+        made = plan(candidates, self.config, given=self.request.advantages is not None)
         self.excluded += made.excluded
         self.metrics = made.metrics | self._sampled() | _seconds(self.request)
         places = ((g, i) for g, group in enumerate(self._groups) for i in range(len(group)))
@@ -160,7 +160,7 @@ class Batch:
             for one, decision in zip(judged, decisions, strict=True):
                 unit, _, why = (decision.excluded_because or "calls.").partition(".")
                 if unit == "calls":  # else its run or its group is excluded whole
-                    self._nodes[one.node].append((one, decision.advantage, why))
+                    self._nodes[one.node].append((one, decision, why))
                     if not why and one.record is not None:
                         self.calls.append(one.record)
             if rows := rows_of(judged, decisions):
@@ -192,6 +192,7 @@ class Batch:
             calls=tuple(map(self._candidate, judged)),
             reward=run.reward,
             scores=run.scores,
+            advantages=(self.request.advantages or {}).get(run.id),
             failed=run.status == "failed",
             truncated=run.status == "truncated",
         )
@@ -230,15 +231,15 @@ def _seconds(request: TrainRequest) -> dict[str, float]:
 
 def _report(calls: list[_CheckedCall]) -> NodeReport:
     trained = [
-        (len(one.record.token_ids), advantage)
-        for one, advantage, why in calls
+        (len(one.record.token_ids), decision)
+        for one, decision, why in calls
         if not why and one.record is not None
     ]
     tokens = sum(count for count, _ in trained)
     return NodeReport(
         calls=len(trained),
         tokens=tokens,
-        advantage_mean=sum(count * advantage for count, advantage in trained) / (tokens or 1),
-        advantage_abs=sum(count * abs(advantage) for count, advantage in trained) / (tokens or 1),
+        advantage_mean=sum(count * decision.mean for count, decision in trained) / (tokens or 1),
+        advantage_abs=sum(count * decision.mean_abs for count, decision in trained) / (tokens or 1),
         excluded=dict(Counter(why for *_, why in calls if why)),
     )

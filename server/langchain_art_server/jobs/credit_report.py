@@ -27,7 +27,9 @@ class CallCredit(BaseModel):
     """What one job gave to one call."""
 
     advantage: float
-    """Of each sampled token; 0 if it is excluded."""
+    """Of each sampled token, or their mean if they have several; 0 if it is excluded."""
+    token_advantages: list[float] | None
+    """Of each sampled token, where they were given one by one; else None."""
     weight: float
     """Of each sampled token in the loss."""
     excluded_because: str | None
@@ -43,6 +45,8 @@ class RunCredit(BaseModel):
     """The version that the job made."""
     reward: float | None
     """The run's reward with which the job trained."""
+    given: bool
+    """Whether its advantages came with the job (`TrainRequest.advantages`)."""
     turns: list[CallCredit]
 
 
@@ -82,13 +86,16 @@ class CreditReader:
             policy=job.policy,
             step=step,
             reward=scored[trajectory_id].reward,
+            given=request.advantages is not None,
             turns=[
                 CallCredit(
-                    advantage=one.advantage,
+                    advantage=one.mean,
+                    token_advantages=list(given) if isinstance(given, Sequence) else None,
                     weight=one.weight,
                     excluded_because=one.excluded_because,
                 )
                 for one in found
+                for given in [one.advantage]
             ],
         )
 

@@ -25,6 +25,7 @@ from langchain_art_server.algorithms.credit.candidates import (
 from langchain_art_server.algorithms.credit.credit_assignment import (
     GroupAdvantages,
     equal_credit,
+    given_credit,
     group_credit,
     score_credits,
 )
@@ -58,17 +59,21 @@ class _PlannedGroup:
     excluded_because: str | None  # why the whole group is excluded
 
 
-def plan(groups: Sequence[Sequence[CandidateRun]], config: StepConfig) -> BatchPlan:
+def plan(
+    groups: Sequence[Sequence[CandidateRun]], config: StepConfig, *, given: bool = False
+) -> BatchPlan:
     """Decide on every call of a batch.
 
     Args:
         groups: runs of one scenario each.
         config: all is read but the settings of the optimizer and the loss.
+        given: the runs have their advantages (`CandidateRun.advantages`): none is computed, and
+            runs without any are excluded in place of those without a reward.
 
     Raises:
         InvalidRequest: rewards from which no advantage can be computed.
     """
-    found = [_group(runs, config) for runs in groups]
+    found = [_group(runs, config, given) for runs in groups]
     overlong = None if isinstance(config, SFTConfig) else config.overlong
     baselines = [
         []
@@ -78,6 +83,9 @@ def plan(groups: Sequence[Sequence[CandidateRun]], config: StepConfig) -> BatchP
     ]
     if isinstance(config, SFTConfig):
         credits_, average = [equal_credit(runs) for runs in baselines], config.aggregation
+    elif given:
+        tolerance, average = config.zero_variance_tolerance, config.loss.aggregation
+        credits_ = [given_credit(runs, tolerance) for runs in baselines]
     elif config.scores:
         credits_, average = score_credits(baselines, config), config.loss.aggregation
     else:
@@ -123,6 +131,13 @@ def unscored(run: CandidateRun, scores: Collection[str] = ()) -> str | None:
     return "runs.failed" if run.failed else "runs.unscored"
 
 
+def without_advantage(run: CandidateRun) -> str | None:
+    """Why a run has no advantages, where they are given with the step; None if it has."""
+    if any(one is not None for one in run.advantages or ()):
+        return None
+    return unscored(run) or "runs.without_advantage"
+
+
 def stale(runs: Sequence[CandidateRun], max_staleness: int | None) -> str | None:
     """Why the staleness of a group excludes it; None: it does not.
 
@@ -159,11 +174,12 @@ def exclusion(run: CandidateRun, call: CandidateCall, mask_truncated: bool) -> s
     return None if call.tokens else "calls.empty"
 
 
-def _group(runs: Sequence[CandidateRun], config: StepConfig) -> _PlannedGroup:
+def _group(runs: Sequence[CandidateRun], config: StepConfig, given: bool) -> _PlannedGroup:
     if isinstance(config, SFTConfig):
         why, max_staleness = [None] * len(runs), None
     else:
-        why, max_staleness = [unscored(run, config.scores) for run in runs], config.max_staleness
+        why = [without_advantage(one) if given else unscored(one, config.scores) for one in runs]
+        max_staleness = config.max_staleness
     counted = [i for i, run in enumerate(runs) if why[i] is None and run.learns]
     reason = stale([runs[i] for i in counted], max_staleness) if counted else "groups.empty"
     return _PlannedGroup(runs, why, counted, reason)

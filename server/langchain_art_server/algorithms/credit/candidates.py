@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -38,6 +38,8 @@ class CandidateRun:
     calls: tuple[CandidateCall, ...]  # in the order in which they were made
     reward: float | None = None  # of the whole run; None: not scored, which is not zero
     scores: Mapping[str, float] = field(default_factory=dict[str, float])  # rewards by name
+    advantages: Sequence[float | Sequence[float] | None] | None = None
+    """Given with the step, for each call: one for all of its tokens, or for each; None: none."""
     failed: bool = False  # it ended in an error
     truncated: bool = False  # it was cut off (recursion limit, time-out)
 
@@ -65,5 +67,19 @@ class CallDecision:
     """Whether and how one call is trained; numbers are 0.0 if it is not."""
 
     excluded_because: str | None  # as in `TrainResult.excluded`; None if it is trained
-    advantage: float = 0.0  # of each of its tokens
+    advantage: float | Sequence[float] = 0.0  # of all of its tokens, or of each
     weight: float = 0.0  # of each of its tokens in the loss
+
+    @property
+    def mean(self) -> float:
+        """Of its tokens' advantages."""
+        given = self.advantage
+        return math.fsum(given) / (len(given) or 1) if isinstance(given, Sequence) else given
+
+    @property
+    def mean_abs(self) -> float:
+        """Of their absolute values."""
+        given = self.advantage
+        if isinstance(given, Sequence):
+            return math.fsum(map(abs, given)) / (len(given) or 1)
+        return abs(given)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from langchain_art.errors import InvalidRequest
@@ -29,7 +29,7 @@ Pool = dict[Hashable, list[tuple[float, list[Place]]]]
 class GroupAdvantages:
     """Advantages of one group's calls."""
 
-    advantages: dict[Place, float]  # of the calls whose pool has variance
+    advantages: dict[Place, float | Sequence[float]]  # of the calls whose pool has variance
     reasons: dict[Place, str]  # why the policy's other steps have none (``calls.…``)
     whole: str | None  # why no call of the group has one (``groups.…``); None if a call has
 
@@ -110,6 +110,25 @@ def equal_credit(runs: Sequence[CandidateRun]) -> GroupAdvantages:
     return GroupAdvantages(dict.fromkeys(_all_steps(runs), 1.0), {}, None)
 
 
+def given_credit(runs: Sequence[CandidateRun], tolerance: float) -> GroupAdvantages:
+    """The advantages that came with the step (`CandidateRun.advantages`), as they are.
+
+    A group in which none is further than `tolerance` from 0 has nothing to learn from, as one with
+    zero variance.
+    """
+    advantages: dict[Place, float | Sequence[float]] = {}
+    live = False
+    for i, k in _all_steps(runs):
+        given = (runs[i].advantages or ())[k]
+        if given is not None:
+            advantages[i, k] = given
+            values = given if isinstance(given, Sequence) else (given,)
+            live = live or any(abs(value) > tolerance for value in values)
+    found = _with_reasons(runs, advantages, live)
+    left_out = dict.fromkeys(found.reasons, "calls.without_advantage")
+    return replace(found, reasons=left_out)
+
+
 def returns(run: CandidateRun, discount: float) -> dict[int, float]:
     """The return of each step of the policy: its own reward and the discounted later ones.
 
@@ -157,7 +176,7 @@ def _compare(
         elif len(pool) == 1:
             alone.update(chain.from_iterable(given))
     unscored = set(_all_steps(runs)) - compared
-    return _with_reasons(runs, dict(advantages), live, alone, unscored)
+    return _with_reasons(runs, advantages, live, alone, unscored)
 
 
 def _node_pools(runs: Sequence[CandidateRun]) -> list[Pool]:
@@ -226,7 +245,7 @@ def _all_steps(runs: Sequence[CandidateRun]) -> list[Place]:
 
 def _with_reasons(
     runs: Sequence[CandidateRun],
-    advantages: dict[Place, float],
+    advantages: Mapping[Place, float | Sequence[float]],
     live: bool,
     alone: Collection[Place] = (),
     unscored: Collection[Place] = (),
@@ -245,4 +264,4 @@ def _with_reasons(
         for place in steps
         if place not in advantages
     }
-    return GroupAdvantages(advantages, reasons, None)
+    return GroupAdvantages(dict(advantages), reasons, None)

@@ -57,7 +57,7 @@ class SampledCall:
     token_ids: Sequence[int]  # the sampled reply
     logprobs: Sequence[float]  # the sampler's, one per token of `token_ids`, in nats
     temperature: float = 1.0  # of the distribution that was sampled
-    advantage: float = 0.0  # of each of its tokens
+    advantage: float | Sequence[float] = 0.0  # of all of its tokens, or of each
     weight: float | None = None  # of each of its tokens in the loss; None: equal for the whole step
     drawn_from: Sequence[bytes] = ()  # the set of each token (`token_sets`); empty: all are whole
 
@@ -77,7 +77,9 @@ class _OpenRow:
         row.token_ids.extend([*context, *call.token_ids])
         row.mask.extend([0] * len(context) + [1] * sampled)
         row.logprobs.extend([*before, *_at_most_zero(call.logprobs)])
-        row.advantages.extend(before + [call.advantage] * sampled)
+        given = call.advantage
+        row.advantages.extend(before)
+        row.advantages.extend(given if isinstance(given, Sequence) else [given] * sampled)
         if call.weight is not None:
             row.weights.extend(before + [call.weight] * sampled)
         row.calls.extend([-1] * len(context) + [self.calls] * sampled)
@@ -193,12 +195,21 @@ def _check_call(call: SampledCall) -> None:
         problem = f"got the logprob {wrong[0]!r}, expected a finite number of at most 0"
     elif not (math.isfinite(call.temperature) and call.temperature > 0):
         problem = f"got temperature={call.temperature!r}, expected a finite number above 0"
-    elif not (math.isfinite(call.advantage) and math.isfinite(call.weight or 0.0)):
+    elif isinstance(call.advantage, Sequence) and len(call.advantage) != len(call.token_ids):
+        problem = (
+            f"got {len(call.advantage)} advantages for {len(call.token_ids)} sampled tokens, "
+            "expected one for all, or one for each"
+        )
+    elif not (_all_finite(call.advantage) and math.isfinite(call.weight or 0.0)):
         problem = (
             f"got advantage={call.advantage!r} and weight={call.weight!r}, expected finite numbers"
         )
     if problem:
         raise InvalidRequest(f"call {call.call_id!r}: {problem}", param="calls")
+
+
+def _all_finite(advantage: float | Sequence[float]) -> bool:
+    return all(map(math.isfinite, advantage if isinstance(advantage, Sequence) else (advantage,)))
 
 
 def _at_most_zero(logprobs: Sequence[float]) -> Sequence[float]:

@@ -8,8 +8,8 @@ import { Failed, useAnswer, Waiting } from "./states.js";
 const IMPROBABLE = 4;
 
 /**
- * @param {{call: string, credit: {advantage: number, excluded_because: string | null} | null,
- *   excluded: string | null, largest: number}} props
+ * @param {{call: string, credit: {advantage: number, token_advantages: number[] | null,
+ *   excluded_because: string | null} | null, excluded: string | null, largest: number}} props
  *   `largest` advantage of the run, either way; `excluded`: why nothing is trained, by the audit
  */
 export function Tokens({ call, credit, excluded, largest }) {
@@ -21,11 +21,13 @@ export function Tokens({ call, credit, excluded, largest }) {
   const count = data.token_ids.length;
   const why = credit ? credit.excluded_because : excluded;
   /** @param {number} index */
+  const advantage = (index) => credit?.token_advantages?.[index] ?? credit?.advantage ?? 0;
+  /** @param {number} index */
   const shade = (index) => {
     if (by === "advantage") {
       if (!credit || why) return undefined;
-      const size = largest ? Math.abs(credit.advantage) / largest : 0;
-      const colour = credit.advantage >= 0 ? "--good" : "--bad";
+      const size = largest ? Math.abs(advantage(index)) / largest : 0;
+      const colour = advantage(index) >= 0 ? "--good" : "--bad";
       return mixed(colour, 10 + 28 * size);
     }
     return mixed("--busy", (38 * Math.min(-data.logprobs[index], IMPROBABLE)) / IMPROBABLE);
@@ -77,8 +79,8 @@ export function Tokens({ call, credit, excluded, largest }) {
         : html`<${Fact} name="Token" value=${data.texts?.[at] ? JSON.stringify(data.texts[at]) : `#${data.token_ids[at]}`} />
             <${Fact}
               name="Advantage"
-              value=${credit && !why ? signed(credit.advantage) : "none"}
-              help="How much more (or less) probable training made this token, compared with the other runs of its group. All tokens of a call have the same."
+              value=${credit && !why ? signed(advantage(at)) : "none"}
+              help="How much more (or less) probable training made this token, compared with the other runs of its group. All tokens of a call have the same, unless they were given one by one."
             />
             <${Fact}
               name="Log-probability"

@@ -32,7 +32,8 @@ export default function Run({ id, query }) {
   if (!data) return html`<${Waiting} />`;
   const { run, audit } = data;
   const given = run.turns.map((/** @type {any} */ _, /** @type {number} */ at) => creditOf(credits.found, at));
-  const largest = Math.max(0, ...given.map((/** @type {any} */ one) => Math.abs(one?.advantage ?? 0)));
+  const every = given.flatMap((/** @type {any} */ one) => one?.token_advantages ?? [one?.advantage ?? 0]);
+  const largest = every.reduce((/** @type {number} */ most, /** @type {number} */ one) => Math.max(most, Math.abs(one)), 0);
   const usd = sum(data.costs);
   return html`
     <div class="row spread">

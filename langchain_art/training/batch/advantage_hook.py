@@ -1,0 +1,106 @@
+"""`Trainer(advantages=)`: a user's function in place of the server's advantages.
+
+What it returns is checked here, where it enters, and is sent with the step
+(`TrainRequest.advantages`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from pydantic import TypeAdapter, ValidationError
+
+from langchain_art._callables import call
+from langchain_art.errors import ConfigError
+from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
+from langchain_art.wire.training import CallAdvantage, settings_of_rewards
+
+AdvantageHook: TypeAlias = Callable[[TrajectoryGroup], Any]
+"""Gives a list with an entry for each run of a group, in order; plain or async.
+
+An entry is a number (of all tokens of the run), None (the run is not trained), or a list with an
+entry for each of the run's `turns`: a number, None (not trained), or a list with a number for each
+sampled token of the call. NumPy's arrays are lists.
+"""
+RunAdvantages: TypeAlias = tuple[CallAdvantage | None, ...]
+"""Of each turn of a run."""
+
+_CALL: TypeAdapter[CallAdvantage | None] = TypeAdapter(CallAdvantage | None)
+
+
+def check_hook(hook: object, config: TrainConfig) -> AdvantageHook | None:
+    """`hook` as it is; or ConfigError: it is no function, or `config` has what it replaces."""
+    if hook is None:
+        return None
+    if not callable(hook):
+        raise ConfigError(f"got advantages={hook!r:.200}, expected a function of a group of runs")
+    if unread := settings_of_rewards(config):
+        raise ConfigError(
+            f"got advantages= together with TrainConfig({unread}=…), which would not be read: the "
+            "function says what the advantages are; leave out one of the two"
+        )
+    return hook
+
+
+async def advantages_of(hook: AdvantageHook, group: TrajectoryGroup) -> dict[str, RunAdvantages]:
+    """Run's id -> the advantages of its turns; runs that are not trained are left out.
+
+    Raises:
+        ConfigError: what the function returned is not of the shape of `AdvantageHook`, or has a
+            number that is not finite. What the function raises, it raises with the group's name.
+    """
+    try:
+        found = _listed(await call(hook, group))
+    except Exception as error:
+        error.add_note(f"raised by advantages= for the group {group.id!r}")
+        raise
+    runs = group.trajectories
+    if not isinstance(found, list) or len(found) != len(runs):
+        raise _wrong(
+            f"the group {group.id!r}", found, f"a list with one entry for each of {_n(runs, 'run')}"
+        )
+    given = {run.id: _of_run(run, one) for run, one in zip(runs, found, strict=True)}
+    return {name: one for name, one in given.items() if one is not None}
+
+
+def _of_run(run: Trajectory, found: Any) -> RunAdvantages | None:
+    where, found = f"the run {run.id!r}", _listed(found)
+    if found is None:
+        return None
+    if not isinstance(found, list):
+        return (_of_call(where, found),) * len(run.turns)
+    if len(found) != len(run.turns):
+        raise _wrong(
+            where, found, f"a number, None, or one entry for each of {_n(run.turns, 'turn')}"
+        )
+    given = [_of_call(f"turn {k} of {where}", _listed(one)) for k, one in enumerate(found)]
+    for k, (turn, one) in enumerate(zip(run.turns, given, strict=True)):
+        tokens = turn.usage.completion_tokens if turn.usage is not None else None
+        if isinstance(one, Sequence) and tokens not in (None, len(one)):
+            expected = f"a number, None, or one for each of its {tokens} sampled tokens"
+            raise _wrong(f"turn {k} of {where}", list(one), expected)
+    return tuple(given)
+
+
+def _of_call(where: str, found: Any) -> CallAdvantage | None:
+    try:
+        return _CALL.validate_python(found)
+    except ValidationError as error:
+        raise _wrong(where, found, "finite numbers of at most 1e9 either way") from error
+
+
+def _listed(found: Any) -> Any:
+    """Sequences and NumPy's and torch's arrays as lists."""
+    if hasattr(found, "tolist"):
+        return found.tolist()
+    return list(found) if isinstance(found, Sequence) and not isinstance(found, str) else found
+
+
+def _n(several: Sequence[object], name: str) -> str:
+    return f"{len(several)} {name}{'' if len(several) == 1 else 's'}"
+
+
+def _wrong(where: str, found: Any, expected: str) -> ConfigError:
+    got = f"{len(found)} entries, {found!r:.200}" if isinstance(found, list) else f"{found!r:.200}"
+    return ConfigError(f"advantages of {where}: got {got}, expected {expected}")

@@ -1,0 +1,43 @@
+"""The versions that a fit's policies serve: read, made, and gone back from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from langchain_art.client.async_client import AsyncArtClient
+from langchain_art.errors import ConfigError, Conflict, NotFound
+from langchain_art.training.progress import Display
+from langchain_art.wire import LoraConfig
+
+
+async def roll_back(
+    client: AsyncArtClient, policies: Sequence[str], display: Display, base: int = 0
+) -> None:
+    """Let the policies that exist begin again from the version `base`."""
+    for policy in policies:
+        with suppress(NotFound):
+            version = (await client.policy(policy)).version
+            under_way = [job for job in await client.jobs(policy) if not job.ended]
+            for job in under_way:
+                with suppress(Conflict):  # it has ended, or publishes its version just now
+                    await client.cancel(job)
+                    display.line(f"fresh=True: {job.id}, a step of {policy}, is cancelled.")
+            if version == base and not under_way:
+                continue
+            try:
+                await client.rollback(policy, base)
+            except NotFound as error:
+                raise ConfigError(
+                    f"{policy}@{base}, from which it would begin anew, is not kept any more. Train "
+                    "a policy of another name."
+                ) from error
+            display.line(f"fresh=True: {policy} is rolled back from @{version} to @{base}.")
+
+
+async def serving_version(client: AsyncArtClient, policy: str, lora: LoraConfig | None) -> int:
+    """The version that a policy's name is routed to; makes a missing policy."""
+    if lora is None:
+        with suppress(NotFound):
+            return (await client.policy(policy)).version
+    return (await client.create_policy(policy, lora)).version

@@ -1,0 +1,110 @@
+"""What `Trainer(advantages=)` may return, and what is said of all else."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from langchain_art import AnchorCredit, Trainer
+from langchain_art.errors import ConfigError
+from langchain_art.training.batch.advantage_hook import advantages_of, check_hook
+from langchain_art.training.batch.zero_variance import group_has_zero_variance
+from langchain_art.wire import TrainConfig, TrainRequest, Trajectory, TrajectoryGroup, Turn, Usage
+
+
+def run(name: str, *tokens: int | None) -> Trajectory:
+    usages = [None if n is None else Usage(prompt_tokens=1, completion_tokens=n) for n in tokens]
+    turns = (Turn(call_id=f"{name}-{k}", usage=usage) for k, usage in enumerate(usages))
+    return Trajectory(id=name, turns=tuple(turns), reward=1.0)
+
+
+GROUP = TrajectoryGroup(id="g", trajectories=(run("a", 2, 3), run("b", 1)))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([0.5, -1], {"a": (0.5, 0.5), "b": (-1.0,)}),
+        ((0.5, None), {"a": (0.5, 0.5)}),
+        ([None, None], {}),
+        ([[1, None], [2]], {"a": (1.0, None), "b": (2.0,)}),
+        ([[[1, 2], 3.0], 4], {"a": ((1.0, 2.0), 3.0), "b": (4.0,)}),
+        (np.array([0.5, -1.0]), {"a": (0.5, 0.5), "b": (-1.0,)}),
+        ([np.float32(0.5), [np.array([2.0])]], {"a": (0.5, 0.5), "b": ((2.0,),)}),
+    ],
+)
+async def test_a_number_for_each_run_call_or_token(given: Any, expected: Any) -> None:
+    assert await advantages_of(lambda _: given, GROUP) == expected
+
+    async def later(group: TrajectoryGroup) -> Any:
+        return given
+
+    assert await advantages_of(later, GROUP) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (None, "the group 'g': got None, expected a list with one entry for each of 2 runs"),
+        (0.5, "the group 'g': got 0.5"),
+        ([0.5], r"the group 'g': got 1 entries, \[0.5\], expected"),
+        ({"a": 1.0, "b": 2.0}, "the group 'g': got {"),
+        ([0.5, math.nan], "the run 'b': got nan, expected finite numbers"),
+        ([0.5, math.inf], "the run 'b': got inf"),
+        ([0.5, True], "the run 'b': got True"),
+        ([0.5, "1"], "the run 'b': got '1'"),
+        ([0.5, 1e10], "the run 'b': got 10000000000.0, expected finite numbers of at most 1e9"),
+        ([[1.0], 1.0], "the run 'a': got 1 entries, .*expected a number, None, or .* 2 turns"),
+        ([[1.0, [1.0]], 1.0], "turn 1 of the run 'a': got 1 entries.*its 3 sampled tokens"),
+        ([[1.0, [1.0, math.nan, 2.0]], 1.0], "turn 1 of the run 'a': got 3 entries"),
+        ([[1.0, [[1.0]]], 1.0], "turn 1 of the run 'a'"),
+    ],
+)
+async def test_another_shape_is_refused(given: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"advantages of {words}"):
+        await advantages_of(lambda _: given, GROUP)
+
+
+async def test_what_it_raises_names_the_group() -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        await advantages_of(lambda _: [1 / 0], GROUP)
+    assert raised.value.__notes__ == ["raised by advantages= for the group 'g'"]
+
+
+@pytest.mark.parametrize(
+    ("config", "unread"),
+    [
+        (TrainConfig(advantage="maxrl"), "advantage"),
+        (TrainConfig(credit=AnchorCredit()), "credit"),
+        (TrainConfig(credit="node", advantage="standardized"), "advantage, credit"),
+    ],
+)
+def test_a_setting_that_would_not_be_read_is_refused(config: TrainConfig, unread: str) -> None:
+    with pytest.raises(ConfigError, match=f"together with TrainConfig.{unread}="):
+        Trainer("p", config=config, advantages=lambda group: [])
+    with pytest.raises(ValueError, match=f"together with {unread}, which would not be read"):
+        TrainRequest(policy="p", groups=(("a",),), config=config, advantages={})
+
+
+def test_what_is_no_function_is_refused() -> None:
+    with pytest.raises(ConfigError, match="got advantages='mean', expected a function"):
+        check_hook("mean", TrainConfig())
+    with pytest.raises(ValueError, match=r"got advantages for \['b'\], expected runs of `groups`"):
+        TrainRequest(policy="p", groups=(("a",),), advantages={"b": (1.0,)})
+    with pytest.raises(ValueError, match="neither `rewards` nor `turns`"):
+        TrainRequest(policy="p", groups=(("a",),), advantages={}, rewards={"a": 1.0})
+
+
+def test_zero_variance_is_of_the_given_numbers() -> None:
+    """The rewards of the runs are equal; a node that does not learn counts for nothing."""
+    config = TrainConfig()
+    assert group_has_zero_variance(GROUP, config, {})
+    assert not group_has_zero_variance(GROUP, config, {}, {"a": (0.0, (0.0, 0.1, 0.0))})
+    assert group_has_zero_variance(GROUP, config, {}, {"a": (0.0, (0.0, 0.0, 0.0)), "b": (None,)})
+    assert group_has_zero_variance(GROUP, config, {}, {})
+    judged = run("c", 1).model_copy(update={"turns": (Turn(call_id="c", node="judge"),)})
+    group = TrajectoryGroup(id="h", trajectories=(judged,))
+    assert group_has_zero_variance(group, config, {"judge": False}, {"c": (1.0,)})
