@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from langchain_art.wire import PreferenceConfig
-from langchain_art_server.backends.peft.learner_core import ADAM_BETAS, ADAM_EPS, LearnerCore
+from langchain_art_server.backends.peft.adapter_io import ADAM_BETAS, ADAM_EPS
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.environments import trl_python
 from tests.support.learner_cases import FILES, VOCAB, folder, fresh
 from tests.support.live_server import REPO

@@ -1,4 +1,4 @@
-"""Torch's device and number of threads, for the sampler and the learner."""
+"""Torch's device, its memory and the number of threads, for the sampler and the learner."""
 
 from __future__ import annotations
 
@@ -31,3 +31,9 @@ def torch_device(name: str | None) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"got device={name!r}, which torch cannot use here: {error}") from error
     return device
+
+
+def free_cache() -> None:
+    """Give memory that torch keeps for later back to the GPU, for other processes; else nothing."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,9 @@ from langchain_art_server.backends.models.adapter_files import (
     WEIGHTS_FILE,
 )
 
+#: AdamW as is usual for LoRA in RL: β2 is below the default 0.999, since runs have few steps.
+ADAM_BETAS = (0.9, 0.99)
+ADAM_EPS = 1e-8
 #: Entries of ``torch.optim.AdamW``'s state per parameter.
 OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "step")
 #: Names of linear layers whose LoRA PEFT moves to stacked experts, where there are any (its
@@ -105,6 +108,13 @@ def initialise(parameters: Mapping[str, nn.Parameter], seed: int) -> None:
             if ".lora_A." in name or ".lora_embedding_A" in name:
                 nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=generator)
             parameter.copy_(values)
+
+
+def new_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
+    """AdamW over LoRA's parameters; each step sets its learning rate."""
+    return torch.optim.AdamW(
+        list(parameters), betas=ADAM_BETAS, eps=ADAM_EPS, weight_decay=0.0, foreach=False
+    )
 
 
 def read_config(folder: Path) -> bytes:

@@ -6,13 +6,14 @@ Child side only. Index suffixes as in `training_batch`.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import peft
@@ -29,7 +30,7 @@ from langchain_art_server.algorithms.loss.objective import StepLoss
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.models.adapter_files import Identity, identity
-from langchain_art_server.backends.models.device import set_threads, torch_device
+from langchain_art_server.backends.models.device import free_cache, torch_device
 from langchain_art_server.backends.peft import adapter_io
 from langchain_art_server.backends.peft.logprob_scoring import Scorer
 from langchain_art_server.backends.peft.micro_batches import CountedTokens, Progress
@@ -43,15 +44,12 @@ from langchain_art_server.backends.peft.training_batch import (
 )
 
 log = logging.getLogger(__name__)
-#: AdamW as is usual for LoRA in RL: β2 is below the default 0.999, since runs have few steps.
-ADAM_BETAS = (0.9, 0.99)
-ADAM_EPS = 1e-8
 #: Most tokens alive at once in a forward pass without a backward pass.
 LOGPROB_TOKENS = 4096
 #: No float16: without loss scaling, small gradients would become zero.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-
-C = TypeVar("C", bound="LearnerCore")
+#: Most attempts at one step while memory runs out; each has half of the activations.
+MEMORY_ATTEMPTS = 6
 
 
 class LearnerCore:
@@ -93,7 +91,7 @@ class LearnerCore:
         self._held: Identity | None = None
         #: LoRA's parameters, by their names on disk.
         self.parameters: dict[str, nn.Parameter] = {}
-        self._optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
+        self._optimizer = adapter_io.new_optimizer([nn.Parameter(torch.zeros(1))])
 
     @property
     def info(self) -> dict[str, Any]:
@@ -128,17 +126,13 @@ class LearnerCore:
 
         Raises:
             ArtError: learner and sampler are further apart than `max_logprob_gap`; the loss, the
-                gradient or the result is not finite; or memory ran out. Nothing was written, and
-                the next step reads its parent from disk.
+                gradient or the result is not finite; or memory ran out however small the parts.
+                Nothing was written, and the next step reads its parent from disk.
             ConfigError: the parent cannot be read.
         """
         wall, cpu = time.perf_counter(), time.process_time()
-        self._hold(request.parent)
-        self._held = None  # until the new version is on disk, what is in memory is no version
-        if request.fresh_optimizer:
-            self._optimizer.state.clear()
         try:
-            metrics = self._learn(request, progress)
+            metrics = self._learn_within_memory(request, progress)
             for name, parameter in self.parameters.items():
                 if not bool(parameter.isfinite().all()):
                     raise ArtError(
@@ -146,11 +140,6 @@ class LearnerCore:
                         f"(now {metrics['learning_rate']:g}). Nothing was published."
                     )
             self._write(request.out)
-        except torch.OutOfMemoryError as error:
-            raise ArtError(
-                "The learner ran out of device memory; lower tokens_per_microbatch "
-                f"(now {request.config.tokens_per_microbatch}). Nothing was published."
-            ) from error
         finally:
             self._optimizer.zero_grad(set_to_none=True)
         self._held = identity(request.out)
@@ -211,6 +200,9 @@ class LearnerCore:
     def _write(self, out: Path) -> None:
         adapter_io.write_adapter(out, self._config, self.parameters, self._optimizer)
 
+    def _update(self) -> None:
+        self._optimizer.step()
+
     def _suspects(self, batch: TrainingBatch) -> list[Suspect]:
         """What may explain the gap between learner and sampler, after the first update."""
 
@@ -224,6 +216,39 @@ class LearnerCore:
         with self._base_only() if base else contextlib.nullcontext():
             packing = self.packer.pack(rows, counted, LOGPROB_TOKENS)
             return sweep_logprobs(packing, self._scorer, len(counted.row_T))
+
+    def _begin(self, request: LearnerStep) -> None:
+        """Hold the parent. Until the new version is on disk, what is in memory is no version."""
+        self._hold(request.parent)
+        self._held = None
+        if request.fresh_optimizer:
+            self._optimizer.state.clear()
+
+    def _learn_within_memory(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
+        """`_learn`; where memory runs out, again from the parent and with smaller parts."""
+        tried: list[tuple[int, bool]] = []
+        while True:
+            try:
+                self._begin(request)
+                return self._learn(request, progress)
+            except torch.OutOfMemoryError as error:
+                why = str(error)
+            # Without the exception, whose frames hold activations.
+            self._optimizer.zero_grad(set_to_none=True)
+            gc.collect()
+            free_cache()
+            tokens, longest = self.packer.alive, max(len(row.token_ids) for row in request.rows)
+            tried.append((tokens, self.packer.checkpoints))
+            if len(tried) == MEMORY_ATTEMPTS or tried[-2:-1] == tried[-1:]:
+                raise ArtError(
+                    f"The learner ran out of device memory {len(tried)} times, at last with "
+                    f"{tokens} tokens at once, for rows of at most {longest} tokens: {why}. Give "
+                    "it more (docs/gpu.md) or lower max_model_len. Nothing was published."
+                )
+            said = f"out of memory with {tokens} tokens at once; again with fewer"
+            log.warning("Step %d: %s. %s", request.step, said, why)
+            progress(0.0, said)
+            self.packer.take_less()
 
     def _learn(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
         config = request.config
@@ -260,7 +285,7 @@ class LearnerCore:
                     "run the same model or adapter. Nothing was published."
                 )
             if norm > 0:
-                self._optimizer.step()
+                self._update()
             self._optimizer.zero_grad(set_to_none=True)
             losses.append(loss)
             norms.append(norm)
@@ -307,13 +332,7 @@ class LearnerCore:
                 for name, parameter in self._peft.named_parameters()
                 if parameter.requires_grad
             }
-        self._optimizer = torch.optim.AdamW(
-            list(self.parameters.values()),
-            betas=ADAM_BETAS,
-            eps=ADAM_EPS,
-            weight_decay=0.0,
-            foreach=False,
-        )
+        self._optimizer = adapter_io.new_optimizer(self.parameters.values())
 
     @contextlib.contextmanager
     def _weights_of(self, adapter: Path) -> Generator[None]:
@@ -329,13 +348,3 @@ class LearnerCore:
 
     def _base_only(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._peft is None else self._peft.disable_adapter()
-
-
-def process_core(make: Callable[[], C], threads: int | None) -> C:
-    """Make the core of a process of its own: sets torch's threads and determinism."""
-    set_threads(threads)
-    transformers.utils.logging.disable_progress_bar()
-    core = make()
-    # On CPU the same step must give the same bytes; on GPUs some kernels have no such variant.
-    torch.use_deterministic_algorithms(core.device.type == "cpu")
-    return core

@@ -48,6 +48,10 @@ class Packer:
         #: Gradient checkpointing is on for the last packing for training.
         self.checkpoints = False
         self._bytes_per_token: tuple[object, float] | None = None
+        #: Most tokens alive at a time in the last packing for training.
+        self.alive = 0
+        #: Bytes that activations may take, and those that the last packing's take.
+        self._most_bytes = self._kept_bytes = float("inf")
 
     def pack(self, rows: Sequence[Row], counted: CountedTokens, budget: int) -> Packing:
         """Rows, if any, for forward passes with at most `budget` tokens alive at a time.
@@ -73,22 +77,32 @@ class Packer:
         """Rows for forward and backward passes, with gradient checkpointing if memory needs it.
 
         On a CPU the free memory decides on nothing else, so that the same rows give the same bits.
-        On other devices micro-batches are made smaller first, which costs less.
+        On other devices micro-batches are made smaller first, which costs less; if a row is too
+        long for that, they are as large as memory holds with checkpointing.
         """
-        fits = int(MEMORY_SHARE * free_bytes(self._device) / self._measured())
-        if self._device.type != "cpu":
-            budget = min(budget, max(fits, 1))
-        packing = self.pack(rows, counted, budget)
-        checkpoints = packing.alive > fits
-        if checkpoints and not self.checkpoints:
+        plain, on_cpu = self._measured(), self._device.type == "cpu"
+        memory = min(MEMORY_SHARE * free_bytes(self._device), self._most_bytes)
+        fits = int(memory / plain)
+        packing = self.pack(rows, counted, budget if on_cpu else min(budget, max(fits, 1)))
+        needed = packing.alive > fits
+        each = self._checkpointed(plain) if needed else plain
+        if not on_cpu and self._on_any_rank(needed):
+            needed, each = True, self._checkpointed(plain)
+            packing = self.pack(rows, counted, min(budget, max(int(memory / each), 1)))
+        if needed and not self.checkpoints:
             log.warning(
                 "%d tokens are alive at once and memory holds the activations of %d: gradient "
                 "checkpointing is on, which computes each layer twice.",
                 packing.alive,
                 fits,
             )
-        self._checkpoint(checkpoints)
+        self._checkpoint(needed)
+        self.alive, self._kept_bytes = packing.alive, packing.alive * each
         return packing
+
+    def take_less(self) -> None:
+        """Let activations take half of the last packing's memory, from now on: it ran out."""
+        self._most_bytes = self._kept_bytes / 2
 
     @property
     def _device(self) -> torch.device:
@@ -135,6 +149,24 @@ class Packer:
             self._checkpoint(False)
             self._bytes_per_token = shapes, self._measure()
         return self._bytes_per_token[1]
+
+    def _checkpointed(self, plain: float) -> float:
+        """Bytes per token with checkpointing, if a backward pass without it needs `plain`.
+
+        They are those of the layer that is computed again, the inputs of all layers and, in a
+        forest, their keys and values, to which the parts below attend.
+        """
+        config = self._scorer.base.config.get_text_config()
+        heads, width = config.num_attention_heads, config.hidden_size
+        keys = getattr(config, "num_key_value_heads", None) or heads
+        head = getattr(config, "head_dim", None) or width // heads
+        kept = width + (2 * keys * head if self.padded_because is None else 0)
+        layers = config.num_hidden_layers
+        return plain / layers + layers * kept * self._scorer.base.dtype.itemsize
+
+    def _on_any_rank(self, needed: bool) -> bool:
+        """Whether a rank needs checkpointing; ranks that pack together then all use it."""
+        return needed
 
     def _weights(self) -> set[int]:
         """Addresses of the model's weights, which are no activations."""

@@ -17,7 +17,8 @@ import transformers
 from torch import nn
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.backends.peft.learner_core import LearnerCore, process_core
+from langchain_art_server.backends.peft.core_process import process_core
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.logprob_scoring import number_dtype
 
 #: Context of a model whose config does not say.

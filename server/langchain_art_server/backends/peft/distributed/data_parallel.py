@@ -47,9 +47,10 @@ from langchain_art_server.backends.ipc.step_codec import (
     write_rows,
 )
 from langchain_art_server.backends.models.device import set_threads, torch_device
+from langchain_art_server.backends.peft.core_process import process_core
 from langchain_art_server.backends.peft.distributed.fsdp import sharded_base, sharded_forward
 from langchain_art_server.backends.peft.distributed.process_group import LOST, Ranks
-from langchain_art_server.backends.peft.learner_core import LearnerCore, process_core
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.logprob_scoring import Scorer
 from langchain_art_server.backends.peft.micro_batches import Progress
 from langchain_art_server.backends.peft.packer import Packer
@@ -80,8 +81,6 @@ class DataParallelCore(LearnerCore):
 
     def step(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
         """See `LearnerCore.step`; counts of rows, tokens and CPU seconds are sums over ranks."""
-        with self._ranks.together():
-            self._hold(request.parent)
         metrics = super().step(request, progress)
         counts = ("rows", "tokens_processed", "cpu_seconds")
         return metrics | self._ranks.add({name: metrics[name] for name in counts})
@@ -120,6 +119,14 @@ class DataParallelCore(LearnerCore):
 
     def _forward(self) -> tuple[Scorer, Packer]:
         return sharded_forward(self.base, self._ranks) if self._shard else super()._forward()
+
+    def _begin(self, request: LearnerStep) -> None:
+        with self._ranks.together():
+            super()._begin(request)
+
+    def _update(self) -> None:
+        with self._ranks.together():
+            super()._update()
 
     def _write(self, out: Path) -> None:
         with self._ranks.together():

@@ -122,6 +122,9 @@ class ShardedPacker(Packer):
         missing = self._ranks.agree(len(found)) - len(found)
         return MicroBatches([*found, *[(stand_in, nothing)] * missing], self._device)
 
+    def _on_any_rank(self, needed: bool) -> bool:
+        return bool(self._ranks.agree(int(needed)))
+
     def _weights(self) -> set[int]:
         return self._known
 

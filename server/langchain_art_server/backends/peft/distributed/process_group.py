@@ -36,7 +36,11 @@ LOST = 70
 
 
 class _OtherRankFailedError(Exception):
-    """Another rank failed and waits in `Ranks.together`."""
+    """Another rank failed and waits in `Ranks.together`; perhaps its memory ran out."""
+
+    def __init__(self, message: str, *, of_memory: bool) -> None:
+        super().__init__(message)
+        self.of_memory = of_memory
 
 
 class Ranks:
@@ -68,15 +72,19 @@ class Ranks:
 
         Raises:
             ArtError: another rank failed; says which one and why.
+            torch.OutOfMemoryError: another rank ran out of memory.
             Exception: whatever was raised in the block.
         """
         try:
             yield
             self.agree()
         except _OtherRankFailedError as other:
+            if other.of_memory:
+                raise torch.OutOfMemoryError(str(other)) from None
             raise ArtError(str(other)) from None
         except Exception as error:  # the others learn of it before it is raised
-            self._gather([0, str(error)[:MESSAGE] or type(error).__name__])
+            of_memory = isinstance(error, torch.OutOfMemoryError)
+            self._gather([0, str(error)[:MESSAGE] or type(error).__name__, of_memory])
             raise
 
     def agree(self, number: int = 0) -> int:
@@ -85,13 +93,14 @@ class Ranks:
         Raises:
             Exception: another rank has failed; `together` handles it.
         """
-        found = self._gather([number, ""])
-        for rank, (_, failure) in enumerate(found):
+        found = self._gather([number, "", False])
+        for rank, (_, failure, of_memory) in enumerate(found):
             if failure:
                 raise _OtherRankFailedError(
-                    f"Rank {rank} of the learner's {self.size} failed: {failure}"
+                    f"Rank {rank} of the learner's {self.size} failed: {failure}",
+                    of_memory=of_memory,
                 )
-        return max(highest for highest, _ in found)
+        return max(highest for highest, *_ in found)
 
     @contextlib.contextmanager
     def one_pass(self) -> Generator[None]:
