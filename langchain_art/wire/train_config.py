@@ -159,10 +159,11 @@ class SimpleAdvantage(_Group):
     """A run's reward against its group's: an advantage without settings.
 
     ``mean``: minus the group's mean (Dr. GRPO). ``leave_one_out``: minus the mean of the others
-    (RLOO). ``maxrl``: minus the mean, over the mean (MaxRL).
+    (RLOO). ``maxrl``: minus the mean, over the mean (MaxRL). ``batch_standardized``: minus the
+    group's mean, over the standard deviation in the whole batch (REINFORCE++-Baseline).
     """
 
-    kind: Literal["mean", "leave_one_out", "maxrl"] = "mean"
+    kind: Literal["mean", "leave_one_out", "maxrl", "batch_standardized"] = "mean"
 
 
 _Weight = Annotated[float, Field(ge=-MAX_FACTOR, le=MAX_FACTOR)]
@@ -279,6 +280,9 @@ class TrainConfig(_Optimizer):
     None: none are."""
     loss: Loss = ClippedRatio()
     kl: KLPenalty | None = None
+    entropy_bonus: float = Field(default=0.0, ge=0, le=MAX_FACTOR)
+    """Factor of the entropy of each token's distribution, in nats, that is taken off the loss. It
+    keeps a policy from becoming certain of its first luck; try 0.001 to 0.03."""
     guard: float | None = Field(default=1.25, gt=1, le=MAX_FACTOR)
     """Calls whose geometric mean of learner / sampler is further than this factor from 1 are not
     trained; None: all are."""
@@ -291,7 +295,8 @@ class TrainConfig(_Optimizer):
         def __init__(
             self,
             *,
-            advantage: Advantage | Literal["mean", "standardized", "leave_one_out", "maxrl"] = ...,
+            advantage: Advantage
+            | Literal["mean", "standardized", "leave_one_out", "maxrl", "batch_standardized"] = ...,
             credit: Credit | Literal["run", "node", "call", "turn", "anchor"] = ...,
             loss: Loss | Literal["clip", "gspo", "cispo", "dppo_tv"] = ...,
             **settings: Any,

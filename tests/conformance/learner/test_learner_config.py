@@ -50,6 +50,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "optimizer_steps": ({}, 2),
     "tokens_per_microbatch": ({}, 64),
     "advantage": ({}, "standardized"),
+    "entropy_bonus": ({}, 0.5),
     "advantage.scores": ({"advantage": {"kind": "standardized"}}, {"a": 1.0}),
     "credit": ({}, "node"),
     "credit.discount": ({"credit": {"kind": "turn"}}, 0.5),

@@ -27,6 +27,7 @@ from langchain_art_server.algorithms.credit.credit_assignment import (
     equal_credit,
     given_credit,
     group_credit,
+    over_batch_deviation,
     score_credits,
 )
 from langchain_art_server.algorithms.credit.loss_weights import call_weights
@@ -90,6 +91,8 @@ def plan(
         credits_, average = score_credits(baselines, config), config.loss.aggregation
     else:
         credits_ = [group_credit(runs, config) for runs in baselines]
+        if config.advantage.kind == "batch_standardized":
+            credits_ = over_batch_deviation(credits_)
         average = config.loss.aggregation
     excluded: Counter[str] = Counter()
     decisions = [

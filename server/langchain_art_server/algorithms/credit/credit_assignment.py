@@ -12,11 +12,12 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import cast
 
 from langchain_art.errors import InvalidRequest
 from langchain_art.statistics.zero_variance import has_zero_variance
 from langchain_art.wire import AnchorCredit, TrainConfig, TurnCredit
-from langchain_art_server.algorithms.credit.advantages import pool_advantages
+from langchain_art_server.algorithms.credit.advantages import STD_EPSILON, pool_advantages
 from langchain_art_server.algorithms.credit.candidates import CandidateRun
 
 #: A call: the index of its run in the group, its own index in the run.
@@ -105,6 +106,31 @@ def score_credits(
     return found
 
 
+def over_batch_deviation(credits_: Sequence[GroupAdvantages]) -> list[GroupAdvantages]:
+    """Mean-only advantages over their standard deviation in the whole batch.
+
+    ``A / (std + 1e-4)`` with ``std² = Σ_i mean_k(A_ik²) / (R - 1)``, over the R runs i that have
+    advantages and their calls k, so that each run counts once: REINFORCE++-Baseline (arXiv
+    2501.03262), whose deviation is over tokens. Other than with ``standardized``, a group in which
+    rewards differ less also weighs less. Example: groups with the rewards [1, 0] and [.1, 0]:
+    about ±1.22 and ±.122.
+
+    Args:
+        credits_: of `group_credit`, one for each group of the batch.
+    """
+    single = [cast("dict[Place, float]", credit.advantages) for credit in credits_]
+    by_run: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+    for group, advantages in enumerate(single):
+        for (run, _), advantage in advantages.items():
+            by_run[group, run].append(advantage)
+    roots = [a / math.sqrt(len(calls)) for calls in by_run.values() for a in calls]
+    scale = math.hypot(*roots) / math.sqrt(max(1, len(by_run) - 1)) + STD_EPSILON
+    return [
+        replace(credit, advantages={place: a / scale for place, a in advantages.items()})
+        for credit, advantages in zip(credits_, single, strict=True)
+    ]
+
+
 def equal_credit(runs: Sequence[CandidateRun]) -> GroupAdvantages:
     """An advantage of 1 for every step (supervised fine-tuning, `SFTConfig`)."""
     return GroupAdvantages(dict.fromkeys(_all_steps(runs), 1.0), {}, None)
@@ -161,13 +187,13 @@ def _compare(
     alone: set[Place] = set()
     compared: set[Place] = set()
     live = False
+    # The deviation of the batch is for the caller to divide by (`over_batch_deviation`).
+    kind = "mean" if config.advantage.kind == "batch_standardized" else config.advantage.kind
     for pool, weight in weighted:
         values_GU = [[value for value, _ in unit] for unit in pool.values()]
         given = [places for unit in pool.values() for _, places in unit]
         compared.update(chain.from_iterable(given))
-        advantages_GU = pool_advantages(
-            values_GU, config.advantage.kind, config.zero_variance_tolerance
-        )
+        advantages_GU = pool_advantages(values_GU, kind, config.zero_variance_tolerance)
         if advantages_GU is not None:
             live = True
             for places, advantage in zip(given, chain.from_iterable(advantages_GU), strict=True):

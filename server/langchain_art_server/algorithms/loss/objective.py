@@ -19,6 +19,7 @@ from langchain_art_server.algorithms.loss.token_losses import (
     cispo_loss,
     clip_loss,
     dppo_tv_loss,
+    entropy_penalty,
     gspo_loss,
     kl_penalty,
     sft_loss,
@@ -51,16 +52,16 @@ def objective(
 ) -> tuple[Tensor, LossStats]:
     """A micro-batch's part of the step's loss, and its statistics.
 
-    ``Σ_t weight_t w_t (l_t + coefficient kl_t)``, to be minimised: l and kl from `token_losses`, w
-    from `importance_sampling`. Parts of micro-batches add up to the loss of the step, whatever the
-    split.
+    ``Σ_t weight_t w_t (l_t + coefficient kl_t + entropy_bonus e_t)``, to be minimised: l, kl and e
+    from `token_losses`, w from `importance_sampling`. Parts of micro-batches add up to the loss of
+    the step, whatever the split.
 
     Args:
         tokens: of the micro-batch, with all tokens of each call.
         logprobs_T: the learner's, in nats; carries the gradient.
         old_logprobs_T: the learner's before the first update on this batch.
         reference_logprobs_T: those of the reference of `TrainConfig.kl`; None without a penalty.
-        config: reads `loss`, `kl` and `guard`.
+        config: reads `loss`, `kl`, `entropy_bonus` and `guard`.
 
     Raises:
         ConfigError: `config.kl` is set and the base model's logprobs are missing.
@@ -68,10 +69,10 @@ def objective(
     sampler_T = tokens.sampler_logprobs
     if isinstance(config, SFTConfig):  # no sampler drew these tokens: there is no gap to one
         sampler_T = old_logprobs_T
-        found, sampling, guard, kl = sft_loss(logprobs_T), None, None, None
+        found, sampling, guard, kl, bonus = sft_loss(logprobs_T), None, None, None, 0.0
     else:
         found = _token_loss(tokens, logprobs_T, old_logprobs_T, config.loss)
-        loss, guard, kl = config.loss, config.guard, config.kl
+        loss, guard, kl, bonus = config.loss, config.guard, config.kl, config.entropy_bonus
         sampling = None if isinstance(loss, DPPOTV) else loss.importance_sampling
     weighed = importance(old_logprobs_T, sampler_T, tokens.calls, sampling, guard)
     loss_T = found.loss_T
@@ -80,6 +81,8 @@ def objective(
             raise ConfigError(f"got {kl!r}, but no logprobs of the base model")
         penalty_T = kl_penalty(logprobs_T, reference_logprobs_T, old_logprobs_T, kl.estimator)
         loss_T = loss_T + kl.coefficient * penalty_T
+    if bonus:
+        loss_T = loss_T + bonus * entropy_penalty(logprobs_T, old_logprobs_T)
     stats = loss_stats(logprobs_T, old_logprobs_T, sampler_T, reference_logprobs_T, found, weighed)
     return (tokens.weights * weighed.weights_T * loss_T).sum(), stats
 

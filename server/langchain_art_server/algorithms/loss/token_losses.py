@@ -268,3 +268,14 @@ def kl_penalty(
     if kind == "k2":
         return ratio_T.detach() * d_T.square() / 2
     return ratio_T * ((-d_T).expm1() + d_T)
+
+
+def entropy_penalty(logprobs_T: Tensor, old_logprobs_T: Tensor) -> Tensor:
+    """What has, on average over the tokens that π_old drew, the gradient of minus the entropy.
+
+    ``sg(r) (log π)²/2`` for each token, ``r = π/π_old``: the gradient of ``-H = Σ_a π_a log π_a``
+    is ``Σ_a π_a log π_a ∇log π_a``, as ``Σ_a π_a ∇log π_a = 0``. It is `kl_penalty`'s ``k2`` with
+    the uniform distribution in place of the reference. Its value is no entropy.
+    """
+    ratio_T = (logprobs_T - old_logprobs_T).exp().detach()
+    return ratio_T * logprobs_T.square() / 2

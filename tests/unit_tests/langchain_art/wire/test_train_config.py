@@ -60,6 +60,7 @@ def test_every_default_of_a_job() -> None:
             "aggregation": "token",
         },
         "kl": None,
+        "entropy_bonus": 0.0,
         "guard": 1.25,
         "max_logprob_gap": 0.1,
     }
@@ -178,7 +179,10 @@ def test_a_config_without_a_kind_is_one_of_reinforcement_learning() -> None:
         ({"loss": "sft"}, "'clip', 'gspo'"),
         ({"loss": 3}, "valid dictionary or object"),
         ({"loss": {"clip_low": 0.1}}, "discriminator 'kind'"),
-        ({"advantage": "rloo"}, "'mean', 'leave_one_out', 'maxrl', 'standardized'"),
+        (
+            {"advantage": "rloo"},
+            "'mean', 'leave_one_out', 'maxrl', 'batch_standardized', 'standardized'",
+        ),
         ({"credit": "step"}, "'run', 'node', 'call', 'turn', 'anchor'"),
         ({"kl": {"estimator": "k3"}}, "kl.coefficient: Field required"),
         ({"kl": {"coefficient": 0.1}}, "kl.estimator: Field required"),

@@ -183,6 +183,32 @@ def test_scores_are_standardised_over_the_batch_and_flat_groups_are_left_out() -
     assert got == pytest.approx([math.sqrt(0.75) * s for s in (1, -1, -1, 1)], abs=1e-3)
 
 
+def test_the_vector_of_the_batchs_deviation() -> None:
+    groups = [[run(1), run(0)], [run(0.1), run(0)], [run(5), run(5)]]
+    made = plan(groups, TrainConfig(advantage="batch_standardized"))
+    got = [calls[0].advantage for group in made.decisions[:2] for calls in group]
+    assert got == pytest.approx([1.218, -1.218, 0.1218, -0.1218], abs=1e-3)
+    assert made.excluded == {"groups.zero_variance": 1}
+
+
+@given(st.integers(0, 2**32), st.sampled_from(["run", "turn"]))
+def test_the_batchs_deviation_against_a_plain_computation(seed: int, credit: str) -> None:
+    rng = random.Random(seed)
+    groups = [
+        [run(rng.gauss(0, 3), *[ONE] * rng.randint(1, 3)) for _ in range(rng.randint(1, 4))]
+        for _ in range(4)
+    ]
+    plain = plan(groups, TrainConfig(credit=credit))
+    rows = [[one.advantage for one in calls] for group in plain.decisions for calls in group]
+    trained = [i for i, n in enumerate(map(len, groups)) for _ in range(n) if n > 1]
+    squares = [sum(a * a for a in row) / len(row) for row in rows]
+    std = math.sqrt(math.fsum(squares) / max(1, len(trained) - 1))
+    made = plan(groups, TrainConfig(credit=credit, advantage="batch_standardized"))
+    got = [[one.advantage for one in calls] for group in made.decisions for calls in group]
+    for one, row in zip(got, rows, strict=True):
+        assert one == pytest.approx([a / (std + 1e-4) for a in row], rel=1e-9, abs=1e-12)
+
+
 @given(st.integers(0, 2**32), st.sampled_from(["token", "sequence", "run"]))
 def test_weights_sum_to_one_advantages_to_nothing_and_dropped_adds_up(seed: int, kind: str) -> None:
     rng = random.Random(seed)

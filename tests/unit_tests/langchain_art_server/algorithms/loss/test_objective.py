@@ -45,6 +45,8 @@ CHOICES: list[dict[str, Any]] = [
     },
     {"kl": KLPenalty(estimator="k2", coefficient=0.3)},
     {"loss": CISPO(), "kl": KLPenalty(estimator="k3", coefficient=0.2), "guard": None},
+    {"entropy_bonus": 0.05},
+    {"loss": GSPO(), "kl": KLPenalty(estimator="k3", coefficient=0.2), "entropy_bonus": 0.5},
     {"kind": "sft"},
 ]
 
@@ -136,7 +138,7 @@ def naive_kl(new: float, base: float, old: float, kind: str) -> tuple[float, flo
 def naive(case: dict[str, list[float]], config: JobConfig) -> tuple[float, list[float]]:
     """The loss, and its gradient with respect to each logprob, by hand."""
     losses, weights = naive_losses(case, config), naive_weights(case, config)
-    penalty = getattr(config, "kl", None)
+    penalty, bonus = getattr(config, "kl", None), getattr(config, "entropy_bonus", 0.0)
     total, slopes = 0.0, []
     for t, (loss, slope, _) in enumerate(losses):
         factor = case["weights"][t] * weights[t][0]
@@ -153,6 +155,13 @@ def naive(case: dict[str, list[float]], config: JobConfig) -> tuple[float, list[
             value, steep = naive_kl(new, case["reference_logprobs"][t], old, penalty.estimator)
             loss += penalty.coefficient * value
             gradient += factor * penalty.coefficient * steep
+        if bonus:
+            new, ratio = (
+                case["logprobs"][t],
+                math.exp(case["logprobs"][t] - case["old_logprobs"][t]),
+            )
+            loss += bonus * ratio * new * new / 2
+            gradient += factor * bonus * ratio * new
         total += factor * loss
         slopes.append(gradient)
     return total, slopes

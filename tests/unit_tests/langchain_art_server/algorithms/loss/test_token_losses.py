@@ -20,6 +20,7 @@ from langchain_art_server.algorithms.loss.token_losses import (
     cispo_loss,
     clip_loss,
     dppo_tv_loss,
+    entropy_penalty,
     gspo_loss,
     kl_penalty,
     token_logprobs,
@@ -411,3 +412,18 @@ def test_at_the_base_there_is_no_penalty(kind: str) -> None:
     if kind != "k1":
         penalty_T.sum().backward()
         assert policy_T.grad is not None and policy_T.grad.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("moved", [0.0, 0.7])
+def test_on_average_the_bonus_has_the_gradient_of_the_entropy(moved: float) -> None:
+    draw = torch.Generator().manual_seed(3)
+    logits_V = torch.randn(6, generator=draw, dtype=F64)
+    old_V = (logits_V + moved * torch.randn(6, generator=draw, dtype=F64)).log_softmax(0)
+    logits_V.requires_grad_()
+    policy_V = logits_V.log_softmax(0)
+    (expected_V,) = torch.autograd.grad(
+        (policy_V.exp() * policy_V).sum(), logits_V, retain_graph=True
+    )
+    average = (old_V.exp() * entropy_penalty(policy_V, old_V)).sum()
+    (got_V,) = torch.autograd.grad(average, logits_V)
+    torch.testing.assert_close(got_V, expected_V, rtol=1e-10, atol=1e-12)
