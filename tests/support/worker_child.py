@@ -41,6 +41,8 @@ def _answer(
             channel.error(call, ConfigError(config["refuse"]))
         case "start":
             channel.result(call, {"model": "m", "pid": os.getpid()})
+        case "sleep" | "wake":
+            channel.result(call, None)
         case "echo":
             channel.result(call, call.params)
         case "remember":

@@ -68,10 +68,19 @@ class Service:
             ConfigError: the model cannot be loaded, or a policy has no usable version left.
         """
         self._watch.append(asyncio.create_task(watch_event_loop(self._pauses)))
-        await asyncio.gather(self.sampler.start(), self.learner.start())
+        await self._start_engines()
         await self.policies.start()
         await self.jobs.start()
         self.health.start()
+
+    async def _start_engines(self) -> None:
+        """On one GPU vLLM starts first: what is taken meanwhile it takes off its own cache."""
+        settings = self.settings
+        if settings.sampler.kind == "vllm" and settings.device != "cpu":
+            await self.sampler.start()
+            await self.learner.start()
+        else:
+            await asyncio.gather(self.sampler.start(), self.learner.start())
 
     async def close(self) -> None:
         """Stop jobs and engines, and write what the store has queued."""

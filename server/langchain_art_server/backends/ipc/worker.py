@@ -104,6 +104,9 @@ class Worker:
         self._closing = False
         self._broken: ArtError | None = None
         self.ready = asyncio.Event()
+        #: Whether a child that ended is started again at once, or when this is set.
+        self.may_start = asyncio.Event()
+        self.may_start.set()
         self.restarts = 0
 
     @property
@@ -296,8 +299,9 @@ class Worker:
             await self._reap()
             self._drop_lost_calls()
             self.restarts += 1
-            log.warning("The engine %s ended; starting it again.", self._program.target)
+            log.warning("The engine %s ended; it is started again.", self._program.target)
             for failures in itertools.count(1):
+                await self.may_start.wait()
                 try:
                     await self._spawn()
                     self._broken = None

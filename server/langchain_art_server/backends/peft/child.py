@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,21 +33,34 @@ def serve(channel: Channel, config: dict[str, Any]) -> None:
     """
     channel.listen()
     methods: dict[str, Callable[[EngineCall], Any]] = {}
+    give_back: Callable[[], None] | None = None
     while True:
         call = channel.inbox.get()
         try:
             if call.method == "start":
                 core = _make_core(config)
+                give_back = _free_cache
                 methods, payload = _methods(core, channel), core.info
             elif call.cancelled:
                 raise ArtError("The call was cancelled before it began.")
             else:
                 payload = methods[call.method](call)
-            channel.result(call, payload)
+            answer = partial(channel.result, call, payload)
         except Exception as error:  # sent to the caller, whatever it is
             log.debug("The call %s failed.", call.method, exc_info=True)
-            channel.error(call, error)
+            error.__traceback__ = error.__cause__ = error.__context__ = None  # they hold tensors
+            answer = partial(channel.error, call, error)
+        # Before the answer, after which a sampler may take the memory.
+        if give_back is not None:
+            give_back()
+        answer()
         channel.flush()
+
+
+def _free_cache() -> None:
+    from langchain_art_server.backends.models import device  # noqa: PLC0415
+
+    device.free_cache()
 
 
 def _make_core(config: dict[str, Any]) -> LearnerCore:

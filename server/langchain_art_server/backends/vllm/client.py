@@ -9,6 +9,9 @@ Formats: vLLM's documentation, "OpenAI-Compatible Server" and "LoRA Adapters".
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +23,11 @@ from pydantic_core import from_json
 from langchain_art.errors import ConfigError, InvalidRequest
 from langchain_art_server.backends.base import Sampling
 
+log = logging.getLogger(__name__)
 #: The base model's name in vLLM. Names of adapters have a slash, so they differ.
 BASE = "base"
+#: Seconds between two attempts to wake vLLM.
+WAKE_PAUSE = 1.0
 _PREFIX = "token_id:"
 _COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 
@@ -126,6 +132,21 @@ class VllmClient:
         answer = await self._post(path, {})
         if answer.status_code != 200:
             raise VllmError(f"{path}: {_message(answer.content)}")
+
+    async def wake(self, seconds: float) -> None:
+        """Wake it: tried for so long, since the learner's memory may come back late.
+
+        vLLM keeps what it has taken back and takes the rest the next time. Raises VllmError.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return await self.change("/wake_up")
+            except VllmError as error:
+                if time.monotonic() > deadline:
+                    raise
+                log.warning("vLLM cannot wake yet: %s", error)
+            await asyncio.sleep(WAKE_PAUSE)
 
     async def complete(self, body: dict[str, Any]) -> AsyncGenerator[Completion, None]:
         """Sample a completion: one piece, or one for every few tokens if the body says ``stream``.

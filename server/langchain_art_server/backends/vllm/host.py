@@ -114,7 +114,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
             "unload_adapter": self._unload_adapter,
             "longest_pause": self._longest_pause,
             "sleep": lambda call: self._vllm.change("/sleep?level=1&mode=wait"),
-            "wake": lambda call: self._vllm.change("/wake_up"),
+            "wake": lambda call: self.process.wake(),
         }
 
     async def start(self) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends.base import ModelInfo
 from langchain_art_server.backends.vllm import forked_start, process_guard
-from langchain_art_server.backends.vllm.client import BASE, VllmClient
+from langchain_art_server.backends.vllm.client import BASE, VllmClient, VllmError
 from langchain_art_server.config import Settings
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ _POLL = 0.1
 _LAST_BYTES, _CAUSES, _CAUSE_LINES = 1 << 17, 6, 6
 #: What stands before a line of vLLM's output: the process, and the logger's prefix.
 _PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )?([A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ?)?")
+#: Seconds in which it is asked to wake before it is ended.
+_WAKE_SECONDS = 60.0
 #: Seconds between health checks, seconds until one fails, and failures in a row that end vLLM: in
 #: 28 s. A process of its group that was stopped is a failure too.
 _HEALTH_EVERY, _HEALTH_WITHIN, _HEALTH_FAILURES = 4.0, 10.0, 2
@@ -166,6 +168,15 @@ class VllmProcess:
         log.error("vLLM hangs and is ended.")
         self.kill()
         await self.ended
+
+    async def wake(self) -> None:
+        """Wake it, or end it: then it is started again, and awake. Raises VllmError."""
+        try:
+            await self.client.wake(_WAKE_SECONDS)
+        except VllmError:
+            log.exception("vLLM does not wake and is ended.")
+            self.kill()
+            raise
 
     def kill(self) -> None:
         """End the whole group at once."""

@@ -46,7 +46,7 @@ from langchain_art_server.backends.ipc.step_codec import (
     unpack_step,
     write_rows,
 )
-from langchain_art_server.backends.models.device import set_threads, torch_device
+from langchain_art_server.backends.models.device import free_cache, set_threads, torch_device
 from langchain_art_server.backends.peft.core_process import process_core
 from langchain_art_server.backends.peft.distributed.fsdp import sharded_base, sharded_forward
 from langchain_art_server.backends.peft.distributed.process_group import LOST, Ranks
@@ -291,6 +291,7 @@ def rank_main() -> None:
                 core.logprobs(adapter, read_rows(Path(message["rows"])))
         except ArtError as error:
             log.debug("Rank %d: %s", ranks.rank, error)  # rank 0 reports the same
+        free_cache()
 
 
 if __name__ == "__main__":
