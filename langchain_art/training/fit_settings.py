@@ -50,6 +50,7 @@ class FitSettings:
     max_steps_ahead: int
     dynamic_sampling_rounds: int
     advantages: AdvantageHook | None = None
+    difficulty_pools: bool = False
     on_collapse: OnCollapse = "rollback"
     export: Exporter | None = None
 
@@ -59,6 +60,8 @@ class FitSettings:
             expected = ", ".join(f"{name} of at least {_AT_LEAST[name]}" for name in wrong)
             got = ", ".join(f"{name}={sizes[name]!r}" for name in wrong)
             raise ConfigError(f"got {got}, expected {expected}")
+        if self.difficulty_pools not in (True, False):
+            raise ConfigError(f"got {self.difficulty_pools=!r}, expected True or False")
         if self.on_collapse not in get_args(OnCollapse):
             raise ConfigError(
                 f"got on_collapse={self.on_collapse!r}, expected one of {get_args(OnCollapse)}"

@@ -19,7 +19,13 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from langchain_art.errors import ConfigError
 from langchain_art.training.batch.advantage_hook import RunAdvantages
 from langchain_art.training.identity import FitIdentity
-from langchain_art.training.results.records import EvalResult, Record, Rollback, StepRecord
+from langchain_art.training.results.records import (
+    EvalResult,
+    GroupResult,
+    Record,
+    Rollback,
+    StepRecord,
+)
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 
 M = TypeVar("M", bound=BaseModel)
@@ -128,6 +134,9 @@ class PendingStep(Record):
     retried: int = 0
     resampled: int = 0
     drawn: int = 0
+    passed_over: int = 0
+    pools: dict[str, int] = Field(default_factory=dict)
+    group_results: tuple[GroupResult, ...] = ()
     seconds: dict[str, float] = Field(default_factory=dict)
     judge_cost: float | None = None
 
@@ -293,5 +302,5 @@ class History:
 
     @property
     def drawn(self) -> int:
-        """Scenarios drawn by the finished steps."""
+        """The place of the shuffled epochs that follows the finished steps."""
         return self.steps[-1].drawn if self.steps else 0

@@ -24,6 +24,7 @@ _SETTINGS = (
     "groups_per_step",
     "max_steps_ahead",
     "dynamic_sampling_rounds",
+    "difficulty_pools",
     "on_collapse",
     "lora",
 )

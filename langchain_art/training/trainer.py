@@ -90,6 +90,9 @@ class Trainer:
             the learner corrects (importance sampling, `TrainConfig.max_staleness`).
         dynamic_sampling_rounds: how often, at most, a step rolls out further scenarios in place
             of groups with zero variance or not judged (DAPO, arXiv 2503.14476, section 3.2).
+        difficulty_pools: draw scenarios seldom whose latest groups had zero variance, being always
+            or never solved: at 2^-n of their turns after n such groups in a row, and at least a
+            tenth.
         advantages: a function of each group, in place of the server's advantages
             (`batch.advantage_hook.AdvantageHook`): a number for each run, call or token. None:
             `TrainConfig.advantage` and `TrainConfig.credit`.
@@ -129,6 +132,7 @@ class Trainer:
         max_failed: float = 0.5,
         max_steps_ahead: int = 0,
         dynamic_sampling_rounds: int = 0,
+        difficulty_pools: bool = False,
         advantages: AdvantageHook | None = None,
         on_collapse: OnCollapse = "rollback",
         trackers: Sequence[str | Tracker] | None = None,
@@ -151,6 +155,7 @@ class Trainer:
             max_failed=max_failed,
             max_steps_ahead=max_steps_ahead,
             dynamic_sampling_rounds=dynamic_sampling_rounds,
+            difficulty_pools=difficulty_pools,
             advantages=check_hook(advantages, check_config(config)),
             on_collapse=on_collapse,
             export=check_export(export),

@@ -5,8 +5,9 @@ Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) replaces groups with zero
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +18,15 @@ from langchain_art.rollout import remote_graph
 from langchain_art.rollout.graph_rollout import check_inputs, is_remote
 from langchain_art.rollout.group_stream import GroupStream
 from langchain_art.rollout.runner import Rollout, RolloutWorker
-from langchain_art.rollout.scenarios import draw, group_ids
+from langchain_art.rollout.scenarios import group_ids
 from langchain_art.tracing.run import Run
 from langchain_art.training.batch.advantage_hook import RunAdvantages, advantages_of
+from langchain_art.training.batch.difficulty import DifficultyPools, Drawing
 from langchain_art.training.batch.zero_variance import group_has_zero_variance, is_rewarded
 from langchain_art.training.fit_settings import FitSettings, unmatched_frozen_names
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.progress import Display, MeanReward
+from langchain_art.training.results.records import GroupResult
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 
 
@@ -52,7 +55,13 @@ class StepBatchBuilder:
         self._paid = cost_of(self.plan.evaluator)
         pending = self.history.pending()
         self._done = pending.step if pending else self.history.done
-        self._taken = self._begun = pending.drawn if pending else self.history.drawn
+        begun = pending.drawn if pending else self.history.drawn
+        pools = self.plan.difficulty_pools
+        self._pools = DifficultyPools(self.scenarios, self.plan.seed) if pools else None
+        self._drawing = Drawing(self.scenarios, self.plan.seed, begun, self._pools)
+        self._known = 0  # steps whose results the pools have
+        self._taken = 0
+        self._names: dict[str, str] = {}  # group's id -> scenario's
         self._advance: Callable[[str], None] | None = None
         self._note = MeanReward()
         self._worker = RolloutWorker(
@@ -65,14 +74,17 @@ class StepBatchBuilder:
         )
         self.stream = GroupStream(
             self._worker,
-            lambda n: draw(self.scenarios, self._begun + n, self.plan.seed),
+            self._drawing.scenario,
             self._name,
             self.plan.group_size,
         )
 
     def _name(self, n: int, scenario: str) -> str:
-        prefix = f"{self.history.state.fit_id}:{self._begun + n}"
-        return next(group_ids(prefix, [scenario]))
+        prefix = f"{self.history.state.fit_id}:{self._drawing.place(n)}"
+        name = next(group_ids(prefix, [scenario]))
+        if self._pools is not None:
+            self._names[name] = scenario
+        return name
 
     def _on_done(self, run: Trajectory) -> None:
         if self._advance is not None:
@@ -80,16 +92,18 @@ class StepBatchBuilder:
 
     async def collect(self, step: int) -> PendingStep:
         """The batch of step `step`, stored before any of it is sent. Raises as `Trainer.fit`."""
-        plan = self.plan
+        plan, pools = self.plan, self._pools
         self._paid = cost_of(plan.evaluator)
+        taken, before = self._taken, self._drawing.after(self._taken)
+        if pools is not None:
+            for record in self.history.kept[self._known :]:
+                pools.add(record.group_results)
+            self._known = len(self.history.kept)
         groups, seconds, unjudged = await self._judged(step, plan.groups_per_step)
         _require_rewards(groups, plan.config)
         advantages, resampled = await self._advantages(groups), 0
         for _ in range(plan.dynamic_sampling_rounds):
-            useful = sum(
-                not group_has_zero_variance(group, plan.config, plan.trainable, advantages)
-                for group in groups
-            )
+            useful = sum(not self._is_flat(group, advantages) for group in groups)
             missing = plan.groups_per_step - useful
             if missing <= 0:
                 break
@@ -115,6 +129,7 @@ class StepBatchBuilder:
                     "batch, so it freezes nothing."
                 )
         self._first = False
+        drawn = self._drawing.after(self._taken)
         pending = PendingStep(
             step=step,
             groups=tuple(groups),
@@ -125,13 +140,35 @@ class StepBatchBuilder:
             unjudged=unjudged,
             retried=self._worker.retried - self._retried,
             resampled=resampled,
-            drawn=self._taken,
+            drawn=drawn,
+            passed_over=drawn - before - (self._taken - taken),
+            pools={} if pools is None else pools.counts(),
+            group_results=() if pools is None else tuple(self._results(groups, advantages)),
             seconds=seconds,
             judge_cost=self._judge_cost(),
         )
         self._retried = self._worker.retried
         self.history.begin(pending)
         return pending
+
+    def _is_flat(
+        self, group: TrajectoryGroup, advantages: Mapping[str, RunAdvantages] | None
+    ) -> bool:
+        plan = self.plan
+        return group_has_zero_variance(group, plan.config, plan.trainable, advantages)
+
+    def _results(
+        self, groups: Sequence[TrajectoryGroup], advantages: Mapping[str, RunAdvantages] | None
+    ) -> Iterator[GroupResult]:
+        """Of the groups in which at least two runs have a reward: others tell no difficulty."""
+        for group in groups:
+            scenario = self._names.pop(group.id)
+            worth = [run.total_return for run in group.trajectories]
+            rewards = [one for one in worth if one is not None]
+            if len(rewards) > 1:
+                flat = self._is_flat(group, advantages)
+                mean = statistics.fmean(rewards)
+                yield GroupResult(scenario=scenario, reward=mean, flat=flat)
 
     async def _advantages(
         self, groups: Sequence[TrajectoryGroup]

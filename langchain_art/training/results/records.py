@@ -73,6 +73,16 @@ class EvalResult(Record):
         return f"{mean}{spread} (n={self.n}{failed}{unscored})"
 
 
+class GroupResult(Record):
+    """What one group of a step came to, for difficulty pools."""
+
+    scenario: str
+    reward: float
+    """The mean of its runs' total returns."""
+    flat: bool
+    """It had zero variance: nothing to learn from."""
+
+
 class StepRecord(Record):
     """One training step, as a line of ``history.jsonl``."""
 
@@ -98,7 +108,14 @@ class StepRecord(Record):
     resampled: int = 0
     """Groups rolled out by dynamic sampling, in place of groups with zero variance."""
     drawn: int = 0
-    """Scenarios drawn by the fit up to the end of this step."""
+    """Places of the shuffled epochs that the fit is past at the end of this step: scenarios that it
+    drew or passed over."""
+    passed_over: int = 0
+    """Of these, the scenarios that difficulty pools passed over in this step."""
+    pools: dict[str, int] = Field(default_factory=dict)
+    """Scenarios by difficulty pool when the step was drawn: ``new``, ``mixed``, ``easy``, ``hard``;
+    empty without `Trainer(difficulty_pools=True)`, as `group_results`."""
+    group_results: tuple[GroupResult, ...] = ()
     seconds: dict[str, float] = Field(default_factory=dict)
     """``rollout``, ``judge``, ``train`` and ``total``."""
     tokens: dict[str, int] = Field(default_factory=dict)
