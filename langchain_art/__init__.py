@@ -67,6 +67,7 @@ if TYPE_CHECKING:  # `lazy_names` reads these imports too
         ClippedRatio as ClippedRatio,
         ConstantAggregation as ConstantAggregation,
         DPPOTV as DPPOTV,
+        Distillation as Distillation,
         GSPO as GSPO,
         IcePop as IcePop,
         KLPenalty as KLPenalty,

@@ -34,6 +34,7 @@ from langchain_art.wire.reviews import (
 from langchain_art.wire.train_config import (
     CISPO as CISPO,
     DPPOTV as DPPOTV,
+    Distillation as Distillation,
     GSPO as GSPO,
     Advantage as Advantage,
     Aggregation as Aggregation,

@@ -9,9 +9,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from langchain_art.wire.field_hints import Options
+from langchain_art.wire.identifiers import NAME
 
 #: AdamW moves a weight by about the learning rate in an optimizer step, and an adapter's weights
 #: are some hundredths: one step with more than this leaves nothing of what was learned.
@@ -222,6 +231,37 @@ class KLPenalty(_Group):
     that it began with, which after a warm start is what that made; else the base model."""
 
 
+class Distillation(_Group):
+    """Learning on the policy's own runs from a teacher that scores their tokens.
+
+    Each sampled token gets ``-coefficient (log π - log teacher)`` added to its advantage, whose
+    average is minus the reverse divergence KL(π ‖ teacher) at that place: on-policy distillation
+    (GKD, arXiv 2306.13649; thinkingmachines.ai/blog/on-policy-distillation). It is computed as a
+    `KLPenalty` of kind ``k2``, which has that gradient. Groups whose rewards are equal are trained
+    too.
+    """
+
+    teacher: str
+    """``policy@version`` on the same server; of version 0, and so of any, the base model."""
+    coefficient: float = Field(default=1.0, gt=0, le=MAX_FACTOR)
+    rewards: bool = True
+    """Whether rewards count beside it; if not, runs need none."""
+
+    @field_validator("teacher")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        policy, at, version = value.rpartition("@")
+        if not (at and NAME.fullmatch(policy) and version.isdecimal() and len(version) < 10):
+            raise ValueError(f"got teacher={value!r}, expected 'policy@version', as in 'solver@7'")
+        return value
+
+    @property
+    def version(self) -> tuple[str, int]:
+        """The teacher's policy, and its version."""
+        policy, _, version = self.teacher.rpartition("@")
+        return policy, int(version)
+
+
 class OverlongPenalty(_Group):
     """Lower rewards for long runs (DAPO, arXiv 2503.14476, eq. 13)."""
 
@@ -280,6 +320,7 @@ class TrainConfig(_Optimizer):
     None: none are."""
     loss: Loss = ClippedRatio()
     kl: KLPenalty | None = None
+    distillation: Distillation | None = None
     entropy_bonus: float = Field(default=0.0, ge=0, le=MAX_FACTOR)
     """Factor of the entropy of each token's distribution, in nats, that is taken off the loss. It
     keeps a policy from becoming certain of its first luck; try 0.001 to 0.03."""
@@ -307,8 +348,30 @@ class TrainConfig(_Optimizer):
         """Weights of the scores that replace the reward; empty: the reward counts."""
         return self.advantage.scores if isinstance(self.advantage, Standardized) else {}
 
+    @property
+    def divergence(self) -> KLPenalty | None:
+        """The penalty on the distance to the reference, or to the teacher."""
+        if (found := self.distillation) is None:
+            return self.kl
+        return KLPenalty(estimator="k2", coefficient=found.coefficient)
+
     @model_validator(mode="after")
     def _consistent(self) -> TrainConfig:
+        if self.kl and self.distillation:
+            raise ValueError(
+                "got kl and distillation, expected one of them: a step has one reference, and the "
+                "teacher is it"
+            )
+        unread = (self.advantage, self.credit, self.overlong) != (
+            SimpleAdvantage(),
+            SimpleCredit(),
+            None,
+        )
+        if self.distillation and not self.distillation.rewards and unread:
+            raise ValueError(
+                "got advantage, credit or overlong with distillation.rewards=False, where no "
+                "reward is read; leave them out"
+            )
         if self.scores and self.credit.kind != "run":
             raise ValueError(
                 f"got scores with credit={self.credit.kind!r}, expected credit='run': scores are "

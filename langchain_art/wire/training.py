@@ -18,7 +18,10 @@ JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 def settings_of_rewards(config: TrainConfig) -> str:
     """Names of settings that turn rewards into advantages and are not left at their defaults."""
     names, plain = ("advantage", "credit", "overlong"), TrainConfig()
-    return ", ".join(name for name in names if getattr(config, name) != getattr(plain, name))
+    found = [name for name in names if getattr(config, name) != getattr(plain, name)]
+    if config.distillation and not config.distillation.rewards:
+        found.append("distillation.rewards")
+    return ", ".join(found)
 
 
 class StepSeconds(Wire):

@@ -224,6 +224,8 @@ class StepBatchBuilder:
 
 
 def _require_rewards(groups: Sequence[TrajectoryGroup], config: TrainConfig) -> None:
+    if config.distillation and not config.distillation.rewards:
+        return
     runs = [t for group in groups for t in group.trajectories]
     ended = sum(run.status != "failed" for run in runs)
     if ended and not any(is_rewarded(run, config) for run in runs):

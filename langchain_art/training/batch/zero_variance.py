@@ -35,6 +35,8 @@ def group_has_zero_variance(
     call was worth, a group with rewards of single calls or with discounted rewards never has zero
     variance. Where `advantages` of the runs are given, none of them must be other than 0.
     """
+    if config.distillation is not None:  # each token has something to learn
+        return False
     if advantages is not None:
         return not any(
             abs(value) > config.zero_variance_tolerance

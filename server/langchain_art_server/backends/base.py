@@ -221,7 +221,7 @@ class LearnerStep:
     `step` is the clock of the learning rate's schedule, from 1.
     `staleness` is how many versions older than `parent` the trained calls' samplers were, on
     average. With `fresh_optimizer`, Adam begins anew instead of with the state of `parent`.
-    `reference` is the adapter that ``config.kl`` measures from; None: the base model.
+    `reference` is the adapter that ``config.divergence`` measures from; None: the base model.
     """
 
     parent: Path

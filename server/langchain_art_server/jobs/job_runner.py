@@ -184,18 +184,19 @@ class JobRunner(JobQueue):
         await self._finish(job, batch.request, manifest, begun)
 
     async def _reference(self, batch: Batch) -> Path | None:
-        """The adapter that the step's KL penalty measures from; None: the base model.
+        """The adapter that the step's divergence is measured from; None: the base model.
 
         Raises:
             Damaged: its files are not what was published.
             InvalidRequest: it is not kept.
         """
-        policy, version = batch.request.policy, _kl_reference(batch.request)
+        policy, version = _reference_of(batch.request)
         if not version:
             return None
         if version not in (kept := self._adapters.versions(policy)):
             raise InvalidRequest(
-                f"got kl.reference={version}, expected a version of {policy!r} that is kept: {kept}"
+                f"got the reference {policy}@{version} of kl or distillation, expected a version "
+                f"of {policy!r} that is kept: {kept}"
             )
         await asyncio.to_thread(self._adapters.check, policy, version, ADAPTER_FILES)
         return self._adapters.path(policy, version)
@@ -275,7 +276,8 @@ class JobRunner(JobQueue):
         await self._router.serve(policy, version)
         await self._notify()
         await self._router.trim()
-        await self._retain(policy, _kl_reference(request))
+        other, reference = _reference_of(request)
+        await self._retain(policy, reference if other == policy else 0)
 
     async def _retain(self, policy: str, reference: int) -> None:
         """Delete the oldest versions beyond `keep_checkpoints`, but for `reference`."""
@@ -331,8 +333,11 @@ class JobRunner(JobQueue):
             return await self._settled(weigh_pairs(batch, self._learner, parent, config.beta))
 
 
-def _kl_reference(request: TrainRequest) -> int:
-    """The version that the KL penalty measures from; 0: the base model, or there is no penalty."""
+def _reference_of(request: TrainRequest) -> tuple[str, int]:
+    """The policy and version that a step measures from; version 0: the base model, or nothing."""
     config = request.config
-    kl = config.kl if isinstance(config, TrainConfig) else None
-    return (kl.reference or 0) if kl is not None else 0
+    if not isinstance(config, TrainConfig):
+        return request.policy, 0
+    if config.distillation is not None:
+        return config.distillation.version
+    return request.policy, (config.kl.reference or 0) if config.kl is not None else 0

@@ -37,6 +37,7 @@ from tests.support.learner_cases import (
 
 CLIP = {"kind": "clip"}
 KL = {"estimator": "k3", "coefficient": 0.5}
+TEACHER = {"teacher": "a@0"}
 CUT = {"tokens": 8, "buffer": 4}
 TWICE: dict[str, Any] = {"optimizer_steps": 2}
 #: Field (dotted: of a group) -> what the step has anyway, and what is changed.
@@ -79,6 +80,9 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
         {"loss": CLIP | {"importance_sampling": {"kind": "truncated"}}},
         1.05,
     ),
+    "distillation": ({}, TEACHER),
+    "distillation.coefficient": ({"distillation": TEACHER}, 0.5),
+    "distillation.rewards": ({"distillation": TEACHER}, False),
     "kl": ({}, KL),
     "kl.estimator": ({"kl": KL}, "k1"),
     "kl.coefficient": ({"kl": KL}, 1.0),
@@ -174,7 +178,7 @@ def test_every_field_acts(field: str, tiny: str, tmp_path: Path) -> None:
 
 def test_no_field_is_left_out_of_the_test_above() -> None:
     # The server hands the learner the files of that version (below).
-    assert set(CHANGES) | {"kl.reference"} == fields_of(TrainConfig)
+    assert set(CHANGES) | {"kl.reference", "distillation.teacher"} == fields_of(TrainConfig)
 
 
 # --- the divergence from the base ----------------------------------------------------------------

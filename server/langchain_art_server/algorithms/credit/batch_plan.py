@@ -24,6 +24,7 @@ from langchain_art_server.algorithms.credit.candidates import (
 )
 from langchain_art_server.algorithms.credit.credit_assignment import (
     GroupAdvantages,
+    beside_teacher,
     equal_credit,
     given_credit,
     group_credit,
@@ -76,6 +77,7 @@ def plan(
     """
     found = [_group(runs, config, given) for runs in groups]
     overlong = None if isinstance(config, SFTConfig) else config.overlong
+    teacher = None if isinstance(config, SFTConfig) else config.distillation
     baselines = [
         []
         if group.excluded_because
@@ -84,6 +86,9 @@ def plan(
     ]
     if isinstance(config, SFTConfig):
         credits_, average = [equal_credit(runs) for runs in baselines], config.aggregation
+    elif teacher and not teacher.rewards:
+        credits_ = [GroupAdvantages({}, {}, None) for _ in baselines]
+        average = config.loss.aggregation
     elif given:
         tolerance, average = config.zero_variance_tolerance, config.loss.aggregation
         credits_ = [given_credit(runs, tolerance) for runs in baselines]
@@ -94,6 +99,9 @@ def plan(
         if config.advantage.kind == "batch_standardized":
             credits_ = over_batch_deviation(credits_)
         average = config.loss.aggregation
+    if teacher:
+        pairs = zip(baselines, credits_, strict=True)
+        credits_ = [beside_teacher(runs, credit) for runs, credit in pairs]
     excluded: Counter[str] = Counter()
     decisions = [
         _decisions(group, credit, config, excluded)
@@ -180,6 +188,8 @@ def exclusion(run: CandidateRun, call: CandidateCall, mask_truncated: bool) -> s
 def _group(runs: Sequence[CandidateRun], config: StepConfig, given: bool) -> _PlannedGroup:
     if isinstance(config, SFTConfig):
         why, max_staleness = [None] * len(runs), None
+    elif config.distillation and not config.distillation.rewards:
+        why, max_staleness = [None] * len(runs), config.max_staleness
     else:
         why = [without_advantage(one) if given else unscored(one, config.scores) for one in runs]
         max_staleness = config.max_staleness

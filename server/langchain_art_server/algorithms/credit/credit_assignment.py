@@ -136,6 +136,12 @@ def equal_credit(runs: Sequence[CandidateRun]) -> GroupAdvantages:
     return GroupAdvantages(dict.fromkeys(_all_steps(runs), 1.0), {}, None)
 
 
+def beside_teacher(runs: Sequence[CandidateRun], credit: GroupAdvantages) -> GroupAdvantages:
+    """Every step with its advantage by rewards, or 0: it learns from a teacher anyway."""
+    nothing: dict[Place, float | Sequence[float]] = dict.fromkeys(_all_steps(runs), 0.0)
+    return GroupAdvantages(nothing | credit.advantages, {}, None)
+
+
 def given_credit(runs: Sequence[CandidateRun], tolerance: float) -> GroupAdvantages:
     """The advantages that came with the step (`CandidateRun.advantages`), as they are.
 

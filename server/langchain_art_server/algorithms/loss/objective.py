@@ -60,11 +60,11 @@ def objective(
         tokens: of the micro-batch, with all tokens of each call.
         logprobs_T: the learner's, in nats; carries the gradient.
         old_logprobs_T: the learner's before the first update on this batch.
-        reference_logprobs_T: those of the reference of `TrainConfig.kl`; None without a penalty.
-        config: reads `loss`, `kl`, `entropy_bonus` and `guard`.
+        reference_logprobs_T: those of the reference of `TrainConfig.divergence`; None without it.
+        config: reads `loss`, `divergence`, `entropy_bonus` and `guard`.
 
     Raises:
-        ConfigError: `config.kl` is set and the base model's logprobs are missing.
+        ConfigError: `config.divergence` is set and the reference's logprobs are missing.
     """
     sampler_T = tokens.sampler_logprobs
     if isinstance(config, SFTConfig):  # no sampler drew these tokens: there is no gap to one
@@ -72,13 +72,13 @@ def objective(
         found, sampling, guard, kl, bonus = sft_loss(logprobs_T), None, None, None, 0.0
     else:
         found = _token_loss(tokens, logprobs_T, old_logprobs_T, config.loss)
-        loss, guard, kl, bonus = config.loss, config.guard, config.kl, config.entropy_bonus
+        loss, guard, kl, bonus = config.loss, config.guard, config.divergence, config.entropy_bonus
         sampling = None if isinstance(loss, DPPOTV) else loss.importance_sampling
     weighed = importance(old_logprobs_T, sampler_T, tokens.calls, sampling, guard)
     loss_T = found.loss_T
     if kl is not None:
         if reference_logprobs_T is None:
-            raise ConfigError(f"got {kl!r}, but no logprobs of the base model")
+            raise ConfigError(f"got {kl!r}, but no logprobs of the reference")
         penalty_T = kl_penalty(logprobs_T, reference_logprobs_T, old_logprobs_T, kl.estimator)
         loss_T = loss_T + kl.coefficient * penalty_T
     if bonus:
@@ -111,7 +111,7 @@ class StepLoss:
         self.loss, self.stats = 0.0, LossStats()  # of the current update so far
         #: The learner's before the first update, as far as they were visited.
         self.old_logprobs_N = torch.full_like(tokens.sampler_logprobs, float("nan"))
-        #: The base model's; to be set before the first visit for `TrainConfig.kl`.
+        #: To be set before the first visit for `TrainConfig.divergence`.
         self.reference_logprobs_N: Tensor | None = None
 
     def begin_update(self) -> None:

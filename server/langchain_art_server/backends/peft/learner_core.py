@@ -174,7 +174,7 @@ class LearnerCore:
         counted = CountedTokens.of(rows)
         packing = self.packer.pack_to_learn(rows, counted, config.tokens_per_microbatch)
         loss = StepLoss(step_tokens(rows, counted, self.base), config)
-        if not isinstance(config, SFTConfig) and config.kl is not None:
+        if not isinstance(config, SFTConfig) and config.divergence is not None:
             with self._base_only() if reference is None else self._weights_of(reference):
                 loss.reference_logprobs_N = sweep_logprobs(
                     packing, self._scorer, len(counted.row_T)

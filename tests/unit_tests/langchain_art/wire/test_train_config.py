@@ -60,6 +60,7 @@ def test_every_default_of_a_job() -> None:
             "aggregation": "token",
         },
         "kl": None,
+        "distillation": None,
         "entropy_bonus": 0.0,
         "guard": 1.25,
         "max_logprob_gap": 0.1,
@@ -182,6 +183,15 @@ def test_a_config_without_a_kind_is_one_of_reinforcement_learning() -> None:
         (
             {"advantage": "rloo"},
             "'mean', 'leave_one_out', 'maxrl', 'batch_standardized', 'standardized'",
+        ),
+        ({"distillation": {"teacher": "solver"}}, "expected 'policy@version', as in 'solver@7'"),
+        (
+            {"distillation": {"teacher": "a@1"}, "kl": {"estimator": "k2", "coefficient": 0.1}},
+            "got kl and distillation",
+        ),
+        (
+            {"distillation": {"teacher": "a@1", "rewards": False}, "credit": "node"},
+            "where no reward is read",
         ),
         ({"credit": "step"}, "'run', 'node', 'call', 'turn', 'anchor'"),
         ({"kl": {"estimator": "k3"}}, "kl.coefficient: Field required"),

@@ -191,6 +191,18 @@ def test_the_vector_of_the_batchs_deviation() -> None:
     assert made.excluded == {"groups.zero_variance": 1}
 
 
+def test_with_a_teacher_equal_groups_and_unscored_runs_are_trained() -> None:
+    groups = [[run(1), run(0)], [run(5), run(5)], [run(None), run(3)]]
+    beside = plan(groups, TrainConfig(distillation={"teacher": "t@3"}))
+    got = [[calls[0].advantage for calls in group] for group in beside.decisions]
+    assert got == [[0.5, -0.5], [0.0, 0.0], [0.0, 0.0]]
+    assert beside.excluded == {"runs.unscored": 1} and beside.metrics["calls_trained"] == 5
+    alone = plan(groups, TrainConfig(distillation={"teacher": "t@3", "rewards": False}))
+    got = [[calls[0].advantage for calls in group] for group in alone.decisions]
+    assert got == [[0.0, 0.0]] * 3
+    assert alone.excluded == Counter() and alone.metrics["calls_trained"] == 6
+
+
 @given(st.integers(0, 2**32), st.sampled_from(["run", "turn"]))
 def test_the_batchs_deviation_against_a_plain_computation(seed: int, credit: str) -> None:
     rng = random.Random(seed)
