@@ -22,6 +22,7 @@ from rich.table import Column
 from rich.text import Text
 
 from langchain_art.training.report import (
+    best_of_runs,
     duration,
     excluded_counts,
     node_rewards,
@@ -188,6 +189,8 @@ class Display:
         """Print the line of an evaluation."""
         after = "" if result.step is None else f" after step {result.step}"
         self.line(f"held out{after}: {result}  {result.version}  {result.seconds:.1f}s")
+        if result.best_of:
+            self.line(f"  {best_of_runs(result)}")
         if by_node := result.node_rewards:
             worth = ", ".join(f"{node} {reward:.3f}" for node, reward in by_node.items())
             self.line(f"  by node: {worth}")

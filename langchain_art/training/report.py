@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.markup import escape
 from rich.table import Column, Table
 
 from langchain_art.training.collapse.signs import names_of
 from langchain_art.training.results.fit_result import FitResult
-from langchain_art.training.results.records import StepRecord
+from langchain_art.training.results.records import EvalResult, StepRecord
 from langchain_art.wire import NodeReport
 from langchain_art.wire.exclusions import meaning
 
@@ -19,10 +19,8 @@ def summary_table(result: FitResult) -> Table:
     steps = f"{len(result.history)} step{'' if len(result.history) == 1 else 's'}"
     title = f"{' and '.join(result.versions)}: {steps}"
     table = Table(Column(style="bold"), Column(overflow="fold"), title=title, show_header=False)
-    evals = {"held out before": result.before, "held out after": result.after, "best": result.best}
-    for name, found in evals.items():
-        if found is not None:
-            table.add_row(name, f"{found}  {found.version}")
+    for row in _held_out_rows(result):
+        table.add_row(*row)
     rewards = [r.reward_mean for r in result.history if r.reward_mean is not None]
     if rewards:
         table.add_row("training reward", f"{rewards[0]:.3f} first step, {rewards[-1]:.3f} last")
@@ -97,6 +95,21 @@ def node_rewards(history: Sequence[StepRecord]) -> dict[str, str]:
         name: f"{rewards[0]:.3f}" if len(rewards) == 1 else f"{rewards[0]:.3f} → {rewards[-1]:.3f}"
         for name, rewards in found.items()
     }
+
+
+def _held_out_rows(result: FitResult) -> Iterator[tuple[str, str]]:
+    evals = {"held out before": result.before, "held out after": result.after, "best": result.best}
+    for name, found in evals.items():
+        if found is not None:
+            yield name, f"{found}  {found.version}"
+            if found.best_of:
+                yield "", best_of_runs(found)
+
+
+def best_of_runs(found: EvalResult) -> str:
+    """``best of 1: 0.250, 2: 0.500``: the expected best reward of so many runs of a scenario."""
+    known = (f"{k}: {reward:.3f}" for k, reward in found.best_of.items())
+    return f"best of {', '.join(known)} (pass@k where rewards are 0 and 1)"
 
 
 def pool_counts(pools: Mapping[str, int]) -> str:

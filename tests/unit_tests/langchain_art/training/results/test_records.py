@@ -242,6 +242,15 @@ def test_an_evaluation_of_several_runs_a_scenario_tells_pass_at_k() -> None:
     found = summarize(runs, step=0, versions=["p@0"], seconds=1.0)
     assert found.best_of == {1: 0.25, 2: 0.5}
     assert EvalResult.model_validate_json(found.model_dump_json()) == found
+    console = Console(file=io.StringIO(), width=80)
+    Display(console).eval(found)
+    fit = FitResult(fit_id="f", versions={"p": 0}, history=(step(ONE),), after=found)
+    text = screen(summary_table(fit), width=120)
+    for shown in (console.file.getvalue(), text):  # type: ignore[attr-defined]
+        assert "best of 1: 0.250, 2: 0.500 (pass@k where rewards are 0 and 1)" in shown
+    once = summarize(runs[:1] + runs[2:3], step=0, versions=["p@0"], seconds=1.0)
+    fit = fit.model_copy(update={"after": once})
+    assert "best of" not in screen(summary_table(fit), width=120)
 
 
 def test_rewards_of_nodes_have_a_column() -> None:
