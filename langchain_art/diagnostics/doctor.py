@@ -44,6 +44,8 @@ OPTIONAL = ("vllm", "unsloth", "trl")
 PROCESS_BYTES = 3 * 10**9 // 2
 #: Most GPUs that the learner's base is sharded over in an estimate.
 MOST_SHARDS = 8
+#: NVIDIA's oldest driver for CUDA 13.
+LEAST_DRIVER = 580
 #: Bytes of free disk for adapter versions, records and a model's download.
 LEAST_DISK = 10 * 10**9
 _TORCH = (
@@ -227,9 +229,16 @@ def _gpu(cards: list[dict[str, Any]]) -> Finding:
     found = "; ".join(
         f"{c['name']}, {c['free'] / 1e9:.0f} of {c['total'] / 1e9:.0f} GB free" for c in cards
     )
-    busy = any(card["free"] < 0.8 * card["total"] for card in cards)
-    problem = "Other processes have a fifth of its memory or more: see `nvidia-smi`."
-    return _checked("GPU", f"{found}; driver {cards[0]['driver']}", problem if busy else "")
+    found += f"; driver {cards[0]['driver']}"
+    if int(cards[0]["driver"].partition(".")[0]) < LEAST_DRIVER:
+        problem = (
+            f"CUDA 13, which requirements/gpu.txt is for, needs driver {LEAST_DRIVER} or newer."
+        )
+    elif any(card["free"] < 0.8 * card["total"] for card in cards):
+        problem = "Other processes have a fifth of its memory or more: see `nvidia-smi`."
+    else:
+        problem = ""
+    return _checked("GPU", found, problem)
 
 
 def _packages() -> Finding:

@@ -50,17 +50,27 @@ def test_this_machine_is_well_and_its_own_model_fits() -> None:
 def test_a_gpu_that_torch_does_not_see_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    driver(monkeypatch, tmp_path, "NVIDIA H200, 143771, 143200, 570.86.15")
+    driver(monkeypatch, tmp_path, "NVIDIA H200, 143771, 143200, 580.65.06")
     report = doctor.examine(port=free_port())
     found = {finding.name: finding for finding in report.findings}
-    assert found["GPU"].ok and "driver 570.86.15" in found["GPU"].found
+    assert found["GPU"].ok and "driver 580.65.06" in found["GPU"].found
     assert found["torch"].ok is False and "CUDA build" in found["torch"].advice
     assert not report.healthy
     assert report.device == "NVIDIA H200" and report.memory_bytes == 143200 << 20
     fits = {fit.model: fit.placement for fit in report.fits}
     assert (fits["Qwen3-8B"], fits["Qwen3-32B"]) == ("together", "separate")
-    driver(monkeypatch, tmp_path, "NVIDIA H200, 143771, 9000, 570.86.15")
+    driver(monkeypatch, tmp_path, "NVIDIA H200, 143771, 9000, 580.65.06")
     assert look()["GPU"].ok is False
+
+
+def test_a_driver_too_old_for_cuda_13_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for version, ok in (("570.86.15", False), ("580.65.06", True), ("595.12", True)):
+        driver(monkeypatch, tmp_path, f"NVIDIA H200, 143771, 143200, {version}")
+        found = look()["GPU"]
+        assert found.ok is ok and f"driver {version}" in found.found
+        assert ("driver 580 or newer" in found.advice) is not ok
 
 
 def test_a_cuda_build_without_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +209,7 @@ def test_as_many_gpus_as_it_takes_or_it_does_not_fit(
         (2, 81000, False, "on 3 GPUs, the learner's base sharded over 2 of them"),
         (3, 81000, True, "ranks = 2 and shard = true"),
     ):
-        driver(monkeypatch, tmp_path, *[f"Some GPU, {size}, {size}, 570.86.15"] * cards)
+        driver(monkeypatch, tmp_path, *[f"Some GPU, {size}, {size}, 580.65.06"] * cards)
         found = look(model=str(tmp_path), context=32768, calls=1)["memory"]
         assert found.ok is ok and words in found.advice, found
     assert found.found.endswith("free on each GPU")
