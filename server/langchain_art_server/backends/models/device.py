@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,6 +30,8 @@ def torch_device(name: str | None) -> torch.device:
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
+        if device.type == "cuda" and ":" in name:
+            torch.cuda.set_device(device)  # some libraries' kernels run on the current one
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"got device={name!r}, which torch cannot use here: {error}") from error
     return device
@@ -37,3 +41,15 @@ def free_cache() -> None:
     """Give memory that torch keeps for later back to the GPU, for other processes; else nothing."""
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+def free_bytes(device: torch.device) -> float:
+    """Memory that is free for tensors on a device, in bytes; infinite where it is unknown."""
+    if device.type == "cuda":
+        free: Any = torch.cuda.mem_get_info(device)[0]
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    path = Path("/proc/meminfo")
+    if device.type != "cpu" or not path.exists():
+        return float("inf")
+    lines = dict(line.split(":") for line in path.read_text().splitlines())
+    return float(lines["MemAvailable"].split()[0]) * 1024

@@ -112,9 +112,27 @@ def initialise(parameters: Mapping[str, nn.Parameter], seed: int) -> None:
 
 def new_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
     """AdamW over LoRA's parameters; each step sets its learning rate."""
+    chosen = list(parameters)
     return torch.optim.AdamW(
-        list(parameters), betas=ADAM_BETAS, eps=ADAM_EPS, weight_decay=0.0, foreach=False
+        chosen,
+        betas=ADAM_BETAS,
+        eps=ADAM_EPS,
+        weight_decay=0.0,
+        foreach=all_at_once(chosen),
     )
+
+
+def all_at_once(parameters: Iterable[nn.Parameter]) -> bool:
+    """Whether one kernel works on many parameters: on GPUs, where each start of one takes time."""
+    return all(one.device.type == "cuda" for one in parameters)
+
+
+def not_finite(parameters: Mapping[str, nn.Parameter]) -> str | None:
+    """The name of a parameter that is not finite; None: all are. One number is read then."""
+    each = torch.stack([one.detach().isfinite().all() for one in parameters.values()])
+    if bool(each.all()):
+        return None
+    return next(name for name, good in zip(parameters, each.tolist(), strict=True) if not good)
 
 
 def read_config(folder: Path) -> bytes:

@@ -133,12 +133,11 @@ class LearnerCore:
         wall, cpu = time.perf_counter(), time.process_time()
         try:
             metrics = self._learn_within_memory(request, progress)
-            for name, parameter in self.parameters.items():
-                if not bool(parameter.isfinite().all()):
-                    raise ArtError(
-                        f"The step made {name!r} not finite; lower learning_rate "
-                        f"(now {metrics['learning_rate']:g}). Nothing was published."
-                    )
+            if (name := adapter_io.not_finite(self.parameters)) is not None:
+                raise ArtError(
+                    f"The step made {name!r} not finite; lower learning_rate "
+                    f"(now {metrics['learning_rate']:g}). Nothing was published."
+                )
             self._write(request.out)
         finally:
             self._optimizer.zero_grad(set_to_none=True)
@@ -274,8 +273,9 @@ class LearnerCore:
                     request.staleness,
                     lambda: self._suspects(batch),
                 )
+            trained = list(self.parameters.values())
             norm = nn.utils.clip_grad_norm_(
-                list(self.parameters.values()), config.max_grad_norm, foreach=False
+                trained, config.max_grad_norm, foreach=adapter_io.all_at_once(trained)
             ).item()
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise ArtError(

@@ -24,7 +24,13 @@ from langchain_art.errors import ConfigError
 from langchain_art_server.algorithms.loss.token_losses import CHUNK_ELEMENTS, token_logprobs
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 from langchain_art_server.algorithms.sequences.token_sets import SetColumn
+from langchain_art_server.backends.models.device import free_bytes
 from langchain_art_server.backends.peft.micro_batches import Visit
+
+#: Logits at a time on a GPU.
+GPU_CHUNK_ELEMENTS = 1 << 28
+#: Share of its free memory that they and their gradient may take.
+LOGIT_SHARE = 0.25
 
 
 def number_dtype(base: PreTrainedModel) -> torch.dtype:
@@ -79,6 +85,8 @@ class Scorer:
         self.model: nn.Module = base  # what is called: `base`, or PEFT's wrapper around it
         #: The output head alone makes the logits (no scaling or soft-capping behind it).
         self.plain_head = False
+        #: Padded rows come with a mask; causal attention needs none, as they are padded at the end.
+        self.masked = True
 
     @property
     def head(self) -> nn.Module:
@@ -132,7 +140,8 @@ class Scorer:
 
     def logprobs(self, outputs_MX: Tensor, predictions: Predictions) -> Tensor:
         """Logprobs (M) of the predictions, with logits for a chunk of them in memory at a time."""
-        size = max(1, CHUNK_ELEMENTS // self.base.config.get_text_config().vocab_size)
+        vocabulary = self.base.config.get_text_config().vocab_size
+        size = max(1, self._chunk_elements(outputs_MX.dtype) // vocabulary)
         drawn_from = predictions.drawn_from
         everything = (outputs_MX, predictions.targets_M, predictions.temperature_M)
         if not self.plain_head or len(outputs_MX) <= size:
@@ -146,6 +155,14 @@ class Scorer:
             for chunk in zip(*(column.split(size) for column in everything), sets, strict=True)
         ]
         return torch.cat(found)
+
+    def _chunk_elements(self, dtype: torch.dtype) -> int:
+        """Logits at a time. On a GPU, which reads the whole head for each chunk, as many as fit."""
+        device = self.base.device
+        if device.type != "cuda":
+            return CHUNK_ELEMENTS
+        fits = free_bytes(device) * LOGIT_SHARE / (2 * dtype.itemsize)  # and their gradient
+        return max(CHUNK_ELEMENTS, min(GPU_CHUNK_ELEMENTS, int(fits)))
 
     def _of_chunk(
         self,

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from langchain_art.errors import InvalidRequest
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 from langchain_art_server.algorithms.sequences.training_rows import Row, microbatches
+from langchain_art_server.backends.models.device import free_bytes
 from langchain_art_server.backends.models.growing_rope import growing_rope
 from langchain_art_server.backends.peft.forest.packing import ForestRows, token_cost
 from langchain_art_server.backends.peft.forest.support_check import has_plain_head, use_forest
@@ -189,15 +188,3 @@ class Packer:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             self.pack([row], CountedTokens.of([row]), length).sweep(self._scorer, visit)
         return max(1.0, sum(found.values()) / length)
-
-
-def free_bytes(device: torch.device) -> float:
-    """Memory that is free for tensors on a device, in bytes; infinite where it is unknown."""
-    if device.type == "cuda":
-        free: Any = torch.cuda.mem_get_info(device)[0]
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    path = Path("/proc/meminfo")
-    if device.type != "cpu" or not path.exists():
-        return float("inf")
-    lines = dict(line.split(":") for line in path.read_text().splitlines())
-    return float(lines["MemAvailable"].split()[0]) * 1024

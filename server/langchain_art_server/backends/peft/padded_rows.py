@@ -58,9 +58,11 @@ class PaddedRows:
 
     def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:
         """See `micro_batches.Packing`."""
-        # Both are given explicitly: without a mask, transformers takes a jump in the positions for
-        # the start of another document.
-        inputs = {"input_ids": self._ids_BT, "attention_mask": self._attention_BT}
+        # Positions are given explicitly: without a mask, transformers takes a jump in them for the
+        # start of another document.
+        inputs = {"input_ids": self._ids_BT}
+        if scorer.masked:
+            inputs["attention_mask"] = self._attention_BT
         if "position_ids" in inspect.signature(scorer.base.forward).parameters:
             positions_T = torch.arange(self._ids_BT.shape[1], device=self._ids_BT.device)
             inputs["position_ids"] = positions_T.expand(self._ids_BT.shape)

@@ -19,7 +19,8 @@ from torch import nn
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends.peft.core_process import process_core
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from langchain_art_server.backends.peft.logprob_scoring import number_dtype
+from langchain_art_server.backends.peft.logprob_scoring import Scorer, number_dtype
+from langchain_art_server.backends.peft.packer import Packer
 
 #: Context of a model whose config does not say.
 MAX_MODEL_LEN = 32768
@@ -62,6 +63,7 @@ class UnslothCore(LearnerCore):
                 dtype=self.dtype,
                 load_in_4bit=self._in_4bit,
                 use_gradient_checkpointing=False,  # the packer decides when it is needed
+                use_exact_model_name=True,  # else others of its own, in 4 bits even
                 trust_remote_code=False,
                 **(where if self.device.type == "cuda" else {}),
             )
@@ -72,6 +74,12 @@ class UnslothCore(LearnerCore):
         if found.get_output_embeddings() is None:
             raise ConfigError(f"the model {self.name!r} has no output head, expected a causal one")
         return found.requires_grad_(False)
+
+    def _forward(self) -> tuple[Scorer, Packer]:
+        scorer = Scorer(self.base)
+        # With a mask, its kernels attend to all pairs of a padded batch by a dense matrix.
+        scorer.masked = self.device.type != "cuda"
+        return scorer, Packer(scorer)
 
     def _with_lora(self, shape: peft.LoraConfig) -> peft.PeftModel:
         if shape.lora_dropout or shape.bias != "none":
