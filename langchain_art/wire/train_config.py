@@ -234,11 +234,11 @@ class KLPenalty(_Group):
 class Distillation(_Group):
     """Learning on the policy's own runs from a teacher that scores their tokens.
 
-    Each sampled token gets ``-coefficient (log π - log teacher)`` added to its advantage, whose
-    average is minus the reverse divergence KL(π ‖ teacher) at that place: on-policy distillation
-    (GKD, arXiv 2306.13649; thinkingmachines.ai/blog/on-policy-distillation). It is computed as a
-    `KLPenalty` of kind ``k2``, which has that gradient. Groups whose rewards are equal are trained
-    too.
+    The loss of each sampled token gets ``coefficient (log π - log teacher)²/2``, outside of the
+    clipped ratio: `KLPenalty`'s ``k2``. Its gradient is that of an advantage of
+    ``-coefficient (log π - log teacher)``, and on average that of the reverse divergence
+    KL(π ‖ teacher): on-policy distillation (GKD, arXiv 2306.13649;
+    thinkingmachines.ai/blog/on-policy-distillation). Groups of equal rewards are trained, too.
     """
 
     teacher: str

@@ -47,6 +47,9 @@ class RunCredit(BaseModel):
     """The run's reward with which the job trained."""
     given: bool
     """Whether its advantages came with the job (`TrainRequest.advantages`)."""
+    teacher: str | None
+    """Which scored its tokens as well (`TrainConfig.distillation`); the advantages are those by
+    rewards."""
     turns: list[CallCredit]
 
 
@@ -87,6 +90,7 @@ class CreditReader:
             step=step,
             reward=scored[trajectory_id].reward,
             given=request.advantages is not None,
+            teacher=teacher.teacher if (teacher := request.config.distillation) else None,
             turns=[
                 CallCredit(
                     advantage=one.mean,

@@ -191,13 +191,13 @@ class JobRunner(JobQueue):
             InvalidRequest: it is not kept.
         """
         policy, version = _reference_of(batch.request)
-        if not version:
-            return None
         if version not in (kept := self._adapters.versions(policy)):
             raise InvalidRequest(
                 f"got the reference {policy}@{version} of kl or distillation, expected a version "
                 f"of {policy!r} that is kept: {kept}"
             )
+        if not version:
+            return None
         await asyncio.to_thread(self._adapters.check, policy, version, ADAPTER_FILES)
         return self._adapters.path(policy, version)
 

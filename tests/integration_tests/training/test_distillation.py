@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from langchain_art import ArtClient, ChatART, Distillation, SFTConfig, TrainConfig, capture
@@ -50,7 +51,9 @@ class Student:
             runs.append(run.trajectory())
         group = TrajectoryGroup(id=uuid.uuid4().hex, trajectories=tuple(runs))
         config = TrainConfig(learning_rate=3e-3, distillation=distillation)
-        return self.client.wait(self.client.train([group], self.name, config))
+        job = self.client.train([group], self.name, config)
+        self.credit = f"runs/{runs[0].id}/credit/{job.id}"
+        return self.client.wait(job)
 
 
 @pytest.mark.parametrize("reward", [None, 0.5])
@@ -61,6 +64,9 @@ def test_a_student_comes_near_to_its_teacher(
     distillation = Distillation(teacher=teacher, rewards=reward is not None)
     found = [student.step(distillation, reward) for _ in range(9)]
     assert all(one.excluded == {} and one.metrics["calls_trained"] == 30 for one in found)
+    page = art_server.base_url.removesuffix("/v1") + "/page"
+    told = httpx.get(f"{page}/{student.credit}").json()
+    assert (told["teacher"], told["reward"]) == (teacher, reward)
     apart = [one.metrics["kl_reference"] for one in found]
     assert apart[0] > 0.02, apart
     assert sum(apart[-3:]) < 0.6 * sum(apart[:3]), apart

@@ -72,6 +72,14 @@ export default function Run({ id, query }) {
           html`<${Fact} key=${one.job} name="Trained" value=${`${one.policy}@${one.step}`} unit=${`reward ${one.reward}`} />`,
       )}
     </section>
+    ${credits.found
+      .filter((one) => one.teacher)
+      .map(
+        (one) => html`<p class="notice" key=${`teacher of ${one.job}`}>
+          For ${one.policy}@${one.step}, the teacher ${one.teacher} scored each token as well. The
+          advantages below are those by rewards.
+        </p>`,
+      )}
     ${run.error && html`<p class="notice bad">${run.error}</p>`}
     ${credits.error && html`<${Failed} error=${credits.error} />`}
     ${Object.entries(data.judged).map(
