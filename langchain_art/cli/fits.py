@@ -43,7 +43,7 @@ def fits(
         return
     console.print(_table(found))
     for other in found[1:] if names else []:
-        differences = found[0].state.identity.differences(other.state.identity)
+        differences = found[0].state.used.differences(other.state.used)
         words = "; ".join(differences) or "nothing but chance"
         console.print(
             f"{found[0].name} -> {other.name}: {words}",
@@ -118,5 +118,5 @@ def _json(fit: Fit) -> dict[str, Any]:
         },
         "at": fit.at,
         "use": fit.versions,
-        "identity": fit.state.identity.model_dump(mode="json"),
+        "identity": fit.state.used.model_dump(mode="json"),
     }

@@ -22,6 +22,7 @@ from langchain_art.training.fit_export import FitExport
 from langchain_art.training.fit_schedule import Schedule
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History, PendingStep
+from langchain_art.training.learning_rates import choose_rate
 from langchain_art.training.progress import Display
 from langchain_art.training.results.fit_result import FitResult
 from langchain_art.training.results.measures import node_rewards, tokens
@@ -69,6 +70,10 @@ class FitLoop:
         done = history.done
         history.save(steps=steps, began_with=history.state.began_with or versions)
         self._say_where_it_begins(versions)
+        if not history.learning_rate:
+            policies, config = self.plan.policies, self.plan.config
+            rate = await choose_rate(self.client, policies, config, self.display)
+            history.save(learning_rate=rate)
         if (former := history.state.trainable) != self.plan.trainable:
             history.save(trainable=self.plan.trainable)
             if history.resumed:

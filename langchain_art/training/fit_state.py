@@ -96,12 +96,23 @@ class FitState(Record):
     """Which calls were trained in the latest step."""
     began_with: dict[str, int] = Field(default_factory=dict)
     """policy -> the version that served when the fit began."""
+    learning_rate: float = 0.0
+    """Of the first step, without its schedule: the config's own, or the one that was chosen. 0: no
+    step has begun."""
     pinned: dict[str, int] = Field(default_factory=dict)
     """policy -> its best version, pinned by this fit."""
     stopped: str = ""
     """Why the fit ended before its steps did."""
     failed_jobs: dict[int, int] = Field(default_factory=dict)
     """step -> number of failed jobs; each attempt needs new idempotency keys."""
+
+    @property
+    def used(self) -> FitIdentity:
+        """The identity, with the learning rate that was chosen where the config names none."""
+        if not self.learning_rate:
+            return self.identity
+        config = {**self.identity.config, "learning_rate": self.learning_rate}
+        return self.identity.model_copy(update={"config": config})
 
     def config(self, config: TrainConfig, policy: str) -> TrainConfig:
         """A step's config for one policy: a KL penalty without a reference gets the fit's own."""
@@ -278,10 +289,13 @@ class History:
         )
 
     def config(self, config: TrainConfig) -> TrainConfig:
-        """The config of the next step: rollbacks have lowered its learning rate."""
-        if not self.rollbacks:
-            return config
-        return config.model_copy(update={"learning_rate": self.rollbacks[-1].learning_rate})
+        """The config of the next step, with its learning rate."""
+        return config.model_copy(update={"learning_rate": self.learning_rate})
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next step, without its schedule: rollbacks have lowered it. 0: none has begun."""
+        return self.rollbacks[-1].learning_rate if self.rollbacks else self.state.learning_rate
 
     def eval_at(self, step: int) -> EvalResult | None:
         """The latest evaluation taken after `step`, of versions that were not rolled back since."""

@@ -61,7 +61,7 @@ class FitIdentity(Record):
         return [name for name, parts in whose.items() if not any(parts.values()) and parts]
 
     def differences(self, other: FitIdentity) -> list[str]:
-        """What differs in `other`, in words: ``config.learning_rate 2e-05 -> 0.0001``."""
+        """What differs in `other`, in words: ``config.learning_rate None -> 0.0001``."""
         found: list[str] = []
         if self.policies != other.policies:
             names = (" and ".join(one.policies) for one in (self, other))

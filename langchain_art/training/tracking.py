@@ -58,7 +58,7 @@ class FitTracking:
         path = history.directory / HISTORY
         known = list(read_records(path)) if trackers and path.exists() else []
         self._display, self._next = display, len(known)
-        identity, directory = history.state.identity, history.directory
+        identity, directory = history.state.used, history.directory
         given = {
             "policies": " and ".join(identity.policies),
             "seed": identity.seed,

@@ -16,6 +16,7 @@ from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.client.conversations import Conversations, read_conversations, to_post
 from langchain_art.errors import ConfigError, JobFailed
 from langchain_art.training.fit_state import read_state, write_state
+from langchain_art.training.learning_rates import choose_rate
 from langchain_art.training.progress import Display
 from langchain_art.training.report import counts
 from langchain_art.training.results.records import Record
@@ -123,6 +124,8 @@ class WarmStartRun:
         """Run the steps that are not done yet, in order; JobFailed leaves one for the next call."""
         self._save()
         await client.post_groups(self._new)
+        rate = await choose_rate(client, [self._state.policy], self._config, display)
+        config = self._config.model_copy(update={"learning_rate": rate})
         done, total = len(self._state.results), len(self._batches)
         with display.bar("warm start", total, done) as advance:
             for step in range(done, total):
@@ -131,7 +134,7 @@ class WarmStartRun:
                     job = await client.sft(
                         self._batches[step],
                         state.policy,
-                        self._config,
+                        config,
                         state.key(step),
                         schedule_step=step + 1,
                     )

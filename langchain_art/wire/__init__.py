@@ -21,6 +21,8 @@ from langchain_art.wire.policies import (
     PolicySpec as PolicySpec,
     PolicyStatus as PolicyStatus,
     ServerStatus as ServerStatus,
+    default_learning_rate as default_learning_rate,
+    with_learning_rate as with_learning_rate,
 )
 from langchain_art.wire.reviews import (
     HUMAN_REWARD as HUMAN_REWARD,

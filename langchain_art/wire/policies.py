@@ -1,13 +1,25 @@
-"""A policy: the shape of its LoRA adapter, its checkpoints, its status; and the server's status."""
+"""A policy: its LoRA adapter, checkpoints and status; and the server's status."""
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Literal, TypeVar
 
 from pydantic import Field
 
 from langchain_art.wire.field_hints import Options
 from langchain_art.wire.identifiers import Name, Several, Wire
+from langchain_art.wire.train_config import PreferenceConfig, SFTConfig, TrainConfig
+
+Config = TypeVar("Config", bound=TrainConfig | SFTConfig | PreferenceConfig)
+#: (parameters of the base model, learning rate) of the two ends of the power law.
+_SMALL, _LARGE = (0.2e6, 3e-3), (1e9, 2e-5)
+#: alpha / rank for which these hold: that of `LoraConfig`'s defaults.
+_SCALE = 2.0
+#: Largest default: above it, a few steps of AdamW leave nothing of what small models had learned.
+_MOST = 3e-2
+#: A supervised step's rate over that of a step by rewards, whose gradients are noisier.
+_SUPERVISED = 5.0
 
 
 class LoraConfig(Options):
@@ -18,6 +30,42 @@ class LoraConfig(Options):
     targets: Literal["all-linear"] | Several[str] = "all-linear"
     """Module names as PEFT matches them, or all linear layers but the output head."""
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
+
+
+def default_learning_rate(parameters: int, lora: LoraConfig, kind: str = "rl") -> float:
+    """The learning rate of a LoRA adapter whose config names none.
+
+    ``kind="rl"``: ``3e-3 · (parameters / 0.2e6)^-0.588 · 2 / (alpha / rank)``: a power law through
+    3e-3 at 0.2 million parameters and 2e-5 at one billion; 2e-5 also for larger models. ``"sft"``:
+    five times as much. At most 3e-2.
+
+    Both ends are known, and what lies between them is interpolated:
+
+    - 0.2 million: the demos' models learn at 3e-3, and learn nothing at 2e-5 (docs/benchmarks.md).
+    - one billion and more: 1e-5 for 3 billion and 5e-5 for 0.6 billion (TRL's examples of LoRA),
+      4e-5 for 9 billion (Tinker). LoRA takes about ten times the rate of full fine-tuning, and at
+      a fixed alpha / rank the best rate hardly depends on the rank (Thinking Machines, "LoRA
+      Without Regret", 2025).
+    - alpha / rank multiplies the adapter's change of the weights, so the rate is divided by it.
+
+    Args:
+        parameters: of the base model.
+        lora: the adapter's shape.
+        kind: of the config: ``"rl"`` or ``"sft"``.
+    """
+    (small, high), (large, low) = _SMALL, _LARGE
+    slope = math.log(low / high) / math.log(large / small)
+    rate = high * (min(max(parameters, 1), large) / small) ** slope
+    rate *= _SCALE / (lora.alpha / lora.rank) * (_SUPERVISED if kind == "sft" else 1.0)
+    return min(_MOST, rate)
+
+
+def with_learning_rate(config: Config, parameters: int, lora: LoraConfig) -> Config:
+    """`config` itself if it names a learning rate, else with `default_learning_rate`."""
+    if config.learning_rate is not None:
+        return config
+    rate = default_learning_rate(parameters, lora, config.kind)
+    return config.model_copy(update={"learning_rate": rate})
 
 
 class PolicySpec(Options):

@@ -307,7 +307,9 @@ class TrainConfig(_Optimizer):
     """
 
     kind: Literal["rl"] = "rl"
-    learning_rate: float = Field(default=2e-5, gt=0, le=MAX_LEARNING_RATE)
+    learning_rate: float | None = Field(default=None, gt=0, le=MAX_LEARNING_RATE)
+    """None: chosen by the model's size and the adapter's scale (`wire.default_learning_rate`). The
+    job, a fit's ``fit.json`` and each step's metrics have the number."""
     advantage: Advantage = SimpleAdvantage()
     """How rewards of a group become advantages."""
     credit: Credit = SimpleCredit()
@@ -399,7 +401,8 @@ class SFTConfig(_Optimizer):
     """
 
     kind: Literal["sft"] = "sft"
-    learning_rate: float = Field(default=1e-4, gt=0, le=MAX_LEARNING_RATE)
+    learning_rate: float | None = Field(default=None, gt=0, le=MAX_LEARNING_RATE)
+    """None: five times that of a `TrainConfig` (`wire.default_learning_rate`)."""
     aggregation: Aggregation = "token"
 
 

@@ -84,7 +84,7 @@ class Recovery:
     async def _roll_back(self, sign: Sign) -> None:
         history, display = self.history, self.display
         keep, versions = await self._newest_good(sign.keep or 0)
-        rate = history.config(self.plan.config).learning_rate
+        rate = history.learning_rate
         done = Rollback(
             step=history.done,
             to_step=history.kept[keep - 1].step if keep else 0,

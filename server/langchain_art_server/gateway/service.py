@@ -167,7 +167,9 @@ class Service:
             QuotaExceeded: `max_stored_bytes` are stored.
         """
         self.health.require_space()
-        await self.policies.get(request.policy)
+        lora = (await self.policies.get(request.policy)).lora
+        rated = wire.with_learning_rate(request.config, self.sampler.info.parameters, lora)
+        request = request.model_copy(update={"config": rated})
         ids = [one for group in request.groups for one in group]
         if isinstance(request.config, wire.PreferenceConfig):
             ids = list(dict.fromkeys(ids))  # a run may be preferred to several, and the reverse

@@ -211,7 +211,9 @@ async def test_refusals_and_cancelled_steps_leave_the_child_in_order(
         advantages=[-1.0 * m for m in rows[0].mask],
     )
     with pytest.raises(ArtError, match="nats apart"):
-        await learner.step(LearnerStep(start, out, 1, [wild], TrainConfig()), ignore)
+        await learner.step(
+            LearnerStep(start, out, 1, [wild], TrainConfig(learning_rate=2e-5)), ignore
+        )
     assert contents(out) == {}
 
     begun = asyncio.Event()
@@ -248,7 +250,11 @@ async def test_a_process_for_each_step_gives_the_same_bytes(
             # Whatever a process has in memory, the step starts from the parent's files.
             rows = make_rows(8, seed=step)
             request = LearnerStep(
-                one, folder(tmp_path, f"one{step}"), step, rows, TrainConfig(**LENIENT)
+                one,
+                folder(tmp_path, f"one{step}"),
+                step,
+                rows,
+                TrainConfig(learning_rate=2e-5, **LENIENT),
             )
             core.step(request, quiet)
             one = request.out

@@ -98,6 +98,7 @@ def changed(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 
 def made(config: dict[str, Any]) -> JobConfig:
+    config = {"learning_rate": 2e-5} | config
     if config.get("kind") == "sft":
         return SFTConfig(**{k: v for k, v in config.items() if k in SFTConfig.model_fields})
     return TrainConfig(**config)
@@ -279,7 +280,12 @@ def try_step(
 ) -> dict[str, float]:
     staleness = config.pop("staleness", 0.0)
     step = LearnerStep(
-        folders[1], folder(where, "out"), 1, rows, TrainConfig(**config), staleness=staleness
+        folders[1],
+        folder(where, "out"),
+        1,
+        rows,
+        TrainConfig(learning_rate=2e-5, **config),
+        staleness=staleness,
     )
     return LearnerCore(str(folders[0])).step(step, quiet)
 

@@ -134,7 +134,9 @@ def test_a_step_that_is_not_finite_is_refused_and_leaves_no_trace(
 def test_a_result_that_is_not_finite_is_not_written(tiny: str, tmp_path: Path) -> None:
     core = LearnerCore(tiny)
     start, out = fresh(core, tmp_path), folder(tmp_path, "out")
-    step = LearnerStep(start, out, 1, on_policy(core, start, make_rows(3)), TrainConfig())
+    step = LearnerStep(
+        start, out, 1, on_policy(core, start, make_rows(3)), TrainConfig(learning_rate=2e-5)
+    )
     optimizer = core._optimizer
 
     def overflow(*_: Any) -> None:

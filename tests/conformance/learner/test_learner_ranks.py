@@ -105,7 +105,7 @@ async def test_what_one_rank_refuses_all_refuse_and_go_on(
     out, expected = folder(tmp_path, "out"), folder(tmp_path, "expected")
     config = TrainConfig(learning_rate=1e-2, **LENIENT)
     with pytest.raises(ArtError, match="nats apart"):  # from numbers that are all ranks'
-        await two.step(LearnerStep(start, out, 1, rows, TrainConfig()), ignore)
+        await two.step(LearnerStep(start, out, 1, rows, TrainConfig(learning_rate=2e-5)), ignore)
     with pytest.raises(ConfigError, match="nowhere"):
         await two.step(LearnerStep(tmp_path / "nowhere", out, 1, rows, config), ignore)
     assert contents(out) == {}

@@ -132,7 +132,9 @@ async def test_shards_refuse_together_and_begin_again_when_one_is_killed(
             os.kill(killed[0], signal.SIGKILL)
 
     with pytest.raises(ArtError, match="nats apart"):  # rank 0 looks into it, rank 1 assists
-        await learner.step(LearnerStep(start, out, 1, rows, TrainConfig()), ignore)
+        await learner.step(
+            LearnerStep(start, out, 1, rows, TrainConfig(learning_rate=2e-5)), ignore
+        )
     with pytest.raises(ConfigError, match="nowhere"):
         await learner.logprobs(tmp_path / "nowhere", rows)
     with pytest.raises(asyncio.CancelledError):

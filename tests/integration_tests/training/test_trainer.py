@@ -31,6 +31,7 @@ from langchain_art.wire import (
     TrainConfig,
     Trajectory,
     TrajectoryGroup,
+    default_learning_rate,
 )
 from tests.support.fits import evaluation, identity, record
 from tests.support.live_server import LiveServer
@@ -326,6 +327,32 @@ async def test_fit_trains_and_tells(art_server: LiveServer, tmp_path: Path) -> N
     assert found.adapter in shown.file.getvalue()  # type: ignore[attr-defined]
 
 
+async def test_a_learning_rate_that_is_not_named_fits_the_model_and_is_recorded(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    told = quiet()
+    trainer = trainer_of(art_server, tmp_path, console=told)
+    with ArtClient(art_server.base_url, art_server.api_key) as client:
+        parameters = client.status().parameters
+        assert 1e5 < parameters < 3e5
+        expected = default_learning_rate(parameters, SMALL)
+        assert expected == pytest.approx(3e-3, rel=0.2), "what the demo learns with"
+        found = await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
+        assert found.history[0].metrics["learning_rate"] == pytest.approx(expected)
+        assert f"learning rate {expected:.2g}, chosen for 0.2 M parameters" in told.file.getvalue()  # type: ignore[attr-defined]
+        state = json.loads((tmp_path / "fit.json").read_text())
+        assert state["learning_rate"] == pytest.approx(expected)
+        assert state["identity"]["config"]["learning_rate"] is None
+        runs = [one.id for one in client.trajectories(8)]
+        job = client.train([runs[:4]], trainer.policy, TrainConfig(), retrain=True)
+        assert client.wait(job).metrics["learning_rate"] == pytest.approx(expected)
+        supervised = client.wait(client.sft(runs[:2], trainer.policy))
+        assert supervised.metrics["learning_rate"] == pytest.approx(5 * expected)
+    longer = trainer_of(art_server, tmp_path, trainer.policy, console=(again := quiet()))
+    await longer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
+    assert "chosen for" not in again.file.getvalue()  # type: ignore[attr-defined]
+
+
 async def test_a_finished_fit_does_nothing_and_a_longer_one_goes_on(
     art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,7 +396,7 @@ async def test_another_fit_in_the_same_folder_is_refused_and_may_begin_anew(
         await second.fit(program(better), SCENARIOS, steps=2)
     config = TrainConfig(learning_rate=1e-4)
     third = trainer_of(art_server, tmp_path, first.policy, config=config)
-    with pytest.raises(ConfigError, match=r"config\.learning_rate 2e-05 -> 0\.0001"):
+    with pytest.raises(ConfigError, match=r"config\.learning_rate None -> 0\.0001"):
         await third.fit(program(spread), SCENARIOS, steps=2)
     with pytest.raises(ConfigError, match=r"scenarios \(4 -> 3\)"):
         await first.fit(program(spread), SCENARIOS[:3], steps=2)

@@ -253,6 +253,11 @@ class LearnerCore:
         config = request.config
         rows = [row for row in request.rows if any(row.mask)]
         batch = self.batch(rows, config, request.reference)
+        if config.learning_rate is None:
+            raise ConfigError(
+                "got a step without a learning rate, expected the one that was chosen for the "
+                "policy when the job was queued (wire.with_learning_rate)"
+            )
         rate = learning_rate(config.learning_rate, config.schedule, request.step)
         for group in self._optimizer.param_groups:
             group["lr"] = rate

@@ -56,7 +56,7 @@ def summed(weight: float) -> SumEvaluator:
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (told(config=TrainConfig(learning_rate=1e-4)), "config.learning_rate 2e-05 -> 0.0001"),
+        (told(config=TrainConfig(learning_rate=1e-4)), "config.learning_rate None -> 0.0001"),
         (
             told(config=TrainConfig(schedule=LRSchedule(warmup_steps=5))),
             "config.schedule.warmup_steps 0 -> 5",

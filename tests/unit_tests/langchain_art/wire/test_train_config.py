@@ -45,7 +45,7 @@ TRUNCATED = {"kind": "truncated", "high": 2.0}
 def test_every_default_of_a_job() -> None:
     assert TrainConfig().model_dump() == OPTIMIZER | {
         "kind": "rl",
-        "learning_rate": 2e-5,
+        "learning_rate": None,
         "advantage": {"kind": "mean"},
         "credit": {"kind": "run"},
         "zero_variance_tolerance": 1e-6,
@@ -65,7 +65,7 @@ def test_every_default_of_a_job() -> None:
         "guard": 1.25,
         "max_logprob_gap": 0.1,
     }
-    expected = OPTIMIZER | {"kind": "sft", "learning_rate": 1e-4, "aggregation": "token"}
+    expected = OPTIMIZER | {"kind": "sft", "learning_rate": None, "aggregation": "token"}
     assert SFTConfig().model_dump() == expected
 
 
