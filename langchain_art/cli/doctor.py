@@ -27,7 +27,10 @@ def doctor(
         str | None, typer.Argument(help="A local path or a hub name that is in the cache.")
     ] = None,
     context: Annotated[int, typer.Option(min=16, help="Tokens of a call.")] = 8192,
-    calls: Annotated[int, typer.Option(min=1, help="Calls that are sampled at once.")] = 16,
+    calls: Annotated[
+        int,
+        typer.Option(min=1, help="Such calls at once, or fewer."),
+    ] = 16,
     rank: Annotated[int, typer.Option(min=1, help="Of the adapters.")] = 16,
     host: Annotated[str, typer.Option(help="That the server would bind to.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Likewise.")] = 8000,
@@ -84,5 +87,8 @@ def _view(report: DoctorReport, model: str | None) -> Group:
             f"{one.placement or 'no'}{gpus}",
             f"{one.longest_row:,}",
         )
+    if report.settings:
+        settings = Text(f"# server.toml, for langchain-art serve --config\n{report.settings}")
+        advice.append(settings)
     command = f"Next: langchain-art canary --model {model or 'MODEL'}"
     return Group(table, *advice, sizes, Text(command))

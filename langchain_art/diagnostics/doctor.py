@@ -15,15 +15,17 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from langchain_art.diagnostics.memory_estimate import (
-    CPU_HEAP,
-    Shape,
-    idle_learner_bytes,
-    learner_bytes,
-    longest_row,
-    sampler_bytes,
+from langchain_art.diagnostics.memory_estimate import Shape
+from langchain_art.diagnostics.placement import (
+    MOST_SHARDS,
+    PROCESS_BYTES,
+    VLLM_BYTES,
+    MemoryFit,
+    Placement,
+    best_fit,
+    server_toml,
 )
 from langchain_art.errors import ConfigError
 from langchain_art.wire import Wire
@@ -40,10 +42,6 @@ KNOWN = {
 }
 REQUIRED = ("torch", "transformers", "peft", "fastapi", "sqlalchemy")
 OPTIONAL = ("vllm", "unsloth", "trl")
-#: Bytes of an engine's process without a model: libraries, CUDA context, work space.
-PROCESS_BYTES = 3 * 10**9 // 2
-#: Most GPUs that the learner's base is sharded over in an estimate.
-MOST_SHARDS = 8
 #: NVIDIA's oldest driver for CUDA 13.
 LEAST_DRIVER = 580
 #: Bytes of free disk for adapter versions, records and a model's download.
@@ -56,10 +54,9 @@ _CPU_BUILD = (
     "It works, but its CUDA packages are gigabytes that nothing here uses. For the CPU build: pip "
     "install --force-reinstall --no-deps torch=={} --index-url https://download.pytorch.org/whl/cpu"
 )
-Placement = Literal["together", "in turns", "separate", "sharded"]
 _ADVICE: dict[Placement | None, str] = {
     "together": "",
-    "in turns": "They fit if vLLM sleeps during a step: [engine] and take_turns = true in the "
+    "in turns": "They fit if vLLM sleeps during a step: [sampler] and take_turns = true in the "
     "server's TOML file (docs/gpu.md).",
     "separate": 'They fit on two GPUs: device = "cuda:1" in the server\'s TOML file (docs/gpu.md).',
     "sharded": "They fit on {devices} GPUs, the learner's base sharded over {shards} of them: "
@@ -78,25 +75,6 @@ class Finding(Wire):
     advice: str = ""
 
 
-class MemoryFit(Wire):
-    """How the sampler and the learner of one model fit into memory."""
-
-    model: str
-    parameters: int
-    dtype: str
-    sampler_bytes: int
-    learner_bytes: int
-    """Of a step with one row of the asked context, with gradient checkpointing."""
-    placement: Placement | None
-    """The first that fits, None if none does. ``together``: both on one device at once. ``in
-    turns``: vLLM sleeps during a step (``take_turns``). ``separate``: on a GPU each (``device``).
-    ``sharded``: separate, with the learner's base over several GPUs (``ranks``, ``shard``)."""
-    devices: int
-    """GPUs of equal size that this takes (1 on a CPU); 0 if nothing fits."""
-    longest_row: int
-    """Tokens of the longest row that the learner can train then; 0 if nothing fits."""
-
-
 class DoctorReport(Wire):
     """All findings and estimates."""
 
@@ -107,6 +85,8 @@ class DoctorReport(Wire):
     context: int
     calls: int
     fits: tuple[MemoryFit, ...]
+    settings: str = ""
+    """The server's TOML file for the model that was given, if GPUs are there and it fits."""
 
     @property
     def healthy(self) -> bool:
@@ -133,14 +113,20 @@ def examine(
     shapes = KNOWN if model is None else {model: read_shape(model)}
     cards = gpus()
     memory = min(card["free"] for card in cards) if cards else _free_memory()
-    fits = [
-        fit(name, shape, memory, gpu=bool(cards), context=context, calls=calls, rank=rank)
-        for name, shape in shapes.items()
-    ]
+    asked: dict[str, Any] = {"gpu": bool(cards), "context": context, "calls": calls, "rank": rank}
+    most = MOST_SHARDS + 1
+    fits = [best_fit(name, one, memory, most, **asked) for name, one in shapes.items()]
     findings = [_gpu(cards), _packages(), _torch(cards), _disk(data_dir)]
     findings += [_port(host, port), _key(host)]
+    settings = ""
     if model is not None:
-        findings.append(_memory(fits[0], memory, max(1, len(cards))))
+        shape, here = shapes[model], fits[0]
+        if cards:
+            here = best_fit(model, shape, memory, len(cards), **asked)
+            if 0 < here.devices <= len(cards):
+                total = min(card["total"] for card in cards)
+                settings = server_toml(here, shape, rank, total, memory)
+        findings.append(_memory(fits[0], here, memory, max(1, len(cards)), context))
     return DoctorReport(
         findings=tuple(findings),
         device=cards[0]["name"] if cards else "CPU",
@@ -148,41 +134,7 @@ def examine(
         context=context,
         calls=calls,
         fits=tuple(fits),
-    )
-
-
-def fit(
-    name: str, shape: Shape, memory: int, *, gpu: bool, context: int, calls: int, rank: int
-) -> MemoryFit:
-    """How a model fits into devices with `memory` free bytes each: any number of GPUs, or a CPU."""
-    dtype, heap = ("bfloat16", 1.0) if gpu else ("float32", CPU_HEAP)
-    sampler = sampler_bytes(shape, context, calls, dtype)
-    learner, *sharded = (
-        learner_bytes(shape, context, rank, dtype, checkpointed=True, heap=heap, shards=shards)
-        for shards in range(1, MOST_SHARDS + 1)
-    )
-    asleep = idle_learner_bytes(shape, rank, dtype)
-    both, alone = memory - 2 * PROCESS_BYTES, memory - PROCESS_BYTES
-    placement: Placement | None = None
-    devices = budget = 0
-    if sampler + learner <= both:
-        placement, devices, budget = "together", 1, both - sampler
-    elif gpu and max(sampler + asleep, learner) <= both:
-        placement, devices, budget = "in turns", 1, both
-    elif gpu and max(sampler, learner) <= alone:
-        placement, devices, budget = "separate", 2, alone
-    elif gpu and max(sampler, *sharded[-1:]) <= alone:
-        shards = next(n for n, needed in enumerate(sharded, 2) if needed <= alone)
-        placement, devices, budget = "sharded", shards + 1, alone
-    return MemoryFit(
-        model=name,
-        parameters=shape.parameters,
-        dtype=dtype,
-        sampler_bytes=sampler,
-        learner_bytes=learner,
-        placement=placement,
-        devices=devices,
-        longest_row=longest_row(shape, budget, rank, dtype, heap, max(1, devices - 1)),
+        settings=settings,
     )
 
 
@@ -319,14 +271,23 @@ def _key(host: str) -> Finding:
     return _checked("key", found, problem)
 
 
-def _memory(one: MemoryFit, memory: int, devices: int) -> Finding:
-    needed = one.sampler_bytes + one.learner_bytes + 2 * PROCESS_BYTES
+def _memory(one: MemoryFit, here: MemoryFit, memory: int, devices: int, context: int) -> Finding:
+    """Whether a model fits: as asked on any number of GPUs (`one`), and on these (`here`)."""
+    fits = 0 < here.devices <= devices
+    program = VLLM_BYTES if one.dtype == "bfloat16" else PROCESS_BYTES
+    shown = here if fits else one
+    needed = shown.sampler_bytes + shown.learner_bytes + program + PROCESS_BYTES
     each = " on each GPU" if devices > 1 else ""
+    whole = fits and here.context == context
+    chosen = here if whole else one
+    advice = _ADVICE[chosen.placement].format(devices=chosen.devices, shards=chosen.devices - 1)
+    if fits and not whole:
+        advice = f"Here fit calls of {here.context} tokens, not of {context}. {advice}".strip()
     return Finding(
         name="memory",
         found=f"{needed / 1e9:.1f} GB needed, {memory / 1e9:.1f} GB free{each}",
-        ok=0 < one.devices <= devices,
-        advice=_ADVICE[one.placement].format(devices=one.devices, shards=one.devices - 1),
+        ok=whole,
+        advice=advice,
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from langchain_art.cli.main import app
-from langchain_art.diagnostics import doctor
+from langchain_art.diagnostics import doctor, placement
 from langchain_art.diagnostics.memory_estimate import Shape
 from langchain_art.errors import ConfigError
 from langchain_art.wire.api_keys import new_api_key
@@ -128,8 +128,14 @@ def test_a_model_is_found_in_the_hubs_cache_or_named(
 HAND = Shape(8, 100, 300, 100, 50, 20_000)
 
 
+@pytest.fixture
+def small_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's program takes no more than others: the model above is smaller than it."""
+    monkeypatch.setattr(placement, "VLLM_BYTES", placement.PROCESS_BYTES)
+
+
 def hand_fit(memory: int, calls: int = 10, *, gpu: bool = True) -> doctor.MemoryFit:
-    return doctor.fit("m", HAND, memory, gpu=gpu, context=1000, calls=calls, rank=4)
+    return placement.fit("m", HAND, memory, gpu=gpu, context=1000, calls=calls, rank=4)
 
 
 def test_needs_are_those_computed_by_hand() -> None:
@@ -162,6 +168,7 @@ def test_needs_are_those_computed_by_hand() -> None:
         (1_829_919_999, 200, None, 0),  # the sampler is not sharded
     ],
 )
+@pytest.mark.usefixtures("small_vllm")
 def test_each_placement_begins_where_its_memory_is_there(
     memory: int, calls: int, placement: str | None, devices: int
 ) -> None:
@@ -180,6 +187,7 @@ def test_each_placement_begins_where_its_memory_is_there(
         (1_000_000_000, 0),
     ],
 )
+@pytest.mark.usefixtures("small_vllm")
 def test_the_longest_row_takes_what_is_left(memory: int, rows: int) -> None:
     assert hand_fit(memory).longest_row == rows
 

@@ -1,0 +1,143 @@
+"""Where the sampler and the learner of a model fit into GPUs, and the server's settings for that.
+
+No torch here. On a GPU nothing of it has been measured.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from langchain_art.diagnostics.memory_estimate import (
+    CPU_HEAP,
+    Shape,
+    idle_learner_bytes,
+    learner_bytes,
+    longest_row,
+    sampler_bytes,
+)
+from langchain_art.wire import Wire
+
+#: Bytes of an engine's process without a model: libraries, CUDA context, work space.
+PROCESS_BYTES = 3 * 10**9 // 2
+#: The same of vLLM: also its CUDA graphs and the activations of its largest batch.
+VLLM_BYTES = 4 * 10**9
+#: Most GPUs that the learner's base is sharded over in an estimate.
+MOST_SHARDS = 8
+#: Shortest context that is proposed where the asked one does not fit.
+LEAST_CONTEXT = 2048
+#: Most of a GPU's memory that vLLM is given where it has the GPU for itself.
+MOST_SHARE = 0.9
+Placement = Literal["together", "in turns", "separate", "sharded"]
+
+
+class MemoryFit(Wire):
+    """How the sampler and the learner of one model fit into memory."""
+
+    model: str
+    parameters: int
+    dtype: str
+    sampler_bytes: int
+    learner_bytes: int
+    """Of a step with one row of the asked context, with gradient checkpointing."""
+    placement: Placement | None
+    """The first that fits, None if none does. ``together``: both on one device at once. ``in
+    turns``: vLLM sleeps during a step (``take_turns``). ``separate``: on a GPU each (``device``).
+    ``sharded``: separate, with the learner's base over several GPUs (``ranks``, ``shard``)."""
+    devices: int
+    """GPUs of equal size that this takes (1 on a CPU); 0 if nothing fits."""
+    longest_row: int
+    """Tokens of the longest row that the learner can train then; 0 if nothing fits."""
+    context: int
+    """Tokens of a call, which the server is to be told (``max_model_len``)."""
+    calls: int
+    """Calls of so many tokens whose keys and values fit at once; more wait, or are shorter."""
+
+
+def fit(
+    name: str, shape: Shape, memory: int, *, gpu: bool, context: int, calls: int, rank: int
+) -> MemoryFit:
+    """How a model fits into devices with `memory` free bytes each: any number of GPUs, or a CPU."""
+    dtype, heap = ("bfloat16", 1.0) if gpu else ("float32", CPU_HEAP)
+    sampler = sampler_bytes(shape, context, calls, dtype)
+    learner, *sharded = (
+        learner_bytes(shape, context, rank, dtype, checkpointed=True, heap=heap, shards=shards)
+        for shards in range(1, MOST_SHARDS + 1)
+    )
+    asleep = idle_learner_bytes(shape, rank, dtype)
+    program = VLLM_BYTES if gpu else PROCESS_BYTES
+    both, alone = memory - program - PROCESS_BYTES, memory - PROCESS_BYTES
+    serves = sampler + program <= memory
+    placement: Placement | None = None
+    devices = budget = 0
+    if sampler + learner <= both:
+        placement, devices, budget = "together", 1, both - sampler
+    elif gpu and max(sampler + asleep, learner) <= both:
+        placement, devices, budget = "in turns", 1, both
+    elif gpu and serves and learner <= alone:
+        placement, devices, budget = "separate", 2, alone
+    elif gpu and serves and sharded[-1] <= alone:
+        shards = next(n for n, needed in enumerate(sharded, 2) if needed <= alone)
+        placement, devices, budget = "sharded", shards + 1, alone
+    return MemoryFit(
+        model=name,
+        parameters=shape.parameters,
+        dtype=dtype,
+        sampler_bytes=sampler,
+        learner_bytes=learner,
+        placement=placement,
+        devices=devices,
+        longest_row=longest_row(shape, budget, rank, dtype, heap, max(1, devices - 1)),
+        context=context,
+        calls=calls,
+    )
+
+
+def best_fit(
+    name: str,
+    shape: Shape,
+    memory: int,
+    devices: int,
+    *,
+    gpu: bool,
+    context: int,
+    calls: int,
+    rank: int,
+) -> MemoryFit:
+    """`fit` on so many devices, with fewer calls at once and then less context if it takes that.
+
+    If nothing fits, that of the asked context and calls.
+    """
+    asked = fit(name, shape, memory, gpu=gpu, context=context, calls=calls, rank=rank)
+    while True:
+        held = calls
+        while held:
+            one = fit(name, shape, memory, gpu=gpu, context=context, calls=held, rank=rank)
+            if 0 < one.devices <= devices:
+                return one
+            held //= 2
+        if context // 2 < LEAST_CONTEXT:
+            return asked
+        context //= 2
+
+
+def server_toml(found: MemoryFit, shape: Shape, rank: int, total: int, free: int) -> str:
+    """The server's settings for a fit on GPUs of `total` bytes each, `free` of which are free.
+
+    vLLM takes its share of all of the memory, and of what the learner leaves as much as there is.
+    """
+    left = min(free, MOST_SHARE * total)
+    if found.placement == "together":
+        left = free - found.learner_bytes - PROCESS_BYTES
+    elif found.placement == "in turns":
+        left = free - idle_learner_bytes(shape, rank, found.dtype) - PROCESS_BYTES
+    lines = [f'model = "{found.model}"', f"max_model_len = {found.context}"]
+    if found.placement == "in turns":
+        lines.append("take_turns = true")
+    if found.devices > 1:
+        lines.append('device = "cuda:1"')
+    share = int(min(left / total, MOST_SHARE) * 1000) / 1000
+    lines += [f"\n[lora]\nrank = {rank}"]
+    lines += [f'\n[sampler]\nkind = "vllm"\ngpu_memory = {share}']
+    if found.placement == "sharded":
+        lines.append(f"\n[learner]\nranks = {found.devices - 1}\nshard = true")
+    return "\n".join(lines) + "\n"
