@@ -30,8 +30,6 @@ POST_ERRORS = (OSError, httpx.DecodingError)
 
 #: Seconds that an idle connection is kept: less than the five after which uvicorn closes it.
 _IDLE_SECONDS = 4.0
-#: Seconds after which a server's next address is tried as well (RFC 8305).
-_NEXT_ADDRESS = 0.25
 _READ_BYTES = 1 << 16
 
 _Server: TypeAlias = tuple[str, str, int]
@@ -331,7 +329,6 @@ async def _open(target: Target) -> _AsyncConnection:
             host,
             port,
             ssl=_tls() if scheme == "https" else None,
-            happy_eyeballs_delay=_NEXT_ADDRESS,
         )
     return connection
 

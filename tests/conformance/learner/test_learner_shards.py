@@ -143,6 +143,8 @@ async def test_shards_refuse_together_and_begin_again_when_one_is_killed(
     assert distance(out, expected, FILES[1]) <= 1e-6
     assert learner.restarts == restarts
     await learner.step(request, kill_once)
+    if learner.restarts == restarts:  # on a busy machine, the step had ended before it was told
+        await learner.step(request, ignore)
     assert killed and learner.restarts == restarts + 1
     assert distance(out, expected, FILES[1]) <= 1e-6
 

@@ -305,6 +305,19 @@ def test_connections_of_closed_loops_are_closed(server: RawServer) -> None:
     assert connections(server) == [0, 1, 2, 3, 4]
 
 
+def test_another_event_loop(server: RawServer) -> None:
+    """LangGraph's server has uvloop's, whose connections take fewer options than asyncio's."""
+    uvloop = pytest.importorskip("uvloop", reason="uvloop has no release for this system")
+    server.answers = [answer("mine") + answer("nobody's"), answer("next")]
+
+    async def both() -> list[Any]:
+        there = target(server.root, connect_timeout=5.0, read_timeout=5.0)
+        return [(await post_async(there, b"1")).response.json() for _ in range(2)]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(both()) == ["mine", "next"]
+
+
 # ---- processes, TLS
 
 
