@@ -57,7 +57,8 @@ class Recovery:
         if history.state.stopped:
             return False
         if isinstance(last, StepRecord):
-            signs = new_signs(history.kept, self.plan.max_steps_ahead)
+            warmup = self.plan.config.schedule.warmup_steps
+            signs = new_signs(history.kept, self.plan.max_steps_ahead, warmup)
         elif isinstance(last, EvalResult):
             sign = held_out_sign(history.kept_evals, history.kept, at_end=at_end)
             signs = [sign] if sign else []

@@ -284,29 +284,47 @@ def test_a_wrong_reaction_is_refused(art_server: LiveServer, tmp_path: Path) -> 
         Falling(art_server, tmp_path, names(), options={"on_collapse": "roll"})
 
 
-@pytest.mark.slow
-async def test_a_real_collapse_of_the_demo_is_undone(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
-    """At thirty times the demo's learning rate, rewards are 0 after two to five steps."""
-    mails = MailStore(build(tmp_path / "mails.sqlite3", n_train=160, n_test=1, seed=0))
+async def fit_of_the_demo(
+    server: LiveServer, folder: Path, config: TrainConfig, steps: int, groups_per_step: int
+) -> tuple[FitResult, str]:
+    """A fit of the e-mail agent, and what it printed."""
+    mails = MailStore(build(folder / "mails.sqlite3", n_train=160, n_test=1, seed=0))
     [policy] = names()
     model = ChatART(
         model=policy,
-        base_url=art_server.base_url,
-        api_key=art_server.api_key or "EMPTY",
+        base_url=server.base_url,
+        api_key=server.api_key or "EMPTY",
         max_tokens=MAX_TOKENS,
     )
     trainer = Trainer(
         model,
         group_size=4,
-        groups_per_step=16,
-        config=TrainConfig(learning_rate=1e-1, schedule=LRSchedule(warmup_steps=5)),
-        out_dir=tmp_path / "fit",
-        console=Console(file=io.StringIO()),
+        groups_per_step=groups_per_step,
+        config=config,
+        out_dir=folder / "fit",
+        console=Console(file=(told := io.StringIO()), width=1000),
     )
-    found = await trainer.fit(make_rollout(model, mails), mails.scenarios("train"), steps=9)
+    found = await trainer.fit(make_rollout(model, mails), mails.scenarios("train"), steps=steps)
     mails.close()
+    return found, told.getvalue()
+
+
+async def test_a_rate_at_which_the_demo_learns_nothing_is_said_once(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    low = TrainConfig(learning_rate=2e-5)
+    found, said = await fit_of_the_demo(art_server, tmp_path, low, steps=6, groups_per_step=4)
+    assert said.count("steps with a learning rate of 2e-05 moved the policy by no more than") == 1
+    assert "it hardly learns. Take a higher learning_rate" in said and not found.rollbacks
+
+
+@pytest.mark.slow
+async def test_a_real_collapse_of_the_demo_is_undone(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    """At thirty times the demo's learning rate, rewards are 0 after two to five steps."""
+    config = TrainConfig(learning_rate=1e-1, schedule=LRSchedule(warmup_steps=5))
+    found, _ = await fit_of_the_demo(art_server, tmp_path, config, steps=9, groups_per_step=16)
     shown = [(one.step, one.reward_mean) for one in found.history], found.rollbacks
     assert found.rollbacks, shown
     after = [one.reward_mean or 0 for one in found.history if one.step > found.rollbacks[0].step]

@@ -225,3 +225,51 @@ def test_a_known_quantile_of_students_t() -> None:
     assert student_tail(2.228138852, 10) == pytest.approx(0.025, rel=1e-8)
     with pytest.raises(ValueError, match="expected t >= 0"):
         student_tail(-1.0, 3)
+
+
+#: `probe_change` of the first steps of fits of the e-mail agent: of the demo itself, with its
+#: warm-up, and at fixed rates.
+DEMO = [0.065, 0.068, 0.146, 0.262, 0.122, 0.228]
+LOW, BELOW = [0.0036, 0.0021, 0.0025, 0.0014, 0.0013, 0.0007], [0.022, 0.012, 0.020, 0.016, 0.0073]
+
+
+def moving(changes: Sequence[float | None], rewards: Sequence[float] = ()) -> list[StepRecord]:
+    means = rewards or [0.4] * len(changes)
+    told = [{} if one is None else {"probe_change": one, "learning_rate": 2e-5} for one in changes]
+    made = records([(mean, 0.4) for mean in means])
+    return [
+        step_record(
+            one.step, metrics=metrics, **one.model_dump(exclude={"kind", "step", "results"})
+        )
+        for one, metrics in zip(made, told, strict=True)
+    ]
+
+
+def said_at(history: Sequence[StepRecord], warmup: int = 0) -> list[int]:
+    """The steps with which it is said that the policy hardly moves."""
+    return [
+        n
+        for n in range(1, len(history) + 1)
+        if any(one.kind == "unmoved" for one in new_signs(history[:n], warmup=warmup))
+    ]
+
+
+def test_a_policy_that_hardly_moves_is_said_once_with_the_figure_and_what_to_do() -> None:
+    assert said_at(moving([*LOW, *LOW])) == [5]
+    [sign] = new_signs(moving(LOW[:5]))
+    assert sign.words.startswith("step 5: 5 steps with a learning rate of 2e-05 moved the policy")
+    assert "0.011 nats" in sign.words and "higher learning_rate" in sign.advice
+    assert sign.keep is None, "nothing is rolled back"
+
+
+def test_a_policy_that_moves_or_learns_is_not_said_to_stand_still() -> None:
+    assert said_at(moving(DEMO)) == [] and said_at(moving(BELOW)) == []
+    assert said_at(moving([*LOW[:4], 0.06, *LOW])) == []
+    assert said_at(moving(LOW, [0.2, 0.6, 0.7, 0.8, 0.9, 0.9])) == []
+    assert said_at(moving(LOW, [0.40, 0.45, 0.38, 0.44, 0.42, 0.4])) == [5], "chance is no rise"
+
+
+def test_steps_of_the_warm_up_and_without_training_do_not_count() -> None:
+    assert said_at(moving([*LOW, *LOW]), warmup=3) == [8]
+    assert said_at(moving([*LOW[:4], 0.05, *LOW]), warmup=5) == []
+    assert said_at(moving([LOW[0], None, *LOW[1:4], None, LOW[4], None])) == [7]
