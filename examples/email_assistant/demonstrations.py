@@ -1,21 +1,26 @@
 """Conversations of a random policy: calls are well formed, choices are drawn by lot.
 
-Which words are searched for, whether the list is filtered, sorted or neither, by which sender, in
-which order, and which mail is opened are left to chance. Whatever the question asks for, so that
-the warm start learns the tools and no strategy.
+Which words are searched for, whether the list is filtered, sorted or neither, and which mail is
+opened are left to chance, whatever the question asks for, so that the warm start learns the tools
+and no strategy. The sender and the order that the question names are only taken more often than
+others (`HEEDS`): a small model does not begin to read what it was never shown to matter.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from examples.email_assistant.agent import MAX_MODEL_CALLS, SYSTEM_PROMPT
 from examples.email_assistant.mailbox import Mailbox, Scenario
 from examples.support.mail_player import MailPlayer, Message
 from examples.support.mail_words import SENDERS
+
+#: Probability that a filter or a sort takes what the question names, if it names one; else any.
+HEEDS = 0.6
+ORDERS = ("newest", "oldest")
 
 
 class RandomPolicy(MailPlayer):
@@ -37,13 +42,16 @@ class RandomPolicy(MailPlayer):
         query = self._rng.choices([pair, *pair.split()], weights=[70, 15, 15])[0]
         self._list("search", {"query": query}, self._box.search(query))
 
+    def _drawn(self, choices: Sequence[str]) -> str:
+        asked = [one for one in choices if one in self._scenario.question]
+        return self._rng.choice(asked if asked and self._rng.random() < HEEDS else choices)
+
     def _filter(self) -> None:
-        asked = [name for name in SENDERS if f"as {name} says" in self._scenario.question]
-        sender = self._rng.choice(asked if asked and self._rng.random() < 0.6 else SENDERS)
+        sender = self._drawn(SENDERS)
         self._list("filter", {"sender": sender}, self._box.filter(sender))
 
     def _sort(self) -> None:
-        order = self._rng.choice(("newest", "oldest"))
+        order = self._drawn(ORDERS)
         self._list("sort", {"order": order}, self._box.sort(order))
 
     def _select(self) -> None:

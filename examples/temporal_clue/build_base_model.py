@@ -26,10 +26,10 @@ def conversations(count: int) -> list[Conversation]:
 
 RECIPE = Recipe(
     conversations=conversations,
-    count=16_000,
+    count=38_400,
     words=[*PEOPLE, *(f" {value}" for values in CATEGORIES for value in values)],
     vocab_size=576,
-    plan=WarmStart(steps=500, copy_steps=120),
+    plan=WarmStart(steps=1200, copy_steps=120),
 )
 
 

@@ -17,7 +17,7 @@ from examples.temporal_clue.agent import SYSTEM_PROMPT
 from examples.temporal_clue.environment import QUESTIONS, Clue, Puzzle, puzzles
 
 Message = dict[str, Any]
-HEEDS = 0.15
+HEEDS = 0.25
 MIXED = 0.3
 
 

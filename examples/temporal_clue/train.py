@@ -42,7 +42,7 @@ def build_fit(setup: Setup, level: int = 1) -> Fit:
     """Puzzles of the setup's seed, and the detective."""
     model = setup.chat()
     return Fit(
-        trainer=setup.trainer([model]),
+        trainer=setup.trainer([model], config=setup.config(optimizer_steps=2)),
         rollout=make_rollout(model),
         train=puzzles("train", setup.train_scenarios, setup.seed, level),
         held_out=puzzles("test", setup.demo.held_out, setup.seed, level),
