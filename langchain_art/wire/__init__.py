@@ -1,6 +1,31 @@
 """All values that cross between client and server: small, frozen, pydantic only."""
 
 from langchain_art.wire.calls import CallTags as CallTags, Turn as Turn, Usage as Usage
+from langchain_art.wire.choices.credit import (
+    Advantage as Advantage,
+    AnchorCredit as AnchorCredit,
+    Credit as Credit,
+    OverlongPenalty as OverlongPenalty,
+    SimpleAdvantage as SimpleAdvantage,
+    SimpleCredit as SimpleCredit,
+    Standardized as Standardized,
+    TurnCredit as TurnCredit,
+)
+from langchain_art.wire.choices.losses import (
+    CISPO as CISPO,
+    DPPOTV as DPPOTV,
+    Distillation as Distillation,
+    GSPO as GSPO,
+    Aggregation as Aggregation,
+    ClippedRatio as ClippedRatio,
+    ConstantAggregation as ConstantAggregation,
+    IcePop as IcePop,
+    ImportanceSampling as ImportanceSampling,
+    KLPenalty as KLPenalty,
+    Loss as Loss,
+    SequenceMask as SequenceMask,
+    TruncatedIS as TruncatedIS,
+)
 from langchain_art.wire.identifiers import (
     ID as ID,
     NAME as NAME,
@@ -34,33 +59,12 @@ from langchain_art.wire.reviews import (
     ReviewsKept as ReviewsKept,
 )
 from langchain_art.wire.train_config import (
-    CISPO as CISPO,
-    DPPOTV as DPPOTV,
-    Distillation as Distillation,
-    GSPO as GSPO,
-    Advantage as Advantage,
-    Aggregation as Aggregation,
-    AnchorCredit as AnchorCredit,
-    ClippedRatio as ClippedRatio,
-    ConstantAggregation as ConstantAggregation,
-    Credit as Credit,
-    IcePop as IcePop,
-    ImportanceSampling as ImportanceSampling,
     JobConfig as JobConfig,
-    KLPenalty as KLPenalty,
-    Loss as Loss,
     LRSchedule as LRSchedule,
-    OverlongPenalty as OverlongPenalty,
     PreferenceConfig as PreferenceConfig,
-    SequenceMask as SequenceMask,
     SFTConfig as SFTConfig,
-    SimpleAdvantage as SimpleAdvantage,
-    SimpleCredit as SimpleCredit,
-    Standardized as Standardized,
     StepConfig as StepConfig,
     TrainConfig as TrainConfig,
-    TruncatedIS as TruncatedIS,
-    TurnCredit as TurnCredit,
 )
 from langchain_art.wire.training import (
     JobEvent as JobEvent,

@@ -9,46 +9,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    field_validator,
-    model_validator,
-)
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from langchain_art.wire.field_hints import Options
-from langchain_art.wire.identifiers import NAME
+from langchain_art.wire.choices.credit import (
+    Advantage,
+    Credit,
+    OverlongPenalty,
+    SimpleAdvantage,
+    SimpleCredit,
+    Standardized,
+)
+from langchain_art.wire.choices.group import MAX_COUNT, MAX_FACTOR, Group
+from langchain_art.wire.choices.losses import (
+    Aggregation,
+    ClippedRatio,
+    Distillation,
+    KLPenalty,
+    Loss,
+)
 
 #: AdamW moves a weight by about the learning rate in an optimizer step, and an adapter's weights
 #: are some hundredths: one step with more than this leaves nothing of what was learned.
 MAX_LEARNING_RATE = 0.1
-#: Of a factor and of a bound: products of some of them are far from overflowing in 32 bits.
-MAX_FACTOR = 1e6
-MAX_COUNT = 2**31 - 1
 
 
-class _Group(Options):
-    """Numbers that are not finite are refused too."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Count `kind` as set, so that JSON without unset fields (as clients send) has it."""
-        if "kind" in type(self).model_fields:
-            self.model_fields_set.add("kind")
-
-
-def _by_kind(value: Any) -> Any:
-    return {"kind": value} if isinstance(value, str) else value
-
-
-_Choice = (Field(discriminator="kind"), BeforeValidator(_by_kind))
-
-
-class LRSchedule(_Group):
+class LRSchedule(Group):
     """Learning rate by step: linear warm-up, then linear decay.
 
     A fit and a warm start each count their own steps from 1. A job that does not say its step
@@ -73,214 +58,7 @@ class LRSchedule(_Group):
         return self
 
 
-class ConstantAggregation(_Group):
-    """Each token weighs ``1/value``, however many there are: Dr. GRPO (arXiv 2503.20783)."""
-
-    kind: Literal["constant"] = "constant"
-    value: float = Field(ge=1e-6, le=MAX_FACTOR)
-
-
-Aggregation = Literal["token", "sequence", "run"] | ConstantAggregation
-"""What has equal weight in a step: every token, every call, every run; or 1/value per token."""
-
-
-class TruncatedIS(_Group):
-    """Each token's loss times ``min(learner / sampler, high)``."""
-
-    kind: Literal["truncated"] = "truncated"
-    high: float = Field(default=2.0, gt=1, le=MAX_FACTOR)
-
-
-class IcePop(_Group):
-    """Each token's loss times ``learner / sampler``; 0 outside ``[low, high]``.
-
-    Source: arXiv 2510.18855.
-    """
-
-    kind: Literal["icepop"] = "icepop"
-    low: float = Field(default=0.5, gt=0, lt=1)
-    high: float = Field(default=5.0, gt=1, le=MAX_FACTOR)
-
-
-class SequenceMask(_Group):
-    """The product of ``learner / sampler`` over the call; 0 outside ``[low, high]``."""
-
-    kind: Literal["sequence_mask"] = "sequence_mask"
-    low: float | None = Field(default=None, gt=0, lt=1)
-    high: float = Field(default=3.0, gt=1, le=MAX_FACTOR)
-
-
-ImportanceSampling = Annotated[TruncatedIS | IcePop | SequenceMask, *_Choice]
-"""Correction of the difference between sampler and learner before the first optimizer step."""
-
-
-class ClippedRatio(_Group):
-    """PPO's clipped ratio with one bound for each side (DAPO, arXiv 2503.14476), and dual clip."""
-
-    kind: Literal["clip"] = "clip"
-    clip_low: float = Field(default=0.2, gt=0, le=1)
-    """The ratio's lower bound is ``1 - clip_low``."""
-    clip_high: float = Field(default=0.28, gt=0, le=MAX_FACTOR)
-    """The ratio's upper bound is ``1 + clip_high``."""
-    dual_clip: float | None = Field(default=3.0, gt=1, le=MAX_FACTOR)
-    """Largest ratio at which a negative advantage has a gradient; None: no such bound."""
-    importance_sampling: ImportanceSampling | None = TruncatedIS()
-    aggregation: Aggregation = "token"
-
-
-class GSPO(_Group):
-    """The clipped ratio with one ratio for a whole call (arXiv 2507.18071)."""
-
-    kind: Literal["gspo"] = "gspo"
-    clip_low: float = Field(default=3e-4, gt=0, le=1)
-    clip_high: float = Field(default=4e-4, gt=0, le=MAX_FACTOR)
-    importance_sampling: ImportanceSampling | None = TruncatedIS()
-    aggregation: Aggregation = "sequence"
-
-
-class CISPO(_Group):
-    """Clipped weights on the policy gradient (arXiv 2506.13585); ``clip_low=1``: no lower bound."""
-
-    kind: Literal["cispo"] = "cispo"
-    clip_low: float = Field(default=1.0, gt=0, le=1)
-    clip_high: float = Field(default=4.0, gt=0, le=MAX_FACTOR)
-    importance_sampling: ImportanceSampling | None = TruncatedIS()
-    aggregation: Aggregation = "token"
-
-
-class DPPOTV(_Group):
-    """DPPO bounded by total variation (arXiv 2602.04879).
-
-    Its bounds are differences of probabilities. Its ratio is against the sampler, so it takes no
-    importance sampling.
-    """
-
-    kind: Literal["dppo_tv"] = "dppo_tv"
-    clip_low: float = Field(default=0.2, gt=0, le=1)
-    clip_high: float = Field(default=0.2, gt=0, lt=1)
-    aggregation: Aggregation = "token"
-
-
-Loss = Annotated[ClippedRatio | GSPO | CISPO | DPPOTV, *_Choice]
-
-
-class SimpleAdvantage(_Group):
-    """A run's reward against its group's: an advantage without settings.
-
-    ``mean``: minus the group's mean (Dr. GRPO). ``leave_one_out``: minus the mean of the others
-    (RLOO). ``maxrl``: minus the mean, over the mean (MaxRL). ``batch_standardized``: minus the
-    group's mean, over the standard deviation in the whole batch (REINFORCE++-Baseline).
-    """
-
-    kind: Literal["mean", "leave_one_out", "maxrl", "batch_standardized"] = "mean"
-
-
-_Weight = Annotated[float, Field(ge=-MAX_FACTOR, le=MAX_FACTOR)]
-
-
-class Standardized(_Group):
-    """Reward minus the group's mean, over the sample standard deviation (GRPO)."""
-
-    kind: Literal["standardized"] = "standardized"
-    scores: dict[str, _Weight] = Field(default_factory=dict, max_length=64)
-    """Name -> weight of the run's scores that replace its reward (GDPO); empty: the reward."""
-
-
-Advantage = Annotated[SimpleAdvantage | Standardized, *_Choice]
-
-
-class SimpleCredit(_Group):
-    """Credit assignment without settings.
-
-    ``run``: whole runs are compared. ``node``: runs by node, as in Dr. MAS (arXiv 2602.08847).
-    ``call``: runs by their own rewards, and calls of one node by theirs; one without a reward is
-    not compared, and counts as 0 nowhere.
-    """
-
-    kind: Literal["run", "node", "call"] = "run"
-
-
-class TurnCredit(_Group):
-    """Calls are compared by their returns: the rewards from the call on."""
-
-    kind: Literal["turn"] = "turn"
-    discount: float = Field(default=1.0, ge=0, le=1)
-    """Of later rewards, per call."""
-
-
-class AnchorCredit(_Group):
-    """Runs are compared, and calls that were asked in the same state (GiGPO, arXiv 2505.10978)."""
-
-    kind: Literal["anchor"] = "anchor"
-    discount: float = Field(default=0.95, ge=0, le=1)
-    """Of later rewards, per call."""
-    weight: float = Field(default=1.0, gt=0, le=MAX_FACTOR)
-    """Of the comparison by state; the comparison of runs weighs 1."""
-
-
-Credit = Annotated[SimpleCredit | TurnCredit | AnchorCredit, *_Choice]
-
-
-class KLPenalty(_Group):
-    """Divergence from a reference, added to the loss."""
-
-    estimator: Literal["k1", "k2", "k3"]
-    coefficient: float = Field(gt=0, le=MAX_FACTOR)
-    reference: int | None = Field(default=None, ge=0, le=MAX_COUNT)
-    """Version of the policy that is the reference; 0 is the base model. None: in a fit the version
-    that it began with, which after a warm start is what that made; else the base model."""
-
-
-class Distillation(_Group):
-    """Learning on the policy's own runs from a teacher that scores their tokens.
-
-    The loss of each sampled token gets ``coefficient (log π - log teacher)²/2``, outside of the
-    clipped ratio: `KLPenalty`'s ``k2``. Its gradient is that of an advantage of
-    ``-coefficient (log π - log teacher)``, and on average that of the reverse divergence
-    KL(π ‖ teacher): on-policy distillation (GKD, arXiv 2306.13649;
-    thinkingmachines.ai/blog/on-policy-distillation). Groups of equal rewards are trained, too.
-    """
-
-    teacher: str
-    """``policy@version`` on the same server; of version 0, and so of any, the base model."""
-    coefficient: float = Field(default=1.0, gt=0, le=MAX_FACTOR)
-    rewards: bool = True
-    """Whether rewards count beside it; if not, runs need none."""
-
-    @field_validator("teacher")
-    @classmethod
-    def _named(cls, value: str) -> str:
-        policy, at, version = value.rpartition("@")
-        if not (at and NAME.fullmatch(policy) and version.isdecimal() and len(version) < 10):
-            raise ValueError(f"got teacher={value!r}, expected 'policy@version', as in 'solver@7'")
-        return value
-
-    @property
-    def version(self) -> tuple[str, int]:
-        """The teacher's policy, and its version."""
-        policy, _, version = self.teacher.rpartition("@")
-        return policy, int(version)
-
-
-class OverlongPenalty(_Group):
-    """Lower rewards for long runs (DAPO, arXiv 2503.14476, eq. 13)."""
-
-    tokens: int = Field(ge=1, le=MAX_COUNT)
-    """Sampled tokens of a run from which its reward is lowered by 1."""
-    buffer: int = Field(ge=1, le=MAX_COUNT)
-    """Tokens before that over which the reward falls linearly; at most `tokens`."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> OverlongPenalty:
-        if self.buffer > self.tokens:
-            raise ValueError(
-                f"got buffer={self.buffer} with tokens={self.tokens}, expected the buffer to be at "
-                "most as large"
-            )
-        return self
-
-
-class _Optimizer(_Group):
+class _Optimizer(Group):
     """The optimizer step. AdamW without weight decay, as is usual for LoRA."""
 
     schedule: LRSchedule = LRSchedule()
@@ -406,7 +184,7 @@ class SFTConfig(_Optimizer):
     aggregation: Aggregation = "token"
 
 
-class PreferenceConfig(_Group):
+class PreferenceConfig(Group):
     """A preference step: direct preference optimization (DPO, arXiv 2305.18290, eq. 7).
 
     Its batch are pairs of runs, the chosen one first. With ``π`` the policy's probability of all

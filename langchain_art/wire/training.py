@@ -6,8 +6,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from langchain_art.wire.choices.group import MAX_COUNT
 from langchain_art.wire.identifiers import Finite, Id, Name, RewardValue, Several, Wire
-from langchain_art.wire.train_config import MAX_COUNT, JobConfig, PreferenceConfig, TrainConfig
+from langchain_art.wire.train_config import JobConfig, PreferenceConfig, TrainConfig
 from langchain_art.wire.trajectories import Status
 
 #: Of a call: for all of its sampled tokens, or for each of them.

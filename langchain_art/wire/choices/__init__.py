@@ -1,0 +1,1 @@
+"""Choices within a step's config that have settings of their own: losses, credit, penalties."""

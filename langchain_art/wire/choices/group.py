@@ -1,0 +1,32 @@
+"""The base class of the settings of a choice, and what makes a choice of several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from langchain_art.wire.field_hints import Options
+
+#: Of a factor and of a bound: products of some of them are far from overflowing in 32 bits.
+MAX_FACTOR = 1e6
+MAX_COUNT = 2**31 - 1
+
+
+class Group(Options):
+    """Numbers that are not finite are refused too."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Count `kind` as set, so that JSON without unset fields (as clients send) has it."""
+        if "kind" in type(self).model_fields:
+            self.model_fields_set.add("kind")
+
+
+def _by_kind(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+#: Of a union whose members are told apart by `kind`; the string of a kind stands for its defaults.
+CHOICE = (Field(discriminator="kind"), BeforeValidator(_by_kind))
