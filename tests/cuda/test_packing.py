@@ -16,10 +16,15 @@ from langchain_art.errors import ArtError
 from langchain_art.wire import TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
+from langchain_art_server.backends.ipc.pending_call import WorkerDied
+from langchain_art_server.backends.ipc.step_codec import unpack_step
 from langchain_art_server.backends.peft import packer
+from langchain_art_server.backends.peft.distributed.process_group import Ranks
 from langchain_art_server.backends.peft.forest.packing import ForestRows
+from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.micro_batches import CountedTokens
+from langchain_art_server.config import Settings
 from tests.support.learner_cases import (
     LENIENT,
     SHAPE,
@@ -147,3 +152,62 @@ def test_a_row_too_long_for_the_memory_is_an_error_after_few_tries(
     assert 1 < len(short.tried) < 8 and not list(out.iterdir())
     monkeypatch.undo()
     take(core, start, out, make_rows(4))  # the learner goes on
+
+
+@pytest.mark.parametrize("of_memory", [True, False])
+def test_a_rank_hears_that_another_ones_memory_ran_out(of_memory: bool) -> None:
+    """Then it makes the step again with that one, with smaller parts as well."""
+    ranks = object.__new__(Ranks)
+    ranks.rank, ranks.size = 0, 2
+    told = [[0, "", False], [0, "CUDA out of memory", of_memory]]
+    ranks._gather = lambda _own: told  # pyright: ignore[reportAttributeAccessIssue]
+    kind = torch.OutOfMemoryError if of_memory else ArtError
+    with pytest.raises(kind, match="Rank 1 of the learner's 2 failed: CUDA"), ranks.together():
+        pass
+
+
+def test_a_rank_tells_the_others_that_its_memory_ran_out() -> None:
+    ranks, told = object.__new__(Ranks), list[Any]()
+    ranks._gather = told.append  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(torch.OutOfMemoryError), ranks.together():
+        raise torch.OutOfMemoryError("no room")
+    assert told == [[0, "no room", True]]
+
+
+def test_a_step_whose_process_died_begins_again_with_half_of_the_memory(
+    core: LearnerCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the ranks of a sharded base do when one of them runs out of memory."""
+    rows, start = make_rows(60), shake(fresh(core, tmp_path))
+    plain = core.packer._measured()
+    monkeypatch.setattr(packer, "free_bytes", lambda _device: 320 * plain / packer.MEMORY_SHARE)
+    alive: list[int] = []
+    for attempt in (1, 2, 3, 1):
+        out = folder(tmp_path, f"out{len(alive)}")
+        config = TrainConfig(learning_rate=1e-2, **LENIENT)
+        core.step(LearnerStep(start, out, 1, rows, config, attempt=attempt), quiet)
+        alive.append(core.packer.alive)
+    assert 160 < alive[0] <= 320 and alive[3] == alive[0]
+    assert 80 < alive[1] <= 160 and alive[2] <= 80
+
+
+async def test_the_parent_says_how_often_the_process_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, attempts = PeftLearner(Settings(model="none")), list[int]()
+    learner._vocab_size = 64
+
+    async def die(params: dict[str, Any], _report: Any) -> dict[str, float]:
+        attempts.append(unpack_step(params).attempt)
+        if len(attempts) < 3:
+            raise WorkerDied("out of memory")
+        return {}
+
+    monkeypatch.setattr(learner, "_step", die)
+
+    async def report(_fraction: float, _message: str) -> None: ...
+
+    rows = [row for row in make_rows(4) if any(row.mask)]
+    request = LearnerStep(tmp_path, tmp_path, 1, rows, TrainConfig(learning_rate=1e-2))
+    assert await learner.step(request, report) == {}
+    assert attempts == [1, 2, 3]

@@ -222,6 +222,7 @@ class LearnerStep:
     `staleness` is how many versions older than `parent` the trained calls' samplers were, on
     average. With `fresh_optimizer`, Adam begins anew instead of with the state of `parent`.
     `reference` is the adapter that ``config.divergence`` measures from; None: the base model.
+    `attempt` is 1 more than how often the learner's process died in this step: of memory, perhaps.
     """
 
     parent: Path
@@ -232,6 +233,7 @@ class LearnerStep:
     staleness: float = 0.0
     fresh_optimizer: bool = False
     reference: Path | None = None
+    attempt: int = 1
 
 
 class Learner(Engine, Protocol):

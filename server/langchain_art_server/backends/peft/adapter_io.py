@@ -7,9 +7,10 @@ and ``optimizer.safetensors``: Adam's state under ``<parameter>.exp_avg``, ``.ex
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,19 @@ def load_weights(folder: Path, parameters: Mapping[str, nn.Parameter]) -> None:
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[name])
+
+
+@contextlib.contextmanager
+def weights_of(adapter: Path, parameters: Mapping[str, nn.Parameter]) -> Generator[None]:
+    """A context in which LoRA has the weights of another adapter of the same shape."""
+    kept = {name: one.detach().clone() for name, one in parameters.items()}
+    try:
+        load_weights(adapter, parameters)
+        yield
+    finally:
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(kept[name])
 
 
 def load_optimizer(

@@ -94,7 +94,7 @@ class PeftLearner(Worker):
             await asyncio.to_thread(write_rows, rows_file, request.rows)
             for attempt in range(1, MAX_ATTEMPTS + 1):
                 try:
-                    return await self._step(params, on_progress)
+                    return await self._step(params | {"attempt": attempt}, on_progress)
                 except WorkerDied as died:
                     if attempt == MAX_ATTEMPTS or isinstance(died, WorkerHung):
                         raise

@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +174,11 @@ class LearnerCore:
         packing = self.packer.pack_to_learn(rows, counted, config.tokens_per_microbatch)
         loss = StepLoss(step_tokens(rows, counted, self.base), config)
         if not isinstance(config, SFTConfig) and config.divergence is not None:
-            with self._base_only() if reference is None else self._weights_of(reference):
+            with (
+                self._base_only()
+                if reference is None
+                else adapter_io.weights_of(reference, self.parameters)
+            ):
                 loss.reference_logprobs_N = sweep_logprobs(
                     packing, self._scorer, len(counted.row_T)
                 )
@@ -218,6 +222,7 @@ class LearnerCore:
 
     def _begin(self, request: LearnerStep) -> None:
         """Hold the parent. Until the new version is on disk, what is in memory is no version."""
+        self.packer.share = 0.5 ** (request.attempt - 1)
         self._hold(request.parent)
         self._held = None
         if request.fresh_optimizer:
@@ -278,10 +283,9 @@ class LearnerCore:
                     request.staleness,
                     lambda: self._suspects(batch),
                 )
-            trained = list(self.parameters.values())
-            norm = nn.utils.clip_grad_norm_(
-                trained, config.max_grad_norm, foreach=adapter_io.all_at_once(trained)
-            ).item()
+            trained, most = list(self.parameters.values()), config.max_grad_norm
+            foreach = adapter_io.all_at_once(trained)
+            norm = nn.utils.clip_grad_norm_(trained, most, foreach=foreach).item()
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise ArtError(
                     f"The step was refused: got loss={loss} and gradient norm={norm}, expected "
@@ -338,18 +342,6 @@ class LearnerCore:
                 if parameter.requires_grad
             }
         self._optimizer = adapter_io.new_optimizer(self.parameters.values())
-
-    @contextlib.contextmanager
-    def _weights_of(self, adapter: Path) -> Generator[None]:
-        """A context in which LoRA has the weights of another adapter of the same shape."""
-        kept = {name: one.detach().clone() for name, one in self.parameters.items()}
-        try:
-            adapter_io.load_weights(adapter, self.parameters)
-            yield
-        finally:
-            with torch.no_grad():
-                for name, parameter in self.parameters.items():
-                    parameter.copy_(kept[name])
 
     def _base_only(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._peft is None else self._peft.disable_adapter()

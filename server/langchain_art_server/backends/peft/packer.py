@@ -47,6 +47,8 @@ class Packer:
         #: Gradient checkpointing is on for the last packing for training.
         self.checkpoints = False
         self._bytes_per_token: tuple[object, float] | None = None
+        #: Part of the memory for activations that may be used.
+        self.share = 1.0
         #: Most tokens alive at a time in the last packing for training.
         self.alive = 0
         #: Bytes that activations may take, and those that the last packing's take.
@@ -80,7 +82,7 @@ class Packer:
         long for that, they are as large as memory holds with checkpointing.
         """
         plain, on_cpu = self._measured(), self._device.type == "cpu"
-        memory = min(MEMORY_SHARE * free_bytes(self._device), self._most_bytes)
+        memory = min(self.share * MEMORY_SHARE * free_bytes(self._device), self._most_bytes)
         fits = int(memory / plain)
         packing = self.pack(rows, counted, budget if on_cpu else min(budget, max(fits, 1)))
         needed = packing.alive > fits
