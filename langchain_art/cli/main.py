@@ -29,6 +29,7 @@ from langchain_art.cli.options import (
     show,
     split_version,
 )
+from langchain_art.cli.tune import tune
 from langchain_art.errors import ArtError, ConfigError
 
 app = typer.Typer(
@@ -54,6 +55,7 @@ app.command()(canary)
 app.command()(doctor)
 app.command()(fits)
 app.command()(curve)
+app.command()(tune)
 
 
 def _print_version(wanted: bool) -> None:

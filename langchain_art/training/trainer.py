@@ -29,6 +29,7 @@ from langchain_art.training.addresses import (
 )
 from langchain_art.training.batch.advantage_hook import AdvantageHook, check_hook
 from langchain_art.training.evaluate import evaluate
+from langchain_art.training.experiments.tune import TunesRates
 from langchain_art.training.fit_export import exporting
 from langchain_art.training.fit_loop import FitLoop, OnStep, result_of
 from langchain_art.training.fit_schedule import Schedule
@@ -53,7 +54,7 @@ from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig
 PATIENCE = 300.0
 
 
-class Trainer:
+class Trainer(TunesRates):
     """Improves a policy, or several of one graph, by reinforcement learning on runs' rewards.
 
     Example::

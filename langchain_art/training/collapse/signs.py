@@ -182,7 +182,7 @@ def _unmoved(history: Sequence[StepRecord], warmup: int) -> list[Sign]:
     )
     advice = (
         "Take a higher learning_rate: TrainConfig without one chooses it by the model's size. If "
-        "that is it, try three times as much."
+        "that is it, try three times as much: `langchain-art tune` compares several."
     )
     return [Sign("unmoved", words, None, advice)]
 

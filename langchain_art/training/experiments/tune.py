@@ -1,0 +1,289 @@
+"""Short probes of several learning rates, each from the version that serves."""
+
+from __future__ import annotations
+
+import io
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Column, Table
+from rich.text import Text
+
+from langchain_art._callables import run_sync
+from langchain_art.client.async_client import AsyncArtClient
+from langchain_art.errors import ConfigError
+from langchain_art.rollout.runner import Rollout
+from langchain_art.rollout.scenarios import check_scenarios
+from langchain_art.training.addresses import trained_policies
+from langchain_art.training.evaluate import evaluate
+from langchain_art.training.fit_loop import FitLoop
+from langchain_art.training.fit_schedule import Schedule
+from langchain_art.training.fit_settings import FitSettings, check_reward
+from langchain_art.training.fit_state import History
+from langchain_art.training.identity import identity_of
+from langchain_art.training.learning_rates import choose_rate
+from langchain_art.training.progress import Display
+from langchain_art.training.report import duration
+from langchain_art.training.results.records import EvalResult, Record, StepRecord
+from langchain_art.training.served_versions import roll_back, serving_version
+from langchain_art.wire.train_config import MAX_LEARNING_RATE
+
+#: Of the rates that are tried if none are named, over the fit's own.
+_FACTORS = (1 / 3, 1.0, 3.0)
+
+
+class RateProbe(Record):
+    """What a few steps at one learning rate came to."""
+
+    learning_rate: float
+    mean: float | None
+    """Mean reward: held out after the last step, or of the last step's runs. None: no rewards."""
+    ci95: float | None
+    collapsed: str = ""
+    """Why the probe ended before its steps did (`training.collapse.signs`); empty: it did not."""
+
+    def __str__(self) -> str:
+        spread = "" if self.ci95 is None else f" ± {self.ci95:.3f}"
+        return "no rewards" if self.mean is None else f"{self.mean:.3f}{spread}"
+
+
+class TuneResult(Record):
+    """The probes of `Trainer.tune`, in the order of their rates.
+
+    Example::
+
+        tuned = trainer.tune_sync(rollout, train, rates=[1e-3, 3e-3])
+        tuned.best, tuned.why       # 0.003, "0.71 ± 0.05 is above 0.43 ± 0.06 (0.001) by more …"
+    """
+
+    probes: tuple[RateProbe, ...]
+    held_out: bool
+    """Whether rewards are those of held-out scenarios."""
+    best: float | None
+    """The rate to take; None: all collapsed, or nothing had a reward."""
+    clear: bool
+    """Whether its mean is above all others' by more than the 95 % interval of the difference."""
+    why: str
+    runs: int
+    tokens: dict[str, int]
+    """``prompt`` and ``completion`` (sampled) of all runs."""
+    seconds: float
+
+
+def chosen(probes: Sequence[RateProbe]) -> tuple[float | None, bool, str]:
+    """The rate to take, whether that is clear, and why, in words.
+
+    The highest mean of those that did not collapse, the lower rate of equals. It is clear if every
+    other mean is lower by more than √(ci95² + ci95²), the interval of a difference.
+    """
+    whole = [one for one in probes if not one.collapsed and one.mean is not None]
+    if not whole:
+        return None, False, "No rate was left: each probe collapsed or had no rewards."
+    first = max(whole, key=lambda one: (one.mean or 0.0, -one.learning_rate))
+    near = [one for one in whole if one is not first and not _is_below(one, first)]
+    if near:
+        others = ", ".join(f"{one} ({one.learning_rate:.2g})" for one in near)
+        why = (
+            f"{first} is the highest mean, but not clear of {others}: more steps, groups_per_step "
+            "or eval_scenarios would tell them apart."
+        )
+        return first.learning_rate, False, why
+    others = ", ".join(f"{one} ({one.learning_rate:.2g})" for one in whole if one is not first)
+    if not others:
+        return first.learning_rate, False, f"{first}: there is no other rate to compare it with."
+    why = f"{first} is above {others} by more than the 95 % interval of the difference."
+    return first.learning_rate, True, why
+
+
+def _is_below(one: RateProbe, first: RateProbe) -> bool:
+    if one.ci95 is None or first.ci95 is None:
+        return False
+    return (first.mean or 0.0) - (one.mean or 0.0) > math.hypot(one.ci95, first.ci95)
+
+
+def check_rates(rates: Sequence[float] | None, steps: int) -> None:
+    """ConfigError if they make no sense."""
+    if steps < 2:
+        raise ConfigError(f"got {steps=}, expected at least 2 for each probe")
+    if rates is None:
+        return
+    wrong = [rate for rate in rates if not 0 < rate <= MAX_LEARNING_RATE]
+    if wrong or not rates or len(set(rates)) < len(rates):
+        raise ConfigError(
+            f"got rates={list(rates)}, expected distinct ones above 0 and at most "
+            f"{MAX_LEARNING_RATE:g}, such as [1e-5, 3e-5, 1e-4]"
+        )
+
+
+async def tune(
+    plan: FitSettings,
+    client: AsyncArtClient,
+    display: Display,
+    rollout: Rollout,
+    scenarios: Sequence[Any],
+    *,
+    rates: Sequence[float] | None,
+    steps: int,
+    eval_scenarios: Sequence[Any],
+) -> TuneResult:
+    """What `Trainer.tune` does, once its arguments are checked."""
+    begun = time.monotonic()
+    began = {name: await serving_version(client, name, plan.lora) for name in plan.policies}
+    kept = {name: await client.checkpoints(name) for name in plan.policies}
+    known = {name: {one.version for one in some} for name, some in kept.items()}
+    if rates is None:
+        own = await choose_rate(client, plan.policies, plan.config, display)
+        rates = [min(MAX_LEARNING_RATE, own * factor) for factor in _FACTORS]
+    rates = sorted(set(rates))
+    probes: list[RateProbe] = []
+    history: list[StepRecord] = []
+    evals: list[EvalResult] = []
+    with display.bar("tuning", len(rates) * steps) as advance:
+        for rate in rates:
+            config = plan.config.model_copy(update={"learning_rate": rate})
+            tried = replace(plan, config=config, on_collapse="stop")
+
+            def told(record: StepRecord, rate: float = rate) -> None:
+                mean = "no rewards" if record.reward_mean is None else f"{record.reward_mean:.3f}"
+                advance(f"{rate:.2g}: reward {mean}")
+
+            with tempfile.TemporaryDirectory(prefix="langchain-art-tune-") as folder:
+                try:
+                    files = History(Path(folder), identity_of(tried, {}, rollout, scenarios, ()))
+                    silent = Display(Console(file=io.StringIO()))
+                    loop = FitLoop(tried, client, files, silent, rollout, Schedule(steps), told)
+                    found = await loop.run(scenarios)
+                    history += found.history
+                    if eval_scenarios:
+                        evals.append(
+                            await evaluate(
+                                tried, client, silent, rollout, eval_scenarios, samples=1
+                            )
+                        )
+                    last = evals[-1] if eval_scenarios else None
+                finally:
+                    await _restore(client, began, known)
+            step = found.history[-1]
+            mean = step.reward_mean if last is None else last.mean
+            ci95 = step.reward_ci95 if last is None else last.ci95
+            probe = RateProbe(learning_rate=rate, mean=mean, ci95=ci95, collapsed=found.stopped)
+            probes.append(probe)
+            display.line(f"{rate:.2g}: {probe}{', collapsed' if probe.collapsed else ''}")
+    best, clear, why = chosen(probes)
+    names = " and ".join(f"{name}@{version}" for name, version in began.items())
+    display.line(f"{names} serves as before; the versions of the probes are deleted.")
+    counted = [*history, *evals]
+    return TuneResult(
+        probes=tuple(probes),
+        held_out=bool(eval_scenarios),
+        best=best,
+        clear=clear,
+        why=why,
+        runs=sum((one.groups + one.resampled) * plan.group_size for one in history)
+        + sum(one.n + one.failed + one.unscored for one in evals),
+        tokens={
+            kind: sum(one.tokens.get(kind, 0) for one in counted)
+            for kind in ("prompt", "completion")
+        },
+        seconds=time.monotonic() - begun,
+    )
+
+
+async def _restore(
+    client: AsyncArtClient, began: dict[str, int], known: dict[str, set[int]]
+) -> None:
+    """Let the policies serve what they did, and delete what a probe made."""
+    silent = Display(Console(file=io.StringIO()))
+    for name, version in began.items():
+        await roll_back(client, [name], silent, version)
+        for one in await client.checkpoints(name):
+            if one.version not in known[name]:
+                await client.delete_checkpoint(name, one.version)
+
+
+class TunesRates:
+    """The part of `Trainer` that compares learning rates."""
+
+    policies: tuple[str, ...]
+    _plan: FitSettings
+    _display: Display
+
+    def _client(self) -> AsyncArtClient:
+        raise NotImplementedError
+
+    async def tune(
+        self,
+        rollout: Rollout,
+        train_scenarios: Sequence[Any],
+        *,
+        rates: Sequence[float] | None = None,
+        steps: int = 5,
+        eval_scenarios: Sequence[Any] = (),
+    ) -> TuneResult:
+        """Compare learning rates by short probes, and leave the policies as they were.
+
+        Each probe is a fit of a few steps from the versions that serve now, on the same scenarios
+        in the same order. After each the policies go back to these versions, and the versions that
+        it made are deleted; their numbers are not used again. While it runs, the policies' names
+        are routed to what the probes make: do not serve others with them meanwhile. An error or
+        Ctrl-C puts the policies back, too; after a kill, roll them back by hand.
+
+        Args:
+            rollout: as for `fit`.
+            train_scenarios: what to learn from.
+            rates: learning rates. None: the one that a fit would take, a third, and three times.
+            steps: of each probe, at least 2.
+            eval_scenarios: held out; rates are compared by their mean reward after the last step.
+                Without them by that of the last step's runs, which the version before it sampled.
+
+        Raises:
+            ConfigError: a rate or `steps` makes no sense, or as `fit`.
+            RolloutFailed, JobFailed, ServerUnreachable: as `fit`.
+        """
+        trained_policies(self.policies)
+        check_rates(rates, steps)
+        check_reward(rollout, self._plan.evaluator)
+        check_scenarios(train_scenarios, "train_scenarios")
+        check_scenarios(eval_scenarios, "eval_scenarios")
+        if not train_scenarios:
+            raise ConfigError("train_scenarios: got none, expected at least one")
+        async with self._client() as client:
+            await client.ready()
+            return await tune(
+                self._plan,
+                client,
+                self._display,
+                rollout,
+                train_scenarios,
+                rates=rates,
+                steps=steps,
+                eval_scenarios=eval_scenarios,
+            )
+
+    def tune_sync(
+        self, rollout: Rollout, train_scenarios: Sequence[Any], **options: Any
+    ) -> TuneResult:
+        """`tune` for programs without an event loop; takes the same options."""
+        return run_sync(self.tune(rollout, train_scenarios, **options), "trainer.tune")
+
+
+def tune_table(result: TuneResult) -> Group:
+    """The probes, the rate to take, and what it cost."""
+    right = [Column(name, justify="right") for name in ("learning rate", "mean reward")]
+    table = Table(*right, Column("", overflow="fold"), box=None)
+    for probe in result.probes:
+        mark = probe.collapsed and f"collapsed: {probe.collapsed}"
+        if probe.learning_rate == result.best:
+            mark = "take this one" if result.clear else "the highest, not clear"
+        table.add_row(f"{probe.learning_rate:.2g}", str(probe), mark)
+    cost = f"{result.runs} runs, {result.tokens['completion']} tokens sampled"
+    of = "held-out scenarios" if result.held_out else "the last step's runs"
+    return Group(
+        table, Text(f"{result.why} Rewards are of {of}. {cost}, {duration(result.seconds)}.")
+    )
