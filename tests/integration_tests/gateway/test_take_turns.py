@@ -94,7 +94,11 @@ def rewarded(http: httpx.Client, seed: int) -> str:
 
 
 def trained(http: httpx.Client, ids: list[str]) -> dict[str, Any]:
-    request = {"policy": "tiny", "groups": [ids], "config": {"optimizer_steps": 4}}
+    request = {
+        "policy": "tiny",
+        "groups": [ids],
+        "config": {"learning_rate": 2e-5, "optimizer_steps": 4},
+    }
     job = http.post("/v1/train", json=request, headers={"Idempotency-Key": "turns"}).json()
     while job["state"] not in ("succeeded", "failed"):
         job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 10}).json()

@@ -18,8 +18,11 @@ from langchain_art.errors import ConfigError
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
 from langchain_art.training.trainer import Trainer
+from langchain_art.wire import TrainConfig
 from tests.support.live_server import LiveServer
 
+#: So that runs which are some versions old agree with the learner.
+SMALL_STEPS = TrainConfig(learning_rate=2e-5)
 SCENARIOS = [{"id": f"c-{n}", "question": f"When is audit {n}?"} for n in range(8)]
 
 
@@ -29,7 +32,7 @@ def trainer_of(server: LiveServer, tmp_path: Path, policy: str = "", **options: 
         base_url=server.base_url,
         api_key=server.api_key or "none",  # type: ignore[arg-type]
     )
-    given = {"group_size": 2, "groups_per_step": 2, **options}
+    given = {"group_size": 2, "groups_per_step": 2, "config": SMALL_STEPS, **options}
     return Trainer(model, out_dir=tmp_path / "fit", console=Console(file=io.StringIO()), **given)
 
 
