@@ -15,7 +15,7 @@ from langchain_art.conformance.harness import Expect
 from langchain_art.conformance.outcomes import CannotBeChecked, NotHeld, holds, same
 from langchain_art.conformance.performance import Performance
 from langchain_art.evaluators import score_groups
-from langchain_art.wire import TrajectoryGroup, Turn
+from langchain_art.wire import TrainConfig, TrajectoryGroup, Turn
 
 
 def captured(seen: Performance) -> None:
@@ -200,7 +200,8 @@ def trained(first: Performance, second: Performance, policy: str, gap: float = 1
     case = first.case
     runs = (first.trajectory, second.trajectory)
     group = TrajectoryGroup(id=uuid4().hex, trajectories=runs)
-    result = first.client.wait(first.client.train([group], policy, key=uuid4().hex))
+    small = TrainConfig(learning_rate=2e-5)  # the policy is to go on saying what its scripts say
+    result = first.client.wait(first.client.train([group], policy, small, key=uuid4().hex))
     excluded = Counter({f"calls.{why}": 2 * count for why, count in case.excluded.items()})
     if not case.trained:
         excluded["runs.without_trainable_calls"] = 2
