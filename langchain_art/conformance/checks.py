@@ -12,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from langchain_art.conformance.harness import Expect
+from langchain_art.conformance.model import TWINS
 from langchain_art.conformance.outcomes import CannotBeChecked, NotHeld, holds, same
 from langchain_art.conformance.performance import Performance
 from langchain_art.evaluators import score_groups
@@ -115,6 +116,26 @@ def exact_tokens(seen: Performance) -> None:
         same(f"the record's messages of {id}", record["request"]["messages"], call.messages)
         owner = record["tags"].get("trajectory_id")
         same(f"the run that {id} is tagged with", owner, seen.trajectory.id)
+
+
+def really_sampled(seen: Performance) -> None:
+    """The recorded ids are the sampled ones, not those of a reply that was tokenised again.
+
+    Half of the sampled bytes are twins, which no tokenizer gives (`model`). Without a twin among
+    as many bytes, the record is wrong; sampling does that once in 2^32.
+    """
+    said: list[int] = []
+    for call in seen.witnessed:
+        record = seen.record(call)
+        asked = record["request"]
+        free = asked.get("tool_choice") in (None, "auto", "none")
+        if free and not asked.get("response_format"):  # under a grammar, twins are never drawn
+            said += [id_ for id_ in record["token_ids"] if id_ < TWINS.stop]
+    if len(said) >= 32 and not any(id_ in TWINS for id_ in said):
+        raise NotHeld(
+            f"none of {len(said)} recorded tokens is a twin, expected about half of them: the "
+            "replies were tokenised again, and these are not the tokens that were sampled"
+        )
 
 
 def audited(seen: Performance, policy: str) -> None:

@@ -198,7 +198,8 @@ class Kit:
 
     def says(self, *steps: Any) -> str:
         """A prompt's text that leads the model: reply number k after it is step k."""
-        return script(*steps, intro=f"Run {self.number}.")
+        intro = f"Run {self.number}."
+        return script(*steps, intro=intro) if steps else intro
 
     def ask(self, *steps: Any) -> dict[str, Any]:
         """A state with that prompt."""

@@ -1,7 +1,7 @@
 r"""A model whose weights are computed, and which says what a prompt's script tells it to.
 
 `write_model` writes a model folder that any engine can serve. Its chat template
-(``chat_template.jinja``) finds the script (`langchain_art.conformance.model_scripts`), and writes
+(``chat_template.jinja``) finds the script (`langchain_art.conformance.scripts`), and writes
 the reply that is due before the generation prompt, in a block of `BLOCK` tokens. The model is a
 Llama of one layer with biases in its attention and without MLP. Its head copies the token ``L``
 positions back: as far as the block's beginning is from that of the reply.
@@ -30,7 +30,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from langchain_art.conformance.model_scripts import PAST_END, UNSCRIPTED
+from langchain_art.conformance.scripts import PAST_END, UNSCRIPTED
 from langchain_art.errors import ConfigError
 
 BLOCK = 1024
@@ -40,6 +40,9 @@ CONTEXT = 32768
 SHARPNESS = 16.0
 GAP_NATS = 40.0
 """Between the logits of what is due and of any other text, at least."""
+
+TWINS = range(256, 512)
+"""Ids of the bytes' second tokens, which only sampling gives."""
 
 _HIDDEN = 64
 _PAIRS = _HIDDEN // 2

@@ -21,8 +21,6 @@ class Witnessed:
     """The sampled ids, that of the end included."""
     logprobs: list[float] | None = None
     """Nats, one for each sampled token."""
-    token_texts: list[str] | None = None
-    """The text of each sampled token."""
 
     @property
     def sampled(self) -> int | None:

@@ -64,9 +64,9 @@ class _Summarised(MessagesState):
 @topology(
     "a history summarised by a node of LangMem",
     Expect("chat", "one", step=1),
-    Expect("summarise", "one", step=2),
+    Expect("summarise", "done", step=2),
     Expect("answer", "end", step=3),
-    remark="the summary is asked for with the same script, and so with the same words",
+    remark="the summary is asked for past the end of the script",
 )
 def summarising_node(kit: Kit) -> Program:
     from langmem.short_term import SummarizationNode

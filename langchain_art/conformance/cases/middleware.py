@@ -35,7 +35,7 @@ from langchain_art.conformance.tools import LOOK, WEIGH, look, weigh
     Expect("model", "look", step=2),
     Expect(
         "SummarizationMiddleware.before_model/summarization",
-        'in short: SCRIPT ["", "a door"]',
+        "in short: " + script("", "a door"),
         step=4,
         node="SummarizationMiddleware.before_model",
     ),

@@ -13,7 +13,7 @@ import pytest
 
 from langchain_art import ArtClient, ChatART, TrainConfig, capture
 from langchain_art.conformance.model import BLOCK, write_model
-from langchain_art.conformance.model_scripts import PAST_END, UNSCRIPTED, script
+from langchain_art.conformance.scripts import PAST_END, UNSCRIPTED, script
 from langchain_art.wire import LoraConfig
 from tests.support.live_server import ForkedServer
 

@@ -38,7 +38,9 @@ def model(feature, step=0, **options):
 for prefix in prefixes:  # noqa: B007 - the function above reads it
     got = {"client": f"langchain-openai {version('langchain-openai')}"}
 
-    script = 'SCRIPT [{"call": "add", "args": {"a": 2, "b": 3}}, "The sum is {last}."]'
+    script = (
+        '⟦<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>¦The sum is ⁑4.⟧'
+    )
     first = model("tools").bind_tools([add]).invoke(script)
     call = first.tool_calls[0]
     history = [("user", script), first, add.invoke(call)]
@@ -50,17 +52,17 @@ for prefix in prefixes:  # noqa: B007 - the function above reads it
     person = model("schema").with_structured_output(Person, method="json_schema")
     got["schema"] = person.invoke("The name is 'Bob', age 7.").model_dump()
 
-    reply = model("logprobs", logprobs=True, top_logprobs=2).invoke('SCRIPT ["Hello."]')
+    reply = model("logprobs", logprobs=True, top_logprobs=2).invoke("⟦Hello.⟧")
     entries = reply.response_metadata["logprobs"]["content"]
     got["logprobs"] = [
         len(entries) == reply.usage_metadata["output_tokens"],
         all(entry["logprob"] <= 0 and len(entry["top_logprobs"]) == 2 for entry in entries),
     ]
 
-    choices = model("n", n=2).generate([[HumanMessage('SCRIPT ["Twice."]')]]).generations[0]
+    choices = model("n", n=2).generate([[HumanMessage("⟦Twice.⟧")]]).generations[0]
     got["n"] = [[index, choice.message.text] for index, choice in enumerate(choices)]
 
-    reply = model("stop", seed=7).invoke('SCRIPT ["one two three"]', stop=["three"])
+    reply = model("stop", seed=7).invoke("⟦one two three⟧", stop=["three"])
     got["stop"] = [reply.text.strip(), reply.response_metadata["finish_reason"]]
 
     try:

@@ -15,7 +15,7 @@ read_json() { python3 -c "import json,sys; d = json.load(sys.stdin); print(json.
 numbers='{"a": {"type": "integer"}, "b": {"type": "integer"}}'
 parameters='{"type": "object", "properties": '$numbers', "required": ["a", "b"]}'
 tools='[{"type": "function", "function": {"name": "add", "parameters": '$parameters'}}]'
-user='{"role": "user", "content": "SCRIPT [{\"call\": \"add\", \"args\": {\"a\": 2, \"b\": 3}}, \"The sum is {last}.\"]"}'
+user='{"role": "user", "content": "⟦<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 2, \"b\": 3}}\n</tool_call>¦The sum is ⁑4.⟧"}'
 first=$(ask tools '{"model": "tiny", "tools": '"$tools"', "messages": ['"$user"']}' |
   read_json 'd["choices"][0]["message"]')
 id=$(read_json 'd["tool_calls"][0]["id"]' <<<"$first")
@@ -36,7 +36,7 @@ schema='{"type": "object", "properties": '$properties', "required": ["name", "ag
 person=$(ask schema '{"model": "tiny", "messages": [{"role": "user", "content": "The name is '"'Bob'"', age 7."}],
   "response_format": {"type": "json_schema", "json_schema": {"name": "Person", "schema": '"$schema"'}}}' |
   read_json 'json.loads(d["choices"][0]["message"]["content"])')
-say() { echo '{"model": "tiny", "messages": [{"role": "user", "content": "SCRIPT [\"'"$1"'\"]"}]'"${2:-}"'}'; }
+say() { echo '{"model": "tiny", "messages": [{"role": "user", "content": "⟦'"$1"'⟧"}]'"${2:-}"'}'; }
 logprobs=$(ask logprobs "$(say Hello. ', "logprobs": true, "top_logprobs": 2')" | read_json \
   '(lambda e: [len(e) == d["usage"]["completion_tokens"], all(x["logprob"] <= 0 and len(x["top_logprobs"]) == 2 for x in e)])(d["choices"][0]["logprobs"]["content"])')
 n=$(ask n "$(say Twice. ', "n": 2')" | read_json '[[c["index"], c["message"]["content"]] for c in d["choices"]]')

@@ -52,7 +52,7 @@ const graph = new StateGraph(MessagesAnnotation)
 for (prefix of prefixes) {
   const got = { client: `LangGraph.js ${version}` };
 
-  const script = 'SCRIPT [{"call": "add", "args": {"a": 2, "b": 3}}, "The sum is {last}."]';
+  const script = '⟦<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>¦The sum is ⁑4.⟧';
   const { messages } = await graph.invoke({ messages: [{ role: "user", content: script }] });
   const call = messages[1].tool_calls[0];
   got.tools = [call.name, call.args, messages.at(-1).text, messages.at(-1).usage_metadata.output_tokens > 0];
@@ -61,17 +61,17 @@ for (prefix of prefixes) {
   const structured = chat("schema").withStructuredOutput(person, { method: "jsonSchema" });
   got.schema = await structured.invoke("The name is 'Bob', age 7.");
 
-  const sure = await chat("logprobs", {}, { logprobs: true, topLogprobs: 2 }).invoke('SCRIPT ["Hello."]');
+  const sure = await chat("logprobs", {}, { logprobs: true, topLogprobs: 2 }).invoke('⟦Hello.⟧');
   const entries = sure.response_metadata.logprobs.content;
   got.logprobs = [
     entries.length === sure.usage_metadata.output_tokens,
     entries.every((entry) => entry.logprob <= 0 && entry.top_logprobs.length === 2),
   ];
 
-  const twice = await chat("n", {}, { n: 2 }).generate([[["user", 'SCRIPT ["Twice."]']]]);
+  const twice = await chat("n", {}, { n: 2 }).generate([[["user", '⟦Twice.⟧']]]);
   got.n = twice.generations[0].map((choice, index) => [index, choice.text]);
 
-  const cut = await chat("stop", {}, { stop: ["three"], modelKwargs: { seed: 7 } }).invoke('SCRIPT ["one two three"]');
+  const cut = await chat("stop", {}, { stop: ["three"], modelKwargs: { seed: 7 } }).invoke('⟦one two three⟧');
   got.stop = [cut.text.trim(), cut.response_metadata.finish_reason];
 
   try {

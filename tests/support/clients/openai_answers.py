@@ -30,7 +30,9 @@ def answers(ask):
     """What each feature gives; `ask(feature, messages, step=0, **options)` makes one call."""
     got = {}
 
-    script = 'SCRIPT [{"call": "add", "args": {"a": 2, "b": 3}}, "The sum is {last}."]'
+    script = (
+        '⟦<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>¦The sum is ⁑4.⟧'
+    )
     messages = [user(script)]
     first = ask("tools", messages, tools=[ADD]).choices[0].message
     call = first.tool_calls[0]
@@ -46,16 +48,16 @@ def answers(ask):
     reply = ask("schema", [user("The name is 'Bob', age 7.")], response_format=FORMAT)
     got["schema"] = json.loads(reply.choices[0].message.content)
 
-    reply = ask("logprobs", [user('SCRIPT ["Hello."]')], logprobs=True, top_logprobs=2)
+    reply = ask("logprobs", [user("⟦Hello.⟧")], logprobs=True, top_logprobs=2)
     entries = reply.choices[0].logprobs.content
     got["logprobs"] = [
         len(entries) == reply.usage.completion_tokens,
         all(entry.logprob <= 0 and len(entry.top_logprobs) == 2 for entry in entries),
     ]
 
-    reply = ask("n", [user('SCRIPT ["Twice."]')], n=2)
+    reply = ask("n", [user("⟦Twice.⟧")], n=2)
     got["n"] = [[choice.index, choice.message.content] for choice in reply.choices]
 
-    reply = ask("stop", [user('SCRIPT ["one two three"]')], stop=["three"], seed=7)
+    reply = ask("stop", [user("⟦one two three⟧")], stop=["three"], seed=7)
     got["stop"] = [reply.choices[0].message.content.strip(), reply.choices[0].finish_reason]
     return got

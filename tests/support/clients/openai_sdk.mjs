@@ -28,7 +28,7 @@ const ask = (feature, messages, options = {}, step = 0) =>
 for (prefix of prefixes) {
   const got = { client: `openai (JavaScript) ${version}` };
 
-  const script = 'SCRIPT [{"call": "add", "args": {"a": 2, "b": 3}}, "The sum is {last}."]';
+  const script = '⟦<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>¦The sum is ⁑4.⟧';
   const first = (await ask("tools", [user(script)], { tools })).choices[0].message;
   const call = first.tool_calls[0];
   const args = JSON.parse(call.function.arguments);
@@ -46,17 +46,17 @@ for (prefix of prefixes) {
   const person = await ask("schema", [user("The name is 'Bob', age 7.")], { response_format: format });
   got.schema = JSON.parse(person.choices[0].message.content);
 
-  const sure = await ask("logprobs", [user('SCRIPT ["Hello."]')], { logprobs: true, top_logprobs: 2 });
+  const sure = await ask("logprobs", [user('⟦Hello.⟧')], { logprobs: true, top_logprobs: 2 });
   const entries = sure.choices[0].logprobs.content;
   got.logprobs = [
     entries.length === sure.usage.completion_tokens,
     entries.every((entry) => entry.logprob <= 0 && entry.top_logprobs.length === 2),
   ];
 
-  const twice = await ask("n", [user('SCRIPT ["Twice."]')], { n: 2 });
+  const twice = await ask("n", [user('⟦Twice.⟧')], { n: 2 });
   got.n = twice.choices.map((choice) => [choice.index, choice.message.content]);
 
-  const cut = await ask("stop", [user('SCRIPT ["one two three"]')], { stop: ["three"], seed: 7 });
+  const cut = await ask("stop", [user('⟦one two three⟧')], { stop: ["three"], seed: 7 });
   got.stop = [cut.choices[0].message.content.trim(), cut.choices[0].finish_reason];
 
   try {

@@ -1,13 +1,9 @@
 r"""What the rule-following model says: a pure function of the request.
 
-A message can carry a script, a JSON list behind the word ``SCRIPT``::
+A message can carry a script, as the conformance model reads them (`langchain_art.conformance
+.scripts`)::
 
-    Answer my mail. SCRIPT [{"call": "search", "args": {"query": "ann"}}, "Monday"]
-
-The newest message with a script leads: reply number k after it is step k. A step is a text, or an
-object with any of ``say`` (text), ``call`` and ``args`` (one tool call), ``calls`` (a list of
-those), or ``error`` (the request is refused with that message). In texts, ``{last}`` stands for the
-content of the last message. Past its last step a script says ``done``.
+    Say hello twice. ⟦hello¦hello again⟧
 
 Without a script the reply is what LangChain's standard tests expect of a helpful model: it calls
 the first tool when a user asks, fills in schemas with what stands in the prompt, and else talks.
@@ -19,20 +15,23 @@ import json
 import re
 from typing import Any
 
-from langchain_art.conformance.scripts import MARK
+from langchain_art.conformance.scripts import PAST_END
 from langchain_art.errors import InvalidRequest
 from langchain_art_server.backends.base import ChatRequest
+
+_SCRIPT = re.compile("⟦(.*?)⟧", re.DOTALL)
 
 
 def reply_to(request: ChatRequest) -> str:
     """The text of the reply, tool calls in Hermes' notation (``<tool_call>``)."""
     messages = request.messages
     for index in range(len(messages) - 1, -1, -1):
-        text = text_of(messages[index])
-        if messages[index]["role"] != "assistant" and MARK in text:
+        if messages[index]["role"] == "assistant":
+            continue
+        if found := _SCRIPT.search(text_of(messages[index])):
             said = sum(m["role"] == "assistant" for m in messages[index + 1 :])
-            steps, _ = json.JSONDecoder().raw_decode(text.split(MARK, 1)[1])
-            return _step(steps[said] if said < len(steps) else "done", messages)
+            steps = found[1].split("¦")
+            return _step(steps[said] if said < len(steps) else PAST_END, messages)
     return _helpful(request)
 
 
@@ -43,15 +42,13 @@ def text_of(message: dict[str, Any]) -> str:
     return content or ""
 
 
-def _step(step: Any, messages: list[dict[str, Any]]) -> str:
-    if isinstance(step, str):
-        step = {"say": step}
-    if "error" in step:
-        raise InvalidRequest(step["error"])
-    calls = [step] if "call" in step else step.get("calls", [])
-    said = step.get("say", "").replace("{last}", text_of(messages[-1]))
-    parts = [said] if said else []
-    return "\n".join([*parts, *(_call(one["call"], one.get("args", {})) for one in calls)])
+def _step(step: str, messages: list[dict[str, Any]]) -> str:
+    for mark, meant in {"⁑1": "⟦", "⁑2": "¦", "⁑3": "⟧"}.items():
+        step = step.replace(mark, meant)
+    if step.startswith("⁑5"):
+        raise InvalidRequest(step[2:].replace("⁑0", "⁑"))
+    pieces = [piece.replace("⁑0", "⁑") for piece in step.split("⁑4")]
+    return text_of(messages[-1]).join(pieces)
 
 
 def _call(name: str, arguments: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pydantic import BaseModel
 
 #: Leads the model of the tests: it calls the tool `add`, then says the tool's result.
-SUM = 'SCRIPT [{"call": "add", "args": {"a": 2, "b": 3}}, "The sum is {last}."]'
+SUM = '⟦<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>¦The sum is ⁑4.⟧'
 PERSON = "The name is 'Bob', age 7."
 
 

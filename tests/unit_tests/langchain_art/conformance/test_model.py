@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from langchain_art.conformance.model import BLOCK, GAP_NATS, write_model
-from langchain_art.conformance.model_scripts import script
+from langchain_art.conformance.scripts import script
 from langchain_art.errors import ConfigError
 
 

@@ -1,0 +1,206 @@
+"""The whole suite against a server that serves the conformance model: `run_suite`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from openai import OpenAIError
+
+from langchain_art.chat_models.chat_art import ChatART
+from langchain_art.client.sync_client import ArtClient
+from langchain_art.conformance import checks
+from langchain_art.conformance.cases import load_cases
+from langchain_art.conformance.harness import MODES, TOPOLOGIES, Mode, Served, Topology
+from langchain_art.conformance.outcomes import CannotBeChecked, NotHeld
+from langchain_art.conformance.performance import perform
+from langchain_art.conformance.proxy import ProxyWitness
+from langchain_art.conformance.scripts import script
+from langchain_art.errors import ArtError, ConfigError
+
+#: The promises, in the order in which they are checked.
+PROMISES = ("captured", "exact tokens", "each token once", "judged", "trained")
+POLICY, RIVAL = "conformance", "conformance-rival"
+_READY = "ready ⟦to say¦this⟧"
+
+State = Literal["held", "not held", "cannot be checked"]
+
+
+@dataclass(frozen=True)
+class PromiseCheck:
+    """What became of one promise, for one topology in one mode."""
+
+    topology: str
+    mode: Mode
+    promise: str
+    state: State
+    reason: str = ""
+    """Why it is not held, or what is missing."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What is run, and on which server.
+
+    Args:
+        server: its address, with ``/v1``.
+        policy: whose calls are trained. None: `POLICY` and `RIVAL`, which are made, or, of a server
+            that makes none, its first model.
+        gap: most nats between learner and sampler; take 0.05 for a server in half precision.
+
+    The key, if the server has one, is that of ``ART_API_KEY``.
+    """
+
+    server: str
+    policy: str | None = None
+    gap: float = 1e-4
+    _lacks: dict[str, str] = field(default_factory=dict[str, str])
+
+    def run(
+        self,
+        cases: Sequence[tuple[Topology, Mode]],
+        on_done: Callable[[Topology, Mode], None] | None = None,
+    ) -> list[PromiseCheck]:
+        """Run topologies, and check every promise of each.
+
+        Raises:
+            ConfigError: the server does not serve the conformance model.
+            ServerUnreachable: it does not answer.
+        """
+        found: list[PromiseCheck] = []
+        with ArtClient(self.server) as client, ProxyWitness(client.base_url) as proxy:
+            served = self._served(client, proxy)
+            self._preflight(client, served, proxy)
+            for case, mode in cases:
+                found += self._findings(case, mode, served, proxy, client)
+                if on_done is not None:
+                    on_done(case, mode)
+        return found
+
+    def _served(self, client: ArtClient, proxy: ProxyWitness) -> Served:
+        policy, rival, base_model = self.policy, None, None
+        try:
+            client.create_policy(policy or POLICY)
+            rival = client.create_policy(RIVAL).name
+            policy = policy or POLICY
+            base_model = client.status().base_model
+        except ArtError as error:
+            self._lacks["trained"] = f"no policies are made there (POST /v1/policies): {error}"
+            if policy is None:
+                raise ConfigError(
+                    f"{self.server} makes no policy ({error}). Name the model to ask: --policy"
+                ) from error
+        return Served(proxy.base_url, policy, rival, base_model)
+
+    def _preflight(self, client: ArtClient, served: Served, proxy: ProxyWitness) -> None:
+        """Ask once; see what the server can show of it."""
+        model = ChatART(model=served.policy, base_url=served.base_url)
+        try:
+            reply = model.invoke(script(_READY))
+        except OpenAIError as error:
+            raise ConfigError(
+                f"{self.server} does not answer a chat completion: {error}"
+            ) from error
+        if reply.text != _READY:
+            raise ConfigError(
+                f"{served.policy!r} of {self.server} said {reply.text[:200]!r}, expected "
+                f"{_READY!r}: it does not serve the conformance model. Write the model with "
+                "`python -m langchain_art.conformance --write-model FOLDER`, and serve that folder."
+            )
+        [call] = proxy.calls()
+        try:
+            client.call(call.id)
+        except ArtError as error:
+            why = f"there is no record of a call (GET /v1/calls/ID): {error}"
+            self._lacks.update(dict.fromkeys(("exact tokens", "each token once", "trained"), why))
+
+    def _findings(
+        self, case: Topology, mode: Mode, served: Served, proxy: ProxyWitness, client: ArtClient
+    ) -> list[PromiseCheck]:
+        """What became of each promise of one topology in one mode."""
+        lacks = dict(self._lacks)
+        if mode != case.modes[-1]:
+            lacks["trained"] = ""  # once is enough
+        try:
+            if case.heard == "server" and "exact tokens" in lacks:
+                raise CannotBeChecked(lacks["exact tokens"])
+            run = perform(case, mode, served, proxy, client, number=1)
+        except (CannotBeChecked, ModuleNotFoundError) as missing:
+            install = "" if isinstance(missing, CannotBeChecked) else _INSTALL
+            lacks = dict.fromkeys(PROMISES, f"{missing}{install}") | lacks
+            return [_finding(case, mode, promise, lacks[promise]) for promise in PROMISES]
+        except Exception as error:  # noqa: BLE001 - whatever a program raises is the finding
+            why = f"the program raised {error!r:.1500}"
+            return [PromiseCheck(case.name, mode, "captured", "not held", why)]
+
+        def exact() -> None:
+            checks.exact_tokens(run)
+            checks.really_sampled(run)
+
+        def train() -> None:
+            other = perform(case, mode, served, proxy, client)
+            checks.trained(other, run, served.policy, self.gap)
+
+        steps: dict[str, Callable[[], None]] = {
+            "captured": lambda: checks.captured(run),
+            "exact tokens": exact,
+            "each token once": lambda: checks.audited(run, served.policy),
+            "judged": lambda: checks.judged(run),
+            "trained": train,
+        }
+        found = [
+            _finding(case, mode, promise, lacks.get(promise), steps[promise])
+            for promise in PROMISES
+            if lacks.get(promise) != ""
+        ]
+        return found
+
+
+_INSTALL = ": pip install 'langchain-art[conformance]'"
+
+
+def _finding(
+    case: Topology,
+    mode: Mode,
+    promise: str,
+    lacks: str | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> PromiseCheck:
+    """What a check says, unless something `lacks` for it."""
+    state: State = "held"
+    reason = ""
+    try:
+        if lacks is not None:
+            raise CannotBeChecked(lacks)
+        check()
+    except CannotBeChecked as missing:
+        state, reason = "cannot be checked", str(missing)
+    except NotHeld as broken:
+        state, reason = "not held", str(broken)
+    except (ArtError, LookupError) as error:
+        state, reason = "not held", f"{type(error).__name__}: {error}"
+    return PromiseCheck(case.name, mode, promise, state, reason)
+
+
+def chosen(only: str = "", modes: Sequence[Mode] = MODES) -> list[tuple[Topology, Mode]]:
+    """The topologies whose names have all words of `only`, each in its modes of these.
+
+    Raises:
+        ConfigError: there is none, or the package langchain is not installed.
+    """
+    try:
+        load_cases()
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error}{_INSTALL}") from error
+    words = only.casefold().split()
+    found: list[tuple[Topology, Mode]] = [
+        (case, mode)
+        for case in TOPOLOGIES.values()
+        if all(word in case.name.casefold() for word in words)
+        for mode in case.modes
+        if mode in modes
+    ]
+    if not found:
+        raise ConfigError(f"got {only!r}, expected words of the names of topologies")
+    return found

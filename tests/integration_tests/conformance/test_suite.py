@@ -1,0 +1,139 @@
+"""``python -m langchain_art.conformance`` on our server, and on servers that capture wrongly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from langchain_art.conformance.model import TWINS, write_model
+from langchain_art.conformance.suite import POLICY, PROMISES, PromiseCheck, Suite, chosen
+from langchain_art.errors import ConfigError
+from tests.support.json_server import JsonServer, Refusal
+from tests.support.live_server import ForkedServer
+
+SHAPES = (
+    "create_agent with tools",
+    "Send, one branch retried",
+    "Send into subgraphs",
+    "RetryPolicy around a chain",
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedServer]:
+    folder = tmp_path_factory.mktemp("conformance")
+    made = ForkedServer(folder / "data", model=write_model(folder / "model")).start()
+    yield made
+    made.stop()
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "langchain_art.conformance", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_our_server_keeps_what_is_promised(server: ForkedServer, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    run = ("--server", server.base_url, "--only", "tools", "--mode", "invoke", "--mode", "astream")
+    done = command(*run, "--report", str(report))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [PromiseCheck(**one) for one in json.loads(report.read_text())["findings"]]
+    assert {one.promise for one in found} == set(PROMISES)
+    assert {one.state for one in found} == {"held"}, [one for one in found if one.state != "held"]
+    assert len({one.topology for one in found}) >= 4
+
+
+def test_the_shapes_of_graphs(server: ForkedServer) -> None:
+    cases = [pair for name in SHAPES for pair in chosen(name, ["ainvoke"])[:1]]
+    found = Suite(server.base_url).run(cases)
+    assert len({one.topology for one in found}) == len(SHAPES)
+    assert {one.state for one in found} == {"held"}, [one for one in found if one.state != "held"]
+
+
+class Spoilt(JsonServer):
+    """Passes calls on to our server, and spoils an answer on the way."""
+
+    def __init__(self, upstream: str, spoil: Callable[[str, Any], Any]) -> None:
+        super().__init__()
+        self._upstream, self._spoil = upstream.removesuffix("/v1"), spoil
+
+    def answer(self, path: str, body: Any) -> Any:
+        method = "GET" if body is None else "POST"
+        answer = httpx.request(method, self._upstream + path, json=body, timeout=60)
+        if answer.status_code >= 400:
+            raise Refusal(answer.status_code)
+        return self._spoil(path, answer.json())
+
+
+def tokenised_again(path: str, said: Any) -> Any:
+    if path.startswith("/v1/calls/"):
+        ids = said["token_ids"]
+        said["token_ids"] = [i - len(TWINS) if i in TWINS else i for i in ids]
+    return said
+
+
+def shifted(path: str, said: Any) -> Any:
+    if path.startswith("/v1/calls/"):
+        said["logprobs"] = [said["logprobs"][-1], *said["logprobs"][:-1]]
+    return said
+
+
+def chat_alone(path: str, said: Any) -> Any:
+    if not path.endswith("/chat/completions"):
+        raise Refusal(404)
+    return said
+
+
+def states(
+    server: ForkedServer, spoil: Callable[[str, Any], Any], **of: Any
+) -> dict[str, PromiseCheck]:
+    with Spoilt(server.base_url, spoil) as spoilt:
+        cases = chosen("create_agent with tools", ["invoke"])[:1]
+        return {one.promise: one for one in Suite(f"{spoilt.url}/v1", **of).run(cases)}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [(tokenised_again, "tokenised again"), (shifted, "logprobs of the record")],
+)
+def test_a_record_that_is_not_what_was_sampled(
+    server: ForkedServer, spoil: Callable[[str, Any], Any], words: str
+) -> None:
+    found = states(server, spoil)
+    assert found["exact tokens"].state == "not held" and words in found["exact tokens"].reason
+    assert found["captured"].state == "held"
+
+
+def test_a_gateway_with_chat_completions_alone(server: ForkedServer) -> None:
+    found = states(server, chat_alone, policy=POLICY)
+    assert {name for name, one in found.items() if one.state == "held"} == {"captured", "judged"}
+    rest = {one.state for name, one in found.items() if name not in ("captured", "judged")}
+    assert rest == {"cannot be checked"}
+    assert "GET /v1/calls/ID" in found["exact tokens"].reason
+    with pytest.raises(ConfigError, match="--policy"):
+        states(server, chat_alone)
+
+
+def test_another_model_is_told_apart(art_server: Any) -> None:
+    with pytest.raises(ConfigError, match="does not serve the conformance model"):
+        Suite(art_server.base_url).run(chosen("create_agent with tools")[:1])
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    for arguments, words in (
+        ((), "--server http://HOST:PORT/v1"),
+        (("--server", "http://127.0.0.1:1/v1", "--only", "no such graph"), "'no such graph'"),
+        (("--server", "http://127.0.0.1:1/v1", "--mode", "quickly"), "quickly"),
+    ):
+        done = command(*arguments)
+        assert done.returncode == 2 and words in done.stderr, done.stderr
+    done = command("--write-model", str(tmp_path / "model"))
+    assert done.returncode == 0 and (tmp_path / "model" / "config.json").exists()
