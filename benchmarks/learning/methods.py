@@ -25,7 +25,10 @@ from langchain_art_server.backends.peft.learner_core import LearnerCore
 
 #: The policy gradient and nothing else, so that every method can be told to compute it.
 CONFIG = TrainConfig(
-    loss=ClippedRatio(importance_sampling=None, dual_clip=None), guard=None, max_logprob_gap=None
+    learning_rate=2e-5,
+    loss=ClippedRatio(importance_sampling=None, dual_clip=None),
+    guard=None,
+    max_logprob_gap=None,
 )
 LORA = LoraConfig(rank=16, alpha=32.0)
 Gradient = dict[str, torch.Tensor]

@@ -18,9 +18,11 @@ from langchain_art.conformance.performance import perform
 from langchain_art.conformance.proxy import ProxyWitness
 from langchain_art.conformance.scripts import script
 from langchain_art.errors import ArtError, ConfigError
+from langchain_art.tracing.scope import capture
 
 #: The promises, in the order in which they are checked.
 PROMISES = ("captured", "exact tokens", "each token once", "judged", "trained")
+_OF_RUNS = PROMISES[2:]
 POLICY, RIVAL = "conformance", "conformance-rival"
 _READY = "ready ⟦to say¦this⟧"
 
@@ -69,11 +71,15 @@ class Suite:
             ServerUnreachable: it does not answer.
         """
         found: list[PromiseCheck] = []
+        last = {case.name: mode for case, mode in cases}
         with ArtClient(self.server) as client, ProxyWitness(client.base_url) as proxy:
             served = self._served(client, proxy)
             self._preflight(client, served, proxy)
             for case, mode in cases:
-                found += self._findings(case, mode, served, proxy, client)
+                lacks = dict(self._lacks)
+                if mode != last[case.name]:
+                    lacks["trained"] = ""  # once is enough
+                found += self._findings(case, mode, served, proxy, client, lacks)
                 if on_done is not None:
                     on_done(case, mode)
         return found
@@ -97,7 +103,8 @@ class Suite:
         """Ask once; see what the server can show of it."""
         model = ChatART(model=served.policy, base_url=served.base_url)
         try:
-            reply = model.invoke(script(_READY))
+            with capture() as run:
+                reply = model.invoke(script(_READY))
         except OpenAIError as error:
             raise ConfigError(
                 f"{self.server} does not answer a chat completion: {error}"
@@ -109,19 +116,33 @@ class Suite:
                 "`python -m langchain_art.conformance --write-model FOLDER`, and serve that folder."
             )
         [call] = proxy.calls()
-        try:
-            client.call(call.id)
-        except ArtError as error:
-            why = f"there is no record of a call (GET /v1/calls/ID): {error}"
-            self._lacks.update(dict.fromkeys(("exact tokens", "each token once", "trained"), why))
+        sent = run.trajectory()
+        for route, ask, promises in (
+            ("GET /v1/calls/ID", lambda: client.call(call.id), PROMISES),
+            ("POST /v1/trajectories", lambda: client.post_trajectory(sent), _OF_RUNS),
+            ("GET /v1/trajectories/ID/audit", lambda: client.audit(sent.id), _OF_RUNS),
+            ("GET /v1/jobs", lambda: client.jobs(served.policy), _OF_RUNS[1:]),
+        ):
+            try:
+                ask()
+            except ArtError as error:
+                for promise in promises:
+                    if promise not in ("captured", "judged"):
+                        self._lacks.setdefault(promise, f"{route}: {error}")
 
     def _findings(
-        self, case: Topology, mode: Mode, served: Served, proxy: ProxyWitness, client: ArtClient
+        self,
+        case: Topology,
+        mode: Mode,
+        served: Served,
+        proxy: ProxyWitness,
+        client: ArtClient,
+        lacks: dict[str, str],
     ) -> list[PromiseCheck]:
-        """What became of each promise of one topology in one mode."""
-        lacks = dict(self._lacks)
-        if mode != case.modes[-1]:
-            lacks["trained"] = ""  # once is enough
+        """What became of each promise of one topology in one mode.
+
+        `lacks` says of a promise what is missing for it; nothing, if it is not asked for.
+        """
         try:
             if case.heard == "server" and "exact tokens" in lacks:
                 raise CannotBeChecked(lacks["exact tokens"])
@@ -132,7 +153,11 @@ class Suite:
             return [_finding(case, mode, promise, lacks[promise]) for promise in PROMISES]
         except Exception as error:  # noqa: BLE001 - whatever a program raises is the finding
             why = f"the program raised {error!r:.1500}"
-            return [PromiseCheck(case.name, mode, "captured", "not held", why)]
+            rest = "the program did not end as it should"
+            return [
+                PromiseCheck(case.name, mode, "captured", "not held", why),
+                *(_finding(case, mode, promise, rest) for promise in PROMISES[1:]),
+            ]
 
         def exact() -> None:
             checks.exact_tokens(run)

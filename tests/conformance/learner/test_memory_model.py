@@ -57,6 +57,7 @@ for k in range(count):
     mask = [0] + [1] * (length - 1)
     rows.append(Row(ids, mask, [-8.0 * m for m in mask], [(-1.0) ** k * m for m in mask]))
 config = TrainConfig(
+    learning_rate=2e-5,
     loss={"kind": "clip", "importance_sampling": None},
     guard=None,
     max_logprob_gap=None,

@@ -86,6 +86,23 @@ def shifted(path: str, said: Any) -> Any:
     return said
 
 
+def without_audits(path: str, said: Any) -> Any:
+    if "/audit" in path:
+        raise Refusal(404)
+    return said
+
+
+def a_record_is_gone(path: str, said: Any) -> Any:
+    if path.startswith("/v1/calls/"):
+        gone.append(path)
+        if len(gone) > 1:  # the first is the suite's own look whether there are records
+            raise Refusal(404)
+    return said
+
+
+gone: list[str] = []
+
+
 def chat_alone(path: str, said: Any) -> Any:
     if not path.endswith("/chat/completions"):
         raise Refusal(404)
@@ -110,6 +127,16 @@ def test_a_record_that_is_not_what_was_sampled(
     found = states(server, spoil)
     assert found["exact tokens"].state == "not held" and words in found["exact tokens"].reason
     assert found["captured"].state == "held"
+
+
+def test_a_record_that_is_gone_and_a_route_that_was_never_there(server: ForkedServer) -> None:
+    found = states(server, a_record_is_gone)
+    assert found["exact tokens"].state == "not held" and "no record" in found["exact tokens"].reason
+    found = states(server, without_audits)
+    kinds = {name: one.state for name, one in found.items()}
+    assert kinds["exact tokens"] == "held"
+    assert kinds["each token once"] == kinds["trained"] == "cannot be checked"
+    assert "GET /v1/trajectories/ID/audit" in found["each token once"].reason
 
 
 def test_a_gateway_with_chat_completions_alone(server: ForkedServer) -> None:

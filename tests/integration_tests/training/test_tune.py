@@ -113,7 +113,7 @@ async def test_rates_are_compared_and_the_policy_is_left_as_it_was(
     assert all(one.mean is not None for one in found.probes) and found.why
     assert f"{policy}@{first.version} serves as before" in told.getvalue()
     (shown := Console(file=io.StringIO(), width=200)).print(tune_table(found))
-    text = shown.file.getvalue()  # type: ignore[attr-defined]
+    text = " ".join(shown.file.getvalue().split())  # type: ignore[attr-defined]
     assert f"{found.runs} runs, {found.tokens['completion']} tokens sampled" in text
     assert found.best is None or "take this one" in text or "the highest, not clear" in text
 

@@ -7,8 +7,8 @@ from smolagents import ChatMessageStreamDelta, OpenAIModel, ToolCallingAgent, to
 
 #: Its agents answer by a tool of their own, `final_answer`.
 SUM = (
-    'SCRIPT [{"call": "add", "args": {"a": 2, "b": 3}}, '
-    '{"call": "final_answer", "args": {"answer": "The sum is 5."}}]'
+    '⟦<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>¦<tool_call>\n'
+    '{"name": "final_answer", "arguments": {"answer": "The sum is 5."}}\n</tool_call>⟧'
 )
 
 

@@ -254,7 +254,7 @@ def test_stats_are_numbers_even_where_ratios_overflow() -> None:
 def test_a_divergence_without_the_base_model_is_refused() -> None:
     case = {name: [-1.0] for name in ("logprobs", "old_logprobs", "sampler_logprobs")}
     bare = terms(case | {"advantages": [1.0], "weights": [1.0], "calls": [0]})
-    with pytest.raises(ConfigError, match="base model"):
+    with pytest.raises(ConfigError, match="no logprobs of the reference"):
         objective(**bare, config=TrainConfig(kl=KLPenalty(estimator="k3", coefficient=0.1)))
     loss, stats = objective(**bare, config=TrainConfig())
     assert loss.item() == -1.0 and stats.kl_reference == 0.0
