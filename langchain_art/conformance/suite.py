@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from openai import OpenAIError
@@ -47,8 +47,7 @@ class Suite:
 
     Args:
         server: its address, with ``/v1``.
-        policy: whose calls are trained. None: `POLICY` and `RIVAL`, which are made, or, of a server
-            that makes none, its first model.
+        policy: whose calls are trained. None: `POLICY`, which is made.
         gap: most nats between learner and sampler; take 0.05 for a server in half precision.
 
     The key, if the server has one, is that of ``ART_API_KEY``.
@@ -57,7 +56,6 @@ class Suite:
     server: str
     policy: str | None = None
     gap: float = 1e-4
-    _lacks: dict[str, str] = field(default_factory=dict[str, str])
 
     def run(
         self,
@@ -67,24 +65,29 @@ class Suite:
         """Run topologies, and check every promise of each.
 
         Raises:
-            ConfigError: the server does not serve the conformance model.
+            ConfigError: the server does not serve the conformance model, or makes no policy and
+                none was named.
             ServerUnreachable: it does not answer.
         """
         found: list[PromiseCheck] = []
+        lacks: dict[str, str] = {}
         last = {case.name: mode for case, mode in cases}
         with ArtClient(self.server) as client, ProxyWitness(client.base_url) as proxy:
-            served = self._served(client, proxy)
-            self._preflight(client, served, proxy)
+            served = self._served(client, proxy, lacks)
+            self._preflight(client, served, proxy, lacks)
             for case, mode in cases:
-                lacks = dict(self._lacks)
+                steps = self._steps(case, mode, served, proxy, client, lacks)
                 if mode != last[case.name]:
-                    lacks["trained"] = ""  # once is enough
-                found += self._findings(case, mode, served, proxy, client, lacks)
+                    del steps["trained"]  # once is enough
+                found += [
+                    _finding(case, mode, promise, lacks.get(promise), check)
+                    for promise, check in steps.items()
+                ]
                 if on_done is not None:
                     on_done(case, mode)
         return found
 
-    def _served(self, client: ArtClient, proxy: ProxyWitness) -> Served:
+    def _served(self, client: ArtClient, proxy: ProxyWitness, lacks: dict[str, str]) -> Served:
         policy, rival, base_model = self.policy, None, None
         try:
             client.create_policy(policy or POLICY)
@@ -92,15 +95,17 @@ class Suite:
             policy = policy or POLICY
             base_model = client.status().base_model
         except ArtError as error:
-            self._lacks["trained"] = f"no policies are made there (POST /v1/policies): {error}"
+            lacks["trained"] = f"no policies are made there (POST /v1/policies): {error}"
             if policy is None:
                 raise ConfigError(
                     f"{self.server} makes no policy ({error}). Name the model to ask: --policy"
                 ) from error
         return Served(proxy.base_url, policy, rival, base_model)
 
-    def _preflight(self, client: ArtClient, served: Served, proxy: ProxyWitness) -> None:
-        """Ask once; see what the server can show of it."""
+    def _preflight(
+        self, client: ArtClient, served: Served, proxy: ProxyWitness, lacks: dict[str, str]
+    ) -> None:
+        """Ask once, and note for which promises the server has not what they need."""
         model = ChatART(model=served.policy, base_url=served.base_url)
         try:
             with capture() as run:
@@ -128,36 +133,30 @@ class Suite:
             except ArtError as error:
                 for promise in promises:
                     if promise not in ("captured", "judged"):
-                        self._lacks.setdefault(promise, f"{route}: {error}")
+                        lacks.setdefault(promise, f"{route}: {error}")
 
-    def _findings(
+    def _steps(
         self,
         case: Topology,
         mode: Mode,
         served: Served,
         proxy: ProxyWitness,
         client: ArtClient,
-        lacks: dict[str, str],
-    ) -> list[PromiseCheck]:
-        """What became of each promise of one topology in one mode.
-
-        `lacks` says of a promise what is missing for it; nothing, if it is not asked for.
-        """
+        lacks: Mapping[str, str],
+    ) -> dict[str, Callable[[], None]]:
+        """Run a topology in one mode: promise -> its check, or what raises why there is none."""
         try:
             if case.heard == "server" and "exact tokens" in lacks:
                 raise CannotBeChecked(lacks["exact tokens"])
             run = perform(case, mode, served, proxy, client, number=1)
-        except (CannotBeChecked, ModuleNotFoundError) as missing:
-            install = "" if isinstance(missing, CannotBeChecked) else _INSTALL
-            lacks = dict.fromkeys(PROMISES, f"{missing}{install}") | lacks
-            return [_finding(case, mode, promise, lacks[promise]) for promise in PROMISES]
+        except CannotBeChecked as missing:
+            return dict.fromkeys(PROMISES, _raises(missing))
+        except ModuleNotFoundError as missing:
+            return dict.fromkeys(PROMISES, _raises(CannotBeChecked(f"{missing}{_INSTALL}")))
         except Exception as error:  # noqa: BLE001 - whatever a program raises is the finding
-            why = f"the program raised {error!r:.1500}"
-            rest = "the program did not end as it should"
-            return [
-                PromiseCheck(case.name, mode, "captured", "not held", why),
-                *(_finding(case, mode, promise, rest) for promise in PROMISES[1:]),
-            ]
+            rest = CannotBeChecked("the program did not end as it should")
+            broken = NotHeld(f"the program raised {error!r:.1500}")
+            return dict.fromkeys(PROMISES, _raises(rest)) | {"captured": _raises(broken)}
 
         def exact() -> None:
             checks.exact_tokens(run)
@@ -167,19 +166,20 @@ class Suite:
             other = perform(case, mode, served, proxy, client)
             checks.trained(other, run, served.policy, self.gap)
 
-        steps: dict[str, Callable[[], None]] = {
+        return {
             "captured": lambda: checks.captured(run),
             "exact tokens": exact,
             "each token once": lambda: checks.audited(run, served.policy),
             "judged": lambda: checks.judged(run),
             "trained": train,
         }
-        found = [
-            _finding(case, mode, promise, lacks.get(promise), steps[promise])
-            for promise in PROMISES
-            if lacks.get(promise) != ""
-        ]
-        return found
+
+
+def _raises(error: ArtError) -> Callable[[], None]:
+    def check() -> None:
+        raise error
+
+    return check
 
 
 _INSTALL = ": pip install 'langchain-art[conformance]'"
@@ -189,8 +189,8 @@ def _finding(
     case: Topology,
     mode: Mode,
     promise: str,
-    lacks: str | None = None,
-    check: Callable[[], None] = lambda: None,
+    lacks: str | None,
+    check: Callable[[], None],
 ) -> PromiseCheck:
     """What a check says, unless something `lacks` for it."""
     state: State = "held"
