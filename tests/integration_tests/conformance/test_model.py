@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from langchain_art import ArtClient, ChatART, TrainConfig, capture
-from langchain_art.conformance.model import BLOCK, write_model
+from langchain_art.conformance.model import BLOCK
 from langchain_art.conformance.scripts import PAST_END, UNSCRIPTED, script
 from langchain_art.wire import LoraConfig
 from tests.support.live_server import ForkedServer
@@ -25,14 +25,6 @@ LOOK = {
         "parameters": {"type": "object", "properties": {"what": {"type": "string"}}},
     },
 }
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedServer]:
-    folder = tmp_path_factory.mktemp("conformance")
-    made = ForkedServer(folder / "data", model=write_model(folder / "model")).start()
-    yield made
-    made.stop()
 
 
 @pytest.fixture(scope="module")

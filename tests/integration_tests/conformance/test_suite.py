@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from langchain_art.conformance.model import TWINS, write_model
+from langchain_art.conformance.model import TWINS
 from langchain_art.conformance.suite import POLICY, PROMISES, PromiseCheck, Suite, chosen
 from langchain_art.errors import ConfigError
 from tests.support.json_server import JsonServer, Refusal
@@ -24,14 +24,6 @@ SHAPES = (
     "Send into subgraphs",
     "RetryPolicy around a chain",
 )
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedServer]:
-    folder = tmp_path_factory.mktemp("conformance")
-    made = ForkedServer(folder / "data", model=write_model(folder / "model")).start()
-    yield made
-    made.stop()
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,18 @@
+"""Our server with the conformance model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from langchain_art.conformance.model import write_model
+from tests.support.live_server import ForkedServer
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedServer]:
+    folder = tmp_path_factory.mktemp("conformance")
+    made = ForkedServer(folder / "data", model=write_model(folder / "model")).start()
+    yield made
+    made.stop()
