@@ -19,6 +19,7 @@ from langchain_art.wire import (
     DPPOTV,
     GSPO,
     ClippedRatio,
+    Distillation,
     IcePop,
     JobConfig,
     KLPenalty,
@@ -45,6 +46,12 @@ CHOICES: list[dict[str, Any]] = [
     },
     {"kl": KLPenalty(estimator="k2", coefficient=0.3)},
     {"loss": CISPO(), "kl": KLPenalty(estimator="k3", coefficient=0.2), "guard": None},
+    {"distillation": Distillation(teacher="t@3", coefficient=0.7)},
+    {
+        "distillation": Distillation(teacher="t@3", rewards=False),
+        "loss": GSPO(),
+        "entropy_bonus": 0.05,
+    },
     {"entropy_bonus": 0.05},
     {"loss": GSPO(), "kl": KLPenalty(estimator="k3", coefficient=0.2), "entropy_bonus": 0.5},
     {"kind": "sft"},
@@ -135,10 +142,17 @@ def naive_kl(new: float, base: float, old: float, kind: str) -> tuple[float, flo
     return value, r * (d + 1 if kind == "k1" else d)
 
 
+def naive_distillation(new: float, teacher: float, old: float) -> tuple[float, float]:
+    """Per token of coefficient 1, outside of a clipped ratio: the advantage's slope is -r A."""
+    advantage, ratio = -(new - teacher), math.exp(new - old)
+    return ratio * advantage**2 / 2, -ratio * advantage
+
+
 def naive(case: dict[str, list[float]], config: JobConfig) -> tuple[float, list[float]]:
     """The loss, and its gradient with respect to each logprob, by hand."""
     losses, weights = naive_losses(case, config), naive_weights(case, config)
     penalty, bonus = getattr(config, "kl", None), getattr(config, "entropy_bonus", 0.0)
+    teacher = getattr(config, "distillation", None)
     total, slopes = 0.0, []
     for t, (loss, slope, _) in enumerate(losses):
         factor = case["weights"][t] * weights[t][0]
@@ -155,6 +169,11 @@ def naive(case: dict[str, list[float]], config: JobConfig) -> tuple[float, list[
             value, steep = naive_kl(new, case["reference_logprobs"][t], old, penalty.estimator)
             loss += penalty.coefficient * value
             gradient += factor * penalty.coefficient * steep
+        if teacher is not None:
+            new, old = case["logprobs"][t], case["old_logprobs"][t]
+            value, steep = naive_distillation(new, case["reference_logprobs"][t], old)
+            loss += teacher.coefficient * value
+            gradient += factor * teacher.coefficient * steep
         if bonus:
             new, ratio = (
                 case["logprobs"][t],
