@@ -28,6 +28,7 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, ToolCallRequest
 from rich.console import Console
 
+from benchmarks.learning.seeds import ci95_of_five
 from examples.email_search.agent import MAX_MODEL_CALLS, SYSTEM_PROMPT, TOOLS, CallCap, reward
 from examples.email_search.inbox import Inbox, MailStore, Scenario, build
 from examples.email_search.train import BASE_MODEL, MAX_TOKENS, POLICY
@@ -45,8 +46,6 @@ from langchain_art import (
 SEEDS, STEPS, GROUPS, SIZE, HELD_OUT = 5, 12, 8, 8, 100
 AHEAD = 2
 MEDIAN, SIGMA, LONGEST = 0.1, 1.7, 6.0
-#: 97.5 % quantile of Student's t with four degrees of freedom (five seeds).
-T_FOUR = 2.776
 console = Console()
 
 
@@ -149,7 +148,7 @@ def run() -> tuple[dict[str, float], dict[str, object]]:
         "final_reward_sync": statistics.fmean(rewards[0]),
         "final_reward_async": statistics.fmean(rewards[AHEAD]),
         "final_reward_difference": statistics.fmean(differences),
-        "final_reward_difference_ci95": T_FOUR * statistics.stdev(differences) / SEEDS**0.5,
+        "final_reward_difference_ci95": ci95_of_five(differences),
         "staleness_mean": statistics.fmean(stale),
     }
     more: dict[str, object] = {
