@@ -186,7 +186,8 @@ class Trainer(TunesRates):
         it is refused in the same folder.
 
         Args:
-            rollout: see `Rollout`. A graph brings no reward, so it needs an `evaluator`.
+            rollout: see `Rollout`. A graph brings no reward, so it needs an `evaluator`,
+                unless ``config.distillation`` alone teaches and nothing is evaluated.
             train_scenarios: what to learn from.
             steps: one version of the adapter each, of ``config.optimizer_steps`` optimizer steps.
             eval_scenarios: held out; evaluated before, after, and every `eval_every` steps. The
@@ -211,7 +212,8 @@ class Trainer(TunesRates):
                 in `trainable` is no call's, scenarios are a text, or one is no input for the graph.
         """
         trained_policies(self.policies)
-        check_reward(rollout, self._plan.evaluator)
+        if self._plan.config.reads_rewards or eval_scenarios:
+            check_reward(rollout, self._plan.evaluator)
         check_scenarios(train_scenarios, "train_scenarios")
         check_scenarios(eval_scenarios or (), "eval_scenarios")
         if steps and not train_scenarios:

@@ -129,6 +129,11 @@ class TrainConfig(_Optimizer):
         return self.advantage.scores if isinstance(self.advantage, Standardized) else {}
 
     @property
+    def reads_rewards(self) -> bool:
+        """Whether anything is learned from rewards; if not, runs need none."""
+        return self.distillation is None or self.distillation.rewards
+
+    @property
     def divergence(self) -> KLPenalty | None:
         """The penalty on the distance to the reference, or to the teacher."""
         if (found := self.distillation) is None:
@@ -147,7 +152,7 @@ class TrainConfig(_Optimizer):
             SimpleCredit(),
             None,
         )
-        if self.distillation and not self.distillation.rewards and unread:
+        if not self.reads_rewards and unread:
             raise ValueError(
                 "got advantage, credit or overlong with distillation.rewards=False, where no "
                 "reward is read; leave them out"

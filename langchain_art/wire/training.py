@@ -20,7 +20,7 @@ def settings_of_rewards(config: TrainConfig) -> str:
     """Names of settings that turn rewards into advantages and are not left at their defaults."""
     names, plain = ("advantage", "credit", "overlong"), TrainConfig()
     found = [name for name in names if getattr(config, name) != getattr(plain, name)]
-    if config.distillation and not config.distillation.rewards:
+    if not config.reads_rewards:
         found.append("distillation.rewards")
     return ", ".join(found)
 

@@ -224,7 +224,7 @@ class StepBatchBuilder:
 
 
 def _require_rewards(groups: Sequence[TrajectoryGroup], config: TrainConfig) -> None:
-    if config.distillation and not config.distillation.rewards:
+    if not config.reads_rewards:
         return
     runs = [t for group in groups for t in group.trajectories]
     ended = sum(run.status != "failed" for run in runs)

@@ -107,6 +107,14 @@ async def test_shards_take_other_shapes_and_ranks_without_rows(
             found = await learner.logprobs(adapter, make_rows(5))
             whole = core.logprobs(adapter, make_rows(5))
             np.testing.assert_allclose(np.concatenate(found), np.concatenate(whole), atol=1e-5)
+    # A teacher has another shape yet. Float32 alone takes them up to 5e-6 apart: Adam's first step
+    # divides gradients near 0 by their size (in float64, 2e-15).
+    teacher = shake(fresh(core, tmp_path, LoraConfig(rank=8, alpha=4.0)), scale=0.1)
+    taught = LearnerStep(start, folder(tmp_path, "taught"), 1, rows, config, reference=teacher)
+    alone = core.step(replace(taught, out=folder(tmp_path, "alone")), quiet)
+    metrics = await learner.step(taught, ignore)
+    assert metrics["kl_reference"] == pytest.approx(alone["kl_reference"], rel=1e-4)
+    assert distance(tmp_path / "taught", tmp_path / "alone", FILES[1]) <= 2e-5
     assert learner.restarts == restarts
 
 

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from langgraph.graph import START, MessagesState, StateGraph
+from rich.console import Console
 
-from langchain_art import ArtClient, ChatART, Distillation, SFTConfig, TrainConfig, capture
-from langchain_art.errors import JobFailed
+from langchain_art import (
+    ArtClient,
+    ChatART,
+    Distillation,
+    SFTConfig,
+    TrainConfig,
+    Trainer,
+    capture,
+)
+from langchain_art.errors import ConfigError, JobFailed
 from langchain_art.wire import LoraConfig, TrainResult, Trajectory, TrajectoryGroup
 from tests.support.live_server import LiveServer
 
@@ -80,3 +93,32 @@ def test_without_its_teacher_an_equal_group_trains_nothing(
     assert unscored.excluded["runs.unscored"] == 30 and unscored.metrics["calls_trained"] == 0
     with pytest.raises(JobFailed, match=r"t-.*@9.* expected a version of .* that is kept: \["):
         student.step(Distillation(teacher=f"{teacher.partition('@')[0]}@9"), 1.0)
+
+
+async def test_a_fit_by_a_teacher_alone_takes_a_graph_without_an_evaluator(
+    art_server: LiveServer, client: ArtClient, teacher: str, tmp_path: Path
+) -> None:
+    """Only an evaluation needs rewards; the teacher's adapter may have another shape."""
+    shape = SMALL.model_copy(update={"rank": 2, "alpha": 2.0})
+    policy = client.create_policy(f"s-{uuid.uuid4().hex[:12]}", shape).name
+    model = ChatART(model=policy, base_url=art_server.base_url, max_tokens=8)
+
+    async def answer(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer").compile()
+    asked = [{"id": f"{n}", "messages": [("user", QUESTION)]} for n in range(2)]
+    trainer = Trainer(
+        model,
+        group_size=2,
+        groups_per_step=2,
+        config=TrainConfig(distillation=Distillation(teacher=teacher, rewards=False)),
+        out_dir=tmp_path / "fit",
+        console=Console(file=io.StringIO()),
+    )
+    with pytest.raises(ConfigError, match="brings no reward"):
+        await trainer.fit(graph, asked, steps=1, eval_scenarios=asked)
+    found = await trainer.fit(graph, asked, steps=1)
+    (step,) = found.history
+    assert (step.reward_mean, step.excluded, step.version) == (None, {}, 1)
+    assert step.metrics["calls_trained"] == 4 and step.metrics["kl_reference"] > 0

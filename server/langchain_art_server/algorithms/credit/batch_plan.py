@@ -86,7 +86,7 @@ def plan(
     ]
     if isinstance(config, SFTConfig):
         credits_, average = [equal_credit(runs) for runs in baselines], config.aggregation
-    elif teacher and not teacher.rewards:
+    elif not config.reads_rewards:
         credits_ = [GroupAdvantages({}, {}, None) for _ in baselines]
         average = config.loss.aggregation
     elif given:
@@ -188,7 +188,7 @@ def exclusion(run: CandidateRun, call: CandidateCall, mask_truncated: bool) -> s
 def _group(runs: Sequence[CandidateRun], config: StepConfig, given: bool) -> _PlannedGroup:
     if isinstance(config, SFTConfig):
         why, max_staleness = [None] * len(runs), None
-    elif config.distillation and not config.distillation.rewards:
+    elif not config.reads_rewards:
         why, max_staleness = [None] * len(runs), config.max_staleness
     else:
         why = [without_advantage(one) if given else unscored(one, config.scores) for one in runs]

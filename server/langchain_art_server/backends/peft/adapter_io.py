@@ -7,10 +7,9 @@ and ``optimizer.safetensors``: Adam's state under ``<parameter>.exp_avg``, ``.ex
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -160,22 +159,14 @@ def load_weights(folder: Path, parameters: Mapping[str, nn.Parameter]) -> None:
             f"unknown or of another shape, first {odd[0]!r}: got {got.get(odd[0])}, "
             f"expected {expected.get(odd[0])}"
         )
+    copy_weights(tensors, parameters)
+
+
+def copy_weights(tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> None:
+    """Copy tensors into the parameters of these names."""
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[name])
-
-
-@contextlib.contextmanager
-def weights_of(adapter: Path, parameters: Mapping[str, nn.Parameter]) -> Generator[None]:
-    """A context in which LoRA has the weights of another adapter of the same shape."""
-    kept = {name: one.detach().clone() for name, one in parameters.items()}
-    try:
-        load_weights(adapter, parameters)
-        yield
-    finally:
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(kept[name])
 
 
 def load_optimizer(

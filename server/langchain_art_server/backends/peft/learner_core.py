@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import logging
 import math
 import time
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import torch
 import transformers
 from torch import Tensor, nn
@@ -29,9 +27,10 @@ from langchain_art_server.algorithms.loss.lr_schedule import learning_rate
 from langchain_art_server.algorithms.loss.objective import StepLoss
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.models.adapter_files import Identity, identity
+from langchain_art_server.backends.models.adapter_files import identity
 from langchain_art_server.backends.models.device import free_cache, torch_device
 from langchain_art_server.backends.peft import adapter_io
+from langchain_art_server.backends.peft.held_adapter import HeldAdapter
 from langchain_art_server.backends.peft.logprob_scoring import Scorer
 from langchain_art_server.backends.peft.micro_batches import CountedTokens, Progress
 from langchain_art_server.backends.peft.packer import Packer
@@ -52,7 +51,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 MEMORY_ATTEMPTS = 6
 
 
-class LearnerCore:
+class LearnerCore(HeldAdapter):
     """Loads a base model, and makes, trains and reads LoRA adapters on it.
 
     The adapter's weights and the optimizer's state are float32 (float64 on a float64 base). They
@@ -69,6 +68,7 @@ class LearnerCore:
     """
 
     def __init__(self, model: str, device: str | None = None, dtype: str | None = None) -> None:
+        super().__init__()
         self.name = model
         self.device = torch_device(device)
         default = "float32" if self.device.type == "cpu" else "bfloat16"
@@ -86,12 +86,6 @@ class LearnerCore:
                 model,
                 self.packer.padded_because,
             )
-        self._peft: peft.PeftModel | None = None
-        self._config = b""
-        self._held: Identity | None = None
-        #: LoRA's parameters, by their names on disk.
-        self.parameters: dict[str, nn.Parameter] = {}
-        self._optimizer = adapter_io.new_optimizer([nn.Parameter(torch.zeros(1))])
 
     @property
     def info(self) -> dict[str, Any]:
@@ -174,11 +168,7 @@ class LearnerCore:
         packing = self.packer.pack_to_learn(rows, counted, config.tokens_per_microbatch)
         loss = StepLoss(step_tokens(rows, counted, self.base), config)
         if not isinstance(config, SFTConfig) and config.divergence is not None:
-            with (
-                self._base_only()
-                if reference is None
-                else adapter_io.weights_of(reference, self.parameters)
-            ):
+            with self._base_only() if reference is None else self._bearing(reference):
                 loss.reference_logprobs_N = sweep_logprobs(
                     packing, self._scorer, len(counted.row_T)
                 )
@@ -196,9 +186,6 @@ class LearnerCore:
     def _forward(self) -> tuple[Scorer, Packer]:
         scorer = Scorer(self.base)
         return scorer, Packer(scorer)
-
-    def _with_lora(self, shape: peft.LoraConfig) -> peft.PeftModel:
-        return peft.get_peft_model(self.base, shape)  # pyright: ignore[reportReturnType]
 
     def _write(self, out: Path) -> None:
         adapter_io.write_adapter(out, self._config, self.parameters, self._optimizer)
@@ -312,36 +299,3 @@ class LearnerCore:
             "checkpointed": float(self.packer.checkpoints),
             "rows": float(len(batch.rows)),
         }
-
-    def _hold(self, folder: Path) -> None:
-        """Load an adapter and its optimizer, unless they are in memory."""
-        found = identity(folder)
-        if found == self._held:
-            return
-        self._put_on(adapter_io.read_config(folder))
-        adapter_io.load_weights(folder, self.parameters)
-        adapter_io.load_optimizer(folder, self.parameters, self._optimizer)
-        self._held = found
-
-    def _put_on(self, config: bytes) -> None:
-        """Put LoRA layers of that config on the base, unless they are, with a new optimizer."""
-        self._held = None
-        if self._peft is None or config != self._config:
-            try:
-                shape = peft.LoraConfig(**json.loads(config) | {"inference_mode": False})
-                if self._peft is not None:
-                    self._scorer.model = self.base = self._peft.unload()
-                    self._peft = None
-                self._scorer.model = self._peft = self._with_lora(shape).eval()
-            except (TypeError, ValueError) as error:
-                raise ConfigError(f"PEFT refuses the adapter's config: {error}") from error
-            self._config = config
-            self.parameters = {
-                name.replace(".default", ""): parameter
-                for name, parameter in self._peft.named_parameters()
-                if parameter.requires_grad
-            }
-        self._optimizer = adapter_io.new_optimizer(self.parameters.values())
-
-    def _base_only(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self._peft is None else self._peft.disable_adapter()

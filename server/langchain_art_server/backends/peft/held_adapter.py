@@ -1,0 +1,94 @@
+"""The adapter that a learner's base model bears, with its optimizer. Child side only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from langchain_art.errors import ConfigError
+from langchain_art_server.backends.models.adapter_files import Identity, identity
+from langchain_art_server.backends.peft import adapter_io
+from langchain_art_server.backends.peft.logprob_scoring import Scorer
+
+
+class HeldAdapter:
+    """One base model, and one LoRA adapter on it at a time. To be inherited.
+
+    An adapter is read from disk once: while its files stay what they are, what is in memory is it.
+    """
+
+    base: PreTrainedModel
+    _scorer: Scorer
+
+    def __init__(self) -> None:
+        self._peft: peft.PeftModel | None = None
+        self._config = b""
+        self._held: Identity | None = None
+        #: LoRA's parameters, by their names on disk.
+        self.parameters: dict[str, nn.Parameter] = {}
+        self._optimizer = adapter_io.new_optimizer([nn.Parameter(torch.zeros(1))])
+
+    def _with_lora(self, shape: peft.LoraConfig) -> peft.PeftModel:
+        return peft.get_peft_model(self.base, shape)  # pyright: ignore[reportReturnType]
+
+    def _hold(self, folder: Path) -> None:
+        """Load an adapter and its optimizer, unless they are in memory."""
+        found = identity(folder)
+        if found == self._held:
+            return
+        self._put_on(adapter_io.read_config(folder))
+        adapter_io.load_weights(folder, self.parameters)
+        adapter_io.load_optimizer(folder, self.parameters, self._optimizer)
+        self._held = found
+
+    def _put_on(self, config: bytes) -> None:
+        """Put LoRA layers of that config on the base, unless they are, with a new optimizer."""
+        self._held = None
+        if self._peft is None or config != self._config:
+            try:
+                shape = peft.LoraConfig(**json.loads(config) | {"inference_mode": False})
+                if self._peft is not None:
+                    self._scorer.model = self.base = self._peft.unload()
+                    self._peft = None
+                self._scorer.model = self._peft = self._with_lora(shape).eval()
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"PEFT refuses the adapter's config: {error}") from error
+            self._config = config
+            self.parameters = {
+                name.replace(".default", ""): parameter
+                for name, parameter in self._peft.named_parameters()
+                if parameter.requires_grad
+            }
+        self._optimizer = adapter_io.new_optimizer(self.parameters.values())
+
+    def _base_only(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self._peft is None else self._peft.disable_adapter()
+
+    @contextlib.contextmanager
+    def _bearing(self, adapter: Path) -> Generator[None]:
+        """A context in which the base bears another adapter than the held one, of any shape.
+
+        After it the held one's weights and its state of Adam are what they were, to the bit.
+
+        Raises:
+            ConfigError: the other adapter cannot be read, or is of another model.
+        """
+        own, held, state = self._config, self._held, self._optimizer.state_dict()
+        weights = {name: one.detach().clone() for name, one in self.parameters.items()}
+        try:
+            self._put_on(adapter_io.read_config(adapter))
+            adapter_io.load_weights(adapter, self.parameters)
+            yield
+        finally:
+            self._put_on(own)
+            adapter_io.copy_weights(weights, self.parameters)
+            self._optimizer.load_state_dict(state)
+            self._held = held
