@@ -133,7 +133,8 @@ class LoggedPrompt:
     new: tuple[int, ...]
     """Numbers of the messages after the call that it continues."""
     extends: int | None
-    """The call that it continues: of equal conversations, `turn_links.nearest_call`."""
+    """The call that it continues: of equal conversations the one whose reply it repeats, by the
+    message's id, else `turn_links.nearest_call`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +165,19 @@ class MessageLog:
         self._tree = ConversationTree()
         self._namespaces: dict[int, str] = {}
         self._extra_choices: set[int] = set()
+        self._by_id: dict[str, int | None] = {}
+        """Calls by their reply's id; None: several replies have it, as those of a cache do."""
 
     def add_prompt(self, messages: Sequence[BaseMessage], namespace: str) -> LoggedPrompt:
         """Add a call's prompt and find the earlier call that it continues."""
         numbers = [self._number(message) for message in messages]
         position = self._tree.locate(numbers)
-        equal = ((call, self._namespaces[call]) for call in position.continues)
-        extends = nearest_call(namespace, equal, self._extra_choices)
+        extends = None
+        if position.known:
+            extends = self._by_id.get(messages[position.known - 1].id or "")
+        if extends not in position.continues:
+            equal = ((call, self._namespaces[call]) for call in position.continues)
+            extends = nearest_call(namespace, equal, self._extra_choices)
         return LoggedPrompt(position, tuple(numbers[position.known :]), extends)
 
     def add_reply(
@@ -196,6 +203,8 @@ class MessageLog:
         if sampled.edited() is None:
             self._see(sampled.reply, number)
         self._namespaces[call] = namespace
+        if id := sampled.reply.id:
+            self._by_id[id] = None if id in self._by_id else call
         if extra_choice:
             self._extra_choices.add(call)
         self._tree.add_reply(prompt.position, number, call)

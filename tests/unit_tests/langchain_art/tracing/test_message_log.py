@@ -72,6 +72,19 @@ def test_an_extra_choice_that_says_the_same_is_not_what_prompts_continue() -> No
     assert log.add_prompt([hi, AIMessage("other"), hi], "a:1").extends == 2
 
 
+def test_of_equal_replies_a_prompt_continues_the_one_whose_id_it_repeats() -> None:
+    log = MessageLog()
+    hi = HumanMessage("hi")
+    for call, id in enumerate(["one", "two", "both", "both"]):
+        prompt = log.add_prompt([hi], f"a:{call}")
+        log.add_reply(call, prompt, SampledReply.of(AIMessage("hello", id=id)), f"a:{call}")
+
+    def extended(id: str | None) -> int | None:
+        return log.add_prompt([hi, AIMessage("hello", id=id), hi], "a:1").extends
+
+    assert [extended(id) for id in ("one", "two", "both", "new", None)] == [0, 1, 1, 1, 1]
+
+
 def _set_content(reply: AIMessage) -> None:
     reply.content = "clean"
 
