@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections import Counter
 from pathlib import Path
@@ -23,6 +24,8 @@ class Proofs:
 
 
 if __name__ == "__main__":
+    # It loads the topologies. With `-n`, other processes run them, and this one writes the page.
+    importlib.import_module(f"{__package__}.test_topologies")
     proofs = Proofs()
     # The page is what this run makes anew, so the test that compares the two is left out.
     suite = [str(Path(__file__).with_name("test_topologies.py")), "-k", "not page"]

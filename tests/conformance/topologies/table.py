@@ -28,7 +28,7 @@ engine's own journal of the calls that it was asked for.
 - **judged**: the transcript gives back each prompt and reply as the engine had them, and an
   evaluator scores the run by it.
 - **trained**: two runs, rewarded 0 and 1, make a training step of just those tokens; learner and
-  sampler agree on their log-probabilities to 1e-5; what is excluded is counted by its reason.
+  sampler agree on their log-probabilities to 2e-5; what is excluded is counted by its reason.
 
 Runs over several scopes, processes and handlers, cancelled runs and streams that nobody reads to
 their end are in `test_control_flow.py` and `test_cancelled.py`, graphs drawn at random in
