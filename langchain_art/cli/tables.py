@@ -46,6 +46,10 @@ def status_table(status: ServerStatus) -> Table:
     table.add_row("parameters", f"{status.parameters:,} in {status.dtype} on {status.device}")
     table.add_row("context", f"{status.max_model_len} tokens")
     table.add_row("engines", f"{status.sampler} samples, {status.learner} learns")
+    for one in status.replicas:
+        missing = f", {one.missing} versions missing" if one.missing else ""
+        state = one.problem or f"{one.running_calls} calls running{missing}"
+        table.add_row(f"replica {one.name}", escape(f"{state}, {one.restarts} restarts"))
     table.add_row("restarts", str(status.engine_restarts))
     sampler = "no answer" if status.sampler_pause is None else f"{status.sampler_pause:.3f} s"
     table.add_row("longest pauses", f"gateway {status.gateway_pause:.3f} s, sampler {sampler}")

@@ -25,6 +25,7 @@ from langchain_art.diagnostics.placement import (
     MemoryFit,
     Placement,
     best_fit,
+    over_gpus,
     server_toml,
 )
 from langchain_art.errors import ConfigError
@@ -58,9 +59,11 @@ _ADVICE: dict[Placement | None, str] = {
     "together": "",
     "in turns": "They fit if vLLM sleeps during a step: [sampler] and take_turns = true in the "
     "server's TOML file (docs/gpu.md).",
-    "separate": 'They fit on two GPUs: device = "cuda:1" in the server\'s TOML file (docs/gpu.md).',
-    "sharded": "They fit on {devices} GPUs, the learner's base sharded over {shards} of them: "
-    'device = "cuda:1", and under [learner] ranks = {shards} and shard = true (docs/gpu.md).',
+    "separate": "They fit on {devices} GPUs, the learner on the last and a vLLM on each other one: "
+    'device = "cuda:{replicas}" and [sampler] replicas = {replicas} (docs/gpu.md).',
+    "sharded": "They fit on {devices} GPUs, the learner's base sharded over the last {shards}: "
+    'device = "cuda:{replicas}", [sampler] replicas = {replicas}, and under [learner] '
+    "ranks = {shards} and shard = true (docs/gpu.md).",
     None: "Take a smaller model, fewer --calls, a shorter --context, or load it in 4 bits.",
 }
 
@@ -124,6 +127,8 @@ def examine(
         if cards:
             here = best_fit(model, shape, memory, len(cards), **asked)
             if 0 < here.devices <= len(cards):
+                if len(cards) > 1:
+                    here = over_gpus(here, shape, memory, len(cards), rank)
                 total = min(card["total"] for card in cards)
                 settings = server_toml(here, shape, rank, total, memory)
         findings.append(_memory(fits[0], here, memory, max(1, len(cards)), context))
@@ -280,7 +285,11 @@ def _memory(one: MemoryFit, here: MemoryFit, memory: int, devices: int, context:
     each = " on each GPU" if devices > 1 else ""
     whole = fits and here.context == context
     chosen = here if whole else one
-    advice = _ADVICE[chosen.placement].format(devices=chosen.devices, shards=chosen.devices - 1)
+    advice = _ADVICE[chosen.placement].format(
+        devices=chosen.devices,
+        replicas=chosen.replicas,
+        shards=chosen.devices - chosen.replicas,
+    )
     if fits and not whole:
         advice = f"Here fit calls of {here.context} tokens, not of {context}. {advice}".strip()
     return Finding(

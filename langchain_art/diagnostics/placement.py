@@ -45,6 +45,8 @@ class MemoryFit(Wire):
     ``sharded``: separate, with the learner's base over several GPUs (``ranks``, ``shard``)."""
     devices: int
     """GPUs of equal size that this takes (1 on a CPU); 0 if nothing fits."""
+    replicas: int = 1
+    """vLLMs, on a GPU each (``[sampler] replicas``); the learner has the GPUs after theirs."""
     longest_row: int
     """Tokens of the longest row that the learner can train then; 0 if nothing fits."""
     context: int
@@ -120,6 +122,19 @@ def best_fit(
         context //= 2
 
 
+def over_gpus(found: MemoryFit, shape: Shape, memory: int, cards: int, rank: int) -> MemoryFit:
+    """A fit that uses all of `cards` GPUs (more than 1) with `memory` free bytes each.
+
+    A vLLM on each but those of the learner, which has them for itself.
+    """
+    learning = found.devices - 1 if found.placement == "sharded" else 1
+    row = longest_row(shape, memory - PROCESS_BYTES, rank, found.dtype, shards=learning)
+    changes = {"devices": cards, "replicas": cards - learning, "longest_row": row}
+    if found.placement != "sharded":
+        changes |= {"placement": "separate"}
+    return found.model_copy(update=changes)
+
+
 def server_toml(found: MemoryFit, shape: Shape, rank: int, total: int, free: int) -> str:
     """The server's settings for a fit on GPUs of `total` bytes each, `free` of which are free.
 
@@ -134,10 +149,12 @@ def server_toml(found: MemoryFit, shape: Shape, rank: int, total: int, free: int
     if found.placement == "in turns":
         lines.append("take_turns = true")
     if found.devices > 1:
-        lines.append('device = "cuda:1"')
+        lines.append(f'device = "cuda:{found.replicas}"')
     share = int(min(left / total, MOST_SHARE) * 1000) / 1000
     lines += [f"\n[lora]\nrank = {rank}"]
     lines += [f'\n[sampler]\nkind = "vllm"\ngpu_memory = {share}']
+    if found.replicas > 1:
+        lines.append(f"replicas = {found.replicas}")
     if found.placement == "sharded":
-        lines.append(f"\n[learner]\nranks = {found.devices - 1}\nshard = true")
+        lines.append(f"\n[learner]\nranks = {found.devices - found.replicas}\nshard = true")
     return "\n".join(lines) + "\n"

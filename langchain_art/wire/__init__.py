@@ -45,6 +45,7 @@ from langchain_art.wire.policies import (
     LoraConfig as LoraConfig,
     PolicySpec as PolicySpec,
     PolicyStatus as PolicyStatus,
+    ReplicaStatus as ReplicaStatus,
     ServerStatus as ServerStatus,
     default_learning_rate as default_learning_rate,
     with_learning_rate as with_learning_rate,

@@ -99,6 +99,19 @@ class PolicyStatus(Wire):
     checkpoints: int
 
 
+class ReplicaStatus(Wire):
+    """One of several engines that sample."""
+
+    name: str
+    """Its number from 0, which its log and its GPUs go by."""
+    problem: str | None
+    """Why it is given no calls now; None: it is."""
+    running_calls: int
+    restarts: int
+    missing: int
+    """Versions that it has yet to load; their calls go to the others."""
+
+
 class ServerStatus(Wire):
     """``GET /status``: the state of a server."""
 
@@ -114,6 +127,8 @@ class ServerStatus(Wire):
     parameters: int
     sampler: str
     learner: str
+    replicas: Several[ReplicaStatus] = ()
+    """Of the sampler, if ``[sampler] replicas`` is more than 1."""
     policies: Several[PolicyStatus]
     calls: int
     trajectories: int

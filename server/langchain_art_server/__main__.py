@@ -52,12 +52,18 @@ def build(settings: Settings) -> Service:
     """A service: vLLM or transformers samples, PEFT or Unsloth learns, as the settings say."""
     from langchain_art_server.backends.embedded.sampler import TransformersSampler
     from langchain_art_server.backends.peft.learner import PeftLearner
+    from langchain_art_server.backends.replicas.sampler import ReplicatedSampler
     from langchain_art_server.backends.unsloth.learner import UnslothLearner
     from langchain_art_server.backends.vllm.sampler import VllmSampler
 
-    sampler = VllmSampler if settings.sampler.kind == "vllm" else TransformersSampler
+    if settings.sampler.kind == "transformers":
+        sampler = TransformersSampler(settings)
+    elif (replicas := settings.sampler.replicas) == 1:
+        sampler = VllmSampler(settings)
+    else:
+        sampler = ReplicatedSampler([VllmSampler(settings, n) for n in range(replicas)])
     learner = UnslothLearner if settings.learner.kind == "unsloth" else PeftLearner
-    return Service(settings, sampler(settings), learner(settings))
+    return Service(settings, sampler, learner(settings))
 
 
 async def run(settings: Settings) -> None:

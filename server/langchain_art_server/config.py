@@ -55,6 +55,10 @@ class VllmSettings(_SamplerSettings):
     python: Path = Path(sys.executable)
     """Python of the environment that vLLM is installed in; may be one of its own, so that its pins
     never meet the learner's."""
+    replicas: int = Field(default=1, ge=1, le=64)
+    """vLLMs, each of which serves all versions: on GPUs one on each (with
+    ``--tensor-parallel-size=2`` on two), from the first on. A run's calls go to one of them, and to
+    another if that ends."""
     gpu_memory: float = Field(default=0.5, gt=0, lt=1)
     """On a GPU: share of its memory for vLLM's weights, activations and cache. The learner needs
     the rest; with `take_turns` its weights alone do, since vLLM's share is free during a step."""

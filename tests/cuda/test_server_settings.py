@@ -37,13 +37,15 @@ MODELS: dict[str, tuple[dict[str, Any], float]] = {
     )
 }
 #: Gigabytes of a GPU, and how many.
-MACHINES = [(24, 1), (48, 1), (80, 1), (141, 1), (80, 8)]
+MACHINES = [(24, 1), (48, 1), (80, 1), (141, 1), (24, 2), (80, 2), (80, 8)]
 #: What cannot be served and trained there without 4 bits: two copies of the weights, or vLLM's one.
 TOO_SMALL = {
     ("Qwen/Qwen3-8B", 24, 1),
     ("Qwen/Qwen3-14B", 24, 1),
+    ("Qwen/Qwen3-14B", 24, 2),
     ("Qwen/Qwen3-14B", 48, 1),
     ("Qwen/Qwen3-32B", 24, 1),
+    ("Qwen/Qwen3-32B", 24, 2),
     ("Qwen/Qwen3-32B", 48, 1),
     ("Qwen/Qwen3-32B", 80, 1),
 }
@@ -63,7 +65,7 @@ def examine(
     return doctor.examine(model, data_dir=tmp_path)
 
 
-def check_start(settings: Settings, model: str, total: int, free: int) -> None:
+def check_start(settings: Settings, model: str, total: int, free: int, cards: int) -> None:
     """vLLM's start, a step of the learner and vLLM's wake, in bytes."""
     config, billions = MODELS[model]
     shape = Shape.of_config(config)
@@ -81,7 +83,10 @@ def check_start(settings: Settings, model: str, total: int, free: int) -> None:
     step = doctor.PROCESS_BYTES + learner_bytes(
         shape, length, settings.lora.rank, "bfloat16", checkpointed=True, shards=shards
     )
-    if settings.device == "cuda:1":
+    if cards > 1:
+        replicas = settings.sampler.replicas
+        assert settings.device == f"cuda:{replicas}" and not settings.take_turns
+        assert replicas + settings.learner.ranks == cards, "a GPU is idle"
         assert step <= free
     elif settings.take_turns:
         assert idle + share <= free, "vLLM does not wake"
@@ -111,7 +116,7 @@ def test_what_the_doctor_proposes_starts(
     settings = load_settings(path)
     assert settings.model == model
     card = report.memory_bytes
-    check_start(settings, model, gigabytes << 30, card)
+    check_start(settings, model, gigabytes << 30, card, cards)
     if finding.ok:
         assert settings.max_model_len == report.context
 

@@ -25,10 +25,10 @@ def vllm_table(**changes: Any) -> dict[str, Any]:
     return {"kind": "vllm", "python": str(vllm_python())} | small | changes
 
 
-def vllm_toml(path: Path, **top: Any) -> Path:
-    """The same as a file of settings; `top` are settings beside the table."""
+def vllm_toml(path: Path, table: dict[str, Any] | None = None, **top: Any) -> Path:
+    """The same as a file of settings; `table` are changes of it, `top` settings beside it."""
     lines = [f"{name} = {json.dumps(value)}" for name, value in top.items()] + ["[sampler]"]
-    lines += [f"{name} = {json.dumps(value)}" for name, value in vllm_table().items()]
+    lines += [f"{name} = {json.dumps(value)}" for name, value in vllm_table(**table or {}).items()]
     path.write_text("\n".join([*lines, ""]))
     return path
 
@@ -85,7 +85,12 @@ def command(pid: int) -> list[str]:
 
 def guard_of(pid: int) -> int:
     """The guard among the descendants of a server, or of a sampler's process."""
-    return next(p for p in children(pid) if any("process_guard" in part for part in command(p)))
+    return guards_of(pid)[0]
+
+
+def guards_of(pid: int) -> list[int]:
+    """The guards of a server's replicas."""
+    return [p for p in children(pid) if any("process_guard" in part for part in command(p))]
 
 
 def vllm_of(pid: int) -> list[int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from langchain_art.wire import LoraConfig, StepConfig
+from langchain_art.wire import LoraConfig, ReplicaStatus, StepConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 
 #: Most characters of the schemas that a reply must follow, and most levels of one: about twice what
@@ -85,6 +85,9 @@ class ChatRequest:
     stream: bool = False
     client: str = ""
     """Whose it is: an engine is shared between clients. The server's own are ``""``."""
+    run: str = ""
+    """The run (or else the thread) that it is a call of; ``""``: of none. Where there are several
+    engines, one has the calls of a run, whose prompts begin alike."""
 
 
 @dataclass(frozen=True)
@@ -146,12 +149,12 @@ class Engine(Protocol):
         ...
 
 
-class Sampler(Engine, Protocol):
-    """Samples completions from the base model and any loaded adapter, many at once."""
+class ChatEngine(Protocol):
+    """What answers calls."""
 
     @property
     def info(self) -> ModelInfo:
-        """The base model, once `start` has returned."""
+        """The base model, once it is loaded."""
         ...
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta | ChatReply, None]:
@@ -161,6 +164,27 @@ class Sampler(Engine, Protocol):
         the engine died of this request before), PromptTooLong, UnknownModel (adapter not loaded),
         EngineUnavailable (retryable): also if the engine dies during the call, which is never sent
         to it a second time.
+        """
+        ...
+
+
+class Sampler(Engine, ChatEngine, Protocol):
+    """Samples completions from the base model and any loaded adapter, many at once."""
+
+    @property
+    def engines(self) -> Sequence[ChatEngine]:
+        """Those that answer calls now, each with all adapters; without replicas, itself."""
+        ...
+
+    @property
+    def replicas(self) -> tuple[ReplicaStatus, ...]:
+        """The state of each replica; empty without replicas."""
+        ...
+
+    async def ready(self) -> None:
+        """Wait until it answers, after a restart with its adapters loaded again.
+
+        Raises EngineUnavailable: its process cannot be started.
         """
         ...
 

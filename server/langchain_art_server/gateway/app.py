@@ -240,9 +240,11 @@ def _status_routes(app: FastAPI, service: Service) -> None:
     @app.get("/readyz")
     async def is_ready() -> Response:
         """200 while calls are answered and jobs run; 503 otherwise, with the reasons by part."""
+        replicas = {one.name: one.problem for one in service.sampler.replicas}
+        told: dict[str, Any] = {"replicas": replicas} if replicas else {}
         if not (reasons := service.health.reasons):
-            return JSONResponse({"ready": True})
+            return JSONResponse({"ready": True} | told)
         why = "; ".join(f"{part}: {reason}" for part, reason in reasons.items())
         error = EngineUnavailable(f"The server is not ready. {why}.").body()
-        found = {"ready": False, "reasons": reasons} | error
+        found = {"ready": False, "reasons": reasons} | told | error
         return JSONResponse(found, status_code=503, headers={"Retry-After": "2"})

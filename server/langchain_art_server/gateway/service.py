@@ -221,6 +221,7 @@ class Service:
             parameters=info.parameters,
             sampler=type(self.sampler).__name__,
             learner=type(self.learner).__name__,
+            replicas=self.sampler.replicas,
             policies=tuple(await self.policies.all()),
             calls=calls,
             trajectories=trajectories,

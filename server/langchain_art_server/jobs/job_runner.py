@@ -29,7 +29,7 @@ from langchain_art_server.jobs.job_queue import JobQueue
 from langchain_art_server.jobs.lineage import steps_since
 from langchain_art_server.jobs.preference_pairs import WeighedPairs, share_prompts, weigh_pairs
 from langchain_art_server.jobs.sft_records import demonstrations
-from langchain_art_server.jobs.swap_check import NamedAdapter, ask, check_swap
+from langchain_art_server.jobs.swap_check import NamedAdapter, ask_each, check_each
 from langchain_art_server.policies.adapter_store import ADAPTER_FILES, AdapterStore
 from langchain_art_server.policies.router import Router
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot
@@ -134,7 +134,7 @@ class JobRunner(JobQueue):
         child = NamedAdapter(f"{policy}@{target}", staged)
         call = batch.calls[0]
         await self._router.resolve(parent.name)  # loads it
-        before = await ask(self._sampler, call, parent)
+        before = await ask_each(self._sampler, call, parent)
         try:
             async with self._device():
                 metrics = await self._settled(self._learner.step(step, on_progress))
@@ -145,7 +145,7 @@ class JobRunner(JobQueue):
             try:
                 # Loaded under its final name, which clients cannot use until it is published.
                 await self._sampler.load_adapter(child.name, staged, probe=False)
-                metrics["probe_change"] = await check_swap(
+                metrics["probe_change"] = await check_each(
                     self._sampler, self._learner, call, parent, before, child, metrics["grad_norm"]
                 )
             finally:

@@ -8,18 +8,30 @@ here, before the version is published, by its answers to one prompt of the train
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import statistics
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from langchain_art.errors import ArtError, EngineUnavailable
 from langchain_art.wire.tolerances import logprob_tolerance
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.base import ChatReply, ChatRequest, Learner, Sampler, Sampling
+from langchain_art_server.backends.base import (
+    ChatEngine,
+    ChatReply,
+    ChatRequest,
+    Learner,
+    Sampler,
+    Sampling,
+)
 from langchain_art_server.backends.models.adapter_files import WEIGHTS_FILE
 from langchain_art_server.storage.tables import CallRecord
 
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 #: Tokens of the answer that are compared if the first does not differ, and logprobs at each.
 TOKENS, TOP = 8, 8
 #: Norm of a gradient below which an optimizer may leave every weight as it is (Adam's eps is 1e-8).
@@ -34,8 +46,57 @@ class NamedAdapter:
     path: Path
 
 
-async def check_swap(
+async def ask_each(
+    sampler: Sampler, call: CallRecord, version: NamedAdapter
+) -> dict[ChatEngine, ChatReply]:
+    """`ask` of each engine of a sampler; one of several that dies meanwhile is left out."""
+    return await _of_each(sampler, lambda engine: ask(engine, call, version))
+
+
+async def check_each(
     sampler: Sampler,
+    learner: Learner,
+    call: CallRecord,
+    parent: NamedAdapter,
+    before: Mapping[ChatEngine, ChatReply],
+    child: NamedAdapter,
+    grad_norm: float,
+) -> float:
+    """`check_swap` of each engine of a sampler; returns the least change.
+
+    One of several that dies meanwhile is left out: what it loads when it is back is probed then.
+    `before` is the result of `ask_each`, which may lack an engine that was not there then.
+    """
+
+    async def check(engine: ChatEngine) -> float:
+        asked = before.get(engine) or await ask(engine, call, parent)
+        return await check_swap(engine, learner, call, parent, asked, child, grad_norm)
+
+    return min((await _of_each(sampler, check)).values())
+
+
+async def _of_each(
+    sampler: Sampler, do: Callable[[ChatEngine], Awaitable[T]]
+) -> dict[ChatEngine, T]:
+    if not sampler.engines:
+        await sampler.ready()
+    engines = sampler.engines
+    results = await asyncio.gather(*map(do, engines), return_exceptions=True)
+    found: dict[ChatEngine, T] = {}
+    for engine, result in zip(engines, results, strict=True):
+        if not isinstance(result, BaseException):
+            found[engine] = result
+        elif not isinstance(result, EngineUnavailable):
+            raise result
+        else:
+            log.warning("An engine was not asked about the new version: %s", result)
+    if not found:
+        raise EngineUnavailable("No engine of the sampler answers.", retry_after=2)
+    return found
+
+
+async def check_swap(
+    engine: ChatEngine,
     learner: Learner,
     call: CallRecord,
     parent: NamedAdapter,
@@ -51,7 +112,7 @@ async def check_swap(
     a small step can be less than the rounding.
 
     Args:
-        sampler: has loaded both versions.
+        engine: has loaded both versions.
         learner: has written `child`.
         call: one that the step learned from.
         parent: the version that the step started from.
@@ -67,8 +128,8 @@ async def check_swap(
         ArtError: the answer's logprobs are not finite, the weights are the parent's though there
             was a gradient, or the sampler does not apply them.
     """
-    hidden = logprob_tolerance(sampler.info.dtype)
-    old, new = before, await ask(sampler, call, child, len(before.token_ids))
+    hidden = logprob_tolerance(engine.info.dtype)
+    old, new = before, await ask(engine, call, child, len(before.token_ids))
     _check_finite(new)
     change, _ = _compare(old, new)
     if change > hidden:
@@ -82,14 +143,14 @@ async def check_swap(
                 "precision of the weights. Nothing was published."
             )
         return 0.0
-    old, new = [await ask(sampler, call, version, TOKENS) for version in (parent, child)]
+    old, new = [await ask(engine, call, version, TOKENS) for version in (parent, child)]
     _check_finite(new)
     change, _ = _compare(old, new)
     if change > hidden:
         return change
     for name, other, reply in (
         (f"its parent {parent.name}", parent, old),
-        ("the base model", None, await ask(sampler, call, None, TOKENS)),
+        ("the base model", None, await ask(engine, call, None, TOKENS)),
     ):
         seen, tokens = _compare(reply, new)
         if seen > hidden:
@@ -106,7 +167,7 @@ async def check_swap(
 
 
 async def ask(
-    sampler: Sampler, call: CallRecord, version: NamedAdapter | None, tokens: int = 1
+    engine: ChatEngine, call: CallRecord, version: NamedAdapter | None, tokens: int = 1
 ) -> ChatReply:
     """The first tokens of a version's answer (None: the base model's) to a call's prompt.
 
@@ -120,13 +181,13 @@ async def ask(
         sampling=Sampling(max_tokens=tokens, seed=0, top_logprobs=TOP),
     )
     try:
-        return await _reply(sampler, request)
+        return await _reply(engine, request)
     except EngineUnavailable:
-        return await _reply(sampler, request)
+        return await _reply(engine, request)
 
 
-async def _reply(sampler: Sampler, request: ChatRequest) -> ChatReply:
-    async for reply in sampler.chat(request):
+async def _reply(engine: ChatEngine, request: ChatRequest) -> ChatReply:
+    async for reply in engine.chat(request):
         if isinstance(reply, ChatReply):
             return reply
     raise ArtError("The sampler ended a call without a reply.")

@@ -132,7 +132,8 @@ class Live:
     async def _look(self) -> tuple[Activity, object]:
         service = self._service
         restarts = service.sampler.restarts + service.learner.restarts
-        health = (service.health.reasons, restarts, dict(service.router.serving))
+        replicas = [one.problem for one in service.sampler.replicas]
+        health = (service.health.reasons, restarts, replicas, dict(service.router.serving))
         return await service.store.read(read_activity), health
 
     def _note(self, before: tuple[Activity, object], now: tuple[Activity, object]) -> None:

@@ -15,7 +15,9 @@ log = logging.getLogger(__name__)
 def make_private(data_dir: Path) -> None:
     """Take others' rights to what an earlier release, or an umask, left open."""
     opened = [data_dir, *data_dir.glob("adapters")]
-    files = [path for name in ("art.sqlite3*", "lock", "vllm.log*") for path in data_dir.glob(name)]
+    files = [
+        path for name in ("art.sqlite3*", "lock", "vllm*.log*") for path in data_dir.glob(name)
+    ]
     for path, mode in [*((one, 0o700) for one in opened), *((one, 0o600) for one in files)]:
         if path.stat().st_mode & 0o077:
             try:

@@ -212,10 +212,17 @@ def test_as_many_gpus_as_it_takes_or_it_does_not_fit(
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     for cards, size, ok, words in (
-        (1, 110000, False, "two GPUs"),
-        (2, 110000, True, "two GPUs"),
-        (2, 81000, False, "on 3 GPUs, the learner's base sharded over 2 of them"),
+        (1, 110000, False, "on 2 GPUs"),
+        (2, 110000, True, 'device = "cuda:1" and [sampler] replicas = 1'),
+        (4, 110000, True, 'device = "cuda:3" and [sampler] replicas = 3'),
+        (2, 81000, False, "on 3 GPUs, the learner's base sharded over the last 2"),
         (3, 81000, True, "ranks = 2 and shard = true"),
+        (
+            5,
+            81000,
+            True,
+            'device = "cuda:3", [sampler] replicas = 3, and under [learner] ranks = 2',
+        ),
     ):
         driver(monkeypatch, tmp_path, *[f"Some GPU, {size}, {size}, 580.65.06"] * cards)
         found = look(model=str(tmp_path), context=32768, calls=1)["memory"]

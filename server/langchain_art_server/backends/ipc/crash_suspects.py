@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -37,7 +38,7 @@ class CrashSuspects:
     """The requests of one sampler that were running at a death of its process, by digest."""
 
     def __init__(self) -> None:
-        self._deaths: OrderedDict[int, _Death] = OrderedDict()
+        self._deaths: OrderedDict[Hashable, _Death] = OrderedDict()
 
     def __bool__(self) -> bool:
         """True while any death is remembered; otherwise nothing has to be asked."""
@@ -48,7 +49,7 @@ class CrashSuspects:
             del self._deaths[number]
         return False
 
-    def add(self, request: ChatRequest, death: int) -> None:
+    def add(self, request: ChatRequest, death: Hashable) -> None:
         """Remember that a request was running at a death; `death` numbers the engine's deaths."""
         known = self._deaths.setdefault(death, _Death(time.monotonic()))
         known.running.add(_digest(request))  # the choices of one request die together
@@ -83,5 +84,5 @@ class CrashSuspects:
 
 def _digest(request: ChatRequest) -> bytes:
     """Of what the client sent: a retry has another id, and may be routed to a newer version."""
-    same = vars(request) | {"id": None, "adapter": None, "client": None}
+    same = vars(request) | {"id": None, "adapter": None, "client": None, "run": None}
     return blake2b(to_json(same, inf_nan_mode="constants"), digest_size=16).digest()

@@ -9,12 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from langchain_art.errors import ConfigError, Damaged, EngineUnavailable
-from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, ModelInfo
+from langchain_art.wire import ReplicaStatus
+from langchain_art_server.backends.base import (
+    ChatDelta,
+    ChatEngine,
+    ChatReply,
+    ChatRequest,
+    ModelInfo,
+)
 from langchain_art_server.backends.ipc.chat_codec import unpack_reply
 from langchain_art_server.backends.ipc.crash_suspects import CrashSuspects
 from langchain_art_server.backends.ipc.pending_call import WorkerDied
@@ -44,18 +51,21 @@ class ProcessSampler:
     imports: ClassVar[tuple[str, ...]] = ()
     """See `Worker`."""
 
-    def __init__(self, settings: Settings) -> None:
-        config = settings.model_dump(mode="json", exclude={"api_key", "host", "database_url"})
+    def __init__(
+        self, settings: Settings, *, config: Mapping[str, Any] = {}, env: Mapping[str, str] = {}
+    ) -> None:
+        """`config` is for the child beside the settings, `env` beside the variables set here."""
+        told = settings.model_dump(mode="json", exclude={"api_key", "host", "database_url"})
         # OpenMP reads its variable when torch is imported: a later change leaves idle threads.
-        env = {"TOKENIZERS_PARALLELISM": "false"}
+        added = {"TOKENIZERS_PARALLELISM": "false"}
         if settings.sampler.kind == "transformers" and settings.sampler.threads is not None:
-            env["OMP_NUM_THREADS"] = str(settings.sampler.threads)
+            added["OMP_NUM_THREADS"] = str(settings.sampler.threads)
         self.worker = Worker(
             self.target,
-            config,
+            {**told, **config},
             self._restore,
             hang_seconds=settings.sampler.hang_seconds,
-            env=env,
+            env={**added, **env},
             imports=self.imports,
         )
         self._suspects = CrashSuspects()
@@ -80,6 +90,16 @@ class ProcessSampler:
     def problem(self) -> str | None:
         """See `Engine.problem`."""
         return self.worker.problem
+
+    @property
+    def engines(self) -> Sequence[ChatEngine]:
+        """Itself."""
+        return (self,)
+
+    @property
+    def replicas(self) -> tuple[ReplicaStatus, ...]:
+        """None: see `Sampler.replicas`."""
+        return ()
 
     async def start(self) -> None:
         """Load the model. Raises ConfigError if it can not be loaded."""
@@ -107,6 +127,10 @@ class ProcessSampler:
             raise
         if suspected:
             self._suspects.answered(request)
+
+    async def ready(self) -> None:
+        """See `Sampler.ready`."""
+        await self.worker.call("longest_pause", {})
 
     async def longest_pause(self) -> float | None:
         """See `Sampler.longest_pause`. Waits at most `_PAUSE_SECONDS` for the answer."""

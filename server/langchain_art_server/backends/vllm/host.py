@@ -54,17 +54,21 @@ _PROBE_TOKENS = 16
 
 
 def serve(channel: Channel, config: dict[str, Any]) -> None:
-    """Entry point of the child. `config` is `Settings` as JSON. Ends with the process."""
-    asyncio.run(_serve(channel, Settings.model_validate(config)))
+    """Entry point of the child: `config` is `Settings` as JSON, and which ``replica`` it is.
+
+    Ends with the process.
+    """
+    replica = config.pop("replica", None)
+    asyncio.run(_serve(channel, Settings.model_validate(config), replica))
 
 
-async def _serve(channel: Channel, settings: Settings) -> None:
+async def _serve(channel: Channel, settings: Settings, replica: int | None) -> None:
     loop = asyncio.get_running_loop()
     inbox: asyncio.Queue[EngineCall] = asyncio.Queue()
     channel.listen(lambda call: loop.call_soon_threadsafe(inbox.put_nowait, call))
     begin = await inbox.get()
     try:
-        host = VllmHost(settings, channel)
+        host = VllmHost(settings, channel, replica)
         await host.start()
     except ArtError as error:
         channel.error(begin, error)
@@ -85,7 +89,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
 
     min_temperature = 1e-2  # vLLM raises lower temperatures to this one
 
-    def __init__(self, settings: Settings, channel: Channel) -> None:
+    def __init__(self, settings: Settings, channel: Channel, replica: int | None = None) -> None:
         assert settings.sampler.kind == "vllm"
         outline = load_outline(settings)
         form = settings.sampler.tool_format
@@ -94,7 +98,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
             outline.model, settings.sampler.max_rank or settings.lora.rank, self.info.dtype
         )
         self.process = VllmProcess(
-            settings, self.info, copies.folder, copies.targets, copies.max_rank
+            settings, self.info, copies.folder, copies.targets, copies.max_rank, replica
         )
         self._vllm = self.process.client
         self._replays = ThreadPoolExecutor(1, thread_name_prefix="grammars")

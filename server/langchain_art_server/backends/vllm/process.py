@@ -47,17 +47,25 @@ class VllmProcess:
     """One run of vLLM. `folder`, which has the socket, is removed with the process.
 
     Adapters may have layers of the names `targets`, and a rank of up to `max_rank`, one of vLLM's.
+    `replica` is its number if there are several.
     """
 
     def __init__(
-        self, settings: Settings, info: ModelInfo, folder: Path, targets: list[str], max_rank: int
+        self,
+        settings: Settings,
+        info: ModelInfo,
+        folder: Path,
+        targets: list[str],
+        max_rank: int,
+        replica: int | None = None,
     ) -> None:
         assert settings.sampler.kind == "vllm"
         self._settings, self._options, self._info = settings, settings.sampler, info
         self._folder, self._socket = folder, folder / "vllm.sock"
         self._targets, self._max_rank = targets, max_rank
         self._on_cpu = info.device == "cpu"
-        self.log = settings.data_dir / "vllm.log"
+        name = "vllm" if replica is None else f"vllm-{replica}"
+        self.log = settings.data_dir / f"{name}.log"
         self.client = VllmClient(self._socket)
         self._guard: asyncio.subprocess.Process | None = None
         self.pid = 0
@@ -214,7 +222,8 @@ class VllmProcess:
             env["HF_HUB_OFFLINE"] = "1"
         if self._on_cpu:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
-            env["OMP_NUM_THREADS"] = str(self._options.threads or max(1, cores // 2))
+            each = max(1, cores // 2 // self._options.replicas)
+            env["OMP_NUM_THREADS"] = str(self._options.threads or each)
             env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # the learner may use the same cores
             # Its sampler compiles a function of one line in spite of --enforce-eager: that takes
             # a C++ compiler and, for the first time on a machine, ten seconds.

@@ -7,18 +7,39 @@ that process starts and ends vLLM. Restarts, resent calls and reloaded adapters 
 
 from __future__ import annotations
 
+import argparse
+import os
 from typing import ClassVar
 
+from langchain_art.errors import ConfigError
 from langchain_art_server.backends.ipc.process_sampler import ProcessSampler
+from langchain_art_server.config import Settings
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class VllmSampler(ProcessSampler):
     """A `Sampler` (see `base`) over a child process that holds vLLM.
 
     Reads of the settings the model, device, dtype, context, `lora` and `sampler`.
+
+    Args:
+        settings: the server's.
+        replica: which of several it is, from 0; None: the only one. Its GPUs follow those of the
+            replica before, and its log is ``vllm-{replica}.log``.
+
+    Raises:
+        ConfigError: CUDA_VISIBLE_DEVICES names too few GPUs.
     """
 
     target: ClassVar[str] = "langchain_art_server.backends.vllm.host:serve"
+
+    def __init__(self, settings: Settings, replica: int | None = None) -> None:
+        if replica is None:
+            super().__init__(settings)
+        else:
+            env = {} if settings.device == "cpu" else {_VISIBLE: _gpus(settings, replica)}
+            super().__init__(settings, config={"replica": replica}, env=env)
 
     async def sleep(self) -> None:
         """Move the weights to the host's memory and drop the KV cache (vLLM's sleep, level 1)."""
@@ -29,3 +50,35 @@ class VllmSampler(ProcessSampler):
         """Take weights and adapters back to the device. See `Sampler.wake`."""
         self.worker.may_start.set()
         await self.worker.call("wake", {})
+
+
+def gpus_of_replica(args: tuple[str, ...]) -> int:
+    """How many GPUs one vLLM with these options takes.
+
+    Raises:
+        ConfigError: a number of them is none.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for short, kind in (("tp", "tensor"), ("pp", "pipeline"), ("dp", "data")):
+        names = (f"--{kind}-parallel-size", f"--{kind}_parallel_size", f"-{short}")
+        parser.add_argument(*names, dest=kind, type=int, default=1)
+    try:
+        found = vars(parser.parse_known_args(args)[0])
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"[sampler] args: {error}") from error
+    return found["tensor"] * found["pipeline"] * found["data"]
+
+
+def _gpus(settings: Settings, replica: int) -> str:
+    """The GPUs of a replica, as CUDA_VISIBLE_DEVICES has them."""
+    assert settings.sampler.kind == "vllm"
+    each, replicas = gpus_of_replica(settings.sampler.args), settings.sampler.replicas
+    needed = each * replicas
+    named = [one.strip() for one in os.environ.get(_VISIBLE, "").split(",") if one.strip()]
+    if named and len(named) < needed:
+        raise ConfigError(
+            f"got {_VISIBLE}={','.join(named)}, expected at least {needed} GPUs for [sampler] "
+            f"replicas = {replicas} of {each} each; name more, or lower replicas"
+        )
+    visible = named or [str(number) for number in range(needed)]
+    return ",".join(visible[replica * each : (replica + 1) * each])

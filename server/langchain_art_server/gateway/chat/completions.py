@@ -149,6 +149,7 @@ class _Completion:
             adapter=self._target.adapter,
             sampling=sampling,
             client=self._client,
+            run=self._call.body.art.trajectory_id or self._call.body.art.thread or "",
             **self._call.asked,
         )
 

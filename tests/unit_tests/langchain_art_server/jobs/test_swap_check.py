@@ -10,11 +10,18 @@ from typing import Any
 
 import pytest
 
-from langchain_art.errors import ArtError
+from langchain_art.errors import ArtError, EngineUnavailable
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import ChatReply, ChatRequest, ModelInfo
 from langchain_art_server.backends.models.adapter_files import WEIGHTS_FILE
-from langchain_art_server.jobs.swap_check import TOKENS, NamedAdapter, ask, check_swap
+from langchain_art_server.jobs.swap_check import (
+    TOKENS,
+    NamedAdapter,
+    ask,
+    ask_each,
+    check_each,
+    check_swap,
+)
 from tests.support.call_records import record
 
 PARENT, CHILD, BASE = "p@3", "p@3+new", None
@@ -151,3 +158,54 @@ async def test_small_steps_add_up_against_the_base_model(tmp_path: Path) -> None
     sampler = Sampler("bfloat16", parent=SAME, child=SAME, base=SAME)
     with pytest.raises(ArtError, match="answers as the base model does"):
         await effect(tmp_path, sampler, Learner(child=0.01, base=-0.2))
+
+
+class Replicas:
+    """Several of them as one sampler."""
+
+    def __init__(self, *engines: Sampler) -> None:
+        self.engines = engines
+
+
+async def effects(folder: Path, *engines: Sampler, late: Sampler | None = None) -> float:
+    """`check_each`; `late` was not there before the step."""
+    versions: list[NamedAdapter] = []
+    for name, folder_name in ((PARENT, "3"), (CHILD, "new")):
+        (folder / folder_name).mkdir()
+        (folder / folder_name / WEIGHTS_FILE).write_text(folder_name)
+        versions.append(NamedAdapter(name, folder / folder_name))
+    parent, child = versions
+    call: Any = record("c")
+    before = await ask_each(Replicas(*engines), call, parent)  # type: ignore[arg-type]
+    assert set(before) == set(engines)
+    learner: Any = Learner(child=0.5)
+    now: Any = Replicas(*engines, late) if late else Replicas(*engines)
+    return await check_each(now, learner, call, parent, before, child, 1.0)
+
+
+async def test_each_replica_must_serve_the_new_version(tmp_path: Path) -> None:
+    right = Sampler("float32", parent=SAME, child=reply(-0.3, -0.2, -0.3))
+    more = Sampler("float32", parent=SAME, child=reply(-0.4, -0.2, -0.3))
+    (tmp_path / "right").mkdir()
+    assert await effects(tmp_path / "right", more, late=right) == pytest.approx(0.2)
+    ignoring = Sampler("float32", parent=SAME, child=SAME, base=reply(-0.7, -0.2, -0.3))
+    with pytest.raises(ArtError, match="answers as its parent p@3 does"):
+        await effects(tmp_path, right, ignoring)
+
+
+async def test_a_replica_that_dies_meanwhile_is_left_out_unless_it_is_the_last(
+    tmp_path: Path,
+) -> None:
+    class Dying(Sampler):
+        async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatReply, None]:
+            if request.adapter == CHILD:
+                raise EngineUnavailable("it died")
+            async for one in super().chat(request):
+                yield one
+
+    right = Sampler("float32", parent=SAME, child=reply(-0.3, -0.2, -0.3))
+    (tmp_path / "one").mkdir()
+    found = await effects(tmp_path / "one", Dying("float32", parent=SAME), right)
+    assert found == pytest.approx(0.2)
+    with pytest.raises(EngineUnavailable, match="No engine"):
+        await effects(tmp_path, Dying("float32", parent=SAME))

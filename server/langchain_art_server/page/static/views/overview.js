@@ -250,8 +250,25 @@ function Server({ status, running }) {
       <${Fact} name="Stored" value=${bytes(status.stored_bytes)} />
       <${Fact} name="Up" value=${duration(status.uptime)} />
     </div>
+    ${status.replicas.length > 0 && html`<${Replicas} replicas=${status.replicas} />`}
     <p class="hint">${status.sampler}, ${status.learner}, langchain-art ${status.version}</p>
   </section>`;
+}
+
+/** @param {{replicas: any[]}} props */
+function Replicas({ replicas }) {
+  return html`<${Table}
+    label="Replicas of the sampler"
+    rows=${replicas}
+    id=${(/** @type {any} */ row) => row.name}
+    columns=${[
+      { title: "Replica", cell: (/** @type {any} */ row) => row.name },
+      { title: "State", help: "One that ends is started again, and loads the versions that it missed before it gets calls.", cell: (/** @type {any} */ row) => row.problem ?? "answers" },
+      { title: "Calls now", number: true, cell: (/** @type {any} */ row) => row.running_calls },
+      { title: "Restarts", number: true, cell: (/** @type {any} */ row) => row.restarts },
+      { title: "Versions missing", number: true, cell: (/** @type {any} */ row) => row.missing },
+    ]}
+  />`;
 }
 
 /** @param {{clients: any[]}} props */

@@ -1,0 +1,307 @@
+"""Calls, versions and deaths among replicas. The engines are values here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+import pytest
+
+from langchain_art.errors import ConfigError, EngineUnavailable, InvalidRequest, UnknownModel
+from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest
+from langchain_art_server.backends.ipc.pending_call import WorkerDied
+from langchain_art_server.backends.replicas import replica, sampler
+from langchain_art_server.backends.replicas.sampler import ReplicatedSampler
+from tests.support.replica_engines import ToldSampler, adapter_folder
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "LOOK_SECONDS", 0.002)
+    monkeypatch.setattr(sampler, "RETRY_SECONDS", 0.002)
+
+
+@pytest.fixture
+async def engines() -> list[ToldSampler]:
+    return [ToldSampler(number) for number in range(3)]
+
+
+@pytest.fixture
+async def replicas(engines: list[ToldSampler]) -> AsyncGenerator[ReplicatedSampler]:
+    made = ReplicatedSampler(engines)
+    await made.start()
+    yield made
+    await made.close()
+    assert all(engine.closed for engine in engines)
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not true():
+            await asyncio.sleep(0.001)
+
+
+def ask(
+    replicas: ReplicatedSampler, call: str, adapter: str | None = None, run: str = "", **more: bool
+) -> asyncio.Task[list[ChatDelta | ChatReply]]:
+    request = ChatRequest(call, [{"role": "user", "content": call}], adapter=adapter, run=run)
+    request = ChatRequest(**(vars(request) | more))
+
+    async def collect() -> list[ChatDelta | ChatReply]:
+        return [piece async for piece in replicas.chat(request)]
+
+    return asyncio.create_task(collect())
+
+
+def said(task: asyncio.Task[list[ChatDelta | ChatReply]]) -> list[str | None]:
+    return [piece.content for piece in task.result()]
+
+
+async def test_a_runs_calls_go_to_one_and_others_to_the_least_loaded(
+    replicas: ReplicatedSampler, engines: list[ToldSampler]
+) -> None:
+    calls = [ask(replicas, f"{run}{i}", run=run) for i in range(3) for run in ("a", "b", "c")]
+    await until(lambda: sum(len(one.running) for one in engines) == 9)
+    assert [sorted(one.running) for one in engines] == [
+        ["a0", "a1", "a2"],
+        ["b0", "b1", "b2"],
+        ["c0", "c1", "c2"],
+    ]
+    assert [one.running_calls for one in replicas.replicas] == [3, 3, 3]
+    for engine in engines:
+        for call in list(engine.running):
+            engine.finish(call)
+    await asyncio.gather(*calls)
+    assert [one.running_calls for one in replicas.replicas] == [0, 0, 0]
+
+
+async def test_calls_of_a_dead_replica_are_made_again_with_the_same_version(
+    replicas: ReplicatedSampler, engines: list[ToldSampler], tmp_path: Path
+) -> None:
+    for version in (1, 2):
+        folder = adapter_folder(tmp_path / f"{version}", f"weights {version}")
+        await replicas.load_adapter(f"p@{version}", folder)
+    calls = [ask(replicas, f"c{i}", f"p@{1 + i % 2}", run=f"r{i}") for i in range(6)]
+    await until(lambda: [len(one.running) for one in engines] == [2, 2, 2])
+    engines[1].die()
+    await until(lambda: [len(one.running) for one in engines] == [3, 0, 3])
+    assert replicas.problem is None and [one.problem for one in replicas.replicas] == [
+        None,
+        "its process is being started",
+        None,
+    ]
+    for engine in engines:
+        for call in list(engine.running):
+            engine.finish(call)
+    await asyncio.gather(*calls)
+    for i, call in enumerate(calls):
+        [content] = said(call)  # one reply
+        assert content in {f"{n} weights {1 + i % 2}" for n in (0, 2)}
+
+
+async def test_a_stream_that_has_begun_fails_and_is_not_made_again(
+    replicas: ReplicatedSampler, engines: list[ToldSampler]
+) -> None:
+    call = ask(replicas, "c", run="r", stream=True)
+    await until(lambda: engines[0].running)
+    engines[0].die()
+    with pytest.raises(WorkerDied):
+        await call
+    assert not any(one.running for one in engines)
+
+
+async def test_a_publish_goes_to_the_living_and_the_dead_one_catches_up(
+    replicas: ReplicatedSampler, engines: list[ToldSampler], tmp_path: Path
+) -> None:
+    await replicas.load_adapter("p@1", adapter_folder(tmp_path / "1", "one"))
+    engines[2].die()
+    staged = adapter_folder(tmp_path / "staged", "two")
+    await replicas.load_adapter("p@2", staged, probe=False)
+    final = staged.rename(tmp_path / "2")  # it is published while one is away
+    await replicas.load_adapter("p@2", final)
+    await replicas.unload_adapter("p@1")
+    assert [one.missing for one in replicas.replicas] == [0, 0, 1]
+    assert engines[2].adapters == {"p@1": "one"}
+    (tmp_path / "1" / "content").unlink()
+    calls = [ask(replicas, f"c{i}", "p@2") for i in range(4)]
+    await until(lambda: [len(one.running) for one in engines] == [2, 2, 0])
+    engines[2].revive()
+    more = ask(replicas, "more", "p@2")  # at once, before it has caught up
+    await until(lambda: replicas.replicas[2].problem is None)
+    assert engines[2].adapters == {"p@2": "two"}
+    assert engines[2].done[-1] == "load p@2 probe", "a version that was missed is probed"
+    late = ask(replicas, "late", "p@2")
+    await until(lambda: "late" in engines[2].running)
+    for engine in engines:
+        for call in list(engine.running):
+            engine.finish(call)
+    await asyncio.gather(*calls, more, late)
+    assert said(late) == ["2 two"]
+
+
+async def test_a_publish_does_not_wait_for_a_replica_that_dies_of_it(
+    replicas: ReplicatedSampler, engines: list[ToldSampler], tmp_path: Path
+) -> None:
+    stuck, real = asyncio.Event(), engines[1].load_adapter
+
+    async def load(name: str, path: Path, *, probe: bool = True) -> None:
+        await stuck.wait()
+        await real(name, path, probe=probe)
+
+    engines[1].load_adapter = load  # type: ignore[method-assign]
+    publish = asyncio.create_task(
+        replicas.load_adapter("p@1", adapter_folder(tmp_path / "1", "one"))
+    )
+    await asyncio.sleep(0.02)
+    assert not publish.done(), "routed before all that live have it"
+    engines[1].die()
+    async with asyncio.timeout(5):
+        await publish
+    stuck.set()
+    engines[1].revive()
+    await until(lambda: engines[1].adapters == {"p@1": "one"} and engines[1].problem is None)
+
+
+async def test_what_one_refuses_none_has(
+    replicas: ReplicatedSampler, engines: list[ToldSampler], tmp_path: Path
+) -> None:
+    engines[1].refusal = ConfigError("rank 99")
+    with pytest.raises(ConfigError, match="rank 99"):
+        await replicas.load_adapter("p@1", adapter_folder(tmp_path / "1", "one"))
+    assert [one.adapters for one in engines] == [{}, {}, {}]
+    engines[1].refusal = None
+    await replicas.load_adapter("p@1", adapter_folder(tmp_path / "other", "other"))
+    assert [one.adapters for one in engines] == [{"p@1": "other"}] * 3
+
+
+async def test_a_version_that_a_returning_replica_refuses_is_answered_by_others(
+    replicas: ReplicatedSampler,
+    engines: list[ToldSampler],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engines[0].die()
+    await replicas.load_adapter("p@1", adapter_folder(tmp_path / "1", "one"))
+    engines[0].refusal = ConfigError("no space for a copy")
+    engines[0].revive()
+    await until(lambda: replicas.replicas[0].problem is None)
+    assert replicas.replicas[0].missing == 1
+    calls = [ask(replicas, f"c{i}", "p@1") for i in range(4)]
+    base = ask(replicas, "base")
+    await until(lambda: [len(one.running) for one in engines] == [1, 2, 2])
+    engines[0].refusal = None
+    monkeypatch.setattr(replica, "REFUSED_SECONDS", 0.0)
+    await until(lambda: replicas.replicas[0].missing == 0)
+    for engine in engines:
+        for call in list(engine.running):
+            engine.finish(call)
+    await asyncio.gather(*calls, base)
+
+
+async def test_an_unknown_adapter_is_refused_by_the_engine(replicas: ReplicatedSampler) -> None:
+    with pytest.raises(UnknownModel):
+        await ask(replicas, "c", "nobody@1")
+
+
+async def test_with_none_alive_calls_wait_and_if_none_can_be_started_they_are_refused(
+    replicas: ReplicatedSampler, engines: list[ToldSampler]
+) -> None:
+    for engine in engines:
+        engine.die()
+    assert replicas.problem == (
+        "none of its replicas answers (0: its process is being started; 1: its process is being "
+        "started; 2: its process is being started)"
+    )
+    waiting = ask(replicas, "c")
+    await asyncio.sleep(0.02)
+    engines[2].revive()
+    await until(lambda: engines[2].running)
+    engines[2].finish("c")
+    assert (await waiting)[-1] and replicas.problem is None and replicas.restarts == 1
+    engines[2].die()
+    refused = ask(replicas, "d")
+    for engine in engines:
+        engine.broken = EngineUnavailable("The engine cannot be started: no such model")
+        engine._up.set()  # what waited for its start is told
+    with pytest.raises(EngineUnavailable, match="no such model"):
+        await refused
+
+
+async def test_a_call_that_ends_replicas_is_refused_after_two(
+    replicas: ReplicatedSampler, engines: list[ToldSampler]
+) -> None:
+    call = ask(replicas, "poison")
+    for _ in range(2):
+        await until(lambda: any(one.running and not one.problem for one in engines))
+        next(one for one in engines if one.running).die()
+        await asyncio.sleep(0)
+    with pytest.raises(InvalidRequest, match="ended 2 times while it had this very request"):
+        await call
+    assert [one.problem for one in engines].count(None) == 1
+
+
+async def test_calls_beside_it_are_answered(
+    replicas: ReplicatedSampler, engines: list[ToldSampler]
+) -> None:
+    """Two deaths are survived by each call, by a third one it is refused, and may be sent again."""
+    calls = [ask(replicas, f"c{i}") for i in range(2)]
+    for _ in range(2):
+        await until(lambda: sum(len(one.running) for one in engines) == 2)
+        for engine in engines:
+            if len(engine.running) == 2 or engine is engines[0]:
+                engine.die()
+        await until(lambda: sum(len(one.running) for one in engines) == 2)
+        for engine in engines:
+            if engine.problem:
+                engine.revive()
+        await until(lambda: all(one.problem is None for one in replicas.replicas))
+    for engine in engines:
+        for call in list(engine.running):
+            engine.finish(call)
+    assert [len(said) for said in await asyncio.gather(*calls)] == [1, 1]
+
+
+async def test_all_sleep_and_wake_and_one_that_died_asleep_comes_back(
+    replicas: ReplicatedSampler, engines: list[ToldSampler], tmp_path: Path
+) -> None:
+    await replicas.sleep()
+    assert [one.done for one in engines] == [["sleep"]] * 3
+    engines[1].die()
+    async with asyncio.timeout(5):
+        await replicas.wake()
+    assert [engines[0].done[-1], engines[2].done[-1]] == ["wake", "wake"]
+    await replicas.load_adapter("p@1", adapter_folder(tmp_path / "1", "one"))
+    engines[1].revive()
+    await until(lambda: replicas.replicas[1].problem is None)
+    assert engines[1].adapters == {"p@1": "one"}
+
+
+async def test_if_one_does_not_sleep_none_sleeps(
+    replicas: ReplicatedSampler, engines: list[ToldSampler]
+) -> None:
+    async def sleep() -> None:
+        raise EngineUnavailable("vLLM failed: 500")
+
+    engines[1].sleep = sleep  # type: ignore[method-assign]
+    with pytest.raises(EngineUnavailable, match="500"):
+        await replicas.sleep()
+    assert engines[0].done == ["sleep", "wake"] and engines[2].done == ["sleep", "wake"]
+
+
+async def test_all_are_of_one_model_on_one_kind_of_device(engines: list[ToldSampler]) -> None:
+    engines[0] = ToldSampler(0, device="cuda")
+    with pytest.raises(ConfigError, match="Replica 1 has device='cpu', and replica 0 has 'cuda'"):
+        await ReplicatedSampler(engines).start()
+    assert all(one.closed for one in engines)
+    engines[0].refusal = ConfigError("no such model")
+    with pytest.raises(ConfigError, match="no such model"):
+        await ReplicatedSampler(engines).start()
+
+
+async def test_the_longest_pause_is_that_of_those_that_answer(
+    replicas: ReplicatedSampler, engines: list[ToldSampler]
+) -> None:
+    assert await replicas.longest_pause() == pytest.approx(0.3)
+    engines[2].die()
+    assert await replicas.longest_pause() == pytest.approx(0.2)
