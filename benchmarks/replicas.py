@@ -1,18 +1,20 @@
 """What replicas of the sampler are worth: calls per second, and what a run's stickiness saves.
 
 ``replicas_2``, ``replicas_4``: calls per second with so many replicas over those with one. The
-engines are processes that answer four calls at once, after 0.2 s each, so that the machine's cores
+engines are processes that answer eight calls at once, after 0.8 s each, so that the machine's cores
 are no limit; all else is as it is (HTTP, gateway, routing, workers' sockets, store). The calls are
 those of runs of eight calls each. Rounds alternate.
 
 ``sticky_hits_ratio``: tokens of prompts that the prefix cache had, over all of their tokens, with
 calls that name their run over the same without, which go to the least loaded replica. Four embedded
-engines with a random model; runs of seven calls, 24 at once, each with a prompt of its own.
+engines with a random model; runs of seven calls, 24 at once, each with a prompt of its own and
+tools that take up to half a second between its calls.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import statistics
 import tempfile
 from contextlib import ExitStack
@@ -22,6 +24,7 @@ from typing import Any
 from benchmarks.gateway import PATH, load
 from benchmarks.gateways.bare import make_model
 from benchmarks.gateways.exchange import messages
+from benchmarks.stubs.replicas import SERVICE_SECONDS, SLOTS
 from langchain_art_server.backends.base import ChatReply, ChatRequest, Sampling
 from langchain_art_server.backends.embedded import process
 from langchain_art_server.backends.embedded.sampler import TransformersSampler
@@ -30,9 +33,9 @@ from langchain_art_server.backends.replicas.sampler import ReplicatedSampler
 from langchain_art_server.config import Settings
 from tests.support.live_server import LiveServer
 
-REPLICAS, ROUNDS, SECONDS = (1, 2, 4), 3, 6.0
+REPLICAS, ROUNDS, SECONDS = (1, 2, 4), 3, 10.0
 CALLERS, CALLS_OF_A_RUN = 64, 8
-ENGINES, RUNS, TURNS, HIT_ROUNDS = 4, 24, 7, 3
+ENGINES, RUNS, TURNS, HIT_ROUNDS, TOOL_SECONDS = 4, 24, 7, 3, 0.5
 
 
 def throughput(folder: Path) -> dict[str, float]:
@@ -97,7 +100,7 @@ async def sticky_hits(folder: Path) -> dict[str, float]:
         return sum([await one.worker.call("hits", {}) for one in engines])
 
     async def run(seed: int, name: str) -> int:
-        tokens, said = 0, messages(seed)
+        tokens, said, tools = 0, messages(seed), random.Random(seed)
         for turn in range(TURNS):
             request = ChatRequest(
                 id=f"{seed}-{turn}",
@@ -108,6 +111,7 @@ async def sticky_hits(folder: Path) -> dict[str, float]:
             async for piece in sampler.chat(request):
                 if isinstance(piece, ChatReply):
                     tokens += len(piece.prompt_token_ids)
+            await asyncio.sleep(tools.uniform(0.0, TOOL_SECONDS))
         return tokens
 
     rates: dict[bool, list[float]] = {True: [], False: []}
@@ -131,5 +135,10 @@ async def sticky_hits(folder: Path) -> dict[str, float]:
 def run() -> tuple[dict[str, float], dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
         figures = throughput(Path(name)) | asyncio.run(sticky_hits(Path(name)))
-    about = {"callers": CALLERS, "slots": 4, "service_seconds": 0.2, "rounds": ROUNDS}
+    about = {
+        "callers": CALLERS,
+        "slots": SLOTS,
+        "service_seconds": SERVICE_SECONDS,
+        "rounds": ROUNDS,
+    }
     return figures, about | {"engines": ENGINES, "runs": RUNS, "turns": TURNS}

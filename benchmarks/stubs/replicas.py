@@ -23,7 +23,7 @@ from langchain_art_server.backends.replicas.sampler import ReplicatedSampler
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.service import Service
 
-SLOTS, SERVICE_SECONDS = 4, 0.2
+SLOTS, SERVICE_SECONDS = 8, 0.8
 
 
 def serve(channel: Channel, config: dict[str, Any]) -> None:
