@@ -38,10 +38,11 @@ class GroupStream:
     name: Callable[[int, str], str]
     """The id of that group, by n and the scenario's id."""
     group_size: int
+    """Of the worker's runs, each with its continuations, if it makes them."""
 
     def __post_init__(self) -> None:
         self._places: deque[tuple[int, int]] = deque()
-        self._runs: dict[int, list[Trajectory | None]] = {}
+        self._runs: dict[int, list[list[Trajectory] | None]] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._ended: deque[TrajectoryGroup] = deque()
         self._changed = asyncio.Event()
@@ -64,7 +65,7 @@ class GroupStream:
         """Let this many more groups start."""
         if groups <= 0:
             return
-        self.worker.expect(groups * self.group_size)
+        self.worker.expect(groups * self.group_size * self.worker.runs_each)
         for index in range(self.allowed, self.allowed + groups):
             self._runs[index] = [None] * self.group_size
             self._places.extend((index, member) for member in range(self.group_size))
@@ -94,8 +95,8 @@ class GroupStream:
         name = scenario_id(scenario)
         runs = self._runs[index]
         runs[member] = await self.worker.run(scenario, name)
-        whole = [run for run in runs if run is not None]
-        if len(whole) == self.group_size:
+        if all(some is not None for some in runs):
+            whole = [run for some in runs for run in some or ()]
             del self._runs[index]
             id_, about = self.name(index, name), portable(scenario)
             try:

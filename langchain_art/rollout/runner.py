@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -39,8 +40,8 @@ runs on `graph_rollout.graph_input` of the scenario and returns no reward. Model
 `RemoteGraph` are not recorded here but on the server, tagged with the run's id."""
 
 
-class _WrongOutcome(ConfigError):
-    pass
+class StopsAll(ConfigError):
+    """An error of the program in a run, which more runs would only hide: it is raised on."""
 
 
 @dataclass
@@ -63,6 +64,8 @@ class RolloutWorker:
         self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="rollout")
         self._failed = 0
         self._allowed_failures = 0.0
+        self.runs_each = 1
+        """Runs that `run` makes, at most."""
         self.retried = 0
         """Runs repeated because the server was unavailable."""
         self.first_error: str | None = None
@@ -77,11 +80,22 @@ class RolloutWorker:
         """End the threads; does not wait for them: one that hangs must not delay Ctrl-C."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def run(self, scenario: Any, name: str) -> Trajectory:
+    async def run(self, scenario: Any, name: str) -> list[Trajectory]:
         """One run of one scenario, repeated while the server is unavailable."""
+        found, _ = await self.attempt(name, partial(self.outcome, scenario, name))
+        return [found]
+
+    async def attempt(
+        self, name: str, work: Callable[[Run], Awaitable[RolloutOutcome]]
+    ) -> tuple[Trajectory, Run]:
+        """What `work` does in a scope of its own, repeated while the server is unavailable.
+
+        Returns:
+            The trajectory, and what was recorded in the scope.
+        """
         attempt = 0
         while True:
-            within, trajectory, error = await self._once(scenario, name)
+            within, trajectory, error = await self._once(name, work)
             if error is None or attempt == self.retries or not is_server_away(error):
                 break
             self.retried += 1
@@ -96,42 +110,39 @@ class RolloutWorker:
                 self.on_run(recorded)
         if self.on_done is not None:
             self.on_done(trajectory)
-        return trajectory
+        return trajectory, within.runs[0]
+
+    async def outcome(self, scenario: Any, name: str, run: Run) -> RolloutOutcome:
+        """What the rollout gives, within the scope of `run`."""
+        if self._is_graph:
+            output = await self._call(scenario, name, run.id)
+            run.output = output if run.output is None else run.output
+            return run
+        outcome = await self._call(scenario)
+        if isinstance(outcome, Real):
+            run.reward = float(outcome)
+            return run
+        return outcome
 
     async def _once(
-        self, scenario: Any, name: str
+        self, name: str, work: Callable[[Run], Awaitable[RolloutOutcome]]
     ) -> tuple[OpenedRuns, Trajectory, Exception | None]:
         # langchain-core and its langsmith, on first use
         from langsmith import tracing_context  # noqa: PLC0415
 
-        from langchain_art.tracing.scope import OpenedRuns, opened  # noqa: PLC0415
+        from langchain_art.tracing.scope import OpenedRuns, capture, opened  # noqa: PLC0415
 
         opened.set(within := OpenedRuns(exported=self.on_run is not None))
         # Thousands of rollouts would go to a paid account, because a program's environment says
         # LANGSMITH_TRACING. One that is to be traced opens a tracing_context of its own.
         with tracing_context(enabled=False):
-            return within, *await self._captured(scenario, name, within)
-
-    async def _captured(
-        self, scenario: Any, name: str, within: OpenedRuns
-    ) -> tuple[Trajectory, Exception | None]:
-        from langchain_art.tracing.scope import capture  # noqa: PLC0415
-
-        async with capture(scenario=name) as run:
-            try:
-                if self._is_graph:
-                    output = await self._call(scenario, name, run.id)
-                    run.output = output if run.output is None else run.output
-                    return _trajectory(run, name), None
-                outcome = await self._call(scenario)
-                if isinstance(outcome, Real):
-                    run.reward = float(outcome)
-                    outcome = run
-                return _trajectory(outcome, name), None
-            except _WrongOutcome as error:  # of the program, which more runs would only hide
-                raise ConfigError(str(error)) from None
-            except Exception as error:  # noqa: BLE001 - user code may raise anything
-                return _failure(error, within.runs[-1], name), error
+            async with capture(scenario=name) as run:
+                try:
+                    return within, _trajectory(await work(run), name), None
+                except StopsAll as error:
+                    raise ConfigError(str(error)) from None
+                except Exception as error:  # noqa: BLE001 - user code may raise anything
+                    return within, _failure(error, within.runs[-1], name), error
 
     async def _call(self, *given: Any) -> Any:
         return await call(self._function, *given, threads=self._threads)
@@ -169,7 +180,7 @@ def _trajectory(outcome: object, name: str) -> Trajectory:
     elif callable(method := getattr(outcome, "trajectory", None)):
         found = cast(Trajectory, method())
     else:
-        raise _WrongOutcome(
+        raise StopsAll(
             f"The rollout returned {outcome!r:.200}, expected the run that capture() gives, a "
             "Trajectory, or a number as its reward. End it with `return run`."
         )

@@ -206,7 +206,7 @@ class FitLoop:
             ).ci95,
             node_rewards=node_rewards(pending.trajectories),
             groups=len(pending.groups),
-            own_advantages=pending.advantages is not None,
+            own_advantages=pending.advantages is not None and self.plan.forks is None,
             failed=sum(t.status == "failed" for t in pending.trajectories),
             retried=pending.retried,
             unjudged=pending.unjudged,

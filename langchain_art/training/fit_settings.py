@@ -14,8 +14,10 @@ from pydantic import StrictBool, StrictStr, TypeAdapter, ValidationError
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.export.exporter import Exporter
+from langchain_art.rollout.forks import Forks
 from langchain_art.rollout.graph_rollout import is_graph
 from langchain_art.rollout.runner import Rollout
+from langchain_art.rollout.scenarios import check_scenarios
 from langchain_art.training.batch.advantage_hook import AdvantageHook
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig, Trajectory
 
@@ -50,14 +52,16 @@ class FitSettings:
     max_steps_ahead: int
     dynamic_sampling_rounds: int
     advantages: AdvantageHook | None = None
+    forks: Forks | None = None
     difficulty_pools: bool = False
     on_collapse: OnCollapse = "rollback"
     export: Exporter | None = None
 
     def __post_init__(self) -> None:
-        sizes = {name: getattr(self, name) for name in _AT_LEAST}
-        if wrong := [name for name, least in _AT_LEAST.items() if sizes[name] < least]:
-            expected = ", ".join(f"{name} of at least {_AT_LEAST[name]}" for name in wrong)
+        at_least = _AT_LEAST if self.forks is None else _AT_LEAST | {"group_size": 1}
+        sizes = {name: getattr(self, name) for name in at_least}
+        if wrong := [name for name, least in at_least.items() if sizes[name] < least]:
+            expected = ", ".join(f"{name} of at least {at_least[name]}" for name in wrong)
             got = ", ".join(f"{name}={sizes[name]!r}" for name in wrong)
             raise ConfigError(f"got {got}, expected {expected}")
         if self.difficulty_pools not in (True, False):
@@ -66,6 +70,11 @@ class FitSettings:
             raise ConfigError(
                 f"got on_collapse={self.on_collapse!r}, expected one of {get_args(OnCollapse)}"
             )
+
+    @property
+    def runs_per_group(self) -> int:
+        """Of a training group, continuations included, at most."""
+        return self.group_size * (1 if self.forks is None else self.forks.runs)
 
 
 def check_trainable(trainable: Mapping[str, bool] | None) -> dict[str, bool]:
@@ -97,6 +106,26 @@ def check_reward(rollout: Rollout, evaluator: Evaluator | None) -> None:
             "evaluator= to the Trainer, or a function that runs the graph and returns a "
             "number instead."
         )
+
+
+def check_scope(
+    plan: FitSettings,
+    rollout: Rollout,
+    scenarios: Sequence[object],
+    eval_scenarios: Sequence[object],
+    steps: int,
+) -> None:
+    """A ConfigError if `rollout` or the scenarios cannot be trained on as `plan` says."""
+    if plan.config.reads_rewards or eval_scenarios:
+        check_reward(rollout, plan.evaluator)
+    if plan.forks is not None:
+        from langchain_art.rollout.fork_points import check_graph  # noqa: PLC0415 - LangGraph
+
+        check_graph(plan.forks, rollout)
+    check_scenarios(scenarios, "train_scenarios")
+    check_scenarios(eval_scenarios, "eval_scenarios")
+    if steps and not scenarios:
+        raise ConfigError("train_scenarios: got none, expected at least one")
 
 
 def check_export(export: object) -> Exporter | None:

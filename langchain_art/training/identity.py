@@ -94,7 +94,9 @@ def identity_of(
     """The identity of a fit that is about to begin."""
     config = plan.config.model_dump(mode="json")
     settings = {name: getattr(plan, name) for name in _SETTINGS}
+    settings["forks"] = None if plan.forks is None else plan.forks.settings
     settings["lora"] = None if plan.lora is None else plan.lora.model_dump(mode="json")
+    own = plan.advantages if plan.forks is None else None
     return FitIdentity(
         policies=plan.policies,
         seed=plan.seed,
@@ -103,7 +105,7 @@ def identity_of(
         models=dict(models),
         rollout=source_of(rollout, "rollout"),
         evaluator={} if plan.evaluator is None else _judge(plan.evaluator, "evaluator"),
-        advantages={} if plan.advantages is None else source_of(plan.advantages, _HOOK),
+        advantages={} if own is None else source_of(own, _HOOK),
         scenarios=_digest_of(scenarios),
         eval_scenarios=_digest_of(eval_scenarios),
     )

@@ -16,6 +16,7 @@ from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.export.exporter import Exporter
+from langchain_art.rollout.forks import Forks
 from langchain_art.rollout.runner import Rollout
 from langchain_art.rollout.scenarios import check_scenarios
 from langchain_art.trackers.base import Tracker
@@ -39,6 +40,7 @@ from langchain_art.training.fit_settings import (
     check_config,
     check_export,
     check_reward,
+    check_scope,
     check_trainable,
 )
 from langchain_art.training.fit_state import History, alone
@@ -97,6 +99,8 @@ class Trainer(TunesRates):
         advantages: a function of each group, in place of the server's advantages
             (`batch.advantage_hook.AdvantageHook`): a number for each run, call or token. None:
             `TrainConfig.advantage` and `TrainConfig.credit`.
+        forks: continue each run of a graph several times from a checkpoint before a decision; the
+            difference of the rewards is its credit (`Forks`). `group_size` counts the others.
         on_collapse: what a fit does when rewards fall by more than chance explains, below all
             before or with replies cut off, alike or flat (`training.collapse.signs`).
             ``"rollback"``: the policies go back to the last good version with its state of Adam,
@@ -135,6 +139,7 @@ class Trainer(TunesRates):
         dynamic_sampling_rounds: int = 0,
         difficulty_pools: bool = False,
         advantages: AdvantageHook | None = None,
+        forks: Forks | None = None,
         on_collapse: OnCollapse = "rollback",
         trackers: Sequence[str | Tracker] | None = None,
         export: Exporter | None = None,
@@ -157,7 +162,8 @@ class Trainer(TunesRates):
             max_steps_ahead=max_steps_ahead,
             dynamic_sampling_rounds=dynamic_sampling_rounds,
             difficulty_pools=difficulty_pools,
-            advantages=check_hook(advantages, check_config(config)),
+            advantages=check_hook(advantages, forks, check_config(config)),
+            forks=forks,
             on_collapse=on_collapse,
             export=check_export(export),
         )
@@ -212,12 +218,7 @@ class Trainer(TunesRates):
                 in `trainable` is no call's, scenarios are a text, or one is no input for the graph.
         """
         trained_policies(self.policies)
-        if self._plan.config.reads_rewards or eval_scenarios:
-            check_reward(rollout, self._plan.evaluator)
-        check_scenarios(train_scenarios, "train_scenarios")
-        check_scenarios(eval_scenarios or (), "eval_scenarios")
-        if steps and not train_scenarios:
-            raise ConfigError("train_scenarios: got none, expected at least one")
+        check_scope(self._plan, rollout, train_scenarios, eval_scenarios or (), steps)
         if on_step is not None and not callable(on_step):
             raise ConfigError(f"got {on_step=!r:.200}, expected a function of a step's record")
         schedule = Schedule(steps, eval_scenarios or (), eval_every, eval_samples, stop_early)

@@ -15,6 +15,7 @@ from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ArtError, ConfigError, RolloutFailed, ServerUnreachable
 from langchain_art.evaluators.scoring import cost_of, score_groups
 from langchain_art.rollout import remote_graph
+from langchain_art.rollout.forks import Forks
 from langchain_art.rollout.graph_rollout import check_inputs, is_remote
 from langchain_art.rollout.group_stream import GroupStream
 from langchain_art.rollout.runner import Rollout, RolloutWorker
@@ -22,6 +23,7 @@ from langchain_art.rollout.scenarios import group_ids
 from langchain_art.tracing.run import Run
 from langchain_art.training.batch.advantage_hook import RunAdvantages, advantages_of
 from langchain_art.training.batch.difficulty import DifficultyPools, Drawing
+from langchain_art.training.batch.fork_advantages import fork_of
 from langchain_art.training.batch.zero_variance import group_has_zero_variance, is_rewarded
 from langchain_art.training.fit_settings import FitSettings, unmatched_frozen_names
 from langchain_art.training.fit_state import History, PendingStep
@@ -64,9 +66,10 @@ class StepBatchBuilder:
         self._names: dict[str, str] = {}  # group's id -> scenario's
         self._advance: Callable[[str], None] | None = None
         self._note = MeanReward()
-        self._worker = RolloutWorker(
+        self._worker = worker_of(
             self.rollout,
             self.plan.concurrency,
+            self.plan.forks,
             on_done=self._on_done,
             ready=self.client.ready,
             max_failed=self.plan.max_failed,
@@ -123,6 +126,11 @@ class StepBatchBuilder:
             seconds = {name: seconds[name] + took[name] for name in seconds}
         if self._first:
             runs = [run for group in groups for run in group.trajectories]
+            if plan.forks is not None and not any(map(fork_of, runs)):
+                self.display.warn(
+                    f"forks: no run of the first batch was branched: in none did the nodes "
+                    f"{', '.join(map(repr, plan.forks.at))} call a model and the run end."
+                )
             for name in unmatched_frozen_names(plan.trainable, runs):
                 self.display.warn(
                     f"trainable: {name!r} is False and names no model call of the first "
@@ -197,7 +205,7 @@ class StepBatchBuilder:
         self.stream.allow(allowed - self.stream.allowed)
         groups: list[TrajectoryGroup] = []
         self._note = MeanReward()
-        with self.display.bar("rollouts", count * plan.group_size) as advance:
+        with self.display.bar("rollouts", count * plan.runs_per_group) as advance:
             self._advance = None if plan.max_steps_ahead else advance
             for _ in range(count):
                 groups += await self.stream.take(1)
@@ -221,6 +229,17 @@ class StepBatchBuilder:
             self.display.line(f"{judged.unjudged} groups were not judged: {judged.first_error}")
         seconds["judge"] = time.monotonic() - started
         return judged.groups, seconds, judged.unjudged
+
+
+def worker_of(
+    rollout: Rollout, concurrency: int, forks: Forks | None, **options: Any
+) -> RolloutWorker:
+    """The worker of a rollout; with `forks`, one that branches its runs."""
+    if forks is None:
+        return RolloutWorker(rollout, concurrency, **options)
+    from langchain_art.rollout.fork_worker import ForkWorker  # noqa: PLC0415 - LangGraph
+
+    return ForkWorker(rollout, concurrency, forks=forks, **options)
 
 
 def _require_rewards(groups: Sequence[TrajectoryGroup], config: TrainConfig) -> None:

@@ -19,12 +19,11 @@ from langchain_art._callables import run_sync
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ConfigError
 from langchain_art.rollout.runner import Rollout
-from langchain_art.rollout.scenarios import check_scenarios
 from langchain_art.training.addresses import trained_policies
 from langchain_art.training.evaluate import evaluate
 from langchain_art.training.fit_loop import FitLoop
 from langchain_art.training.fit_schedule import Schedule
-from langchain_art.training.fit_settings import FitSettings, check_reward
+from langchain_art.training.fit_settings import FitSettings, check_reward, check_scope
 from langchain_art.training.fit_state import History
 from langchain_art.training.identity import identity_of
 from langchain_art.training.learning_rates import choose_rate
@@ -185,7 +184,7 @@ async def tune(
         best=best,
         clear=clear,
         why=why,
-        runs=sum((one.groups + one.resampled) * plan.group_size for one in history)
+        runs=sum((one.groups + one.resampled) * plan.runs_per_group for one in history)
         + sum(one.n + one.failed + one.unscored for one in evals),
         tokens={
             kind: sum(one.tokens.get(kind, 0) for one in counted)
@@ -249,10 +248,7 @@ class TunesRates:
         trained_policies(self.policies)
         check_rates(rates, steps)
         check_reward(rollout, self._plan.evaluator)
-        check_scenarios(train_scenarios, "train_scenarios")
-        check_scenarios(eval_scenarios, "eval_scenarios")
-        if not train_scenarios:
-            raise ConfigError("train_scenarios: got none, expected at least one")
+        check_scope(self._plan, rollout, train_scenarios, eval_scenarios, steps)
         async with self._client() as client:
             await client.ready()
             return await tune(
