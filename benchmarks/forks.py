@@ -46,9 +46,9 @@ from langchain_art import (
 from langchain_art.wire import Trajectory
 
 BASE_MODEL = Path("examples/tic_tac_toe/base_model")
-SEEDS, GROUPS, HELD_OUT, LEARNING_RATE = 5, 8, 200, 3e-3
+SEEDS, GROUPS, HELD_OUT, LEARNING_RATE = 5, 4, 100, 3e-3
 #: Sampled tokens after which a policy is evaluated; its last step may go a little beyond.
-TOKENS = 5_000
+TOKENS = 3_000
 QUESTIONS = 60 * GROUPS
 LUCK = ("first", "second", "last")
 #: task -> its nodes in order, and the one that is branched.
@@ -135,6 +135,7 @@ def trainer_of(model: ChatART, folder: Path, task: str, way: str, seed: int) -> 
         evaluator=judge,
         group_size=8 if way == "plain" else 4,
         groups_per_step=GROUPS,
+        concurrency=16,
         forks=None if way == "plain" else forks,
         config=TrainConfig(learning_rate=LEARNING_RATE),
         on_collapse="warn",
@@ -163,13 +164,19 @@ async def learn(base_url: str, folder: Path, task: str, way: str, seed: int) -> 
     return found
 
 
-async def fits_of(base_url: str, root: Path, seed: int) -> dict[tuple[str, str], dict[str, float]]:
-    """All fits of a seed beside each other, which share the server's batches."""
-    kinds = [(task, way) for task in TASKS for way in WAYS]
+async def every_fit(base_url: str, root: Path) -> dict[tuple[str, str], list[dict[str, float]]]:
+    """All fits beside each other, which share the server's batches; by task and way, five each."""
+    kinds = [(task, way, seed) for task in TASKS for way in WAYS for seed in range(SEEDS)]
     found = await asyncio.gather(
-        *(learn(base_url, root / f"{task}-{way}-{seed}", task, way, seed) for task, way in kinds)
+        *(
+            learn(base_url, root / f"{task}-{way}-{seed}", task, way, seed)
+            for task, way, seed in kinds
+        )
     )
-    return dict(zip(kinds, found, strict=True))
+    every: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for (task, way, _), one in zip(kinds, found, strict=True):
+        every.setdefault((task, way), []).append(one)
+    return every
 
 
 async def before(base_url: str, folder: Path) -> float:
@@ -184,15 +191,12 @@ async def before(base_url: str, folder: Path) -> float:
 
 def run() -> tuple[dict[str, float], dict[str, object]]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    every: dict[tuple[str, str], list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="art-bench-") as temporary:
         root = Path(temporary)
         names = ["untrained"]
         with LocalServer(BASE_MODEL, policies=names, data_dir=root / "server") as server:
             figures = {"right_base": asyncio.run(before(server.base_url, root / "base"))}
-            for seed in range(SEEDS):
-                for one, found in asyncio.run(fits_of(server.base_url, root, seed)).items():
-                    every.setdefault(one, []).append(found)
+            every = asyncio.run(every_fit(server.base_url, root))
     for (task, way), found in every.items():
         for name in ("right", "steps", "tokens"):
             figures[f"{name}_{task}_{way}"] = statistics.fmean(one[name] for one in found)
