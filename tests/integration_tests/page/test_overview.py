@@ -158,3 +158,19 @@ def test_what_a_client_says_is_text(watched: Watched, art_server: LiveServer) ->
     for text in strings:
         assert text.strip() in shown, text
     assert page.evaluate("window.pwned") is None
+
+
+def test_each_replica_of_the_sampler_is_shown(watched: Watched) -> None:
+    def replicated(route: Route) -> None:
+        told = route.fetch()
+        facts = told.json()
+        whole = {"problem": None, "running_calls": 5, "restarts": 0, "missing": 0}
+        away = whole | {"problem": "its process is being started", "missing": 2}
+        facts["status"]["replicas"] = [whole | {"name": "0"}, away | {"name": "1"}]
+        route.fulfill(response=told, json=facts)
+
+    watched.page.route("**/page/overview", replicated)
+    table = watched.go("overview").get_by_role("region", name="Replicas of the sampler")
+    expect(table.get_by_role("row")).to_have_text(
+        [re.compile("Replica"), re.compile("^0answers500$"), re.compile("^1its process.*502$")]
+    )

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.timeout(1200),
     pytest.mark.xdist_group("vllm-replicas"),
 ]
-STEPS = 3
+STEPS = 2
 
 
 class ReplicatedServer(LiveServer):
