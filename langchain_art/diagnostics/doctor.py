@@ -17,8 +17,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from langchain_art.diagnostics.memory_estimate import Shape
-from langchain_art.diagnostics.placement import (
+from langchain_art.errors import ConfigError
+from langchain_art.hardware.gpus import gpus
+from langchain_art.hardware.memory_estimate import Shape
+from langchain_art.hardware.placement import (
     MOST_SHARDS,
     PROCESS_BYTES,
     VLLM_BYTES,
@@ -28,7 +30,6 @@ from langchain_art.diagnostics.placement import (
     over_gpus,
     server_toml,
 )
-from langchain_art.errors import ConfigError
 from langchain_art.wire import Wire
 from langchain_art.wire.api_keys import key_problem
 
@@ -119,7 +120,7 @@ def examine(
     asked: dict[str, Any] = {"gpu": bool(cards), "context": context, "calls": calls, "rank": rank}
     most = MOST_SHARDS + 1
     fits = [best_fit(name, one, memory, most, **asked) for name, one in shapes.items()]
-    findings = [_gpu(cards), _packages(), _torch(cards), _disk(data_dir)]
+    findings = [_gpu(cards), _packages(), _torch(cards), *_learner(cards), _disk(data_dir)]
     findings += [_port(host, port), _key(host)]
     settings = ""
     if model is not None:
@@ -157,21 +158,6 @@ def read_shape(model: str) -> Shape:
         f"got the model {model!r}, which is neither a folder with a config.json nor in {cached}; "
         "download it first, or leave it out to see what known sizes need"
     )
-
-
-def gpus() -> list[dict[str, Any]]:
-    """Name, total and free memory in bytes, and driver of each NVIDIA GPU."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    query = "--query-gpu=name,memory.total,memory.free,driver_version"
-    argv = [tool, query, "--format=csv,noheader,nounits"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    rows = [line.split(", ") for line in done.stdout.splitlines()] if not done.returncode else []
-    return [
-        {"name": name, "total": int(total) << 20, "free": int(free) << 20, "driver": driver}
-        for name, total, free, driver in rows
-    ]
 
 
 def _checked(name: str, found: str, problem: str = "") -> Finding:
@@ -234,6 +220,19 @@ def _torch(cards: list[dict[str, Any]]) -> Finding:
         found, release = f"{build}, and there is no GPU", str(_version("torch")).partition("+")[0]
         return Finding(name="torch", found=found, advice=_CPU_BUILD.format(release))
     return _checked("torch", f"{build}, sees {seen['devices']} GPUs", problem if unseen else "")
+
+
+def _learner(cards: list[dict[str, Any]]) -> list[Finding]:
+    """Which learner to take, where both can be had."""
+    if not cards or _version("unsloth") is None:
+        return []
+    advice = (
+        "[learner] kind = 'peft', the default, computes once what runs share (a system prompt, "
+        "tools, a document). kind = 'unsloth' has faster kernels, and on most models computes it "
+        "for each run. If runs share more than half of their tokens, take 'peft'; the log of "
+        "Unsloth's first step says how many they share. For 4 bits take 'unsloth'."
+    )
+    return [Finding(name="learner", found="PEFT and Unsloth are installed", advice=advice)]
 
 
 @functools.cache

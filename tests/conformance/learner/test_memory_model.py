@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from langchain_art.diagnostics.memory_estimate import (
+from langchain_art.hardware.memory_estimate import (
     CPU_HEAP,
     LOGIT_BYTES,
     Shape,

@@ -12,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from langchain_art.cli.main import app
-from langchain_art.diagnostics import doctor, placement
-from langchain_art.diagnostics.memory_estimate import Shape
+from langchain_art.diagnostics import doctor
 from langchain_art.errors import ConfigError
+from langchain_art.hardware import placement
+from langchain_art.hardware.memory_estimate import Shape
 from langchain_art.wire.api_keys import new_api_key
 from tests.support.live_server import BASE_MODEL, free_port
 

@@ -5,9 +5,9 @@ No torch here. On a GPU nothing of it has been measured.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from langchain_art.diagnostics.memory_estimate import (
+from langchain_art.hardware.memory_estimate import (
     CPU_HEAP,
     Shape,
     idle_learner_bytes,
@@ -135,22 +135,86 @@ def over_gpus(found: MemoryFit, shape: Shape, memory: int, cards: int, rank: int
     return found.model_copy(update=changes)
 
 
+class Share(NamedTuple):
+    """vLLM's part of a GPU."""
+
+    gpu_memory: float
+    """Of all of the GPU's memory."""
+    context: int
+    """Tokens of the longest call that its cache holds and the learner can learn from."""
+
+
+def vllm_share(
+    shape: Shape,
+    placement: Placement,
+    *,
+    total: int,
+    free: int,
+    dtype: str,
+    rank: int,
+    context: int,
+    shards: int = 1,
+    cards: int = 1,
+    exact: bool = False,
+    given: float | None = None,
+) -> Share | None:
+    """The share of a GPU that vLLM gets beside the learner, and the longest context then.
+
+    Args:
+        shape: of the model.
+        placement: of the two.
+        total: bytes of the GPU; of several, the smallest.
+        free: of these, before either of the two starts.
+        dtype: of the weights, ``float32`` or ``bfloat16``.
+        rank: of the adapter.
+        context: tokens of a call; if they do not fit, half as many, and so on, unless `exact`.
+        shards: GPUs that the learner's base is sharded over.
+        cards: GPUs that vLLM's weights and cache are spread over (tensor parallelism).
+        exact: `context` was asked for.
+        given: a share that was chosen already; None: all that the learner leaves.
+
+    Returns:
+        None if no context of `LEAST_CONTEXT` tokens fits.
+    """
+    idle = idle_learner_bytes(shape, rank, dtype, shards) + PROCESS_BYTES
+    while True:
+        step = PROCESS_BYTES + learner_bytes(
+            shape, context, rank, dtype, checkpointed=True, shards=shards
+        )
+        left = _left(placement, step, idle, total, free) if given is None else given * total
+        beside = {"together": step, "in turns": idle}.get(placement, 0)
+        alone = step + (VLLM_BYTES if placement == "in turns" else 0)
+        serves = VLLM_BYTES + sampler_bytes(shape, context, 1, dtype) / cards <= left
+        if serves and left + beside <= free and alone <= free:
+            return Share(_floor(left / total), context)
+        if exact or context // 2 < LEAST_CONTEXT:
+            return None
+        context //= 2
+
+
+def _left(placement: Placement | None, step: int, idle: int, total: int, free: int) -> float:
+    """Bytes that the learner leaves vLLM: of a step beside it, or of its weights while it waits."""
+    beside = {"together": step, "in turns": idle}.get(placement or "", 0)
+    return min(free - beside, MOST_SHARE * total)
+
+
+def _floor(share: float) -> float:
+    return int(share * 1000) / 1000
+
+
 def server_toml(found: MemoryFit, shape: Shape, rank: int, total: int, free: int) -> str:
     """The server's settings for a fit on GPUs of `total` bytes each, `free` of which are free.
 
     vLLM takes its share of all of the memory, and of what the learner leaves as much as there is.
     """
-    left = min(free, MOST_SHARE * total)
-    if found.placement == "together":
-        left = free - found.learner_bytes - PROCESS_BYTES
-    elif found.placement == "in turns":
-        left = free - idle_learner_bytes(shape, rank, found.dtype) - PROCESS_BYTES
+    idle = idle_learner_bytes(shape, rank, found.dtype) + PROCESS_BYTES
+    step = found.learner_bytes + PROCESS_BYTES
+    share = _floor(_left(found.placement, step, idle, total, free) / total)
     lines = [f'model = "{found.model}"', f"max_model_len = {found.context}"]
     if found.placement == "in turns":
         lines.append("take_turns = true")
     if found.devices > 1:
         lines.append(f'device = "cuda:{found.replicas}"')
-    share = int(min(left / total, MOST_SHARE) * 1000) / 1000
     lines += [f"\n[lora]\nrank = {rank}"]
     lines += [f'\n[sampler]\nkind = "vllm"\ngpu_memory = {share}']
     if found.replicas > 1:
