@@ -59,9 +59,10 @@ class VllmSettings(_SamplerSettings):
     """vLLMs, each of which serves all versions: on GPUs one on each (with
     ``--tensor-parallel-size=2`` on two), from the first on. A run's calls go to one of them, and to
     another if that ends."""
-    gpu_memory: float = Field(default=0.5, gt=0, lt=1)
+    gpu_memory: float | None = Field(default=None, gt=0, lt=1)
     """On a GPU: share of its memory for vLLM's weights, activations and cache. The learner needs
-    the rest; with `take_turns` its weights alone do, since vLLM's share is free during a step."""
+    the rest; with `take_turns` its weights alone do, since vLLM's share is free during a step.
+    None: what the learner leaves, estimated at the start, which the log says."""
     kv_cache_bytes: int | None = Field(default=None, ge=1 << 20)
     """Memory for keys and values; None: what `gpu_memory` leaves on a GPU, 1 GiB on a CPU."""
     max_loras: int = Field(default=4, ge=1, le=64)
@@ -198,7 +199,7 @@ class Settings(_Table):
     """Torch dtype; None: float32 on CPU, bfloat16 elsewhere."""
     max_model_len: int | None = Field(default=None, ge=16)
     """Tokens of prompt and completion together; None: what the model's config allows, at most
-    32768."""
+    32768, and on a GPU what its memory holds; the log and ``/status`` say how many."""
     max_body_bytes: int = Field(default=32 << 20, ge=1024)
     max_running_calls: int = Field(default=1024, ge=1)
     """Calls of one client that may wait or run at once, and of all but for a sixteenth more; others

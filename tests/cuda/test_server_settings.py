@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from langchain_art.diagnostics import doctor
-from langchain_art.diagnostics.memory_estimate import Shape, idle_learner_bytes, learner_bytes
+from langchain_art.hardware.memory_estimate import Shape, idle_learner_bytes, learner_bytes
+from langchain_art_server.backends.base import ModelInfo
+from langchain_art_server.backends.models.loading import LoadedModel
+from langchain_art_server.backends.vllm import card_share
+from langchain_art_server.backends.vllm.process import VllmProcess
 from langchain_art_server.config import PeftSettings, Settings, VllmSettings, load_settings
 
 GB = 10**9
@@ -65,14 +72,15 @@ def examine(
     return doctor.examine(model, data_dir=tmp_path)
 
 
-def check_start(settings: Settings, model: str, total: int, free: int, cards: int) -> None:
+def check_start(
+    settings: Settings, model: str, total: int, free: int, cards: int, length: int | None
+) -> None:
     """vLLM's start, a step of the learner and vLLM's wake, in bytes."""
     config, billions = MODELS[model]
     shape = Shape.of_config(config)
     assert isinstance(settings.sampler, VllmSettings)
     assert isinstance(settings.learner, PeftSettings)
-    length = settings.max_model_len
-    assert length is not None
+    assert length is not None and settings.sampler.gpu_memory is not None
     share = settings.sampler.gpu_memory * total
     assert free >= share, "Free memory on device is less than desired GPU memory utilization"
     token = 2 * 2 * config["num_hidden_layers"] * 8 * 128
@@ -116,9 +124,102 @@ def test_what_the_doctor_proposes_starts(
     settings = load_settings(path)
     assert settings.model == model
     card = report.memory_bytes
-    check_start(settings, model, gigabytes << 30, card, cards)
+    check_start(settings, model, gigabytes << 30, card, cards, settings.max_model_len)
     if finding.ok:
         assert settings.max_model_len == report.context
+
+
+#: The smallest card, in gigabytes, on which sampler and learner fit together or in turns, and on
+#: which each fits alone.
+SMALLEST = {"4B": (24, 24), "8B": (48, 24), "14B": (80, 48), "32B": (141, 80)}
+
+
+def filled_in(model: str, cards: list[Any], **options: Any) -> tuple[Settings, int]:
+    """What a server on vLLM takes on itself where `options` leave it open."""
+    config, billions = MODELS[model]
+    settings = Settings.model_validate({"model": model, "sampler": {"kind": "vllm"}} | options)
+    length = settings.max_model_len or 32768
+    info = ModelInfo(model, model, int(billions * GB), "cuda", "bfloat16", length, 151936, 16)
+    holder: Any = SimpleNamespace(config=SimpleNamespace(to_dict=lambda: config))
+    settings, outline = card_share.fill_in(settings, LoadedModel(holder, None, set(), info), cards)
+    return settings, outline.info.max_model_len
+
+
+@pytest.mark.parametrize("options", [{}, {"take_turns": True}, {"device": "cuda:1"}])
+@pytest.mark.parametrize("gigabytes", [24, 48, 80, 141])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_server_that_is_told_nothing_takes_a_share_and_a_context_that_fit(
+    model: str,
+    gigabytes: int,
+    options: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cards = [{"total": gigabytes << 30, "free": int((gigabytes << 30) * 0.985)}] * 2
+    fits = gigabytes >= SMALLEST[model.removeprefix("Qwen/Qwen3-")]["device" in options]
+    with caplog.at_level(logging.WARNING):
+        settings, context = filled_in(model, cards, **options)
+    if fits:
+        used = 2 if "device" in options else 1
+        check_start(settings, model, gigabytes << 30, cards[0]["free"], used, context)
+        assert "do not fit" not in caplog.text
+    else:
+        assert f"`langchain-art doctor {model}` says what would" in caplog.text
+
+
+def test_what_the_settings_say_stays() -> None:
+    cards = [{"total": 80 << 30, "free": 79 << 30}] * 2
+    said = {"sampler": {"kind": "vllm", "gpu_memory": 0.27}, "max_model_len": 4096}
+    settings, context = filled_in("Qwen/Qwen3-8B", cards, **said)
+    assert (settings.sampler, context) == (VllmSettings(gpu_memory=0.27), 4096)
+    settings, context = filled_in("Qwen/Qwen3-8B", cards, sampler=said["sampler"])
+    assert settings.sampler == VllmSettings(gpu_memory=0.27)
+    assert context == 16384  # the share holds the weights, 4 GB of program and so many tokens
+    spread = VllmSettings(args=("--tensor-parallel-size", "2"))
+    alone, _ = filled_in("Qwen/Qwen3-8B", cards)
+    both, context = filled_in("Qwen/Qwen3-8B", cards, sampler=spread.model_dump())
+    assert both.sampler.gpu_memory == alone.sampler.gpu_memory  # pyright: ignore[reportAttributeAccessIssue]
+    assert context == 32768
+
+
+def test_several_vllms_take_what_the_learner_leaves_on_one_of_their_cards() -> None:
+    cards = [{"total": 80 << 30, "free": 79 << 30}] * 3
+    two = {"kind": "vllm", "replicas": 2}
+    apart, _ = filled_in("Qwen/Qwen3-8B", cards, sampler=two, device="cuda:2")
+    beside, _ = filled_in("Qwen/Qwen3-8B", cards, sampler=two, device="cuda:1")
+    alone, _ = filled_in("Qwen/Qwen3-8B", cards)
+    assert isinstance(apart.sampler, VllmSettings) and apart.sampler.gpu_memory == 0.9
+    assert isinstance(beside.sampler, VllmSettings) and isinstance(alone.sampler, VllmSettings)
+    assert beside.sampler.gpu_memory == alone.sampler.gpu_memory
+
+
+def test_without_the_drivers_tool_the_memory_is_unknown() -> None:
+    settings, context = filled_in("Qwen/Qwen3-8B", [])
+    assert settings.sampler == VllmSettings(gpu_memory=card_share.UNKNOWN_SHARE)
+    assert context == 32768  # which vLLM shortens
+
+
+async def test_calls_are_as_long_as_vllm_says_unless_the_settings_say(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its cache may hold fewer tokens than the estimate."""
+
+    def answer(_request: httpx.Request) -> httpx.Response:
+        served = [{"id": "p@1/1", "max_model_len": 1}, {"id": "base", "max_model_len": 5000}]
+        return httpx.Response(200, json={"data": served})
+
+    info = ModelInfo("m", "m", 1, "cuda", "bfloat16", 8192, 151936, 16)
+    said = Settings(model="m", sampler=VllmSettings(gpu_memory=0.5), max_model_len=8192)
+    for settings, expected in (
+        (said, 8192),
+        (said.model_copy(update={"max_model_len": None}), 5000),
+    ):
+        process = VllmProcess(settings, info, tmp_path, ["q_proj"], 16)
+        process.client._http = httpx.AsyncClient(
+            base_url="http://vllm", transport=httpx.MockTransport(answer)
+        )
+        with caplog.at_level(logging.WARNING):
+            assert (await process.fitted(info)).max_model_len == expected
+    assert "up to 5000 tokens" in caplog.text
 
 
 def test_the_smallest_card_gets_a_shorter_context_or_fewer_calls(

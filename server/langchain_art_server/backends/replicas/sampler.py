@@ -53,8 +53,8 @@ class ReplicatedSampler:
 
     @property
     def info(self) -> ModelInfo:
-        """The model, the same in all."""
-        return self._replicas[0].info
+        """The model, with the shortest context of all."""
+        return min((one.info for one in self._replicas), key=lambda info: info.max_model_len)
 
     @property
     def restarts(self) -> int:

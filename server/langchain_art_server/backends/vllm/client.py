@@ -116,6 +116,18 @@ class VllmClient:
         lines = [line for line in answer.text.splitlines() if line.startswith(_COUNTERS)]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
+    async def context(self) -> int:
+        """Tokens of its longest call. Raises VllmError."""
+        try:
+            answer = await self._http.get("/v1/models")
+        except httpx.TransportError as error:
+            raise VllmError(repr(error)) from error
+        if answer.status_code != 200:
+            raise VllmError(f"/v1/models: {_message(answer.content)}")
+        return next(
+            m["max_model_len"] for m in from_json(answer.content)["data"] if m["id"] == BASE
+        )
+
     async def load(self, name: str, folder: Path) -> None:
         """Load an adapter. Raises ConfigError if vLLM refuses it, and VllmError."""
         body = {"lora_name": name, "lora_path": str(folder)}

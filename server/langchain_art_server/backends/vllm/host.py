@@ -29,6 +29,7 @@ from langchain_art_server.backends.ipc.channel import Channel, EngineCall
 from langchain_art_server.backends.ipc.longest_pause import LongestPause, watch_event_loop
 from langchain_art_server.backends.models.loading import load_outline
 from langchain_art_server.backends.vllm.adapter_copies import AdapterCopies, CopiedAdapter
+from langchain_art_server.backends.vllm.card_share import Cards, fill_in
 from langchain_art_server.backends.vllm.client import (
     BASE,
     Completion,
@@ -54,21 +55,18 @@ _PROBE_TOKENS = 16
 
 
 def serve(channel: Channel, config: dict[str, Any]) -> None:
-    """Entry point of the child: `config` is `Settings` as JSON, and which ``replica`` it is.
-
-    Ends with the process.
-    """
-    replica = config.pop("replica", None)
-    asyncio.run(_serve(channel, Settings.model_validate(config), replica))
+    """Entry point of the child: `config` is `Settings` as JSON, and `replica` and `cards`."""
+    others = config.pop("replica"), config.pop("cards")
+    asyncio.run(_serve(channel, Settings.model_validate(config), *others))
 
 
-async def _serve(channel: Channel, settings: Settings, replica: int | None) -> None:
+async def _serve(channel: Channel, settings: Settings, replica: int | None, cards: Cards) -> None:
     loop = asyncio.get_running_loop()
     inbox: asyncio.Queue[EngineCall] = asyncio.Queue()
     channel.listen(lambda call: loop.call_soon_threadsafe(inbox.put_nowait, call))
     begin = await inbox.get()
     try:
-        host = VllmHost(settings, channel, replica)
+        host = VllmHost(settings, channel, replica, cards)
         await host.start()
     except ArtError as error:
         channel.error(begin, error)
@@ -89,9 +87,11 @@ class VllmHost(SamplerHost[CopiedAdapter]):
 
     min_temperature = 1e-2  # vLLM raises lower temperatures to this one
 
-    def __init__(self, settings: Settings, channel: Channel, replica: int | None = None) -> None:
+    def __init__(
+        self, settings: Settings, channel: Channel, replica: int | None, cards: Cards
+    ) -> None:
+        settings, outline = fill_in(settings, load_outline(settings), cards)
         assert settings.sampler.kind == "vllm"
-        outline = load_outline(settings)
         form = settings.sampler.tool_format
         super().__init__(outline, channel, FORMATS[form] if form else None)
         self._copies = copies = AdapterCopies(
@@ -126,6 +126,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         try:
             await self.process.start()
             await self.process.ready()
+            self.info = await self.process.fitted(self.info)
             if self.info.device == "cpu":
                 await self._vllm.load(_ZERO_ADAPTER, self._copies.zero_adapter())
                 self._base = _ZERO_ADAPTER

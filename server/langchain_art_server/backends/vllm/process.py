@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from langchain_art.errors import ConfigError
@@ -64,6 +65,8 @@ class VllmProcess:
         self._folder, self._socket = folder, folder / "vllm.sock"
         self._targets, self._max_rank = targets, max_rank
         self._on_cpu = info.device == "cpu"
+        #: Whether vLLM shortens the context to what its cache holds.
+        self.chooses_context = not self._on_cpu and settings.max_model_len is None
         name = "vllm" if replica is None else f"vllm-{replica}"
         self.log = settings.data_dir / f"{name}.log"
         self.client = VllmClient(self._socket)
@@ -79,7 +82,7 @@ class VllmProcess:
             "--served-model-name": BASE,
             "--uds": str(self._socket),
             "--dtype": self._info.dtype,
-            "--max-model-len": str(self._info.max_model_len),
+            "--max-model-len": "auto" if self.chooses_context else str(self._info.max_model_len),
             "--max-num-seqs": str(chosen.max_batch + kept_slots(chosen.max_batch)),
             # Not the model's generation_config, whose top_k and the like would apply by default.
             "--generation-config": "vllm",
@@ -151,6 +154,14 @@ class VllmProcess:
             f"vLLM ({self._options.python}) {why}. Its output is in {self.log}; it said:\n"
             f"{self.last_output()}"
         )
+
+    async def fitted(self, info: ModelInfo) -> ModelInfo:
+        """The model with the context that vLLM has room for. Raises VllmError."""
+        if not self.chooses_context:
+            return info
+        context = min(info.max_model_len, await self.client.context())
+        log.warning("Calls have up to %d tokens: max_model_len was left out.", context)
+        return replace(info, max_model_len=context)
 
     async def watch(self, busy: Callable[[], bool]) -> None:
         """Return when it has ended. It is killed if it does not answer or was stopped.

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from langchain_art.errors import ConfigError
+from langchain_art.hardware.gpus import gpus
 from langchain_art_server.backends.ipc.process_sampler import ProcessSampler
 from langchain_art_server.config import Settings
 
@@ -35,11 +36,11 @@ class VllmSampler(ProcessSampler):
     target: ClassVar[str] = "langchain_art_server.backends.vllm.host:serve"
 
     def __init__(self, settings: Settings, replica: int | None = None) -> None:
-        if replica is None:
-            super().__init__(settings)
-        else:
-            env = {} if settings.device == "cpu" else {_VISIBLE: _gpus(settings, replica)}
-            super().__init__(settings, config={"replica": replica}, env=env)
+        on_cpu = settings.device == "cpu"
+        # The GPUs as they are before the learner starts: a restart gets the same share.
+        config: dict[str, Any] = {"replica": replica, "cards": [] if on_cpu else gpus()}
+        env = {} if on_cpu or replica is None else {_VISIBLE: _gpus(settings, replica)}
+        super().__init__(settings, config=config, env=env)
 
     async def sleep(self) -> None:
         """Move the weights to the host's memory and drop the KV cache (vLLM's sleep, level 1)."""
@@ -53,7 +54,13 @@ class VllmSampler(ProcessSampler):
 
 
 def gpus_of_replica(args: tuple[str, ...]) -> int:
-    """How many GPUs one vLLM with these options takes.
+    """How many GPUs one vLLM with these options takes. Raises as `parallel_sizes`."""
+    parts, copies = parallel_sizes(args)
+    return parts * copies
+
+
+def parallel_sizes(args: tuple[str, ...]) -> tuple[int, int]:
+    """Over how many GPUs such a vLLM spreads the model, and how often it holds it.
 
     Raises:
         ConfigError: a number of them is none.
@@ -66,7 +73,7 @@ def gpus_of_replica(args: tuple[str, ...]) -> int:
         found = vars(parser.parse_known_args(args)[0])
     except argparse.ArgumentError as error:
         raise ConfigError(f"[sampler] args: {error}") from error
-    return found["tensor"] * found["pipeline"] * found["data"]
+    return found["tensor"] * found["pipeline"], found["data"]
 
 
 def _gpus(settings: Settings, replica: int) -> str:
