@@ -14,6 +14,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.peft import packer
 from langchain_art_server.backends.peft.logprob_scoring import Scorer
 from langchain_art_server.backends.peft.micro_batches import CountedTokens
 from langchain_art_server.backends.peft.padded_rows import PaddedRows
@@ -96,3 +97,81 @@ def test_padding_on_the_right_needs_no_mask(base: Any) -> None:
 
     alone = np.concatenate([logprobs([row]) for row in rows])
     assert np.abs(logprobs(rows) - alone).max() < 1e-5
+
+
+@pytest.fixture
+def without_forest(unsloth: Any, base: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Our learner on Unsloth where the model's attention takes no forest."""
+    module, _calls = unsloth
+    monkeypatch.setattr(packer, "use_forest", lambda _scorer: "it has an attention of its own")
+    base.set_attn_implementation("sdpa")
+    return module.UnslothCore(model=HUB_NAME, device="cpu")
+
+
+def test_rows_end_to_end_are_as_each_to_itself(without_forest: Any) -> None:
+    """Transformers' attention reads the rows' borders off their positions, as Unsloth's does."""
+    found = without_forest.packer
+    assert (found.apart_because, found.layout) == (None, "rows end to end")
+    rows = make_rows(7)
+    counted = CountedTokens.of(rows)
+    packing = found.pack(rows, counted, 4096)
+    assert packing.tokens == sum(len(row.token_ids) for row in rows)
+    together = sweep_logprobs(packing, without_forest._scorer, len(counted.row_T)).numpy()
+    alone = PaddedRows(rows, counted, without_forest.base)
+    expected = sweep_logprobs(alone, without_forest._scorer, len(counted.row_T)).numpy()
+    assert np.abs(together - expected).max() < 1e-5
+
+
+def test_unsloths_attention_is_told_the_rows_lengths(without_forest: Any, base: Any) -> None:
+    given: list[dict[str, Any]] = []
+    base.register_forward_pre_hook(
+        lambda _module, _args, options: given.append(options), with_kwargs=True
+    )
+    rows = make_rows(3)
+    packing = without_forest.packer.pack(rows, CountedTokens.of(rows), 4096)
+    with torch.no_grad():
+        packing.sweep(without_forest._scorer, lambda *_: None)
+    [options] = given
+    assert "attention_mask" not in options
+    lengths = [len(row.token_ids) for row in rows]
+    assert sorted(options["packed_seq_lengths"].tolist()) == sorted(lengths)
+    assert options["packed_seq_lengths"].dtype == torch.int32
+    starts = np.flatnonzero(options["position_ids"][0].numpy() == 0)
+    assert np.diff([*starts, sum(lengths)]).tolist() == options["packed_seq_lengths"].tolist()
+
+
+def test_a_model_that_mixes_the_rows_gets_them_padded(
+    unsloth: Any, base: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its own positions ignored, all rows are one text to it."""
+    module, _calls = unsloth
+    monkeypatch.setattr(packer, "use_forest", lambda _scorer: "it has an attention of its own")
+    base.set_attn_implementation("sdpa")
+
+    def ignore(_module: Any, _args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        tokens = options["input_ids"].shape[1]
+        return _args, options | {"position_ids": torch.arange(tokens)[None]}
+
+    base.register_forward_pre_hook(ignore, with_kwargs=True)
+    found = module.UnslothCore(model=HUB_NAME, device="cpu").packer
+    assert "differ" in found.apart_because and found.layout == "padded rows"
+    rows = make_rows(3)
+    assert isinstance(found._group(rows, CountedTokens.of(rows), [0, 1, 2])[0], PaddedRows)
+
+
+def test_the_log_says_which_learner_is_likely_faster(unsloth: Any) -> None:
+    module = importlib.import_module("langchain_art_server.backends.unsloth.packed_rows")
+
+    def row(ids: list[int]) -> Row:
+        return Row(ids, [0] * (len(ids) - 1) + [1], [0.0] * len(ids), [0.0] * len(ids))
+
+    shared = [row([*range(90), 100 + n]) for n in range(8)]
+    assert "'peft', which computes the distinct ones, is likely" in module.faster_learner(shared)
+    apart = [row([n, *range(90)]) for n in range(100, 108)]
+    assert "Unsloth's kernels are likely faster" in module.faster_learner(apart)
+
+
+def test_rows_fill_groups_up_to_the_budget(unsloth: Any) -> None:
+    module = importlib.import_module("langchain_art_server.backends.unsloth.packed_rows")
+    assert module.fill([3, 9, 4, 6], 10) == [[1], [3, 2], [0]]
+    assert module.fill([12, 1], 10) == [[0], [1]]

@@ -82,8 +82,9 @@ class LearnerCore(HeldAdapter):
         self._scorer, self.packer = self._forward()
         if self.packer.padded_because is not None:
             log.warning(
-                "%s learns from padded rows, which compute common prefixes again: %s.",
+                "%s learns from %s, which compute common prefixes again: %s.",
                 model,
+                self.packer.layout,
                 self.packer.padded_because,
             )
 

@@ -42,6 +42,8 @@ class Packer:
         self._rope = growing_rope(scorer.base.config.get_text_config())
         #: Why rows are padded and are no forest; None: they are a forest.
         self.padded_because = use_forest(scorer)
+        #: What rows are without a forest.
+        self.layout = "padded rows"
         #: See `prefix_forest.grow`.
         self.token_cost = 0.0 if self.padded_because else token_cost(scorer.base)
         #: Gradient checkpointing is on for the last packing for training.
@@ -112,8 +114,7 @@ class Packer:
     def _limit(self, budget: int) -> int:
         return min(budget, CPU_TOKENS) if self._device.type == "cpu" else budget
 
-    @staticmethod
-    def _padded_groups(rows: Sequence[Row], budget: int) -> list[list[int]]:
+    def _padded_groups(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
         return microbatches([len(row.token_ids) for row in rows], budget)
 
     def _group(
@@ -125,7 +126,10 @@ class Packer:
         some = [rows[index] for index in chosen]
         if self.padded_because is None:
             return self._forest(some, own, sum(len(row.token_ids) for row in some)), terms
-        return PaddedRows(some, own, self._scorer.base), terms
+        return self._without_forest(some, own), terms
+
+    def _without_forest(self, rows: Sequence[Row], counted: CountedTokens) -> Packing:
+        return PaddedRows(rows, counted, self._scorer.base)
 
     def _forest(self, rows: Sequence[Row], counted: CountedTokens, budget: int) -> ForestRows:
         return ForestRows(rows, counted, budget, self.token_cost, self._scorer.base)

@@ -21,6 +21,7 @@ from langchain_art_server.backends.peft.core_process import process_core
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.logprob_scoring import Scorer, number_dtype
 from langchain_art_server.backends.peft.packer import Packer
+from langchain_art_server.backends.unsloth.packed_rows import UnslothPacker
 
 #: Context of a model whose config does not say.
 MAX_MODEL_LEN = 32768
@@ -79,7 +80,7 @@ class UnslothCore(LearnerCore):
         scorer = Scorer(self.base)
         # With a mask, its kernels attend to all pairs of a padded batch by a dense matrix.
         scorer.masked = self.device.type != "cuda"
-        return scorer, Packer(scorer)
+        return scorer, UnslothPacker(scorer)
 
     def _with_lora(self, shape: peft.LoraConfig) -> peft.PeftModel:
         if shape.lora_dropout or shape.bias != "none":

@@ -9,7 +9,7 @@ Child side only.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -57,7 +57,9 @@ def use_forest(scorer: Scorer) -> str | None:
     """Set the model up for forests if its attention supports them; else why not, unchanged."""
     base = scorer.base
     before: Any = getattr(base.config, "_attn_implementation")  # noqa: B009 - its only name
-    why = _by_config(base)
+    why = excluded_by_config(base)
+    if why is None and base.device.type not in ("cpu", "cuda"):
+        why = f"there is no forest attention for {base.device.type}"
     if why is None:
         try:
             why = difference(scorer, ROWS, budget=8)
@@ -82,13 +84,26 @@ def difference(scorer: Scorer, offsets: Sequence[Sequence[int]], budget: int) ->
     Raises:
         OddAttentionError: the model does not run that attention, or asks more of it.
     """
+    base = scorer.base
+
+    def forest(rows: Sequence[Row], counted: CountedTokens, _scorer: Scorer) -> Packing:
+        base.set_attn_implementation(FOREST_ATTENTION)
+        return ForestRows(rows, counted, budget, float("inf"), base)
+
+    return gap_of(scorer, offsets, forest)
+
+
+def gap_of(
+    scorer: Scorer,
+    offsets: Sequence[Sequence[int]],
+    lay_out: Callable[[Sequence[Row], CountedTokens, Scorer], Packing],
+) -> str | None:
+    """How rows that are laid out so differ from padded rows beyond rounding; None: they do not."""
     base, vocabulary = scorer.base, scorer.base.config.get_text_config().vocab_size
     rows = [_row(one, vocabulary) for one in offsets]
     counted = CountedTokens.of(rows)
     expected_T, expected_H = _both_passes(PaddedRows(rows, counted, base), scorer, counted)
-    base.set_attn_implementation(FOREST_ATTENTION)
-    forest = ForestRows(rows, counted, budget, float("inf"), base)
-    found_T, found_H = _both_passes(forest, scorer, counted)
+    found_T, found_H = _both_passes(lay_out(rows, counted, scorer), scorer, counted)
     half = base.dtype in (torch.bfloat16, torch.float16)
     gap = (found_T - expected_T).abs().mean().item()
     if not gap <= logprob_tolerance(str(base.dtype).removeprefix("torch.")):
@@ -127,8 +142,8 @@ def _both_passes(
     return found_T, shift_H.grad
 
 
-def _by_config(base: PreTrainedModel) -> str | None:
-    """Why the config excludes forests: for what a short comparison would not notice."""
+def excluded_by_config(base: PreTrainedModel) -> str | None:
+    """Why the config excludes several rows in one sequence, which a short comparison may miss."""
     config = base.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     if kinds and set(kinds) != {"full_attention"}:
@@ -140,8 +155,6 @@ def _by_config(base: PreTrainedModel) -> str | None:
         return "its attention is chunked"
     if (rope := growing_rope(config)) is not None:
         return f"its rotary positions are {rope[0]}"
-    if base.device.type not in ("cpu", "cuda"):
-        return f"there is no forest attention for {base.device.type}"
     return None
 
 

@@ -1,0 +1,166 @@
+"""Rows end to end in one sequence, for Unsloth's kernels of variable length. Child side only.
+
+Its attention takes the rows' lengths (``packed_seq_lengths``) and lets each row attend to itself
+alone: no padding, no mask. For models whose attention takes no forest.
+
+Index suffixes: P positions of all rows end to end, T terms as in `micro_batches`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from langchain_art_server.algorithms.sequences.prefix_forest import Ints, grow
+from langchain_art_server.algorithms.sequences.token_sets import column
+from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.peft.forest.attention_interface import OddAttentionError
+from langchain_art_server.backends.peft.forest.support_check import (
+    LONG_ROWS,
+    ROWS,
+    excluded_by_config,
+    gap_of,
+)
+from langchain_art_server.backends.peft.logprob_scoring import (
+    Predictions,
+    ScoredBatch,
+    Scorer,
+    TermPredictions,
+    visit_terms,
+)
+from langchain_art_server.backends.peft.micro_batches import (
+    CountedTokens,
+    Packing,
+    Progress,
+    Visit,
+    report,
+)
+from langchain_art_server.backends.peft.packer import Packer
+
+log = logging.getLogger(__name__)
+#: How much faster its makers call Unsloth's kernels than PEFT's. Not measured here.
+SPEEDUP = 2.0
+
+
+class PackedRows:
+    """Rows, at least one, as one sequence of their lengths' sum."""
+
+    def __init__(self, rows: Sequence[Row], counted: CountedTokens, scorer: Scorer) -> None:
+        base = scorer.base
+        lengths = np.array([len(row.token_ids) for row in rows])
+        starts: Ints = np.cumsum(lengths) - lengths
+        ids_P = np.concatenate([np.asarray(row.token_ids, np.int64) for row in rows])
+        place_P = np.concatenate([np.arange(length) for length in lengths])
+        row_T, at_T = counted.row_T, counted.at_T
+        place_T = starts[row_T] + at_T
+        self._predictions, prediction_T = Predictions.merged(
+            place_T - 1,
+            ids_P[place_T],
+            np.array([row.temperature for row in rows])[row_T],
+            column([row.drawn_from for row in rows], row_T, at_T),
+            base,
+        )
+        self._ids_P, self._place_P, predictions = (
+            torch.from_numpy(x).to(base.device) for x in (ids_P, place_P, prediction_T)
+        )
+        self._lengths = torch.from_numpy(lengths.astype(np.int32)).to(base.device)
+        self._terms_T = torch.arange(len(row_T), device=base.device)
+        self._share = TermPredictions(self._terms_T, predictions)
+        self.tokens = self.alive = len(ids_P)
+
+    def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:
+        """See `micro_batches.Packing`."""
+        inputs = {
+            "input_ids": self._ids_P[None],
+            "position_ids": self._place_P[None],
+            "packed_seq_lengths": self._lengths,
+        }
+        outputs_MX = scorer.outputs(inputs, self._predictions.select_M)
+        scored = ScoredBatch(scorer, outputs_MX, self._predictions, soon=True)
+        visit_terms(visit, self._terms_T, [(scored, self._share)])
+        scored.backward()
+        report(progress, 0, 1)
+
+
+class UnslothPacker(Packer):
+    """A `Packer` that lays rows end to end where the model takes no forest but keeps rows apart."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        super().__init__(scorer)
+        #: Why rows without a forest are padded and not laid end to end; None: they are laid so.
+        self.apart_because = self._mixed() if self.padded_because else None
+        if self.padded_because and self.apart_because is None:
+            self.layout = "rows end to end"
+        self._told = False
+
+    def pack_to_learn(self, rows: Sequence[Row], counted: CountedTokens, budget: int) -> Packing:
+        """See `Packer`. The first time, the log says which learner is likely the faster one."""
+        packing = super().pack_to_learn(rows, counted, budget)
+        if self.padded_because and rows and not self._told:
+            self._told = True
+            log.warning("%s", faster_learner(rows))
+        return packing
+
+    def _mixed(self) -> str | None:
+        """Why rows in one sequence are not as each to itself, if they are not."""
+        base = self._scorer.base
+        if why := excluded_by_config(base):
+            return why
+        longest = getattr(base.config.get_text_config(), "max_position_embeddings", None)
+        long = [row[:longest] for row in LONG_ROWS] if base.device.type == "cuda" else []
+        try:
+            for offsets in filter(None, (ROWS, long)):
+                if why := gap_of(self._scorer, offsets, PackedRows):
+                    return why
+        except torch.OutOfMemoryError:
+            raise  # not a property of the model
+        except (OddAttentionError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+            log.debug("Rows cannot be laid end to end.", exc_info=True)
+            return str(error) or type(error).__name__
+        return None
+
+    def _padded_groups(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
+        lengths = [len(row.token_ids) for row in rows]
+        return super()._padded_groups(rows, budget) if self.apart_because else fill(lengths, budget)
+
+    def _without_forest(self, rows: Sequence[Row], counted: CountedTokens) -> Packing:
+        if self.apart_because:
+            return super()._without_forest(rows, counted)
+        return PackedRows(rows, counted, self._scorer)
+
+
+def faster_learner(rows: Sequence[Row]) -> str:
+    """Which learner is likely the faster one for such rows, and why."""
+    total = sum(len(row.token_ids) for row in rows)
+    distinct = len(grow([row.token_ids for row in rows]).token_ids_N)
+    found = f"Of the {total} tokens of this step's rows {distinct} are distinct"
+    if total > SPEEDUP * distinct:
+        return (
+            f"{found}, and Unsloth's model computes all of them: [learner] kind = 'peft', which "
+            f"computes the distinct ones, is likely faster. Unsloth's kernels would have to be "
+            f"{total / distinct:.1f} times as fast."
+        )
+    return f"{found}: Unsloth's kernels are likely faster than [learner] kind = 'peft' here."
+
+
+def fill(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """Rows by groups of at most so many tokens: the longest first, each where there is room.
+
+    A row longer than that goes alone. Example: ``fill([3, 9, 4, 6], 10)`` gives
+    ``[[1], [3, 2], [0]]``.
+    """
+    groups: list[list[int]] = []
+    sums: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        length = lengths[index]
+        at = next((at for at, used in enumerate(sums) if used + length <= tokens), None)
+        if at is None:
+            groups.append([index])
+            sums.append(length)
+        else:
+            groups[at].append(index)
+            sums[at] += length
+    return groups
