@@ -19,7 +19,7 @@ from typing import Any
 
 from langchain_art.errors import ConfigError
 from langchain_art.hardware.gpus import gpus
-from langchain_art.hardware.memory_estimate import Shape
+from langchain_art.hardware.memory_estimate import WIDTH, Shape
 from langchain_art.hardware.placement import (
     MOST_SHARDS,
     PROCESS_BYTES,
@@ -65,7 +65,9 @@ _ADVICE: dict[Placement | None, str] = {
     "sharded": "They fit on {devices} GPUs, the learner's base sharded over the last {shards}: "
     'device = "cuda:{replicas}", [sampler] replicas = {replicas}, and under [learner] '
     "ranks = {shards} and shard = true (docs/gpu.md).",
-    None: "Take a smaller model, fewer --calls, a shorter --context, or load it in 4 bits.",
+    None: "The sampler alone needs {least:.0f} GB on one device, {weights:.0f} of them weights, "
+    "or several GPUs (--tensor-parallel-size in [sampler] args). Take such, a smaller model, fewer "
+    "--calls or a shorter --context.",
 }
 
 
@@ -288,6 +290,8 @@ def _memory(one: MemoryFit, here: MemoryFit, memory: int, devices: int, context:
         devices=chosen.devices,
         replicas=chosen.replicas,
         shards=chosen.devices - chosen.replicas,
+        weights=one.parameters * WIDTH[one.dtype] / 1e9,
+        least=one.parameters * WIDTH[one.dtype] / 1e9 + program / 1e9 + 1,
     )
     if fits and not whole:
         advice = f"Here fit calls of {here.context} tokens, not of {context}. {advice}".strip()

@@ -25,9 +25,7 @@ UNKNOWN_SHARE = 0.5
 Cards = list[dict[str, Any]]
 
 
-def fill_in(
-    settings: Settings, outline: LoadedModel, cards: Cards
-) -> tuple[Settings, LoadedModel]:
+def fill_in(settings: Settings, outline: LoadedModel, cards: Cards) -> tuple[Settings, LoadedModel]:
     """Settings with vLLM's share of the GPU, and the model with a context that fits beside it.
 
     `cards` are those before sampler and learner start, from the first of vLLM's on. All of several
@@ -48,9 +46,7 @@ def fill_in(
     return settings, dataclasses.replace(outline, info=info)
 
 
-def _share(
-    settings: Settings, info: ModelInfo, config: Any, cards: Cards
-) -> Share | None:
+def _share(settings: Settings, info: ModelInfo, config: Any, cards: Cards) -> Share | None:
     chosen, learner = settings.sampler, settings.learner
     assert chosen.kind == "vllm"
     parts, copies = parallel_sizes(chosen.args)
