@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 
-.PHONY: help install demo test test-vllm test-again soak test-fast check format bench docs serve clean
+.PHONY: help install demo test test-vllm test-again soak test-fast check format bench bench-gpu docs serve clean
 
 help:  ## show the words
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -72,6 +72,9 @@ format: install  ## mend what ruff can mend
 
 bench: install  ## all benchmarks, or one: NAME=loop
 	$(BIN)/python -m benchmarks $(NAME)
+
+bench-gpu: install  ## a report on this machine's GPU, to paste into an issue: MODEL=qwen3-8b; SMALL=1 works on a CPU
+	$(BIN)/python -m benchmarks.gpu $(if $(SMALL),--small) $(if $(MODEL),--model $(MODEL))
 
 docs: $(VENV)/.docs-installed  ## build the documentation into out/site; a broken link or an undocumented name fails it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

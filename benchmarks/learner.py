@@ -33,7 +33,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.learning.children import Child, art_python, rows_of_packed, trl_python
+from benchmarks.learning.children import Child, art_python, describe, rows_of_packed, trl_python
 from benchmarks.learning.memory import measure_all
 from benchmarks.learning.methods import Method, distance, make_core, methods
 from benchmarks.learning.plots import plot
@@ -90,7 +90,8 @@ def others(core: LearnerCore, workload: Workload, stack: ExitStack) -> dict[str,
     found: dict[str, Timed] = {}
 
     def start(*args: Any) -> Child:
-        child = Child(args[0], args[1], core, workload, *args[2:])
+        told = describe(core, workload)
+        child = Child(args[0], args[1], Path(core.name), told, *args[2:])
         stack.callback(child.close)
         return child
 

@@ -62,13 +62,18 @@ def make_core(name: str, device: torch.device, dtype: torch.dtype) -> LearnerCor
         core = LearnerCore(name, str(device), str(dtype).removeprefix("torch."))
     with tempfile.TemporaryDirectory(prefix="art-bench-") as folder:
         core.init_adapter(Path(folder), LORA)
+    perturb(core)
+    return core
+
+
+def perturb(core: LearnerCore) -> None:
+    """Make the adapter do something: a new one's B is zero."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for one in sorted(core.parameters):
             if "lora_B" in one:
                 parameter = core.parameters[one]
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
-    return core
 
 
 def methods() -> list[Method]:
@@ -140,6 +145,7 @@ def measure(core: LearnerCore, workload: Workload, rounds: int, peak: float) -> 
         reference = reference or gradient
         found[method.name] = {
             "tokens": method.tokens,
+            "alive": core.packer.alive,
             "peak_bytes": peak_bytes(core.device),
             "checkpointed": core.packer.checkpoints,
             "gradient_distance": distance(reference, gradient),
@@ -244,6 +250,18 @@ def hardware(device: torch.device) -> dict[str, Any]:
     return found
 
 
+def conditions(script: str, name: str, device: torch.device) -> dict[str, Any]:
+    """What each script writes beside its figures."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join([f"python -m benchmarks.gpu.{script}", *sys.argv[1:]]),
+        "model": name,
+        "dtype": "float32" if device.type == "cpu" else "bfloat16",
+        "lora_rank": LORA.rank,
+        "hardware": hardware(device),
+    }
+
+
 def run(
     name: str, device: torch.device, wanted: Sequence[str], rounds: int, most: int
 ) -> dict[str, Any]:
@@ -261,15 +279,9 @@ def run(
     for method, found in contexts.items():
         limit = f"limited by {found['limited_by']}"
         console.print(f"longest context at group {GROUP}, {method}: {found['longest']:,} ({limit})")
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python -m benchmarks.gpu.learner", *sys.argv[1:]]),
-        "model": name,
+    return conditions("learner", name, device) | {
         "parameters": core.info["parameters"],
         "padded_because": core.packer.padded_because,
-        "dtype": core.info["dtype"],
-        "lora_rank": LORA.rank,
-        "hardware": about,
         "peak_flops": peak,
         "peak_from": "data sheet" if known else "largest of five products of matrices here",
         "rounds": rounds,

@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from benchmarks.gap import drawn
-from benchmarks.gpu.learner import OUT, hardware
+from benchmarks.gpu.learner import OUT, conditions
 from benchmarks.gpu.shapes import SHAPES, random_model
 from benchmarks.learning.methods import LORA
 from langchain_art_server.backends.base import ChatReply, ChatRequest, Sampling
@@ -204,16 +203,7 @@ def main() -> None:
         told |= {"sampler": vllm, "take_turns": True, "max_model_len": 8192}
         settings = Settings.model_validate(told)
         figures = asyncio.run(measure(settings, name, folder, load, device))
-    found = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python -m benchmarks.gpu.sampler", *sys.argv[1:]]),
-        "model": name,
-        "dtype": dtype,
-        "lora_rank": LORA.rank,
-        "load": vars(load),
-        "hardware": hardware(device),
-        "figures": figures,
-    }
+    found = conditions("sampler", name, device) | {"load": vars(load), "figures": figures}
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / f"sampler-{name}.json"
     path.write_text(json.dumps(found, indent=2) + "\n")

@@ -1,9 +1,11 @@
 """TRL's GRPOTrainer on given tokens; runs in an environment of its own, told line by line.
 
-``python child_trl.py FOLDER BATCH``: FOLDER holds the model, the adapter and ``rows.json``; BATCH
-rows go through the model at once. For each line on standard input it takes one step (forward,
-backward; the learning rate is 0) and answers with the CPU seconds from TRL's start of the step to
-just before its optimizer. The first step's gradient is left in ``gradient.safetensors``.
+``python child_trl.py FOLDER BATCH [DEVICE]``: FOLDER holds the model, the adapter and
+``rows.json``; BATCH rows go through the model at once. For each line on standard input it takes one
+step (forward, backward; the learning rate is 0) and answers with the seconds from TRL's start of
+the step to just before its optimizer (CPU time on a CPU, in float32; on a GPU, in bfloat16 with
+gradient checkpointing, by the wall's clock) and the most bytes that a GPU had to hold. The first
+step's gradient is left in ``gradient.safetensors``.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ from trl import GRPOConfig, GRPOTrainer
 warnings.filterwarnings("ignore")
 torch.set_num_threads(1)
 HERE, BATCH = Path(sys.argv[1]), int(sys.argv[2])
+DEVICE = torch.device(sys.argv[3] if len(sys.argv) > 3 else "cpu")
+ON_CPU = DEVICE.type == "cpu"
+DTYPE = torch.float32 if ON_CPU else torch.bfloat16
 
 
 def tokenizer(vocab: int) -> PreTrainedTokenizerFast:
@@ -33,6 +38,14 @@ def tokenizer(vocab: int) -> PreTrainedTokenizerFast:
     made = Tokenizer(models.WordLevel(words, unk_token="w0"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="w0", pad_token="w0")
+
+
+def now() -> float:
+    """Seconds of a clock, once the device is done."""
+    if ON_CPU:
+        return time.process_time()
+    torch.cuda.synchronize(DEVICE)
+    return time.perf_counter()
 
 
 class Steps(TrainerCallback):
@@ -46,27 +59,33 @@ class Steps(TrainerCallback):
         print(json.dumps({"ready": True}), flush=True)
         if not sys.stdin.readline():
             sys.exit(0)
-        self.begun = time.process_time()
+        self.begun = now()
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        seconds = time.process_time() - self.begun
+        seconds = now() - self.begun
         path = HERE / "gradient.safetensors"
         if not path.exists():
             save_file(
                 {
-                    name.replace(".default", ""): parameter.grad.clone()
+                    name.replace(".default", ""): parameter.grad.float().cpu()
                     for name, parameter in self.model.named_parameters()
                     if parameter.requires_grad
                 },
                 path,
             )
-        print(json.dumps({"seconds": seconds}), flush=True)
+        peak = 0 if ON_CPU else torch.cuda.max_memory_allocated(DEVICE)
+        print(json.dumps({"seconds": seconds, "peak_bytes": peak}), flush=True)
 
 
-def main() -> None:
+def load() -> Any:
+    """The model under its adapter."""
+    base: Any = AutoModelForCausalLM.from_pretrained(HERE, dtype=DTYPE)
+    return PeftModel.from_pretrained(base.to(DEVICE), HERE, is_trainable=True)
+
+
+def train(model: Any) -> None:
+    """Take the steps."""
     told = json.loads((HERE / "rows.json").read_text())
-    base = AutoModelForCausalLM.from_pretrained(HERE, dtype=torch.float32)
-    model = PeftModel.from_pretrained(base, HERE, is_trainable=True)
     prompts, replies, masks = [], [], []
     for row in told["rows"]:
         start = row["mask"].index(1)
@@ -97,7 +116,7 @@ def main() -> None:
         reward_funcs=reward,
         args=GRPOConfig(
             output_dir=str(HERE / "trl"),
-            use_cpu=True,
+            use_cpu=ON_CPU,
             per_device_train_batch_size=BATCH,
             gradient_accumulation_steps=runs // BATCH,
             num_generations=told["size"],
@@ -108,8 +127,8 @@ def main() -> None:
             beta=0.0,
             loss_type="dapo",
             scale_rewards="none",
-            gradient_checkpointing=False,
-            bf16=False,
+            gradient_checkpointing=not ON_CPU,
+            bf16=not ON_CPU,
             report_to=[],
             save_strategy="no",
             logging_strategy="no",
@@ -124,4 +143,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    train(load())

@@ -47,8 +47,8 @@ class Child:
     Args:
         script: of this folder.
         python: of its environment.
-        core: whose model and adapter it gets.
-        workload: whose runs it gets.
+        folder: of the model and the adapter that it gets.
+        told: the runs that it gets, see `describe`.
         options: further arguments of the script.
     """
 
@@ -56,13 +56,13 @@ class Child:
         self,
         script: str,
         python: Path,
-        core: LearnerCore,
-        workload: Workload,
+        folder: Path,
+        told: dict[str, Any],
         *options: str,
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="art-bench-child-"))
-        shutil.copytree(core.name, self._folder, dirs_exist_ok=True)
-        (self._folder / "rows.json").write_text(json.dumps(describe(core, workload)))
+        shutil.copytree(folder, self._folder, dirs_exist_ok=True, copy_function=os.link)
+        (self._folder / "rows.json").write_text(json.dumps(told))
         self._log = (self._folder / "log").open("w")
         self._process = subprocess.Popen(
             [python, HERE / f"child_{script}.py", self._folder, *options],

@@ -135,6 +135,11 @@ def multi_agent() -> Workload:
     return _build("multi_agent", 2, 6, 400, 60, play)
 
 
+def few_tokens() -> Workload:
+    """One group of four short runs: to see that a script works."""
+    return _build("few_tokens", 1, 4, 120, 20, lambda r, t: _react(r, t, 1, 2))
+
+
 def sixteen_thousand() -> Workload:
     """For memory: a long agent with some 16 thousand distinct tokens in a step."""
     return _build("sixteen_thousand", 2, 5, 600, 60, lambda r, t: _react(r, t, 10, 16))

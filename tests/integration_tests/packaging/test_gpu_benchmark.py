@@ -16,30 +16,40 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.gpu.report import estimate
 from benchmarks.gpu.shapes import SHAPES, random_model, step_flops
-from tests.support.environments import vllm_python
+from langchain_art.hardware.memory_estimate import Shape, learner_bytes
 from tests.support.live_server import REPO
 
 torch.set_num_threads(1)
 
 
-def figures(tmp_path: Path, script: str, *options: str) -> dict[str, Any]:
-    """What a script writes for its small model."""
+def benchmark(tmp_path: Path, *options: str) -> tuple[int, str, str]:
+    """Exit status, the report and the standard output of the whole benchmark's small form."""
     done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.gpu.{script}", "--small", "--out", tmp_path, *options],
+        [sys.executable, "-m", "benchmarks.gpu", "--small", "--out", tmp_path, *options],
         cwd=REPO,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads((tmp_path / f"{script}-small.json").read_text())
+    assert done.returncode in (0, 1), done.stderr[-4000:]
+    return done.returncode, (tmp_path / "report-small.md").read_text(), done.stdout
+
+
+def figures(tmp_path: Path, part: str) -> dict[str, Any]:
+    return json.loads((tmp_path / f"{part}-small.json").read_text())
 
 
 @pytest.mark.vllm
 @pytest.mark.timeout(900)
-def test_the_samplers_script_runs_and_writes_its_figures(tmp_path: Path) -> None:
-    found = figures(tmp_path, "sampler", "--python", str(vllm_python()))
+def test_all_parts_write_one_report(tmp_path: Path) -> None:
+    status, report, _ = benchmark(tmp_path)
+    assert status == 0, report
+    assert "failed" not in report and "left out" not in report
+    for title in ("## Sampler", "## Learner", "## The same step by other trainers"):
+        assert title in report
+    found = figures(tmp_path, "sampler")
     assert found["load"]["calls"] == 8 and found["dtype"] == "float32"
     seen = found["figures"]
     for name in ("base_tokens_per_second", "swap_seconds", "swap_seconds_under_load"):
@@ -49,13 +59,23 @@ def test_the_samplers_script_runs_and_writes_its_figures(tmp_path: Path) -> None
         assert seen[name]["tokens"] >= 8
     assert seen["same_after_sleep"] == 1.0
     assert seen["sleep_frees_bytes"] == 0  # there is none to free on a CPU
+    trainers = figures(tmp_path, "trainers")["trainers"]
+    for other in ("TRL", "Unsloth"):
+        assert trainers[other]["gradient_distance"] < 1e-4, other
+        assert trainers[other]["over_ours"] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_learners_script_runs_and_writes_its_figures(tmp_path: Path) -> None:
-    command = ["--device", "cpu", "--rounds", "1", "--workloads", "shared_prompt"]
-    found = figures(tmp_path, "learner", *command, "--most", "128")
+def test_a_part_that_fails_leaves_the_others_figures(tmp_path: Path) -> None:
+    options = ["--parts", "sampler", "learner", "--vllm-python", "/bin/false"]
+    status, report, said = benchmark(tmp_path, *options)
+    assert status == 1
+    assert "## sampler: failed" in report and "/bin/false" in report
+    assert "sampler ended with status 1" in said
+    assert f"- command: `python -m benchmarks.gpu --small --out {tmp_path}" in report
+    assert f"torch {torch.__version__}" in report and "- date: 20" in report
+    found = figures(tmp_path, "learner")
     assert "--workloads shared_prompt" in found["command"]
     assert found["date"] and found["hardware"]["packages"]["torch"] == torch.__version__
     assert found["padded_because"] is None
@@ -68,14 +88,23 @@ def test_the_learners_script_runs_and_writes_its_figures(tmp_path: Path) -> None
     for method in (forest, rows):
         assert 0 < method["mfu"] < 1
         assert method["peak_bytes"] > 0
+        assert f"{method['peak_bytes'] / 1e9:.2f} GB" in report
+        assert 0 < method["alive"] <= method["tokens"]
     for method in found["longest_context_group_8"].values():
         assert method["longest"] == 128
         assert method["limited_by"] == "--most"
 
 
-@pytest.mark.parametrize("script", ["learner", "sampler"])
+def test_the_estimate_in_the_report_is_the_doctors() -> None:
+    about = {"model": "qwen3-8b", "dtype": "bfloat16", "lora_rank": 16, "hardware": {"memory": 1}}
+    shape = Shape(36, 4096, 12288, 4096, 1024, 151936)
+    expected = learner_bytes(shape, 5000, 16, "bfloat16", checkpointed=True)
+    assert estimate(about, 5000, checkpointed=True) == expected
+
+
+@pytest.mark.parametrize("script", ["", ".learner", ".sampler", ".trainers"])
 def test_a_gpu_model_is_refused_without_a_gpu(tmp_path: Path, script: str) -> None:
-    command = [sys.executable, "-m", f"benchmarks.gpu.{script}", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", f"benchmarks.gpu{script}", "--out", str(tmp_path)]
     env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True)
     assert done.returncode == 2

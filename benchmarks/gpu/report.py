@@ -1,0 +1,136 @@
+"""The figures of ``benchmarks/gpu`` as Markdown, to be pasted into an issue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from benchmarks.gpu.shapes import SHAPES
+from langchain_art.hardware.memory_estimate import CPU_HEAP, Shape, learner_bytes
+
+Found = Mapping[str, Any]
+
+
+def markdown(command: str, found: Mapping[str, Found], failed: Mapping[str, str]) -> str:
+    """The report of the parts that wrote figures (`found`), and of those that did not, and why."""
+    lines = ["# GPU benchmark of langchain-art", ""]
+    if found:
+        lines += _conditions(command, next(iter(found.values())))
+    else:
+        lines += [f"- command: `{command}`", ""]
+    sections = {"sampler": _sampler, "learner": _learner, "trainers": _trainers}
+    for part, section in sections.items():
+        if part in found:
+            lines += section(found[part])
+    for part, why in failed.items():
+        lines += [f"## {part}: failed", "", "```text", why.strip(), "```", ""]
+    return "\n".join(lines)
+
+
+def _conditions(command: str, any_part: Found) -> list[str]:
+    about = any_part["hardware"]
+    packages = ", ".join(f"{name} {version}" for name, version in about["packages"].items())
+    device = about.get("name") or f"{about['device']} ({about['machine']})"
+    lines = [f"- date: {any_part['date']}", f"- command: `{command}`", f"- device: {device}"]
+    if "memory" in about:
+        lines[-1] += f", {_gigabytes(about['memory'])}"
+        lines.append(f"- driver {about['driver']}, CUDA {about['cuda']}")
+    else:
+        lines.append("- clock: CPU time of each process; nothing here speaks of a GPU")
+    lines.append(f"- Python {about['python']}, {packages}")
+    model = f"- model: the shape of {any_part['model']}, random weights"
+    return [*lines, f"{model}, {any_part['dtype']}, LoRA of rank {any_part['lora_rank']}", ""]
+
+
+def _sampler(found: Found) -> list[str]:
+    load, seen = found["load"], found["figures"]
+    rows = [
+        ("start", f"{seen['start_seconds']:.1f} s"),
+        ("base, sampled", f"{seen['base_tokens_per_second']:,.0f} tokens/s"),
+        ("adapter, sampled", f"{seen['adapter_tokens_per_second']:,.0f} tokens/s"),
+        ("hot swap, no other calls", f"{seen['swap_seconds']:.3f} s"),
+        ("hot swap under load", f"{seen['swap_seconds_under_load']:.3f} s"),
+        *(
+            (
+                f"logprobs, sampler to learner, {kind}",
+                f"mean {seen[key]['mean']:.2e}, worst {seen[key]['max']:.2e} nats",
+            )
+            for kind, key in (("base", "gap_base"), ("adapter", "gap_adapter"))
+        ),
+        ("sleep", f"{seen['sleep_seconds']:.1f} s, frees {_gigabytes(seen['sleep_frees_bytes'])}"),
+        ("wake", f"{seen['wake_seconds']:.1f} s"),
+        ("replies as before the sleep", f"{seen['same_after_sleep']:.0%}"),
+    ]
+    title = f"## Sampler: vLLM, {load['calls']} calls at once, replies of {load['tokens']} tokens"
+    return [title, "", *_table(("what", "figure"), rows), ""]
+
+
+def _learner(found: Found) -> list[str]:
+    lines = ["## Learner: one step", "", f"MFU of {found['peak_flops']:.3g} operations/s"]
+    lines[-1] += f" ({found['peak_from']}). Estimate: what `langchain-art doctor` computes."
+    if found["padded_because"]:
+        lines[-1] += f" No forest: {found['padded_because']}."
+    head = ("workload", "way", "tokens", "s", "run tokens/s", "MFU", "peak", "estimate")
+    rows = [
+        (
+            workload,
+            way + (", checkpointed" if seen["checkpointed"] else ""),
+            f"{seen['tokens']:,}",
+            f"{seen['seconds']:.3f}",
+            f"{seen['run_tokens_per_second']:,.0f}",
+            f"{seen['mfu']:.1%}",
+            _gigabytes(seen["peak_bytes"]),
+            _gigabytes(estimate(found, seen["alive"], checkpointed=seen["checkpointed"])),
+        )
+        for workload, about in found["workloads"].items()
+        for way, seen in about["methods"].items()
+    ]
+    lines += ["", *_table(head, rows), ""]
+    contexts = [
+        (way, f"{seen['longest']:,} tokens", seen["limited_by"])
+        for way, seen in found["longest_context_group_8"].items()
+    ]
+    return [*lines, *_table(("way", "longest context, group of 8", "limit"), contexts), ""]
+
+
+def _trainers(found: Found) -> list[str]:
+    seen = found["trainers"]
+    rows = [
+        (
+            name,
+            f"{one['seconds']:.3f}",
+            f"{found['run_tokens'] / one['seconds']:,.0f}",
+            f"{one.get('over_ours', 1.0):.2f}",
+            _gigabytes(one["peak_bytes"]) if one["peak_bytes"] else "",
+            f"{one['gradient_distance']:.1e}" if "gradient_distance" in one else "",
+        )
+        for name, one in seen.items()
+        if "seconds" in one
+    ]
+    head = ("trainer", "s", "run tokens/s", "time ÷ ours", "peak", "gradient's distance from ours")
+    lines = [f"## The same step by other trainers ({found['workload']})", "", *_table(head, rows)]
+    for name, one in seen.items():
+        if "left_out" in one:
+            lines += ["", f"{name} is left out:", "", "```text", one["left_out"], "```"]
+    return [*lines, ""]
+
+
+def estimate(found: Found, tokens: int, *, checkpointed: bool) -> int:
+    """The doctor's bytes of a step with so many tokens at a time, without the process itself."""
+    shape = Shape.of_config(SHAPES[found["model"]]().to_dict())
+    heap = 1.0 if "memory" in found["hardware"] else CPU_HEAP
+    return learner_bytes(
+        shape, tokens, found["lora_rank"], found["dtype"], checkpointed=checkpointed, heap=heap
+    )
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    return [_line(head), _line(tuple("---" for _ in head)), *map(_line, rows)]
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:.2f} GB"
