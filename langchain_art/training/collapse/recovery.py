@@ -113,7 +113,7 @@ class Recovery:
         self.stop(
             f"it collapsed {times} times, at last with a learning rate of "
             f"{last.learning_rate / SLOWER:.3g}; {names_of(last.versions)} serves, the last good "
-            "version. Try TrainConfig(optimizer_steps=1, kl=KLPenalty(…)), more groups a step, and "
+            "version. Try TrainConfig(optimizer_steps=1, max_kl=0.01), more groups a step, and "
             "look at what the runs of the discarded steps were rewarded for (`langchain-art runs`)."
         )
 

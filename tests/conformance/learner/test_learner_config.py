@@ -86,6 +86,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "kl": ({}, KL),
     "kl.estimator": ({"kl": KL}, "k1"),
     "kl.coefficient": ({"kl": KL}, 1.0),
+    "max_kl": ({}, 1e-4),
     "guard": ({}, 1.05),
     "max_logprob_gap": ({}, 0.01),
 }
@@ -167,7 +168,8 @@ def test_every_field_acts(field: str, tiny: str, tmp_path: Path) -> None:
     rows = branching_rows(8, seed=9)
     rows = jittered(on_policy(core, start, rows), 0.3)
     given, value = CHANGES[field]
-    base = {"learning_rate": 1e-2, "guard": None, "max_logprob_gap": None} | given
+    open_ = {"guard": None, "max_logprob_gap": None, "max_kl": None}
+    base = {"learning_rate": 1e-2} | open_ | given
     before = outcome(tiny, tmp_path, rows, start, made(base))
     after = outcome(tiny, tmp_path, rows, start, made(changed(base, field, value)))
     assert before != after

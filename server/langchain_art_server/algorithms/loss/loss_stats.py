@@ -24,6 +24,7 @@ class LossStats:
     tokens: float = 0.0  # trained tokens
     ratio: float = 0.0  # Σ π/π_old
     ratio_max: float = 0.0  # max |π/π_old - 1|
+    moved: float = 0.0  # Σ k3 of KL(π_old ‖ π)
     clipped_low: float = 0.0  # tokens where the loss's lower bound acted
     clipped_high: float = 0.0  # tokens where its upper bound acted
     gap: float = 0.0  # Σ |log π_old - log μ|, in nats
@@ -45,6 +46,11 @@ class LossStats:
             for name, value in vars(self).items()
         }
         return LossStats(**both)
+
+    @property
+    def divergence(self) -> float:
+        """KL(π_old ‖ π) in nats per token."""
+        return self.moved / max(1.0, self.tokens)
 
     def metrics(self) -> dict[str, float]:
         """Means per token and maxima, by the names under which a job reports them.
@@ -96,6 +102,7 @@ def loss_stats(
         [
             moved_T.exp().sum(),
             moved_T.expm1().abs().max(),
+            (moved_T.expm1() - moved_T).sum(),
             token_loss.low_T.sum(),
             token_loss.high_T.sum(),
             gap_T.abs().sum(),

@@ -41,6 +41,7 @@ from langchain_art_server.backends.peft.training_batch import (
     step_tokens,
     sweep_logprobs,
 )
+from langchain_art_server.backends.peft.trust_region import TrustRegion
 
 log = logging.getLogger(__name__)
 #: Most tokens alive at once in a forward pass without a backward pass.
@@ -113,6 +114,8 @@ class LearnerCore(HeldAdapter):
     def step(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
         """Take `request.config.optimizer_steps` optimizer steps from one adapter to another.
 
+        With `max_kl`, they end within the `TrustRegion`: ``updates`` is how many were taken,
+        ``step_kl`` their KL(π_old ‖ π), and ``step_kept`` the share of the step that was kept.
         Means and maxima are over the trained tokens of all updates; `loss` and `grad_norm` (before
         clipping) are means over updates, token counts are sums over them; the ``logprob_gap``
         between learner and sampler is that before the first update. If the gradient is zero, as
@@ -181,6 +184,17 @@ class LearnerCore(HeldAdapter):
         batch.packing.sweep(self._scorer, batch.loss.visit, progress)
         return batch.loss.loss, batch.loss.stats
 
+    @torch.no_grad()
+    def look(self, batch: TrainingBatch) -> LossStats:
+        """Statistics of the policy as it is now, by a pass without gradients."""
+        batch.loss.begin_update()
+
+        def visit(logprobs_T: Tensor, places_T: Tensor) -> None:
+            batch.loss.visit(logprobs_T, places_T)
+
+        batch.packing.sweep(self._scorer, visit)
+        return batch.loss.stats
+
     def _load(self) -> transformers.PreTrainedModel:
         return load_base(self.name, self.dtype, self.device)
 
@@ -193,6 +207,15 @@ class LearnerCore(HeldAdapter):
 
     def _update(self) -> None:
         self._optimizer.step()
+
+    def _divergence(self, batch: TrainingBatch, rate: float) -> float:
+        moved = self.look(batch).divergence
+        if not math.isfinite(moved):
+            raise ArtError(
+                f"The step made the policy's logprobs not finite; lower learning_rate (now "
+                f"{rate:g}). Nothing was published."
+            )
+        return moved
 
     def _suspects(self, batch: TrainingBatch) -> list[Suspect]:
         """What may explain the gap between learner and sampler, after the first update."""
@@ -257,7 +280,10 @@ class LearnerCore(HeldAdapter):
         losses: list[float] = []
         norms: list[float] = []
         stats, first = LossStats(), LossStats()
-        updates = config.optimizer_steps
+        updates, passes, taken = config.optimizer_steps, 0, 0
+        bound = None if isinstance(config, SFTConfig) else config.max_kl
+        region = None if bound is None else TrustRegion(self.parameters.values(), bound)
+        moved: float | None = None  # None: the parameters have changed since it was measured
         for update in range(updates):
 
             def report(fraction: float, message: str, done: int = update) -> None:
@@ -271,6 +297,10 @@ class LearnerCore(HeldAdapter):
                     request.staleness,
                     lambda: self._suspects(batch),
                 )
+            passes, moved = passes + 1, found.divergence
+            if bound is not None and moved > bound:
+                self._optimizer.zero_grad(set_to_none=True)
+                break
             trained, most = list(self.parameters.values()), config.max_grad_norm
             foreach = adapter_io.all_at_once(trained)
             norm = nn.utils.clip_grad_norm_(trained, most, foreach=foreach).item()
@@ -283,19 +313,27 @@ class LearnerCore(HeldAdapter):
                 )
             if norm > 0:
                 self._update()
+                taken, moved = taken + 1, None
             self._optimizer.zero_grad(set_to_none=True)
             losses.append(loss)
             norms.append(norm)
             stats = stats + found
             first = first if update else found
+        reached: dict[str, float] = {}
+        if region is not None:
+            moved = self._divergence(batch, rate) if moved is None else moved
+            moved, kept = region.shorten(moved, lambda: self._divergence(batch, rate))
+            reached = {"step_kl": moved, "step_kept": kept}
         gaps = {k: v for k, v in first.metrics().items() if k.startswith("logprob_gap")}
         return {
             "loss": math.fsum(losses) / len(losses),
             "grad_norm": math.fsum(norms) / len(norms),
             "learning_rate": rate,
             **(stats.metrics() | gaps),
+            **reached,
+            "updates": float(taken),
             "tokens_trained": stats.tokens,
-            "tokens_processed": float(updates * batch.packing.tokens),
+            "tokens_processed": float(passes * batch.packing.tokens),
             "forest": float(self.packer.padded_because is None),
             "checkpointed": float(self.packer.checkpoints),
             "rows": float(len(batch.rows)),

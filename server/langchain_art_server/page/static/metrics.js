@@ -9,6 +9,7 @@ export const METRICS = [
   ["loss", "Loss", "What the step minimised. With policy gradients it says little by itself."],
   ["grad_norm", "Gradient norm", "How strongly the step pulled at the weights, before clipping."],
   ["kl", "KL, sampler to learner", "How far the learner's probabilities are from those that the tokens were sampled with. Near 0 is right."],
+  ["step_kl", "KL of the step", "How far the step moved the policy on its own runs, in nats a token. TrainConfig.max_kl is the most that it may."],
   ["kl_reference", "KL to the reference", "How far the policy is from the reference of its KL penalty, or from its teacher, in nats a token."],
   ["entropy", "Entropy", "How varied the policy's choices are, in nats a token. Near 0, it always says the same."],
   ["logprob_gap_mean", "Sampler–learner gap", "Mean difference between the log-probabilities of sampler and learner. A large one means that they do not run the same model."],

@@ -111,6 +111,12 @@ class DataParallelCore(LearnerCore):
         self._ranks.add_gradients(self.parameters.values())
         return self._ranks.add_stats(*own)
 
+    def look(self, batch: TrainingBatch) -> LossStats:
+        """See `LearnerCore.look`; of all ranks' rows."""
+        with self._ranks.together():
+            own = super().look(batch)
+        return self._ranks.add_stats(0.0, own)[1]
+
     def _load(self) -> PreTrainedModel:
         if not self._shard:
             return super()._load()

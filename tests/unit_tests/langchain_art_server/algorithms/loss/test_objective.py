@@ -225,7 +225,8 @@ def test_losses_and_stats_of_micro_batches_add_up(
 @given(cases())
 def test_stats_equal_loops(choice: dict[str, Any], case: dict[str, list[float]]) -> None:
     config = made(choice)
-    got = objective(**terms(case), config=config)[1].metrics()
+    stats = objective(**terms(case), config=config)[1]
+    got = stats.metrics() | {"divergence": stats.divergence}
     if isinstance(config, SFTConfig):  # nobody drew its tokens
         case = case | {"sampler_logprobs": case["old_logprobs"]}
     new, old, sampler, base = (
@@ -242,6 +243,7 @@ def test_stats_equal_loops(choice: dict[str, Any], case: dict[str, list[float]])
     expected = {
         "ratio_mean": math.fsum(moves) / n,
         "ratio_max_dev": max(abs(r - 1) for r in moves),
+        "divergence": math.fsum(r - 1 - math.log(r) for r in moves) / n,
         "clip_low_fraction": bounds.count("low") / n,
         "clip_high_fraction": bounds.count("high") / n,
         "logprob_gap_mean": math.fsum(map(abs, gaps)) / n,
