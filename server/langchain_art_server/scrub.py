@@ -20,7 +20,7 @@ from sqlalchemy.exc import DatabaseError
 from langchain_art.errors import ArtError, ConfigError, Damaged
 from langchain_art_server.backends.models.adapter_files import check_files
 from langchain_art_server.config import sqlite_url
-from langchain_art_server.storage.opening import check_schema, connect, place_of
+from langchain_art_server.storage.schema.opening import check_schema, connect, place_of
 from langchain_art_server.storage.seals import intact
 from langchain_art_server.storage.tables import CHECKPOINTS, META, SCHEMA
 

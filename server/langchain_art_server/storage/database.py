@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError, DataError, IntegrityError, OperationalError
 
 from langchain_art.errors import ConfigError, Damaged, EngineUnavailable, InvalidRequest
-from langchain_art_server.storage.opening import connect, own, place_of, prepare
+from langchain_art_server.storage.schema.opening import connect, own, place_of, prepare
 from langchain_art_server.storage.seals import insert
 from langchain_art_server.storage.tables import CALLS, POLICIES, CallRecord
 

@@ -2,7 +2,7 @@
 
 All of it follows from the trajectories and is written in the transaction that writes them, so a
 list needs no body of a run, and none is behind. A database of an earlier version gets it when it
-is opened (`storage.opening`).
+is opened (`schema.migrations`).
 """
 
 from __future__ import annotations

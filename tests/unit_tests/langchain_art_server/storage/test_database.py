@@ -13,7 +13,7 @@ from sqlalchemy import event
 from langchain_art.errors import ConfigError
 from langchain_art_server.storage.activity import RowCount
 from langchain_art_server.storage.database import Database
-from langchain_art_server.storage.opening import check_schema
+from langchain_art_server.storage.schema.opening import check_schema
 from langchain_art_server.storage.seals import insert, intact
 from langchain_art_server.storage.tables import CALLS, TRAINED, TRAINED_CALLS
 from tests.support.call_records import record

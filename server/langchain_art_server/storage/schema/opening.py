@@ -11,31 +11,10 @@ from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.storage.run_index import (
-    RUN_FACTS,
-    RUN_MARKS,
-    create_text_index,
-    index_all,
-)
-from langchain_art_server.storage.tables import (
-    META,
-    REVIEWS,
-    SCHEMA,
-    SCHEMA_VERSION,
-    TRAINED,
-    TRAINED_CALLS,
-)
+from langchain_art_server.storage.run_index import create_text_index
+from langchain_art_server.storage.schema.migrations import STEPS, migrate
+from langchain_art_server.storage.tables import META, SCHEMA, SCHEMA_VERSION
 
-#: The tables that a database of an earlier version lacks; the others are as they were, but what
-#: runs are found by is written anew.
-_ADDED_SINCE: dict[int, list[sa.Table]] = {
-    2: [REVIEWS, RUN_FACTS, RUN_MARKS],
-    3: [RUN_FACTS, RUN_MARKS],
-    4: [],
-    5: [],
-}
-#: Whose rows are named by the job, too, since version 6.
-_KEYED_BY_JOB = (TRAINED, TRAINED_CALLS)
 #: PostgreSQL's advisory lock (they are per database) that a server holds.
 _ADVISORY_LOCK = int.from_bytes(b"lc-art", "big")
 
@@ -114,8 +93,7 @@ def place_of(engine: sa.Engine) -> str:
 def prepare(engine: sa.Engine) -> int:
     """Create the tables of a new database, or check those that are there.
 
-    A database of version 2 to 5 gets the tables that it lacks, and its runs are indexed anew; it is
-    of this version from then on. It takes some milliseconds a run.
+    A database of an earlier version is brought to this one (`migrate`), all or nothing.
 
     Returns:
         How often a server has opened this database, with this time.
@@ -132,34 +110,11 @@ def prepare(engine: sa.Engine) -> int:
             create_text_index(connection)
             connection.execute(sa.insert(SCHEMA).values(version=SCHEMA_VERSION, starts=0))
         elif SCHEMA.name in there:
-            _migrate(connection)
+            migrate(connection)
         check_schema(connection)
         starts = SCHEMA.c.starts
         connection.execute(sa.update(SCHEMA).values(starts=starts + 1))
         return connection.scalars(sa.select(starts)).one()
-
-
-def _migrate(connection: sa.Connection) -> None:
-    """Bring a database of an earlier version to this one, if the rest follows from its runs."""
-    versions = list(connection.scalars(sa.select(SCHEMA.c.version)))
-    if len(versions) == 1 and versions[0] in _ADDED_SINCE:
-        META.create_all(connection, tables=_ADDED_SINCE[versions[0]])
-        if not sa.inspect(connection).has_table("run_words"):
-            create_text_index(connection)
-        for table in _KEYED_BY_JOB:
-            _make_anew(connection, table)
-        index_all(connection)
-        connection.execute(sa.update(SCHEMA).values(version=SCHEMA_VERSION))
-
-
-def _make_anew(connection: sa.Connection, table: sa.Table) -> None:
-    """Give a table the keys that it has here; its columns and rows stay."""
-    former = f"{table.name}_before"
-    names = ", ".join(column.name for column in table.columns)
-    connection.exec_driver_sql(f"ALTER TABLE {table.name} RENAME TO {former}")
-    table.create(connection)
-    connection.exec_driver_sql(f"INSERT INTO {table.name} ({names}) SELECT {names} FROM {former}")
-    connection.exec_driver_sql(f"DROP TABLE {former}")
 
 
 def check_schema(connection: sa.Connection) -> None:
@@ -171,10 +126,10 @@ def check_schema(connection: sa.Connection) -> None:
     versions = list(connection.scalars(sa.select(SCHEMA.c.version)))
     if versions != [SCHEMA_VERSION]:
         found = versions[0] if versions else 0
-        if found in _ADDED_SINCE:
+        if found in STEPS:
             raise ConfigError(
                 f"The database {place_of(connection.engine)} has schema version {found}, expected "
-                f"{SCHEMA_VERSION}. Start this server on it once: it adds what is missing."
+                f"{SCHEMA_VERSION}. Start this server on it once: it brings it to that version."
             )
         raise _refused(
             connection,
