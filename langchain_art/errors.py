@@ -93,6 +93,10 @@ class AuthenticationFailed(RequestRefused, code="invalid_api_key", status=401):
     """No API key was sent, or a wrong one."""
 
 
+class PermissionDenied(RequestRefused, code="permission_denied", status=403):
+    """The key is right, and lacks the scope that the route needs."""
+
+
 class NotFound(RequestRefused, code="not_found", status=404):
     """No such trajectory, job or checkpoint."""
 
@@ -127,6 +131,10 @@ class QuotaExceeded(RequestRefused, code="insufficient_quota", status=429):
 
 class Overloaded(RequestRefused, code="overloaded", status=429):
     """A bounded queue is full. Retry after ``retry_after`` seconds."""
+
+
+class RateLimitExceeded(Overloaded, code="rate_limit_exceeded"):
+    """A limit of the key is reached. Retry after ``retry_after`` seconds. OpenAI's code for it."""
 
 
 class EngineUnavailable(RequestRefused, code="engine_unavailable", status=503):

@@ -14,11 +14,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from langchain_art.cli import checkpoints, key, review, traces
+from langchain_art.cli import checkpoints, review, traces
 from langchain_art.cli.analyze import analyze
 from langchain_art.cli.canary import canary
 from langchain_art.cli.doctor import doctor
 from langchain_art.cli.fits import Root, curve, fits
+from langchain_art.cli.keys import commands as keys
+from langchain_art.cli.keys import servers_key
 from langchain_art.cli.options import (
     AsJson,
     BaseUrl,
@@ -47,7 +49,8 @@ app = typer.Typer(
     "  ART_API_KEY   its key, for servers and clients alike; never a flag",
 )
 app.add_typer(checkpoints.app, name="checkpoints")
-app.add_typer(key.app, name="key")
+app.add_typer(servers_key.app, name="key")
+app.add_typer(keys.app, name="keys")
 app.add_typer(review.app, name="review")
 app.add_typer(traces.app, name="traces")
 app.command()(analyze)

@@ -17,6 +17,7 @@ from langchain_art.client.adapter_archive import downloading
 from langchain_art.client.endpoint import endpoint
 from langchain_art.client.http_request import Flow, Request
 from langchain_art.client.job_endpoints import JobEndpoints
+from langchain_art.client.key_endpoints import KeyEndpoints
 from langchain_art.client.routes import (
     HasId,
     deleted,
@@ -45,7 +46,7 @@ from langchain_art.wire import (
 )
 
 
-class Endpoints(JobEndpoints):
+class Endpoints(JobEndpoints, KeyEndpoints):
     """The operations, as methods that both clients have.
 
     What an operation is annotated to return in brackets is what `ArtClient` returns, and

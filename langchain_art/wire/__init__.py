@@ -40,6 +40,14 @@ from langchain_art.wire.identifiers import (
     Wire as Wire,
     scenario_name as scenario_name,
 )
+from langchain_art.wire.keys import (
+    ApiKey as ApiKey,
+    KeyLimits as KeyLimits,
+    KeySpec as KeySpec,
+    LoggedAction as LoggedAction,
+    NewApiKey as NewApiKey,
+    Scope as Scope,
+)
 from langchain_art.wire.policies import (
     Checkpoint as Checkpoint,
     LoraConfig as LoraConfig,

@@ -15,6 +15,11 @@ def new_api_key() -> str:
     return secrets.token_urlsafe(_RANDOM_BYTES)
 
 
+def new_tenant_key() -> str:
+    """A key of 32 random bytes that a server makes: redaction knows its form."""
+    return f"sk-art-{new_api_key()}"
+
+
 def key_problem(key: str) -> str | None:
     """Why a key is refused, in words; None if it may be of 32 random bytes.
 

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DatabaseError
 from langchain_art.errors import ArtError, ConfigError, Damaged
 from langchain_art_server.backends.models.adapter_files import check_files
 from langchain_art_server.config import sqlite_url
+from langchain_art_server.gateway.keys.tenants import FOLDER, url_of
 from langchain_art_server.storage.schema.opening import check_schema, connect, place_of
 from langchain_art_server.storage.seals import intact
 from langchain_art_server.storage.tables import CHECKPOINTS, META, SCHEMA
@@ -93,6 +94,13 @@ def _folders(path: Path) -> list[Path]:
     return [one for one in path.iterdir() if one.is_dir() and not one.name.startswith(".")]
 
 
+def _databases(data_dir: Path, database_url: str | None) -> Iterator[tuple[Path, str]]:
+    """The directory and database of the server, and of each of its tenants."""
+    yield data_dir, database_url or sqlite_url(data_dir)
+    for place in sorted(_folders(data_dir / FOLDER)):
+        yield place, url_of(database_url, place.name) or sqlite_url(place)
+
+
 @cli.command()
 def main(
     data_dir: Annotated[Path, typer.Argument(help="A server's --data-dir.")],
@@ -115,15 +123,17 @@ def main(
                 f"got {str(data_dir)!r}, expected the --data-dir of a server: it has no "
                 "art.sqlite3. For another database give --database-url."
             )
-        scrub = Scrub(data_dir, database_url or sqlite_url(data_dir))
-        damaged = 0
-        for line in scrub.run():
-            damaged += 1
-            console.print(line)
+        damaged = rows = versions = 0
+        for place, url in _databases(data_dir, database_url):
+            scrub = Scrub(place, url)
+            for line in scrub.run():
+                damaged += 1
+                console.print(line)
+            rows, versions = rows + scrub.rows, versions + scrub.versions
     except ArtError as error:
         Console(stderr=True).print(f"{type(error).__name__}: {error}", soft_wrap=True)
         sys.exit(1)
-    console.print(f"{scrub.rows} rows and {scrub.versions} versions checked, {damaged} damaged")
+    console.print(f"{rows} rows and {versions} versions checked, {damaged} damaged")
     sys.exit(1 if damaged else 0)
 
 

@@ -88,6 +88,9 @@ class ChatRequest:
     run: str = ""
     """The run (or else the thread) that it is a call of; ``""``: of none. Where there are several
     engines, one has the calls of a run, whose prompts begin alike."""
+    tenant: str = ""
+    """No call of another tenant is answered from what is kept of this one. The default one is
+    ``""``."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from langchain_art import wire
 from langchain_art._version import __version__
 from langchain_art.errors import ArtError, EngineUnavailable, InvalidRequest, UnknownModel
-from langchain_art_server.gateway.auth import CHAT, AccessControl
+from langchain_art_server.gateway.auth import CHAT, AccessControl, access_of
 from langchain_art_server.gateway.chat.completions import ChatCompletions
+from langchain_art_server.gateway.keys.routes import key_routes
+from langchain_art_server.gateway.keys.scopes import require_rules
 from langchain_art_server.gateway.lists import After, Limit, ListOf, PageOf
 from langchain_art_server.gateway.openapi import body_docs, document
 from langchain_art_server.gateway.record_routes import record_routes
@@ -39,6 +41,22 @@ class RollbackTo(BaseModel):
 
 def create_app(service: Service, page: Callable[[FastAPI, Service], None]) -> ASGIApp:
     """The server's ASGI application over a started `Service`; `page` adds the page's routes."""
+    tenants = service.tenants
+    tenants.make_app = lambda one: _app_of(one, page)
+    tenants.app_of(service.tenant)
+    context = service.sampler.info.max_model_len
+    return AccessControl(
+        tenants.app_of,
+        service.settings,
+        context,
+        service.keys,
+        service.sessions,
+        tenants.stored_bytes_of,
+    )
+
+
+def _app_of(service: Service, page: Callable[[FastAPI, Service], None]) -> ASGIApp:
+    """One tenant's application, behind the check of access."""
     app = FastAPI(title="langchain-art", version=__version__, docs_url=None, redoc_url=None)
 
     async def refused(_request: Request, error: Exception) -> Response:
@@ -58,7 +76,9 @@ def create_app(service: Service, page: Callable[[FastAPI, Service], None]) -> AS
     record_routes(app, service)
     _job_routes(app, service)
     _status_routes(app, service)
+    key_routes(app, service)
     page(app, service)
+    require_rules(app.routes)
     app.openapi = lambda: document(app)
     chat = ChatCompletions(service)
 
@@ -67,8 +87,7 @@ def create_app(service: Service, page: Callable[[FastAPI, Service], None]) -> AS
         completes = scope["type"] == "http" and (scope["method"], scope["path"]) == ("POST", CHAT)
         await (chat if completes else app)(scope, receive, send)
 
-    context = service.sampler.info.max_model_len
-    return AccessControl(front, service.settings, context, service.sessions)
+    return front
 
 
 def _openai_routes(app: FastAPI, service: Service) -> None:
@@ -123,9 +142,10 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
         return await service.policies.get(name)
 
     @app.delete("/v1/policies/{name}")
-    async def delete_policy(name: str) -> dict[str, str]:
+    async def delete_policy(name: str, request: Request) -> dict[str, str]:
         """Delete a policy that no job and no call uses, with all its versions."""
         await service.policies.delete(name)
+        await service.note(access_of(request.scope), "deleted_policy", name)
         return {"deleted": name}
 
     @app.get("/v1/policies/{name}/checkpoints")
@@ -145,15 +165,19 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
         return await service.policies.set_pinned(name, version, False)
 
     @app.delete("/v1/policies/{name}/checkpoints/{version}")
-    async def delete_checkpoint(name: str, version: Number) -> dict[str, str]:
+    async def delete_checkpoint(name: str, version: Number, request: Request) -> dict[str, str]:
         """Delete a version that neither serves, nor is pinned, nor answers a call."""
         await service.policies.delete_version(name, version)
+        await service.note(access_of(request.scope), "deleted_version", f"{name}@{version}")
         return {"deleted": f"{name}@{version}"}
 
     @app.post("/v1/policies/{name}/rollback", openapi_extra=body_docs(RollbackTo))
     async def roll_back(name: str, request: Request) -> wire.PolicyStatus:
         """Serve a kept version again. The next training step starts from it."""
-        return await service.policies.rollback(name, (await model_of(request, RollbackTo)).version)
+        version = (await model_of(request, RollbackTo)).version
+        status = await service.policies.rollback(name, version)
+        await service.note(access_of(request.scope), "rolled_back", f"{name}@{version}")
+        return status
 
     @app.get("/v1/policies/{name}/checkpoints/{version}/adapter")
     async def get_adapter(name: str, version: Number) -> Response:
@@ -177,7 +201,9 @@ def _job_routes(app: FastAPI, service: Service) -> None:
                 "A-Z a-z 0-9 . _ : @ / + = -; the same key never trains twice",
                 param="Idempotency-Key",
             )
-        return await service.train(await model_of(request, wire.TrainRequest), idempotency_key)
+        job = await service.train(await model_of(request, wire.TrainRequest), idempotency_key)
+        await service.note(access_of(request.scope), "trained", f"{job.policy} by {job.id}")
+        return job
 
     @app.get("/v1/jobs")
     async def list_jobs(
@@ -201,9 +227,11 @@ def _job_routes(app: FastAPI, service: Service) -> None:
             await service.jobs.wait(min(left, 1.0))
 
     @app.post("/v1/jobs/{job_id}/cancel")
-    async def cancel_job(job_id: str) -> wire.TrainJob:
+    async def cancel_job(job_id: str, request: Request) -> wire.TrainJob:
         """Cancel a job that waits or runs: its step is stopped, and nothing is published."""
-        return await service.jobs.cancel(job_id)
+        job = await service.jobs.cancel(job_id)
+        await service.note(access_of(request.scope), "cancelled", f"{job.policy} by {job.id}")
+        return job
 
     @app.get("/v1/jobs/{job_id}/events")
     async def list_job_events(

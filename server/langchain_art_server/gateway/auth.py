@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import secrets
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
@@ -15,11 +15,26 @@ from urllib.parse import urlsplit
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from langchain_art.errors import ArtError, AuthenticationFailed, InvalidRequest, Overloaded
+from langchain_art.errors import (
+    ArtError,
+    AuthenticationFailed,
+    InvalidRequest,
+    Overloaded,
+    PermissionDenied,
+)
+from langchain_art.wire.keys import DEFAULT_TENANT
 from langchain_art_server.config import Settings, is_loopback
-from langchain_art_server.gateway.refusals import answer
+from langchain_art_server.gateway.keys.keyring import Access, Keyring
+from langchain_art_server.gateway.keys.scopes import (
+    ADMINISTRATOR,
+    RULES,
+    Rule,
+    is_path,
+    rule_of,
+)
+from langchain_art_server.gateway.refusals import answer, no_such_path
 from langchain_art_server.gateway.request_bodies import RequestBodies
-from langchain_art_server.gateway.sessions import Sessions
+from langchain_art_server.gateway.sessions import FILES, Sessions
 
 log = logging.getLogger(__name__)
 CHAT = "/v1/chat/completions"
@@ -52,8 +67,18 @@ def _network(address: str) -> str:
         return address
 
 
+def access_of(scope: Scope) -> Access | None:
+    """What the request's key gives; None: it has none, and the server asks for none."""
+    return scope.get("art.access")
+
+
 def peer_of(scope: Scope) -> str:
-    """Whom limits of one client are counted for: the address that a request came from."""
+    """Whom shares of one client are counted for.
+
+    The key that the request came with; of the server's own, and without one: the address.
+    """
+    if (access := access_of(scope)) is not None and access.client is not None:
+        return access.client
     client = scope.get("client")
     return _network(client[0]) if client else ""
 
@@ -99,85 +124,154 @@ class WrongKeys:
 class AccessControl:
     """ASGI middleware that refuses requests without access, and bodies that are too large.
 
-    With a key, every path but the health checks requires it (compared in constant time). Without
-    one the server is on loopback, and web pages must not reach it: the Host header must be a
-    loopback name (against DNS rebinding), an Origin the server's own (against CSRF). A body is JSON
-    and says so, which a page of another origin cannot send unasked.
+    With a key, every path but the health checks requires one, with a scope of the route's
+    (`keys.scopes`), and the application of its tenant answers. Without one the server is on
+    loopback, and web pages must not reach it: the Host header must be a loopback name (against DNS
+    rebinding), an Origin the server's own (against CSRF). A body is JSON and says so, which a page
+    of another origin cannot send unasked.
 
-    `context`: of the model, in tokens; it bounds the body of a chat request. `sessions`: of
-    browsers, where there is a key.
+    Args:
+        app_of: a tenant's application, by its name.
+        settings: of the server.
+        context: of the model, in tokens; it bounds the body of a chat request.
+        keys: None: the server has no key.
+        sessions: of browsers, where there is a key.
+        stored_bytes: of a tenant, by its name.
     """
 
     def __init__(
         self,
-        app: ASGIApp,
+        app_of: Callable[[str], ASGIApp],
         settings: Settings,
         context: int | None = None,
+        keys: Keyring | None = None,
         sessions: Sessions | None = None,
+        stored_bytes: Callable[[str], int] = lambda _tenant: 0,
     ) -> None:
-        self._app = app
+        self._app_of = app_of
         self._bodies = RequestBodies(settings.max_body_bytes, context)
         self._wrong = WrongKeys()
-        key = settings.api_key.get_secret_value() if settings.api_key else None
-        self._expected = f"Bearer {key}".encode() if key else None
-        self._sessions = sessions
+        self._keys, self._sessions, self._stored_bytes = keys, sessions, stored_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it with an error."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self._app_of(DEFAULT_TENANT)(scope, receive, send)
             return
-        begun = False
+        begun, meter = False, None
+        path: str = scope["path"]
 
         async def begin(message: Message) -> None:
             nonlocal begun
             begun = True
+            if meter is not None and message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *meter.headers()]
             await send(message)
 
         try:
             headers = dict(scope["headers"])
-            if scope["path"] not in OPEN_PATHS and (wrong := self._no_access(scope, headers)):
-                if headers.get(b"authorization"):
-                    await self._wrong.note(peer_of(scope))
-                raise wrong
+            tenant, chat = DEFAULT_TENANT, path == CHAT
+            if path not in OPEN_PATHS and (access := await self._access(scope, headers)):
+                tenant, meter = access.tenant, access.meter if chat else None
+                self._check_scope(scope, access)
             _check_form(scope, headers)
-            chat = scope["path"] == CHAT
             with self._bodies.admit(headers, receive, peer_of(scope), chat=chat) as body:
-                await self._app(scope, body.receive, begin)
+                await self._app_of(tenant)(scope, body.receive, begin)
         except ArtError as error:
-            await answer(error)(scope, receive, send)
+            await answer(error)(scope, receive, begin)
         except ClientDisconnect:
             log.debug("A client disconnected before it was answered.")
         except Exception as error:
-            log.exception("%s %s failed.", scope["method"], scope["path"])
+            log.exception("%s %s failed.", scope["method"], path)
             if begun:
                 raise  # the server's connection is closed: an answer cut short must not look whole
             await answer(error)(scope, receive, send)
 
-    def _no_access(self, scope: Scope, headers: dict[bytes, bytes]) -> AuthenticationFailed | None:
-        if self._expected is not None:
-            got = headers.get(b"authorization", b"")
-            if secrets.compare_digest(got, self._expected):
-                return None
-            if not got and self._sessions is not None:
-                return self._sessions.refusal(scope, headers)
-            return AuthenticationFailed(
+    async def _access(self, scope: Scope, headers: dict[bytes, bytes]) -> Access | None:
+        """What a request's key or session gives; None: it needs none.
+
+        Raises:
+            AuthenticationFailed: it needs one. Wrong keys are answered slowly.
+        """
+        try:
+            access = self._find(scope, headers)
+        except AuthenticationFailed:
+            if headers.get(b"authorization"):
+                await self._wrong.note(peer_of(scope))
+            raise
+        scope["art.access"] = access
+        return access
+
+    def _find(self, scope: Scope, headers: dict[bytes, bytes]) -> Access | None:
+        if self._keys is None:
+            if (wrong := _from_elsewhere(scope, headers)) is not None:
+                raise wrong
+            return None
+        if got := headers.get(b"authorization", b""):
+            access = self._keys.find(got)
+        elif self._sessions is None:
+            access = None
+        elif (wrong := self._sessions.refusal(scope, headers)) is not None:
+            raise wrong
+        elif (digest := self._sessions.key_of(scope, headers)) is None:
+            return None  # what a browser may have that is not logged in
+        else:
+            access = self._keys.of_hash(digest)
+        if access is None:
+            raise AuthenticationFailed(
                 "The API key is wrong. Send `Authorization: Bearer KEY`; clients read it from "
                 "ART_API_KEY."
             )
-        host = headers.get(b"host", b"").decode("latin-1")
-        if host and not _is_local(host):
-            return AuthenticationFailed(
-                f"got Host {host[:200]!r}, expected a loopback name: this server has no API key "
-                "and answers this machine only. Set ART_API_KEY to let others in."
+        if access.ends <= time.time():
+            raise access.refusal()
+        return access
+
+    def _check_scope(self, scope: Scope, access: Access) -> None:
+        """Raises PermissionDenied, QuotaExceeded, or NotFound: there is no such route."""
+        method, path = scope["method"], scope["path"]
+        if path == CHAT and method == "POST":
+            rule = _CHAT_RULE
+        elif (rule := rule_of(method, path)) is None:
+            if not path.startswith(FILES) and not is_path(path):
+                raise no_such_path(method, path)
+            return
+        _require(rule, method, path, access)
+        if rule.stores and access.meter is not None:
+            access.meter.require_space(self._stored_bytes(access.tenant))
+
+
+_CHAT_RULE = RULES["POST", CHAT]
+
+
+def _require(rule: Rule, method: str, path: str, access: Access) -> None:
+    if rule.allowed.isdisjoint(access.scopes):
+        if ADMINISTRATOR in rule.allowed:
+            raise PermissionDenied(
+                "Only the server's administrator may do this: with ART_API_KEY, or a key of the "
+                f"tenant {DEFAULT_TENANT!r} that has the scope 'admin'."
             )
-        origin, own = headers.get(b"origin"), f"{scope['scheme']}://{host}"
-        if origin is not None and origin.decode("latin-1").lower() != own.lower():
-            return AuthenticationFailed(
-                f"got Origin {origin[:200].decode('latin-1')!r}, expected {own!r}: this server has "
-                "no API key and answers no other site's pages. Set ART_API_KEY to let others in."
-            )
-        return None
+        raise PermissionDenied(
+            f"The key {access.id} has the scopes {sorted(access.scopes)}, and {method} {path:.200} "
+            f"needs one of {sorted(rule.allowed)}. Ask the server's administrator for a key with "
+            "one of them."
+        )
+
+
+def _from_elsewhere(scope: Scope, headers: dict[bytes, bytes]) -> AuthenticationFailed | None:
+    """Why a server without a key refuses a request; None if it does not."""
+    host = headers.get(b"host", b"").decode("latin-1")
+    if host and not _is_local(host):
+        return AuthenticationFailed(
+            f"got Host {host[:200]!r}, expected a loopback name: this server has no API key "
+            "and answers this machine only. Set ART_API_KEY to let others in."
+        )
+    origin, own = headers.get(b"origin"), f"{scope['scheme']}://{host}"
+    if origin is not None and origin.decode("latin-1").lower() != own.lower():
+        return AuthenticationFailed(
+            f"got Origin {origin[:200].decode('latin-1')!r}, expected {own!r}: this server has "
+            "no API key and answers no other site's pages. Set ART_API_KEY to let others in."
+        )
+    return None
 
 
 def _check_form(scope: Scope, headers: dict[bytes, bytes]) -> None:

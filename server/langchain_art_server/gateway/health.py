@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from langchain_art.errors import QuotaExceeded
@@ -24,12 +24,19 @@ class Health:
     """What keeps a server from answering, by part. Engines tell themselves, the rest is probed.
 
     The reasons are for anyone to read (``/readyz`` needs no key); the log has the details.
+    `measure` gives the bytes of all databases and adapters; None: those of `store`.
     """
 
     def __init__(
-        self, engines: Mapping[str, Engine], store: Store, data_dir: Path, max_stored_bytes: int
+        self,
+        engines: Mapping[str, Engine],
+        store: Store,
+        data_dir: Path,
+        max_stored_bytes: int,
+        measure: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
         self._engines, self._store, self._data_dir = engines, store, data_dir
+        self._measure = measure or store.stored_bytes
         self._max_stored_bytes = max_stored_bytes
         #: Of the database and the adapters, when they were last probed.
         self.stored_bytes = 0
@@ -87,7 +94,7 @@ class Health:
             log.error("The data directory cannot be read: %s", error)
         try:
             await self._store.probe()
-            self.stored_bytes = await self._store.stored_bytes()
+            self.stored_bytes = await self._measure()
         except Exception as error:  # noqa: BLE001 - whatever it is, the store does not work
             found["store"] = "cannot be written to or read; the log says why"
             log.error("The store was probed: %s", error)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import shutil
 import time
+from collections.abc import Callable
 
 from langchain_art import wire
 from langchain_art.errors import (
@@ -33,7 +34,7 @@ _LITTLE_DISK = 1 << 26
 
 
 class Policies:
-    """The policies of one server."""
+    """The policies of one tenant; `others` counts those of the others."""
 
     def __init__(
         self,
@@ -44,9 +45,11 @@ class Policies:
         jobs: JobRunner,
         learner: Learner,
         health: Health,
+        others: Callable[[], int] = lambda: 0,
     ) -> None:
         self._settings, self._store, self._adapters = settings, store, adapters
         self._router, self._jobs, self._learner, self._health = router, jobs, learner, health
+        self._others = others
         self._lock = asyncio.Lock()
 
     async def start(self) -> None:
@@ -95,10 +98,11 @@ class Policies:
                     param="lora",
                 )
             if spec.name not in known:
-                if len(known) >= (most := self._settings.max_policies):
+                if len(known) + self._others() >= (most := self._settings.max_policies):
                     raise QuotaExceeded(
-                        f"There are {len(known)} policies, and the server's setting max_policies "
-                        f"is {most}. Delete one, or raise it."
+                        f"The server's setting max_policies is {most}, for the policies of all "
+                        f"tenants, and there are as many; {len(known)} are yours. Delete one, or "
+                        "raise it."
                     )
                 self._health.require_space()
                 await self._first_version(spec)

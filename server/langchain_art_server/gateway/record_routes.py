@@ -8,7 +8,7 @@ from fastapi import FastAPI, Query, Request, Response
 from pydantic_core import to_json
 
 from langchain_art import wire
-from langchain_art_server.gateway.auth import peer_of
+from langchain_art_server.gateway.auth import access_of, peer_of
 from langchain_art_server.gateway.lists import After, Limit, PageOf, PageTurns
 from langchain_art_server.gateway.openapi import body_docs
 from langchain_art_server.gateway.request_bodies import model_of
@@ -65,9 +65,10 @@ def record_routes(app: FastAPI, service: Service) -> None:
         return (await service.store.trajectory(trajectory_id)).trajectory
 
     @app.delete("/v1/trajectories/{trajectory_id}")
-    async def delete_trajectory(trajectory_id: str) -> dict[str, str]:
+    async def delete_trajectory(trajectory_id: str, request: Request) -> dict[str, str]:
         """Delete a trajectory that no open job uses, and its calls but for other trajectories'."""
         await service.store.delete_trajectory(trajectory_id)
+        await service.note(access_of(request.scope), "deleted_run", trajectory_id)
         return {"deleted": trajectory_id}
 
     @app.get("/v1/trajectories/{trajectory_id}/audit")
@@ -102,7 +103,13 @@ def record_routes(app: FastAPI, service: Service) -> None:
         """
         service.health.require_space()
         sent = await model_of(request, wire.Reviews)
-        return await service.store.reviews.put(sent.reviews)
+        kept = await service.store.reviews.put(sent.reviews)
+        refused = {(one.source, one.id) for one in kept.refused}
+        runs = {one.trajectory for one in sent.reviews if (one.source, one.id) not in refused}
+        if runs:
+            subject = " ".join(sorted(runs))
+            await service.note(access_of(request.scope), "reviewed", subject)
+        return kept
 
     @app.get("/v1/reviews", response_model=PageOf[wire.Review])
     async def list_reviews(

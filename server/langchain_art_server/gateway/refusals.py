@@ -53,15 +53,23 @@ def answer(error: Exception) -> JSONResponse:
 _UNEXPECTED = "The server failed at this request; its log has the traceback. Please report it."
 
 
+_LISTED = "GET /openapi.json lists the routes."
+
+
+def no_such_path(method: str, path: str) -> NotFound:
+    """The refusal where no route is."""
+    hint = ""
+    if path.startswith(("/chat/", "/completions", "/models", "/responses", "/embeddings")):
+        hint = f"base_url ends with /v1 here: {shown('/v1' + path)}. "
+    return NotFound(f"got {method} {shown(path)}, which is no route. {hint}{_LISTED}")
+
+
 def no_such_route(method: str, path: str, error: HTTPException) -> JSONResponse:
     """The response where no route is: 404, or 405 where the path has one of another method."""
-    listed = "GET /openapi.json lists the routes."
-    if path.startswith(("/chat/", "/completions", "/models", "/responses", "/embeddings")):
-        listed = f"base_url ends with /v1 here: {shown('/v1' + path)}. {listed}"
     if error.status_code != 405:
-        return answer(NotFound(f"got {method} {shown(path)}, which is no route. {listed}"))
+        return answer(no_such_path(method, path))
     allowed = (error.headers or {}).get("Allow", "")
-    problem = f"got {method} {shown(path)}, expected one of {allowed}. {listed}"
+    problem = f"got {method} {shown(path)}, expected one of {allowed}. {_LISTED}"
     response = answer(MethodNotAllowed(problem))
     response.headers["Allow"] = allowed
     return response

@@ -12,11 +12,14 @@ from dataclasses import replace
 from langchain_art import wire
 from langchain_art._version import __version__
 from langchain_art.errors import ConfigError, InvalidRequest, NotFound
+from langchain_art.wire.keys import DEFAULT_TENANT
 from langchain_art_server.backends.base import Learner, Sampler
 from langchain_art_server.backends.ipc.longest_pause import LongestPause, watch_event_loop
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.call_slots import CallSlots
 from langchain_art_server.gateway.health import Health
+from langchain_art_server.gateway.keys.keyring import Access, Keyring
+from langchain_art_server.gateway.keys.tenants import Tenants, require_servers_key, tenant_of
 from langchain_art_server.gateway.policies import Policies
 from langchain_art_server.gateway.sessions import Sessions
 from langchain_art_server.jobs.audit import audit
@@ -31,10 +34,24 @@ from langchain_art_server.storage.store import Store
 
 
 class Service:
-    """The parts of one server. Call `start` before serving and `close` after."""
+    """The parts of one server, or of one tenant. Call `start` before serving and `close` after.
 
-    def __init__(self, settings: Settings, sampler: Sampler, learner: Learner) -> None:
+    A tenant has a database, adapters, policies and jobs of its own, so that no query can reach
+    another's; it shares the engines, the slots of calls and the learner's turns with `main`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        sampler: Sampler,
+        learner: Learner,
+        tenant: str = DEFAULT_TENANT,
+        main: Service | None = None,
+    ) -> None:
         self.settings, self.sampler, self.learner = settings, sampler, learner
+        self.tenant = tenant
+        #: Of the database and the adapters of this tenant, when they were last probed.
+        self.stored_bytes = 0
         try:
             make_directory(settings.data_dir.resolve())
             make_private(settings.data_dir)
@@ -47,31 +64,61 @@ class Service:
             ) from error
         self.store = Store(settings.url)
         self.router = Router(settings.base_name, self.adapters, sampler)
-        self.jobs = JobRunner(settings, self.store, self.adapters, self.router, sampler, learner)
-        self.slots = CallSlots(settings.max_running_calls)
-        key = settings.api_key
-        self.sessions = Sessions(key.get_secret_value()) if key else None
-        engines = {"sampler": sampler, "learner": learner}
-        self.health = Health(engines, self.store, settings.data_dir, settings.max_stored_bytes)
-        self.policies = Policies(
-            settings, self.store, self.adapters, self.router, self.jobs, learner, self.health
-        )
+        self._main, beside = main or self, main.jobs if main else None
+        parts = (settings, self.store, self.adapters, self.router)
+        self.jobs = JobRunner(*parts, sampler, learner, beside)
         self._pauses, self._watch = LongestPause(), list[asyncio.Task[None]]()
         self._started = time.monotonic()
         #: Whether the server ends: answers that have no end of their own are ended then.
         self.is_stopping: Callable[[], bool] = lambda: False
+        if main is None:
+            self.tenants = Tenants(self)
+            self.slots = CallSlots(settings.max_running_calls)
+            key = settings.api_key.get_secret_value() if settings.api_key else None
+            self.sessions = Sessions(key) if key else None
+            self.keys = Keyring(key, self.store.keys) if key else None
+            engines = {"sampler": sampler, "learner": learner}
+            data_dir, most = settings.data_dir, settings.max_stored_bytes
+            self.health = Health(engines, self.store, data_dir, most, self.tenants.measure)
+        else:
+            self.tenants, self.slots, self.health = main.tenants, main.slots, main.health
+            self.sessions, self.keys, self._pauses = main.sessions, main.keys, main._pauses
+            self.is_stopping = lambda: main.is_stopping()
+        self.policies = Policies(
+            *parts[:3], self.router, self.jobs, learner, self.health, self._others_policies
+        )
 
     async def start(self) -> None:
         """Start the engines, serve the versions that served before, resume unfinished jobs.
 
         Raises:
-            ConfigError: the model cannot be loaded, or a policy has no usable version left.
+            ConfigError: the model cannot be loaded, a policy has no usable version left, or there
+                are keys and the server has none of its own.
         """
-        self._watch.append(asyncio.create_task(watch_event_loop(self._pauses)))
-        await self._start_engines()
+        if self._main is self:
+            await require_servers_key(self.store.keys, self.keys)
+            self._watch.append(asyncio.create_task(watch_event_loop(self._pauses)))
+            await self._start_engines()
         await self.policies.start()
         await self.jobs.start()
-        self.health.start()
+        if self._main is self:
+            await self.tenants.start()
+            self.health.start()
+
+    def _others_policies(self) -> int:
+        """The policies of all other tenants."""
+        return sum(len(one.router.serving) for one in self.tenants if one is not self)
+
+    @property
+    def running_calls(self) -> int:
+        """This tenant's calls that wait or run."""
+        mine = (n for name, n, _ in self.slots.clients() if tenant_of(name) == self.tenant)
+        return sum(mine)
+
+    async def note(self, access: Access | None, action: str, subject: str) -> None:
+        """Write what a key has done into the server's log."""
+        key = access.id if access is not None else None
+        await self._main.store.keys.note(self.tenant, key, action, subject)
 
     async def _start_engines(self) -> None:
         """On one GPU vLLM starts first: what is taken meanwhile it takes off its own cache."""
@@ -84,11 +131,14 @@ class Service:
 
     async def close(self) -> None:
         """Stop jobs and engines, and write what the store has queued."""
-        await self.health.close()
+        if self._main is self:
+            await self.health.close()
+            await self.tenants.close()
         for watch in self._watch:
             watch.cancel()
         await self.jobs.close()
-        await asyncio.gather(self.sampler.close(), self.learner.close())
+        if self._main is self:
+            await asyncio.gather(self.sampler.close(), self.learner.close())
         await asyncio.to_thread(self.store.close)
         self._lock.close()
 
@@ -219,15 +269,15 @@ class Service:
             dtype=info.dtype,
             max_model_len=info.max_model_len,
             parameters=info.parameters,
-            sampler=type(self.sampler).__name__,
+            sampler=type(self._main.sampler).__name__,
             learner=type(self.learner).__name__,
             replicas=self.sampler.replicas,
             policies=tuple(await self.policies.all()),
             calls=calls,
             trajectories=trajectories,
             jobs=jobs,
-            stored_bytes=self.health.stored_bytes,
-            running_calls=self.slots.running,
+            stored_bytes=self.stored_bytes,
+            running_calls=self.running_calls,
             engine_restarts=self.sampler.restarts + self.learner.restarts,
             gateway_pause=self._pauses.seconds,
             sampler_pause=await self.sampler.longest_pause(),

@@ -20,43 +20,41 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from langchain_art.errors import AuthenticationFailed
+from langchain_art_server.gateway.keys.scopes import OPEN
 
 #: Seconds until a person logs in again, and sessions at once; one more ends the oldest.
 SESSION_SECONDS, MAX_SESSIONS = 12 * 3600, 1024
 TOKEN_HEADER = b"x-art-token"
 #: What a browser without a session may have: the page itself, and the way in and out.
-_OPEN = {("GET", "/"), ("GET", "/page/session"), ("POST", "/page/login"), ("POST", "/page/logout")}
-_FILES = "/page/static/"
+_OPEN = OPEN - {("GET", path) for path in ("/healthz", "/readyz")}
+FILES = "/page/static/"
 _READS = {"GET", "HEAD"}
 
 
 class _Session(NamedTuple):
     token: str
     ends: float
+    key: bytes
+    """The hash of the key that opened it."""
 
 
 class Sessions:
     """The sessions of one server."""
 
     def __init__(self, key: str) -> None:
-        self._key = key.encode()
         self._open: dict[str, _Session] = {}
         # Cookies are of a host, not of a port: servers with different keys keep their own.
-        name = hmac.new(self._key, b"art page name", hashlib.sha256).hexdigest()
+        name = hmac.new(key.encode(), b"art page name", hashlib.sha256).hexdigest()
         self.cookie = f"art_session_{name[:8]}"
 
-    def is_key(self, key: str) -> bool:
-        """Whether this is the key, in constant time."""
-        return secrets.compare_digest(key.encode(), self._key)
-
-    def new(self) -> str:
-        """Open a session; the value of its cookie."""
+    def new(self, key: bytes) -> str:
+        """Open a session by a key, given by its hash; the value of its cookie."""
         now = time.monotonic()
         self._open = {name: one for name, one in self._open.items() if one.ends > now}
         while len(self._open) >= MAX_SESSIONS:
             del self._open[next(iter(self._open))]
         value = secrets.token_urlsafe(32)
-        self._open[value] = _Session(secrets.token_hex(32), now + SESSION_SECONDS)
+        self._open[value] = _Session(secrets.token_hex(32), now + SESSION_SECONDS, key)
         return value
 
     def end(self, headers: Mapping[bytes, bytes]) -> None:
@@ -68,12 +66,19 @@ class Sessions:
         found = self._open.get(self._value(headers))
         return found.token if found is not None and found.ends > time.monotonic() else None
 
+    def key_of(self, scope: Scope, headers: Mapping[bytes, bytes]) -> bytes | None:
+        """The hash of the key that opened a request's session; None if it needs no session."""
+        if _needs_none(scope["method"], scope["path"]):
+            return None
+        found = self._open.get(self._value(headers))
+        return found.key if found is not None and found.ends > time.monotonic() else None
+
     def refusal(self, scope: Scope, headers: Mapping[bytes, bytes]) -> AuthenticationFailed | None:
         """Why a request without an Authorization header is refused; None if it is not."""
         method, path = scope["method"], scope["path"]
         if (wrong := _other_origin(headers)) is not None:
             return wrong
-        if (method, path) in _OPEN or (method in _READS and path.startswith(_FILES)):
+        if _needs_none(method, path):
             return None
         if (token := self.token(headers)) is None:
             return AuthenticationFailed(
@@ -95,6 +100,10 @@ class Sessions:
         except CookieError:
             return ""
         return morsel.value if morsel else ""
+
+
+def _needs_none(method: str, path: str) -> bool:
+    return (method, path) in _OPEN or (method in _READS and path.startswith(FILES))
 
 
 def _other_origin(headers: Mapping[bytes, bytes]) -> AuthenticationFailed | None:

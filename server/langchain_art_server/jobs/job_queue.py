@@ -29,10 +29,15 @@ class _Running:
 
 
 class JobQueue(ABC):
-    """Runs jobs one after the other, oldest first; `_run` does one."""
+    """Runs jobs one after the other, oldest first; `_run` does one.
 
-    def __init__(self, jobs: JobStore) -> None:
+    With a queue `beside` it, of another tenant, they take turns.
+    """
+
+    def __init__(self, jobs: JobStore, beside: JobQueue | None = None) -> None:
         self._jobs = jobs
+        #: Whose turn it is among the queues of one learner: each has one job after the other.
+        self._turn: asyncio.Lock = beside._turn if beside is not None else asyncio.Lock()
         self._news = asyncio.Event()
         self._changed = asyncio.Condition()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -109,12 +114,16 @@ class JobQueue(ABC):
             await self._news.wait()
             self._news.clear()
             try:
-                while await self._run_next():
+                while await self._take_turn():
                     await self._notify()
             except Exception:  # the disk is full, the database is gone
                 log.exception("The store failed; jobs go on in %g s", RETRY_SECONDS)
                 await asyncio.sleep(RETRY_SECONDS)
                 self._news.set()
+
+    async def _take_turn(self) -> bool:
+        async with self._turn:
+            return await self._run_next()
 
     async def _run_next(self) -> bool:
         """Run the next job. False if there is none. Raises what the store raised."""

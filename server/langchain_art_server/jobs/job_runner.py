@@ -50,11 +50,12 @@ class JobRunner(JobQueue):
         router: Router,
         sampler: Sampler,
         learner: Learner,
+        beside: JobRunner | None = None,
     ) -> None:
-        super().__init__(store.jobs)
+        super().__init__(store.jobs, beside)
         self._settings, self._store, self._adapters = settings, store, adapters
         self._router, self._sampler, self._learner = router, sampler, learner
-        self.gate = AdmissionGate(settings.max_waiting_calls)
+        self.gate = beside.gate if beside else AdmissionGate(settings.max_waiting_calls)
 
     async def _failed(self, job: TrainJob, why: str, *, retryable: bool = False) -> None:
         """End a job as failed, and delete the version that it may have published.

@@ -146,7 +146,7 @@ class Live:
             changed.append("health")
         happened = Happened(
             changed=changed,
-            running_calls=self._service.slots.running,
+            running_calls=self._service.running_calls,
             job=new.job,
             message=new.message,
             progress=new.progress,

@@ -1,15 +1,20 @@
-"""The login of the page: the server's key for a session's cookie."""
+"""The login of the page: a key for a session's cookie. The page shows what the key's tenant has."""
 
 from __future__ import annotations
+
+import time
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from langchain_art.errors import AuthenticationFailed
+from langchain_art.errors import AuthenticationFailed, PermissionDenied
 from langchain_art_server.gateway.auth import WrongKeys, peer_of
+from langchain_art_server.gateway.keys.scopes import RULES
 from langchain_art_server.gateway.request_bodies import model_of
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.gateway.sessions import SESSION_SECONDS
+
+_SEES = RULES["GET", "/page/overview"].allowed
 
 
 class Login(BaseModel):
@@ -31,7 +36,7 @@ class Session(BaseModel):
 
 def login_routes(router: APIRouter, service: Service) -> None:
     """Add the routes of a session."""
-    sessions, wrong = service.sessions, WrongKeys()
+    sessions, keys, wrong = service.sessions, service.keys, WrongKeys()
 
     @router.get("/session")
     async def session(request: Request) -> Session:
@@ -45,13 +50,19 @@ def login_routes(router: APIRouter, service: Service) -> None:
     async def login(request: Request, response: Response) -> dict[str, bool]:
         """Open a session. Wrong keys are slowed by peer, as everywhere."""
         sent = await model_of(request, Login)
-        if sessions is not None:
-            if not sessions.is_key(sent.key.strip()):
+        if sessions is not None and keys is not None:
+            access = keys.find(f"Bearer {sent.key.strip()}".encode())
+            if access is None or access.ends <= time.time():
                 await wrong.note(peer_of(request.scope))
-                raise AuthenticationFailed("The API key is wrong.")
+                raise access.refusal() if access else AuthenticationFailed("The API key is wrong.")
+            if _SEES.isdisjoint(access.scopes):
+                raise PermissionDenied(
+                    f"The key {access.id} has the scopes {sorted(access.scopes)}, and the page "
+                    f"needs one of {sorted(_SEES)}."
+                )
             response.set_cookie(
                 sessions.cookie,
-                sessions.new(),
+                sessions.new(access.hash),
                 max_age=SESSION_SECONDS,
                 secure=request.url.scheme == "https",
                 httponly=True,

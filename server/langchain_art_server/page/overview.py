@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from langchain_art import wire
 from langchain_art.wire.exclusions import meaning
+from langchain_art_server.gateway.keys.tenants import tenant_of
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.page.answers import SharedAnswers
 
@@ -53,7 +54,7 @@ class OpenJob(BaseModel):
 
 
 class Caller(BaseModel):
-    """Who calls: the address (of IPv6, the /64) that requests come from."""
+    """Who calls: a key; with the server's own, the address (of IPv6, the /64)."""
 
     address: str
     running: int
@@ -136,6 +137,7 @@ class OverviewFacts:
             clients=[
                 Caller(address=address, running=running, idle_seconds=idle)
                 for address, running, idle in service.slots.clients()
+                if tenant_of(address) == service.tenant
             ],
             reasons={name: meaning(name) for name in sorted(reasons)},
         )

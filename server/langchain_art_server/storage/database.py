@@ -24,7 +24,11 @@ from langchain_art_server.storage.tables import CALLS, POLICIES, CallRecord
 T = TypeVar("T")
 #: Below are the requests of one start of the server; enough, with room for eight million starts.
 _STARTS_SHIFT = 40
-_THIS_DATABASE = sa.func.current_database()
+#: Of PostgreSQL's schema, which is a tenant's: tables with their indexes and long values.
+_SCHEMA_SIZE = sa.text(
+    "SELECT COALESCE(SUM(pg_total_relation_size(oid)), 0) FROM pg_class "
+    "WHERE relkind = 'r' AND relnamespace = current_schema()::regnamespace"
+)
 
 
 class Database:
@@ -136,7 +140,7 @@ class Database:
 
         def read(connection: sa.Connection) -> int:
             if self.engine.dialect.name == "postgresql":
-                return connection.scalar(sa.select(sa.func.pg_database_size(_THIS_DATABASE))) or 0
+                return int(connection.execute(_SCHEMA_SIZE).scalar_one())
             pragmas = ("page_count", "freelist_count", "page_size")
             used, free, size = (
                 connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in pragmas

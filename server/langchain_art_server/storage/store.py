@@ -26,6 +26,7 @@ from langchain_art_server.storage.deletions import (
     refuse_open_jobs,
 )
 from langchain_art_server.storage.job_store import JobStore
+from langchain_art_server.storage.key_store import KeyStore
 from langchain_art_server.storage.pages import Page, no_such_cursor, take_page
 from langchain_art_server.storage.queries import select_among, with_jobs
 from langchain_art_server.storage.review_store import ReviewStore
@@ -59,6 +60,7 @@ class Store(Database):
         self.jobs = JobStore(self)
         self.reviews = ReviewStore(self)
         self.runs = RunList(self)
+        self.keys = KeyStore(self)
         self._calls, self._runs = RowCount(CALLS), RowCount(TRAJECTORIES)
 
     # --- calls ----------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class Small:
 
     def __init__(self) -> None:
         self.left = threading.Event()
-        front = AccessControl(self._answer, Settings(model="m", max_body_bytes=1 << 20))
+        front = AccessControl(lambda _: self._answer, Settings(model="m", max_body_bytes=1 << 20))
         config = uvicorn.Config(
             front,
             port=0,

@@ -38,6 +38,7 @@ class Prompt:
     tools: list[dict[str, Any]]
     text: str
     ids: list[int]
+    tenant: str = ""
 
 
 class ChatTemplate:
@@ -81,8 +82,11 @@ class ChatTemplate:
         tools: list[dict[str, Any]],
         *,
         most: int | None = None,
+        tenant: str = "",
     ) -> Prompt:
         """Render, and tokenise if there are at most so many characters.
+
+        Tokens that were sampled here are a `tenant`'s own.
 
         Raises:
             InvalidRequest: a message or the tools can not be shown to this model; says which and
@@ -106,11 +110,11 @@ class ChatTemplate:
                 param="messages",
             )
         call_ids = _call_ids(messages)
-        for mark, after, known in self._kept.beginnings(text, call_ids):
+        for mark, after, known in self._kept.beginnings(text, call_ids, tenant):
             rest = self._encode_rest(text, mark, after)
             if rest is not None:
-                return Prompt(messages, tools, text, [*known.ids, *rest])
-        return Prompt(messages, tools, text, self._encode(text))
+                return Prompt(messages, tools, text, [*known.ids, *rest], tenant)
+        return Prompt(messages, tools, text, self._encode(text), tenant)
 
     def reply_ids(self, prompt: Prompt, reply: dict[str, Any]) -> list[int]:
         """The tokens of a reply as if it had been sampled after `prompt`, its end included.
@@ -183,7 +187,7 @@ class ChatTemplate:
         ids = array("i", [*prompt.ids, *token_ids])
         calls = reply.get("tool_calls") or []
         call_ids = _call_ids([*prompt.messages, reply])
-        self._kept.keep(prompt.text + added, KeptText(ids, call_ids))
+        self._kept.keep(prompt.text + added, KeptText(ids, call_ids), prompt.tenant)
         ended = self._turn_end.search(added)
         content = reply.get("content") or ""
         if ended is None or (not calls and added[: ended.start()] == content == content.strip()):
@@ -195,9 +199,9 @@ class ChatTemplate:
             return
         text, end = shown
         if end == ended.group():
-            self._kept.keep(text + end, KeptText(ids, call_ids))
+            self._kept.keep(text + end, KeptText(ids, call_ids), prompt.tenant)
         else:  # a reply may end with one token, and the template write another
-            self._kept.keep(text, KeptText(ids[:-1], call_ids))
+            self._kept.keep(text, KeptText(ids[:-1], call_ids), prompt.tenant)
 
     def _shown_later(self, prompt: Prompt, reply: dict[str, Any]) -> tuple[str, str] | None:
         """The text up to the end of a reply, and what ends it, once the next turn follows.

@@ -41,15 +41,15 @@ class KeptTokens:
         self._held = 0
 
     def beginnings(
-        self, text: str, call_ids: tuple[str, ...]
+        self, text: str, call_ids: tuple[str, ...], tenant: str = ""
     ) -> list[tuple[re.Match[str], bool, KeptText]]:
-        """Kept beginnings of `text`, the longest first.
+        """Kept beginnings of `text` that were a tenant's own, the longest first.
 
         Each ends before an end-of-turn token (the reply was cut short), or after it (True).
         """
         if not self._known:
             return []
-        digest, at = blake2b(digest_size=16), 0
+        digest, at = _digest(tenant), 0
         found: list[tuple[re.Match[str], bool, KeptText]] = []
         for mark in self._turn_end.finditer(text):
             for cut, after in ((mark.start(), False), (mark.end(), True)):
@@ -62,9 +62,11 @@ class KeptTokens:
                         found.append((mark, after, _best(same_text, call_ids)))
         return found[::-1]
 
-    def keep(self, text: str, known: KeptText) -> None:
-        """Keep the ids of a text."""
-        key = blake2b(text.encode(), digest_size=16).digest()
+    def keep(self, text: str, known: KeptText, tenant: str = "") -> None:
+        """Keep the ids of a tenant's text."""
+        digest = _digest(tenant)
+        digest.update(text.encode())
+        key = digest.digest()
         with self._lock:
             self._insert(key, known)
 
@@ -81,6 +83,11 @@ class KeptTokens:
         while self._held > _MAX_KEPT_IDS:
             _, dropped = self._known.popitem(last=False)
             self._held -= sum(len(k.ids) for k in dropped)
+
+
+def _digest(tenant: str) -> blake2b:
+    """Of equal texts of two tenants, the digests differ."""
+    return blake2b(digest_size=16, key=tenant.encode())
 
 
 def _best(same_text: list[KeptText], call_ids: tuple[str, ...]) -> KeptText:

@@ -76,7 +76,7 @@ class SamplerHost(Generic[AdapterT]):
             return None
         if (adapter := self._adapters.get(name)) is None:
             raise UnknownModel(
-                f"got the adapter {name!r}, expected one of {sorted(self._adapters)} or the base "
+                f"got the adapter {name!r}, which is not loaded, expected one that is or the base "
                 f"model {self.info.name!r}."
             )
         adapter.users += 1
@@ -107,7 +107,8 @@ class SamplerHost(Generic[AdapterT]):
                 param="temperature",
             )
         template, info = self._template, self.info
-        prompt = template.prompt(request.messages, request.tools, most=info.max_prompt_chars)
+        most, tenant = info.max_prompt_chars, request.tenant
+        prompt = template.prompt(request.messages, request.tools, most=most, tenant=tenant)
         limit = reply_limit(len(prompt.ids), request.sampling.max_tokens, info.max_model_len)
         output = OutputProcessor(request, template)
         grammar = self._grammars.grammar(request, template.tools)

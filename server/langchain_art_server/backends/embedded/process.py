@@ -112,6 +112,7 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
                 budget=budget,
             )
         self._prefixes: PrefixCache | None = None
+        self._base_roots: dict[str, int] = {}
         if (cache := runner.cache) is not None:
             max_len = cache.max_len
             self._prefixes = PrefixCache(
@@ -238,6 +239,7 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
             state,
             waiting.client,
             adapter,
+            self._base_root(chat.request.tenant),
             cancelled=waiting.cancelled,
         )
 
@@ -249,6 +251,14 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
             sequence.on_token = stops
         self._running[sequence] = chat
         return sequence
+
+    def _base_root(self, tenant: str) -> int:
+        """Of a tenant's blocks of the base model, whose answers' times tell nothing of others."""
+        if not tenant or self._prefixes is None:
+            return 0
+        if tenant not in self._base_roots:
+            self._base_roots[tenant] = self._prefixes.new_root()
+        return self._base_roots[tenant]
 
     def _fail(self, call: EngineCall, error: Exception) -> None:
         """Answer a call by an error."""

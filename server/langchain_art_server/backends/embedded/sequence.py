@@ -40,6 +40,7 @@ class SequenceState:
         limit: most tokens of the reply, at least 1.
         sampling: how they are sampled.
         adapter: whose weights; None for the base model.
+        base_root: of the prefix cache's blocks of the base model; each tenant has its own.
         on_token: gets each token that does not end the reply; True ends it (a stop string).
         cancelled: asked at every step.
         out: token ids of the reply so far, with their `logprobs` and, if asked for, `top` logprobs.
@@ -53,6 +54,7 @@ class SequenceState:
     sampling: SamplingState
     client: str = ""
     adapter: RoutedAdapter | None = None
+    base_root: int = 0
     on_token: Callable[[int], bool] | None = None
     cancelled: Callable[[], bool] = bool
     out: list[int] = field(default_factory=list[int])
@@ -76,7 +78,7 @@ class SequenceState:
     @property
     def root(self) -> int:
         """Of the prefix cache's blocks that it may use."""
-        return self.adapter.root if self.adapter else 0
+        return self.adapter.root if self.adapter else self.base_root
 
     def prepare(self) -> SequenceState:
         """See `Queued`."""

@@ -57,11 +57,13 @@ def completion_body(
     eos: list[int],
     grammar: str | None = None,
     stream: bool = False,
+    tenant: str = "",
 ) -> dict[str, Any]:
     """The body of a completion, with every option that changes the distribution.
 
     `grammar` is in llguidance's dialect of Lark.
     """
+    salt = model.partition("@")[0]
     body: dict[str, Any] = {
         "model": model,
         "prompt": prompt_ids,
@@ -75,8 +77,8 @@ def completion_body(
         "logprobs": sampling.top_logprobs,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
-        # Per policy, or the time of an answer would tell what was asked of other policies.
-        "cache_salt": model.partition("@")[0],
+        # Per policy and tenant, or the time of an answer would tell what was asked of others.
+        "cache_salt": f"{tenant}/{salt}" if tenant else salt,
         "stream": stream,
     }
     if sampling.seed is not None:

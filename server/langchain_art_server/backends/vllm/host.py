@@ -225,6 +225,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
                 eos=sorted(self._eos),
                 grammar=chat.grammar,
                 stream=request.stream,
+                tenant=request.tenant,
             )
             async with self._sampling.one(client):
                 done = await self._complete(chat, body)

@@ -9,7 +9,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from typing import Any, Self
 
@@ -24,7 +24,7 @@ from langchain_art_server.backends.base import (
     ChatReply,
     ChatRequest,
 )
-from langchain_art_server.gateway.auth import peer_of
+from langchain_art_server.gateway.auth import access_of, peer_of
 from langchain_art_server.gateway.call_slots import Lease
 from langchain_art_server.gateway.chat import response as chat_response
 from langchain_art_server.gateway.chat.request import (
@@ -33,11 +33,13 @@ from langchain_art_server.gateway.chat.request import (
     refuse_oversize,
 )
 from langchain_art_server.gateway.chat.response import Chunks
+from langchain_art_server.gateway.keys.limits import Meter
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.policies.router import RoutedModel
 from langchain_art_server.storage.tables import CallRecord
 
 _LISTEN_AFTER = 0.5  # seconds
+_UNLIMITED = nullcontext()
 #: Bytes of a body from which on to parse it, to check it and to measure its texts take milliseconds
 #: each.
 _LARGE = 64 << 10
@@ -65,13 +67,18 @@ class ChatCompletions:
         if size > min(most, MAX_SCHEMA_CHARS):
             await asyncio.sleep(0)
             refuse_oversize(call.body, most)
-        with service.slots.take(peer := peer_of(scope), call.count) as slots:
+        access = access_of(scope)
+        meter = access.meter if access is not None else None
+        with (
+            meter.begin(call.count) if meter is not None else _UNLIMITED,
+            service.slots.take(peer := peer_of(scope), call.count) as slots,
+        ):
             async with (
                 _WhileConnected(receive) as client,
                 service.jobs.gate.through(call.count),
                 service.router.use(call.body.model) as target,
             ):
-                completion = _Completion(service, call, target, slots, peer)
+                completion = _Completion(service, call, target, slots, peer, meter)
                 if call.body.stream:
                     return await completion.stream(scope, receive, send, client.stop)
                 answer = await completion.whole()
@@ -128,9 +135,10 @@ class _Completion:
         target: RoutedModel,
         slots: Lease,
         client: str,
+        meter: Meter | None,
     ) -> None:
         self._service, self._call, self._target, self._slots = service, call, target, slots
-        self._client = client
+        self._client, self._meter = client, meter
         self._began, self._start = service.store.next_began(), time.monotonic()
         made = time.time()
         # Ids that grow with time are adjacent in the table's index: a batch writes few pages.
@@ -154,6 +162,9 @@ class _Completion:
         )
 
     def _record(self, index: int, reply: ChatReply) -> CallRecord:
+        if self._meter is not None:
+            prompt = 0 if index else len(reply.prompt_token_ids)  # once, as in `usage`
+            self._meter.count_tokens(prompt + len(reply.token_ids))
         return CallRecord(
             id=self._call_id(index),
             created_at=time.time(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import zlib
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,7 +34,9 @@ def connect(url: str) -> sa.Engine:
             return engine
         if kind == "postgresql":  # replaces connections that broke while they were idle
             psycopg = parsed.set(drivername="postgresql+psycopg")
-            return sa.create_engine(psycopg, pool_pre_ping=True)
+            # A tenant keeps two connections, of which one holds its lock.
+            kept = 5 if _search_path(parsed) is None else 2
+            return sa.create_engine(psycopg, pool_pre_ping=True, pool_size=kept)
     except ArgumentError as error:
         raise ConfigError(f"got a database_url that is none of SQLAlchemy's: {error}") from error
     except ModuleNotFoundError as error:
@@ -41,6 +44,12 @@ def connect(url: str) -> sa.Engine:
             'PostgreSQL\'s driver is not installed here; run: pip install "langchain-art[postgres]"'
         ) from error
     raise ConfigError(f"got a database_url of {kind!r}, expected one of sqlite or postgresql")
+
+
+def _search_path(url: sa.URL) -> str | None:
+    """The schema that a URL chooses, as that of a tenant does; None: PostgreSQL's own choice."""
+    options = str(url.query.get("options", ""))
+    return options.rpartition("search_path=")[2] if "search_path=" in options else None
 
 
 def own(engine: sa.Engine) -> sa.Connection | IO[str]:
@@ -66,7 +75,9 @@ def own(engine: sa.Engine) -> sa.Connection | IO[str]:
             raise taken from None
         return handle
     owner = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-    if not owner.scalar(sa.select(sa.func.pg_try_advisory_lock(_ADVISORY_LOCK))):
+    path = _search_path(engine.url) or ""
+    lock = _ADVISORY_LOCK + (zlib.crc32(path.encode()) << 16 if path else 0)
+    if not owner.scalar(sa.select(sa.func.pg_try_advisory_lock(lock))):
         owner.close()
         raise taken
     return owner

@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway import auth
 from langchain_art_server.gateway.auth import AccessControl, peer_of
+from langchain_art_server.gateway.keys.keyring import Keyring
 
 KEY = "PqT7cX0vM5hYw2Jd9sKf3LbR8nGz1Ua6EoWiC4tVyQx"
 
@@ -26,7 +27,7 @@ def client(app: AccessControl, key: str, peer: str = "10.0.0.1") -> httpx.AsyncC
 
 @pytest.fixture
 def app() -> AccessControl:
-    return AccessControl(PlainTextResponse("in"), Settings(model="m", api_key=KEY))  # type: ignore[arg-type]
+    return AccessControl(lambda _: PlainTextResponse("in"), Settings(model="m"), keys=Keyring(KEY))
 
 
 async def test_wrong_keys_are_slowed_and_a_right_one_is_not(

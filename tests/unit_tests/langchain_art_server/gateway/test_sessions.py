@@ -16,7 +16,7 @@ def sent(one: Sessions, value: str) -> dict[bytes, bytes]:
 
 def test_a_session_holds_until_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = Sessions(KEY)
-    value = mine.new()
+    value = mine.new(b"hash")
     token = mine.token(sent(mine, value))
     assert token and token not in value
     now = sessions.time.monotonic()
@@ -27,7 +27,7 @@ def test_a_session_holds_until_its_time_is_over(monkeypatch: pytest.MonkeyPatch)
 
 def test_who_logs_out_ends_that_session_alone() -> None:
     mine = Sessions(KEY)
-    first, second = sent(mine, mine.new()), sent(mine, mine.new())
+    first, second = sent(mine, mine.new(b"hash")), sent(mine, mine.new(b"hash"))
     mine.end(first)
     mine.end({})  # without a session there is nothing to end
     assert mine.token(first) is None
@@ -37,7 +37,7 @@ def test_who_logs_out_ends_that_session_alone() -> None:
 def test_another_server_or_a_changed_cookie_opens_nothing() -> None:
     mine, other = Sessions(KEY), Sessions(KEY[::-1])
     assert mine.cookie != other.cookie
-    value = mine.new()
+    value = mine.new(b"hash")
     assert Sessions(KEY).token(sent(mine, value)) is None  # the server was started again
     assert other.token(sent(other, value)) is None
     for changed in (value[:-1], f"{value}.", value.swapcase(), "", ".", "ÿ.ÿ.ÿ"):
@@ -48,7 +48,7 @@ def test_another_server_or_a_changed_cookie_opens_nothing() -> None:
 
 def test_two_sessions_have_two_tokens_and_the_oldest_of_too_many_ends() -> None:
     mine = Sessions(KEY)
-    cookies = [sent(mine, mine.new()) for _ in range(MAX_SESSIONS + 1)]
+    cookies = [sent(mine, mine.new(b"hash")) for _ in range(MAX_SESSIONS + 1)]
     tokens = [mine.token(one) for one in cookies]
     assert tokens[0] is None and None not in tokens[1:]
     assert len(set(tokens)) == len(tokens)

@@ -7,7 +7,7 @@ import typer
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Make an API key for a server and its clients."
+    help="Make the server's own API key, its administrator's; `langchain-art keys` makes others."
     "\n\n\b\nExample:\n"
     "  export ART_API_KEY=$(langchain-art key new)",
 )

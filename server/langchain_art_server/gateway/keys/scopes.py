@@ -1,0 +1,152 @@
+"""Which scopes each route needs: the one table of it. A route that is not in it does not start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from starlette.routing import BaseRoute, Mount, Route
+
+from langchain_art.wire.keys import SCOPES
+
+ADMINISTRATOR = "administrator"
+"""In place of a scope: ``ART_API_KEY``, or a key of its tenant with the scope ``admin``."""
+_ANY = SCOPES
+_READ = ("submit", "review")
+_PARAMETER = re.compile(r"\{[^}]*\}")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Who may use a route: a key with one of `scopes`; ``admin`` may use all but the keys'."""
+
+    scopes: tuple[str, ...]
+    stores: bool = False
+    """Whether it adds to what is stored, so that a key's `stored_bytes` holds for it."""
+
+    @cached_property
+    def allowed(self) -> frozenset[str]:
+        """The scopes of which one is needed."""
+        return frozenset(self.scopes) | (frozenset() if ADMINISTRATOR in self.scopes else {"admin"})
+
+
+#: Without a key, and so without a scope: the health checks, and what a browser needs to log in.
+OPEN = {
+    ("GET", "/healthz"),
+    ("GET", "/readyz"),
+    ("GET", "/"),
+    ("GET", "/page/session"),
+    ("POST", "/page/login"),
+    ("POST", "/page/logout"),
+}
+RULES: dict[tuple[str, str], Rule] = {
+    ("POST", "/v1/chat/completions"): Rule(("infer",), stores=True),
+    ("GET", "/v1/models"): Rule(_ANY),
+    ("GET", "/v1/models/{name}"): Rule(_ANY),
+    ("GET", "/status"): Rule(_ANY),
+    ("GET", "/openapi.json"): Rule(_ANY),
+    ("GET", "/v1/calls/{call_id}"): Rule(_READ),
+    ("POST", "/v1/policies"): Rule(("submit",), stores=True),
+    ("GET", "/v1/policies"): Rule(_READ),
+    ("GET", "/v1/policies/{name}"): Rule(_READ),
+    ("DELETE", "/v1/policies/{name}"): Rule(("admin",)),
+    ("GET", "/v1/policies/{name}/checkpoints"): Rule(_READ),
+    ("PUT", "/v1/policies/{name}/checkpoints/{version}/pin"): Rule(("submit",)),
+    ("DELETE", "/v1/policies/{name}/checkpoints/{version}/pin"): Rule(("submit",)),
+    ("DELETE", "/v1/policies/{name}/checkpoints/{version}"): Rule(("admin",)),
+    ("POST", "/v1/policies/{name}/rollback"): Rule(("submit",)),
+    ("GET", "/v1/policies/{name}/checkpoints/{version}/adapter"): Rule(("submit",)),
+    ("POST", "/v1/trajectories"): Rule(("submit",), stores=True),
+    ("POST", "/v1/groups"): Rule(("submit",), stores=True),
+    ("GET", "/v1/trajectories"): Rule(_READ),
+    ("GET", "/v1/trajectories/{trajectory_id}"): Rule(_READ),
+    ("DELETE", "/v1/trajectories/{trajectory_id}"): Rule(("admin",)),
+    ("GET", "/v1/trajectories/{trajectory_id}/audit"): Rule(_READ),
+    ("PUT", "/v1/trajectories/{trajectory_id}/reward"): Rule(("submit",)),
+    ("PUT", "/v1/reviews"): Rule(("review",), stores=True),
+    ("GET", "/v1/reviews"): Rule(_READ),
+    ("POST", "/v1/train"): Rule(("submit",), stores=True),
+    ("GET", "/v1/jobs"): Rule(_READ),
+    ("GET", "/v1/jobs/{job_id}"): Rule(_READ),
+    ("POST", "/v1/jobs/{job_id}/cancel"): Rule(("submit",)),
+    ("GET", "/v1/jobs/{job_id}/events"): Rule(_READ),
+    ("POST", "/v1/keys"): Rule((ADMINISTRATOR,)),
+    ("GET", "/v1/keys"): Rule((ADMINISTRATOR,)),
+    ("DELETE", "/v1/keys/{key_id}"): Rule((ADMINISTRATOR,)),
+    ("GET", "/v1/log"): Rule((ADMINISTRATOR,)),
+    # What the page reads; it changes things by the routes above.
+    ("GET", "/page/overview"): Rule(_READ),
+    ("GET", "/page/evaluations"): Rule(_READ),
+    ("GET", "/page/comparison"): Rule(_READ),
+    ("GET", "/page/events"): Rule(_READ),
+    ("GET", "/page/jobs"): Rule(_READ),
+    ("GET", "/page/jobs/{job_id}"): Rule(_READ),
+    ("GET", "/page/runs"): Rule(_READ),
+    ("GET", "/page/open-runs"): Rule(_READ),
+    ("GET", "/page/run-names"): Rule(_READ),
+    ("GET", "/page/runs/{trajectory_id}"): Rule(_READ),
+    ("GET", "/page/runs/{trajectory_id}/siblings"): Rule(_READ),
+    ("GET", "/page/runs/{trajectory_id}/credit/{job_id}"): Rule(_READ),
+    ("GET", "/page/calls/{call_id}/tokens"): Rule(_READ),
+    ("GET", "/page/review-queue"): Rule(_READ),
+    ("POST", "/page/review-effect"): Rule(_READ),
+}
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    parts = map(re.escape, _PARAMETER.split(template))
+    return re.compile("[^/]+".join(parts))
+
+
+_PLAIN = {route: rule for route, rule in RULES.items() if "{" not in route[1]}
+_PATTERNS = [
+    (method, _pattern(template), rule)
+    for (method, template), rule in RULES.items()
+    if "{" in template
+]
+
+
+def is_path(path: str) -> bool:
+    """Whether there is a route of this path, of whatever method; with a slash it is redirected.
+
+    Starlette's own patterns also take a path with a line feed at its end.
+    """
+    path = path.rstrip("/")
+    known = any(path == template for _, template in RULES.keys() | OPEN)
+    return known or not path or any(pattern.fullmatch(path) for _, pattern, _ in _PATTERNS)
+
+
+def rule_of(method: str, path: str) -> Rule | None:
+    """The rule of a request; None: there is no such route, or none of this method."""
+    if method == "HEAD":
+        method = "GET"
+    if (rule := _PLAIN.get((method, path))) is not None:
+        return rule
+    for of, pattern, rule in _PATTERNS:
+        if of == method and pattern.fullmatch(path):
+            return rule
+    return None
+
+
+def routes_of(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str]]:
+    """Method and template of every route of an application, but for mounted files."""
+    for route in routes:
+        if isinstance(route, Route):
+            for method in sorted((route.methods or set()) - {"HEAD"}):
+                yield method, route.path
+        elif not isinstance(route, Mount):
+            yield from routes_of(_inner(route))
+
+
+def _inner(route: Any) -> Sequence[BaseRoute]:
+    """The routes of a router that FastAPI has included as a whole."""
+    return route.original_router.routes
+
+
+def require_rules(routes: Iterable[BaseRoute]) -> None:
+    """Raises LookupError if a route has no rule: it would be open to every key."""
+    if missing := sorted(set(routes_of(routes)) - RULES.keys() - OPEN):
+        raise LookupError(f"got routes without a rule in gateway.keys.scopes: {missing}")

@@ -1,0 +1,114 @@
+"""API keys and the log of what was done with them, as the database keeps them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+import sqlalchemy as sa
+
+from langchain_art.errors import NotFound
+from langchain_art.wire import ApiKey, KeyLimits, KeySpec, LoggedAction
+from langchain_art_server.storage.database import Database
+from langchain_art_server.storage.pages import Page, take_page
+from langchain_art_server.storage.schema.key_tables import ACTIONS, API_KEYS
+from langchain_art_server.storage.seals import insert, intact, update
+
+#: Rows and revocations: they differ whenever a key was made or revoked, by whatever process.
+Stamp = tuple[int, int]
+
+
+class KeyStore:
+    """The keys of one server, of all tenants; see `Store.keys`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, spec: KeySpec, digest: str, *, by: str | None) -> ApiKey:
+        """Store a key by the SHA-256 of it, in hex, and who made it."""
+        made = ApiKey(**dict(spec), id=f"key-{uuid.uuid4().hex[:16]}", created_at=time.time())
+        row: dict[str, Any] = made.model_dump(exclude={"scopes", "limits"})
+        row |= {"scopes": " ".join(made.scopes), "limits": made.limits.model_dump_json()}
+
+        def write(connection: sa.Connection) -> None:
+            insert(connection, API_KEYS, [row | {"hash": digest}])
+            _note(connection, made.tenant, by, "made_key", f"{made.id} {made.name}")
+
+        await self._database.write(write)
+        return made
+
+    async def revoke(self, key_id: str, *, by: str | None) -> ApiKey:
+        """Revoke a key from now on. Idempotent. Raises NotFound."""
+        mine = API_KEYS.c.id == key_id
+
+        def write(connection: sa.Connection) -> ApiKey:
+            row = connection.execute(sa.select(API_KEYS).where(mine)).first()
+            if row is None:
+                raise NotFound(
+                    f"No key {key_id!r} is known here; `langchain-art keys list` shows them."
+                )
+            if row.revoked_at is None:
+                update(connection, API_KEYS, mine, {"revoked_at": time.time()})
+                _note(connection, row.tenant, by, "revoked_key", f"{row.id} {row.name}")
+            return _key(connection.execute(sa.select(API_KEYS).where(mine)).one())
+
+        return await self._database.write(write)
+
+    async def all(self) -> list[ApiKey]:
+        """Every key that was ever made, oldest first."""
+        return [key for _, key in (await self.read())[1]]
+
+    async def stamp(self) -> Stamp:
+        """See `Stamp`."""
+        return await self._database.read(_stamp)
+
+    async def read(self) -> tuple[Stamp, list[tuple[bytes, ApiKey]]]:
+        """Every key with the SHA-256 of it, and the stamp of them all."""
+        query = sa.select(API_KEYS).order_by(API_KEYS.c.number)
+
+        def read(connection: sa.Connection) -> tuple[Stamp, list[tuple[bytes, ApiKey]]]:
+            stamp = _stamp(connection)
+            rows = connection.execute(query).all()
+            return stamp, [(bytes.fromhex(row.hash), _key(row)) for row in rows]
+
+        return await self._database.read(read)
+
+    async def note(self, tenant: str, key: str | None, action: str, subject: str) -> None:
+        """Write an entry of the log."""
+        await self._database.write(lambda c: _note(c, tenant, key, action, subject))
+
+    async def actions(self, limit: int, before: int | None = None) -> Page[LoggedAction]:
+        """Some entries of the log, the newest first; `before` is the number of one."""
+        query = sa.select(ACTIONS).order_by(ACTIONS.c.number.desc()).limit(limit + 1)
+        if before is not None:
+            query = query.where(ACTIONS.c.number < before)
+
+        def item(row: sa.Row[Any]) -> tuple[str, LoggedAction, int]:
+            entry = LoggedAction.model_validate(intact(ACTIONS, row), from_attributes=True)
+            return str(row.number), entry, len(row.subject)
+
+        return await self._database.read(lambda c: take_page(c.execute(query), limit, item))
+
+
+def _stamp(connection: sa.Connection) -> Stamp:
+    counts = sa.select(sa.func.count(), sa.func.count(API_KEYS.c.revoked_at))
+    rows, revoked = connection.execute(counts).one()
+    return rows, revoked
+
+
+def _note(
+    connection: sa.Connection, tenant: str, key: str | None, action: str, subject: str
+) -> None:
+    row = {"at": time.time(), "tenant": tenant, "key": key, "action": action, "subject": subject}
+    insert(connection, ACTIONS, [row])
+
+
+def _key(row: sa.Row[Any]) -> ApiKey:
+    intact(API_KEYS, row)
+    plain = {
+        name: getattr(row, name)
+        for name in ("id", "name", "tenant", "created_at", "expires_at", "revoked_at")
+    }
+    limits = KeyLimits.model_validate_json(row.limits)
+    return ApiKey(**plain, scopes=tuple(row.scopes.split()), limits=limits)
