@@ -7,6 +7,8 @@ over HTTP, as it asks vLLM. Ours has each record on disk before the reply leaves
 memory. agent-lightning stands in an environment of its own, with uvloop and httptools, which are
 not among its requirements but make it faster.
 
+Ours is asked with the key of a tenant, which has limits of every kind.
+
 ``over_engine``: the embedded engine samples the same calls once behind the gateway, asked by a
 client in a process of its own, and once driven from a program without HTTP and store: tokens per
 second, the former over the latter. Rounds alternate in both.
@@ -32,6 +34,8 @@ import httpx
 
 from benchmarks.gateways.bare import drive, make_model
 from benchmarks.gateways.exchange import messages
+from langchain_art import ArtClient, KeyLimits
+from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server.backends.embedded.sampler import TransformersSampler
 from langchain_art_server.config import Settings
 from tests.support.environments import environment
@@ -52,13 +56,14 @@ class Gateway:
     pid: int
     port: int
     callers: list[list[Any]]
+    key: str | None = None
     rates: list[float] = field(default_factory=list[float])
     cpu: list[float] = field(default_factory=list[float])
     calls: int = 0
 
     def measure(self) -> None:
         before = cpu_seconds(self.pid)
-        seen = load(self.port, self.callers, SECONDS)
+        seen = load(self.port, self.callers, SECONDS, self.key)
         self.cpu.append((cpu_seconds(self.pid) - before) / seen["calls"])
         self.rates.append(seen["calls"] / seen["seconds"])
         self.calls += int(seen["calls"])
@@ -71,8 +76,10 @@ def cpu_seconds(pid: int, *, ended: bool = False) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def load(port: int, callers: list[list[Any]], seconds: float | None) -> dict[str, float]:
-    asked = {"port": port, "callers": callers, "seconds": seconds}
+def load(
+    port: int, callers: list[list[Any]], seconds: float | None, key: str | None = None
+) -> dict[str, float]:
+    asked = {"port": port, "callers": callers, "seconds": seconds, "key": key}
     argv = [sys.executable, "-m", "benchmarks.gateways.client"]
     done = subprocess.run(argv, input=json.dumps(asked), capture_output=True, text=True)
     if done.returncode:
@@ -120,16 +127,31 @@ def agent_lightning(folder: Path) -> Iterator[Gateway]:
         yield Gateway(pid, port, [[(path.format(i), body)] for i, body in enumerate(bodies)])
 
 
+def tenants_key(server: LiveServer) -> str:
+    """A key of a tenant of its own, with limits that are counted and never reached."""
+    most = 2**40
+    limits = KeyLimits(
+        calls_per_minute=most, tokens_per_minute=most, concurrent_calls=most, stored_bytes=most
+    )
+    with ArtClient(server.base_url, api_key=server.api_key) as administrator:
+        key = administrator.create_key("benchmark", tenant="benchmark", limits=limits).key
+    with ArtClient(server.base_url, api_key=key) as tenant:
+        tenant.create_policy(server.policy)
+    return key
+
+
 @contextmanager
 def ours(folder: Path) -> Iterator[Gateway]:
-    server = LiveServer(folder / "data", module="benchmarks.gateways.ours").start()
+    env = {"ART_API_KEY": new_api_key()}
+    server = LiveServer(folder / "data", module="benchmarks.gateways.ours", env=env).start()
     assert server.process is not None
+    server.api_key = tenants_key(server)
     try:
         callers: list[list[Any]] = []
         for i in range(CALLERS):
             body = {"model": server.policy, "messages": messages(i)}
             callers.append([(PATH, body | {"art": {"trajectory_id": f"r-{i}", "node": "agent"}})])
-        gateway = Gateway(server.process.pid, server.port, callers)
+        gateway = Gateway(server.process.pid, server.port, callers, server.api_key)
         yield gateway
         recorded = server.http().get("/status").json()["calls"]
         assert recorded >= gateway.calls, "a reply left without its record"
@@ -142,7 +164,7 @@ def against_agent_lightning(folder: Path) -> dict[str, float]:
         mine = stack.enter_context(ours(folder))
         theirs = stack.enter_context(agent_lightning(folder))
         for gateway in (mine, theirs):
-            load(gateway.port, gateway.callers, 1.0)
+            load(gateway.port, gateway.callers, 1.0, gateway.key)
         for _ in range(ROUNDS):
             mine.measure()
             theirs.measure()
@@ -160,7 +182,9 @@ def against_agent_lightning(folder: Path) -> dict[str, float]:
 
 async def over_engine(folder: Path) -> dict[str, float]:
     model = make_model(folder / "model")
-    server = LiveServer(folder / "engine", model=model).start()
+    env = {"ART_API_KEY": new_api_key()}
+    server = LiveServer(folder / "engine", model=model, env=env).start()
+    key = tenants_key(server)
     sampler = TransformersSampler(Settings(model=str(model), served_model_name=server.base_name))
     await sampler.start()
     bare: list[float] = []
@@ -172,7 +196,7 @@ async def over_engine(folder: Path) -> dict[str, float]:
                 if rates is bare:
                     seen = await drive(sampler, work)
                 else:
-                    seen = await asyncio.to_thread(load, server.port, work, None)
+                    seen = await asyncio.to_thread(load, server.port, work, None, key)
                 if turn:  # the first is to warm up
                     rates.append(seen["tokens"] / seen["seconds"])
     finally:

@@ -2,9 +2,9 @@
 
 A caller sends its next request as soon as the answer to the last one is whole; so lean that the
 client costs little beside the gateway. Reads one JSON object from standard input: ``port``,
-``callers`` (of each its requests, as path and body) and ``seconds`` for which they go on, from the
-first request again after the last; null: once through them. Writes one: ``calls``, ``seconds`` and
-``tokens``, those of the replies by their own account.
+``key`` (or null), ``callers`` (of each its requests, as path and body) and ``seconds`` for which
+they go on, from the first request again after the last; null: once through them. Writes one:
+``calls``, ``seconds`` and ``tokens``, those of the replies by their own account.
 """
 
 from __future__ import annotations
@@ -65,14 +65,18 @@ class Caller(asyncio.Protocol):
             self._transport.write(request)
 
 
-def raw(path: str, body: dict[str, Any]) -> bytes:
+def raw(path: str, body: dict[str, Any], key: str | None) -> bytes:
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    if key is not None:
+        head += f"Authorization: Bearer {key}\r\n"
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
-async def load(port: int, callers: list[list[Any]], seconds: float | None) -> dict[str, float]:
-    requests = [[raw(path, body) for path, body in mine] for mine in callers]
+async def load(
+    port: int, callers: list[list[Any]], seconds: float | None, key: str | None
+) -> dict[str, float]:
+    requests = [[raw(path, body, key) for path, body in mine] for mine in callers]
     again = iter if seconds is None else itertools.cycle
     begun = time.monotonic()
     until = begun + (seconds or float("inf"))

@@ -8,7 +8,7 @@ from langchain_art.client.endpoint import Address, endpoint
 from langchain_art.client.http_request import Flow, Request
 from langchain_art.client.routes import many, pages, path_of
 from langchain_art.wire import ApiKey, KeyLimits, KeySpec, LoggedAction, NewApiKey, Scope
-from langchain_art.wire.keys import DEFAULT_TENANT
+from langchain_art.wire.api_keys import DEFAULT_TENANT
 
 
 class KeyEndpoints(Address):

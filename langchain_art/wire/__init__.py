@@ -40,7 +40,7 @@ from langchain_art.wire.identifiers import (
     Wire as Wire,
     scenario_name as scenario_name,
 )
-from langchain_art.wire.keys import (
+from langchain_art.wire.api_keys import (
     ApiKey as ApiKey,
     KeyLimits as KeyLimits,
     KeySpec as KeySpec,

@@ -1,13 +1,104 @@
-"""The server's API key: how one is made, and why another one is refused."""
+"""API keys: how one is made and why one is refused; tenant, scopes, limits; what they did."""
 
 from __future__ import annotations
 
+import re
 import secrets
 import zlib
+from typing import Annotated, Literal, get_args
+
+from pydantic import AfterValidator, Field
+
+from langchain_art.wire.field_hints import Options
+from langchain_art.wire.identifiers import Finite, ScenarioName, Several, Wire
 
 _RANDOM_BYTES = 32
 #: Characters that 32 random bytes have in base64, the shortest form in use.
 _SHORTEST = 43
+Scope = Literal["infer", "submit", "review", "admin"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+#: The tenant of ART_API_KEY, and of a server without a key.
+DEFAULT_TENANT = "default"
+#: A tenant's name is a directory's, and in PostgreSQL a schema's.
+_TENANT = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+_AtLeastOne = Annotated[int, Field(ge=1, le=2**53)]
+
+
+def _tenant(value: str) -> str:
+    if not _TENANT.fullmatch(value):
+        raise ValueError(
+            f"got the tenant {value[:80]!r}, expected 1-40 characters from a-z 0-9 - "
+            "that begin with a letter or a digit"
+        )
+    return value
+
+
+def _distinct(scopes: tuple[Scope, ...]) -> tuple[Scope, ...]:
+    return tuple(one for one in SCOPES if one in scopes)
+
+
+TenantName = Annotated[str, AfterValidator(_tenant)]
+
+
+class KeyLimits(Options):
+    """What one key may take. None: no limit but the server's own."""
+
+    calls_per_minute: _AtLeastOne | None = None
+    """Completions that begin: a request for ``n`` choices is ``n`` calls."""
+    tokens_per_minute: _AtLeastOne | None = None
+    """Of prompts and replies. They are counted when a call ends, so calls at once may take more
+    than are left; what was taken too much is waited for."""
+    concurrent_calls: _AtLeastOne | None = None
+    stored_bytes: _AtLeastOne | None = None
+    """Of the key's tenant, database and adapters. Beyond, the key adds nothing more to them."""
+
+
+class KeySpec(Options):
+    """What ``POST /v1/keys`` takes."""
+
+    name: Annotated[ScenarioName, Field(min_length=1, max_length=128)]
+    """For people: whose it is, or what for."""
+    tenant: TenantName = DEFAULT_TENANT
+    """Whose runs, policies, calls and jobs it reaches; a new name is a new tenant."""
+    scopes: Annotated[Several[Scope], Field(min_length=1), AfterValidator(_distinct)] = (
+        "infer",
+        "submit",
+        "review",
+    )
+    limits: KeyLimits = KeyLimits()
+    expires_at: Finite | None = None
+    """Seconds since the epoch from which on it is refused; None: never."""
+
+
+class ApiKey(KeySpec):
+    """A key that was made. The key itself was shown once, and is not known to the server."""
+
+    id: str
+    created_at: float
+    revoked_at: float | None = None
+
+
+class NewApiKey(ApiKey):
+    """The answer of ``POST /v1/keys``."""
+
+    key: str
+    """The key itself, which is shown nowhere else and never again."""
+
+
+class LoggedAction(Wire):
+    """One entry of the server's log of who did what."""
+
+    number: int
+    at: float
+    """Seconds since the epoch."""
+    tenant: str
+    key: str | None
+    """The id of the key; ``ART_API_KEY`` for the server's own, None for a server without one."""
+    action: str
+    """``trained``, ``cancelled``, ``rolled_back``, ``deleted_policy``, ``deleted_version``,
+    ``deleted_run``, ``reviewed``, ``made_key``, ``revoked_key``."""
+    subject: str
+    """What it was done to: a job and its policy, a version, a run, reviews, a key."""
 
 
 def new_api_key() -> str:

@@ -11,7 +11,7 @@ import typer
 
 from langchain_art.cli.options import AsJson, BaseUrl, client_of, console, show
 from langchain_art.errors import ConfigError
-from langchain_art.wire.keys import DEFAULT_TENANT, SCOPES, KeyLimits, Scope
+from langchain_art.wire.api_keys import DEFAULT_TENANT, SCOPES, KeyLimits, Scope
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,7 +30,7 @@ app = typer.Typer(
     "  langchain-art keys revoke key-0123456789abcdef",
 )
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
-_Count = typer.Option(min=1, show_default="no limit")
+_limit = typer.Option(min=1, show_default="no limit")
 
 
 def _ends(lasts: str | None) -> float | None:
@@ -56,10 +56,10 @@ def create(
     expires: Annotated[
         str | None, typer.Option(help="90m, 12h or 30d.", show_default="never")
     ] = None,
-    calls_per_minute: Annotated[int | None, _Count] = None,
-    tokens_per_minute: Annotated[int | None, _Count] = None,
-    concurrent_calls: Annotated[int | None, _Count] = None,
-    stored_bytes: Annotated[int | None, _Count] = None,
+    calls_per_minute: Annotated[int | None, _limit] = None,
+    tokens_per_minute: Annotated[int | None, _limit] = None,
+    concurrent_calls: Annotated[int | None, _limit] = None,
+    stored_bytes: Annotated[int | None, _limit] = None,
     base_url: BaseUrl = None,
     as_json: AsJson = False,
 ) -> None:

@@ -22,7 +22,7 @@ from langchain_art.errors import (
     Overloaded,
     PermissionDenied,
 )
-from langchain_art.wire.keys import DEFAULT_TENANT
+from langchain_art.wire.api_keys import DEFAULT_TENANT
 from langchain_art_server.config import Settings, is_loopback
 from langchain_art_server.gateway.keys.keyring import Access, Keyring
 from langchain_art_server.gateway.keys.scopes import (

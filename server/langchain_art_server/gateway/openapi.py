@@ -23,6 +23,7 @@ _NO_KEY = {"/healthz", "/readyz"}
 _REFUSALS = {
     "400": "A field is missing, malformed, out of range, or not supported.",
     "401": "No API key, or a wrong one; or, without a key, another origin than the server's own.",
+    "403": "The API key lacks the scope that the route needs.",
     "404": "What the request names is not there.",
     "405": "The path does not take this method.",
     "408": "The body came too slowly.",

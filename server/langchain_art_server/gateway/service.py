@@ -12,7 +12,7 @@ from dataclasses import replace
 from langchain_art import wire
 from langchain_art._version import __version__
 from langchain_art.errors import ConfigError, InvalidRequest, NotFound
-from langchain_art.wire.keys import DEFAULT_TENANT
+from langchain_art.wire.api_keys import DEFAULT_TENANT
 from langchain_art_server.backends.base import Learner, Sampler
 from langchain_art_server.backends.ipc.longest_pause import LongestPause, watch_event_loop
 from langchain_art_server.config import Settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,27 @@ def test_base_and_adapters_share_a_batch_and_stay_apart(
     assert min(distances) > 0.05, "the adapters do something, so routing is what was tested"
     assert sampler.host._prefixes.hit_tokens > 0
     assert prefilled > 0
+
+
+def test_a_tenants_prefixes_and_texts_serve_no_other(model: Path) -> None:
+    sampler = LocalSampler(model)
+    text = "the weather in Paris is sunny and the mail of Ann is on the table again"
+    question, prefixes = ask(text, max_tokens=4), sampler.host._prefixes
+
+    def hits(tenant: str) -> int:
+        before = prefixes.hit_tokens
+        sampler.chat(replace(question, tenant=tenant))
+        return prefixes.hit_tokens - before
+
+    assert [hits(tenant) for tenant in ("", "ana", "bob")] == [0, 0, 0]
+    again = [hits(tenant) for tenant in ("", "ana", "bob")]
+    assert min(again) > 0 and len(set(again)) == 1
+    [reply] = sampler.chat(replace(question, tenant="ana"))
+    said = {"role": "assistant", "content": reply.content}
+    later = [*question.messages, said, {"role": "user", "content": "and then?"}]
+    kept = sampler.host._template._kept
+    rendered = sampler.host._template.prompt(later, [], tenant="ana").text
+    assert kept.beginnings(rendered, (), "ana") and not kept.beginnings(rendered, (), "carl")
 
 
 def test_an_adapters_prefixes_never_serve_the_base_or_another_version(

@@ -122,7 +122,9 @@ def test_the_document_has_the_statuses_that_are_answered(http: httpx.Client) -> 
     for (method, path), responses in operations.items():
         assert "422" not in responses
         expected = (
-            {"405", "500"} if path in ("/healthz", "/readyz") else {"400", "401", "405", "429"}
+            {"405", "500"}
+            if path in ("/healthz", "/readyz")
+            else {"400", "401", "403", "405", "429"}
         )
         assert expected <= set(responses), (method, path, set(responses))
     chat = operations["post", "/v1/chat/completions"]

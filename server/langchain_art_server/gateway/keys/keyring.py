@@ -15,12 +15,11 @@ import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from langchain_art.errors import ArtError, AuthenticationFailed, InvalidRequest
 from langchain_art.wire import ApiKey, KeySpec, NewApiKey
-from langchain_art.wire.api_keys import new_tenant_key
-from langchain_art.wire.keys import DEFAULT_TENANT, SCOPES
+from langchain_art.wire.api_keys import DEFAULT_TENANT, SCOPES, new_tenant_key
 from langchain_art_server.gateway.keys.limits import Clock, Meter
 from langchain_art_server.gateway.keys.scopes import ADMINISTRATOR
 from langchain_art_server.storage.key_store import KeyStore, Stamp
@@ -70,7 +69,7 @@ class Keyring:
         clock: that limits are counted by.
     """
 
-    servers_key: str
+    servers_key: InitVar[str]
     store: KeyStore | None = None
     clock: Clock = time.monotonic
     open_tenant: Callable[[str], Awaitable[None]] = _nothing
@@ -79,8 +78,8 @@ class Keyring:
     _stamp: Stamp | None = None
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def __post_init__(self) -> None:
-        digest = hashlib.sha256(self.servers_key.encode()).digest()
+    def __post_init__(self, servers_key: str) -> None:
+        digest = hashlib.sha256(servers_key.encode()).digest()
         every = frozenset[str](SCOPES) | {ADMINISTRATOR}
         self._servers = Access(SERVERS_KEY, digest, DEFAULT_TENANT, every)
         self._by_hash[digest] = self._servers

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.routing import BaseRoute, Mount, Route
 
-from langchain_art.wire.keys import SCOPES
+from langchain_art.wire.api_keys import SCOPES
 
 ADMINISTRATOR = "administrator"
 """In place of a scope: ``ART_API_KEY``, or a key of its tenant with the scope ``admin``."""

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from starlette.types import ASGIApp
 
 from langchain_art.errors import ArtError, ConfigError
-from langchain_art.wire.keys import DEFAULT_TENANT
+from langchain_art.wire.api_keys import DEFAULT_TENANT
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, ModelInfo, Sampler
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.keys.keyring import REFRESH_SECONDS, Keyring

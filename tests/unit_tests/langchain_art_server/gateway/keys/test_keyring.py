@@ -1,0 +1,153 @@
+"""A key is found by its hash, once made, until it ends; the key itself is kept nowhere."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_art.errors import ConfigError, InvalidRequest, NotFound
+from langchain_art.wire import KeyLimits, KeySpec
+from langchain_art.wire.api_keys import new_api_key
+from langchain_art.wire.redaction import redact
+from langchain_art_server.gateway.keys import keyring
+from langchain_art_server.gateway.keys.keyring import Keyring
+from langchain_art_server.gateway.keys.tenants import require_servers_key
+from langchain_art_server.storage.store import Store
+
+SERVERS = new_api_key()
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    opened = Store(f"sqlite:///{tmp_path / 'art.sqlite3'}")
+    yield opened
+    opened.close()
+
+
+def sent(key: str) -> bytes:
+    return f"Bearer {key}".encode()
+
+
+async def test_a_key_is_found_until_it_is_revoked(store: Store) -> None:
+    ring, other = Keyring(SERVERS, store.keys), Keyring(SERVERS, store.keys)
+    spec = KeySpec(name="ana", tenant="research", scopes=("submit", "infer"))
+    made = await ring.make(spec, by="ART_API_KEY")
+    await other.refresh()  # as another process does
+    for one in (ring, other):
+        access = one.find(sent(made.key))
+        assert access is not None and access.ends > time.time()
+        assert (access.id, access.tenant) == (made.id, "research")
+        assert access.scopes == {"infer", "submit"}
+        assert access.client == f"research/{made.id}" and access.meter is None
+        for wrong in (made.key[:-1], f"{made.key} ", made.key.swapcase(), "", made.id):
+            assert one.find(sent(wrong)) is None
+        for header in (made.key, f"bearer {made.key}", f"Basic {made.key}", f"Bearer  {made.key}"):
+            assert one.find(header.encode()) is None
+    await ring.revoke(made.id, by=None)
+    await other.refresh()
+    for one in (ring, other):
+        access = one.find(sent(made.key))
+        assert access is not None and access.ends <= time.time()
+        assert "was revoked" in str(access.refusal())
+    with pytest.raises(NotFound, match="No key 'key-1'"):
+        await ring.revoke("key-1", by=None)
+
+
+async def test_an_expired_key_is_refused_and_one_in_the_past_is_not_made(store: Store) -> None:
+    ring = Keyring(SERVERS, store.keys)
+    ends = time.time() + 0.2
+    made = await ring.make(KeySpec(name="short", expires_at=ends), by=None)
+    access = ring.find(sent(made.key))
+    assert access is not None and access.ends == ends and "has expired" in str(access.refusal())
+    with pytest.raises(InvalidRequest, match=r"expires_at=1\.0, which is past"):
+        await ring.make(KeySpec(name="past", expires_at=1.0), by=None)
+
+
+async def test_what_a_key_has_taken_is_not_forgotten_when_another_is_made(store: Store) -> None:
+    ring = Keyring(SERVERS, store.keys, lambda: 0.0)
+    limits = KeyLimits(calls_per_minute=2)
+    made = await ring.make(KeySpec(name="one", limits=limits), by=None)
+    meter = ring.find(sent(made.key)).meter  # type: ignore[union-attr]
+    assert meter is not None
+    meter.begin(1)
+    await ring.make(KeySpec(name="two"), by=None)
+    assert ring.find(sent(made.key)).meter is meter  # type: ignore[union-attr]
+
+
+async def test_the_key_itself_is_kept_nowhere(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = Keyring(SERVERS, store.keys)
+    made = await ring.make(KeySpec(name="ana"), by=None)
+    for key in (SERVERS, made.key):
+        assert key not in repr(vars(ring)) and key.encode() not in repr(vars(ring)).encode()
+        assert len(key.removeprefix("sk-art-")) == 43  # 32 random bytes
+    assert made.key not in redact(f"got {made.key}")
+    store.close()
+    monkeypatch.undo()
+    for path in tmp_path.iterdir():
+        assert made.key.encode() not in path.read_bytes()
+
+
+async def test_hashes_are_compared_in_constant_time_and_found_by_one_access(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is looked up is the hash of what was sent, never what was sent."""
+    ring = Keyring(SERVERS)
+    asked: list[bytes] = []
+    compared: list[tuple[bytes, bytes]] = []
+
+    class Watched(dict[bytes, Any]):
+        def get(self, key: bytes, default: Any = None) -> Any:
+            asked.append(key)
+            return super().get(key, default)
+
+    in_constant_time = secrets.compare_digest
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return in_constant_time(one, other)
+
+    ring._by_hash = Watched(ring._by_hash)
+    monkeypatch.setattr(keyring.secrets, "compare_digest", compare)
+    assert ring.find(sent(SERVERS)) is not None
+    assert ring.find(sent("wrong")) is None
+    assert [len(one) for one in asked] == [32, 32] and asked[0] != asked[1]
+    assert compared == [(asked[0], asked[0])]
+
+
+async def test_others_keys_need_the_servers_own(store: Store) -> None:
+    ring = Keyring(SERVERS, store.keys)
+    await require_servers_key(store.keys, None)
+    made = await ring.make(KeySpec(name="ana"), by=None)
+    await require_servers_key(store.keys, ring)
+    with pytest.raises(ConfigError, match=f"1 API keys .*{made.id}.* Set ART_API_KEY"):
+        await require_servers_key(store.keys, None)
+    await ring.revoke(made.id, by=None)
+    await require_servers_key(store.keys, None)
+
+
+async def test_a_tenant_that_cannot_be_opened_takes_no_other_along(store: Store) -> None:
+    async def opens(tenant: str) -> None:
+        if tenant == "damaged":
+            raise ConfigError("its database is damaged")
+
+    first = Keyring(SERVERS, store.keys)
+    keys = [await first.make(KeySpec(name=t, tenant=t), by=None) for t in ("damaged", "whole")]
+    ring = Keyring(SERVERS, store.keys, open_tenant=opens)
+    await ring.refresh()
+    assert [ring.find(sent(one.key)) is not None for one in keys] == [False, True]
+    with pytest.raises(ConfigError, match="is damaged"):  # before the key is made
+        await ring.make(KeySpec(name="more", tenant="damaged"), by=None)
+    assert len(await store.keys.all()) == 2
+
+
+@pytest.mark.parametrize("tenant", ["", "A", "a_b", "../x", "a.b", "-a", "a" * 41, "a\n", "a/b"])
+def test_a_tenants_name_is_that_of_a_directory_and_a_schema(tenant: str) -> None:
+    with pytest.raises(ConfigError, match="expected 1-40 characters"):
+        KeySpec(name="x", tenant=tenant)
