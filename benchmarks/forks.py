@@ -21,7 +21,7 @@ import os
 import random
 import statistics
 import tempfile
-from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,10 @@ from langchain_art import (
 from langchain_art.wire import Trajectory
 
 BASE_MODEL = Path("examples/tic_tac_toe/base_model")
-SEEDS, GROUPS, HELD_OUT, LEARNING_RATE = 5, 4, 100, 3e-3
+SEEDS, GROUPS, HELD_OUT, LEARNING_RATE = 5, 4, 100, 5e-3
+AT_ONCE = 10
 #: Sampled tokens after which a policy is evaluated; its last step may go a little beyond.
-TOKENS = 3_000
+TOKENS = 1_500
 QUESTIONS = 60 * GROUPS
 LUCK = ("first", "second", "last")
 #: task -> its nodes in order, and the one that is branched.
@@ -58,6 +59,10 @@ TASKS = {
 }
 WAYS = ("plain", "forks")
 console = Console()
+
+
+class Enough(Exception):
+    """A fit has sampled as many tokens as it may."""
 
 
 class State(TypedDict, total=False):
@@ -151,9 +156,16 @@ async def learn(base_url: str, folder: Path, task: str, way: str, seed: int) -> 
     model = ChatART(model=policy, base_url=base_url, max_tokens=4)
     graph, train = build_graph(model, TASKS[task][0]), scenarios(QUESTIONS, seed, "train")
     trainer = trainer_of(model, folder, task, way, seed)
-    history: Sequence[StepRecord] = ()
-    while (tokens := sum(one.tokens["completion"] for one in history)) < TOKENS:
-        history = (await trainer.fit(graph, train, steps=len(history) + 1)).history
+    history: list[StepRecord] = []
+
+    def count(record: StepRecord) -> None:
+        history.append(record)
+        if sum(one.tokens["completion"] for one in history) >= TOKENS:
+            raise Enough
+
+    with suppress(Enough):
+        await trainer.fit(graph, train, steps=QUESTIONS // GROUPS, on_step=count)
+    tokens = sum(one.tokens["completion"] for one in history)
     evaluated = await trainer.evaluate(
         build_graph(model, ("choose",)), scenarios(HELD_OUT, seed, "test")
     )
@@ -165,14 +177,15 @@ async def learn(base_url: str, folder: Path, task: str, way: str, seed: int) -> 
 
 
 async def every_fit(base_url: str, root: Path) -> dict[tuple[str, str], list[dict[str, float]]]:
-    """All fits beside each other, which share the server's batches; by task and way, five each."""
-    kinds = [(task, way, seed) for task in TASKS for way in WAYS for seed in range(SEEDS)]
-    found = await asyncio.gather(
-        *(
-            learn(base_url, root / f"{task}-{way}-{seed}", task, way, seed)
-            for task, way, seed in kinds
-        )
-    )
+    """By task and way, a fit of each seed; some run beside each other and share batches."""
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def fit(task: str, way: str, seed: int) -> dict[str, float]:
+        async with slots:
+            return await learn(base_url, root / f"{task}-{way}-{seed}", task, way, seed)
+
+    kinds = [(task, way, seed) for task in TASKS for seed in range(SEEDS) for way in WAYS]
+    found = await asyncio.gather(*(fit(*kind) for kind in kinds))
     every: dict[tuple[str, str], list[dict[str, float]]] = {}
     for (task, way, _), one in zip(kinds, found, strict=True):
         every.setdefault((task, way), []).append(one)
