@@ -30,7 +30,7 @@ from langchain_art_server.backends.embedded import process
 from langchain_art_server.backends.embedded.sampler import TransformersSampler
 from langchain_art_server.backends.ipc.channel import Channel
 from langchain_art_server.backends.replicas.sampler import ReplicatedSampler
-from langchain_art_server.config import Settings
+from langchain_art_server.config import Settings, TransformersSettings
 from tests.support.live_server import LiveServer
 
 REPLICAS, ROUNDS, SECONDS = (1, 2, 4), 3, 10.0
@@ -90,7 +90,7 @@ class CountedSampler(TransformersSampler):
 
 
 async def sticky_hits(folder: Path) -> dict[str, float]:
-    table: dict[str, Any] = {"threads": 1, "kv_cache_bytes": 256 << 20}
+    table = TransformersSettings(threads=1, kv_cache_bytes=256 << 20)
     settings = Settings(model=str(make_model(folder / "model")), sampler=table)
     engines = [CountedSampler(settings) for _ in range(ENGINES)]
     sampler = ReplicatedSampler(engines)
