@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
+from langchain_art.wire.api_keys import new_api_key
+from langchain_art_server.gateway.keys.tenants import url_of
 from langchain_art_server.storage.database import Database
+from langchain_art_server.storage.schema.opening import connect
 from tests.support.hot_swap import train_once
 from tests.support.live_server import ForkedServer
 from tests.support.postgres import Postgres
@@ -58,3 +62,36 @@ def test_a_server_and_its_database_may_each_die(tmp_path: Path, postgres: Postgr
     nobody_else_may_have(url)
     server.stop()
     Database(url).close()  # whoever comes next may have it
+
+
+def test_each_tenant_has_a_schema_of_its_own(tmp_path: Path, postgres: Postgres) -> None:
+    servers_key, url = new_api_key(), postgres.database()
+    env = {"ART_API_KEY": servers_key}
+    server = ForkedServer(tmp_path / "data", "--database-url", url, env=env)
+    server.start()
+    ask = {"model": server.policy, "max_tokens": 2, "messages": [{"role": "user", "content": "?"}]}
+    keys: dict[str, str] = {}
+    with ArtClient(server.base_url, api_key=servers_key) as administrator:
+        for tenant in ("ana-1", "bob"):
+            keys[tenant] = administrator.create_key("one", tenant=tenant).key
+    for count, (tenant, key) in enumerate(keys.items(), 1):
+        with ArtClient(server.base_url, api_key=key) as client:
+            client.create_policy(server.policy)
+            server.api_key = key
+            with server.http() as http:
+                for _ in range(count):
+                    http.post("/v1/chat/completions", json=ask).raise_for_status()
+            status = client.status()
+            assert status.calls == count, tenant
+            assert 0 < status.stored_bytes < 3_000_000
+    server.kill()
+    server.start()
+    for count, key in enumerate(keys.values(), 1):
+        with ArtClient(server.base_url, api_key=key) as client:
+            assert client.status().calls == count
+    nobody_else_may_have(url_of(url, "ana-1") or "")
+    server.stop()
+    engine = connect(url)
+    schemas = set(sa.inspect(engine).get_schema_names())
+    engine.dispose()
+    assert {"public", "tenant_ana_1", "tenant_bob"} <= schemas

@@ -21,6 +21,7 @@ import httpx
 import pytest
 
 from langchain_art import ArtClient
+from langchain_art.cli.main import main
 from langchain_art.errors import AuthenticationFailed, PermissionDenied, QuotaExceeded
 from langchain_art.wire import KeyLimits, NewApiKey
 from langchain_art.wire.api_keys import SCOPES, new_api_key
@@ -357,6 +358,39 @@ def test_a_key_that_another_process_revoked_is_refused_within_a_second(shared: S
     engine.dispose()
     time.sleep(1.0)
     assert shared.ask(made.key, "GET", "/v1/policies").status_code == 401
+
+
+def test_keys_are_made_listed_and_revoked_at_the_command_line(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ART_BASE_URL", shared.server.base_url)
+    monkeypatch.setenv("ART_API_KEY", shared.keys["ART_API_KEY"])
+    monkeypatch.setenv("COLUMNS", "300")
+
+    def run(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["keys", *arguments])
+        said = capsys.readouterr()
+        assert not ended.value.code, said.err
+        return said.out
+
+    asked = ("--tenant", "ana", "--scope", "infer", "--expires", "30d", "--calls-per-minute", "60")
+    key = run("create", "by hand", *asked).strip()
+    shared.keys["by hand"] = key
+    assert re.fullmatch(r"sk-art-[\w-]{43}", key)  # and nothing else on standard output
+    assert shared.ask(key, "GET", "/v1/models").status_code == 200
+    [made] = [one for one in json.loads(run("list", "--json")) if one["name"] == "by hand"]
+    assert made["scopes"] == ["infer"] and made["limits"]["calls_per_minute"] == 60
+    assert 29 < (made["expires_at"] - time.time()) / 86400 <= 30
+    listed = run("list")
+    assert made["id"] in listed and "calls_per_minute 60" in listed and key not in listed
+    assert "is revoked" in run("revoke", made["id"])
+    assert shared.ask(key, "GET", "/v1/models").status_code == 401
+    assert f"{made['id']} by hand" in run("log")
+    for wrong in (("--scope", "all"), ("--expires", "soon"), ("--tenant", "../x")):
+        with pytest.raises(SystemExit) as ended:
+            main(["keys", "create", "x", *wrong])
+        assert ended.value.code == 1 and "expected" in capsys.readouterr().err
 
 
 def test_the_log_says_who_did_what(shared: Shared) -> None:

@@ -216,11 +216,10 @@ class VllmHost(SamplerHost[CopiedAdapter]):
                 async with self._preparing.one(client):
                     loop = asyncio.get_running_loop()
                     chat = await loop.run_in_executor(self._threads, self._prepare, call, adapter)
-            request = chat.request
             body = completion_body(
                 adapter.vllm_name if adapter else self._base,
                 chat.prompt.ids,
-                request.sampling,
+                (request := chat.request).sampling,
                 max_tokens=chat.limit,
                 eos=sorted(self._eos),
                 grammar=chat.grammar,

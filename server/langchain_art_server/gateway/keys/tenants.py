@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,16 @@ import sqlalchemy as sa
 from starlette.types import ASGIApp
 
 from langchain_art.errors import ArtError, ConfigError
+from langchain_art.wire import ReplicaStatus
 from langchain_art.wire.api_keys import DEFAULT_TENANT
-from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, ModelInfo, Sampler
+from langchain_art_server.backends.base import (
+    ChatDelta,
+    ChatEngine,
+    ChatReply,
+    ChatRequest,
+    ModelInfo,
+    Sampler,
+)
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.keys.keyring import REFRESH_SECONDS, Keyring
 from langchain_art_server.storage.key_store import KeyStore
@@ -73,33 +81,61 @@ async def require_servers_key(store: KeyStore, keys: Keyring | None) -> None:
         )
 
 
-class TenantSampler:
+@dataclass(frozen=True)
+class TenantEngine:
+    """A `ChatEngine` (see `backends.base`) as one tenant sees it; two of the same are equal."""
+
+    engine: ChatEngine
+    tenant: str
+
+    @property
+    def info(self) -> ModelInfo:
+        """Of the engine."""
+        return self.engine.info
+
+    def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta | ChatReply, None]:
+        """As the engine's."""
+        adapter = None if request.adapter is None else f"{self.tenant}/{request.adapter}"
+        run = request.run and f"{self.tenant}/{request.run}"
+        return self.engine.chat(replace(request, adapter=adapter, run=run, tenant=self.tenant))
+
+
+@dataclass(frozen=True)
+class TenantSampler(TenantEngine):
     """A `Sampler` (see `backends.base`) as one tenant sees it.
 
     Its adapters have names of their own, and what is kept of its prompts (the prefix cache, the
     ids of earlier texts) no other tenant's call is answered from.
     """
 
-    def __init__(self, sampler: Sampler, tenant: str) -> None:
-        self._sampler, self._tenant = sampler, tenant
+    engine: Sampler
 
     def _name(self, adapter: str) -> str:
-        return f"{self._tenant}/{adapter}"
+        return f"{self.tenant}/{adapter}"
 
     @property
-    def info(self) -> ModelInfo:
+    def engines(self) -> tuple[TenantEngine, ...]:
+        """As the sampler's."""
+        return tuple(TenantEngine(one, self.tenant) for one in self.engine.engines)
+
+    @property
+    def replicas(self) -> tuple[ReplicaStatus, ...]:
         """Of the sampler."""
-        return self._sampler.info
+        return self.engine.replicas
+
+    async def ready(self) -> None:
+        """As the sampler's."""
+        await self.engine.ready()
 
     @property
     def restarts(self) -> int:
         """Of the sampler."""
-        return self._sampler.restarts
+        return self.engine.restarts
 
     @property
     def problem(self) -> str | None:
         """Of the sampler."""
-        return self._sampler.problem
+        return self.engine.problem
 
     async def start(self) -> None:
         """Nothing: it is started once, for all tenants."""
@@ -107,30 +143,25 @@ class TenantSampler:
     async def close(self) -> None:
         """Nothing, as `start`."""
 
-    def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta | ChatReply, None]:
-        """As the sampler's."""
-        adapter = None if request.adapter is None else self._name(request.adapter)
-        return self._sampler.chat(replace(request, adapter=adapter, tenant=self._tenant))
-
     async def longest_pause(self) -> float | None:
         """Of the sampler."""
-        return await self._sampler.longest_pause()
+        return await self.engine.longest_pause()
 
     async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:
         """As the sampler's."""
-        await self._sampler.load_adapter(self._name(name), path, probe=probe)
+        await self.engine.load_adapter(self._name(name), path, probe=probe)
 
     async def unload_adapter(self, name: str) -> None:
         """As the sampler's."""
-        await self._sampler.unload_adapter(self._name(name))
+        await self.engine.unload_adapter(self._name(name))
 
     async def sleep(self) -> None:
         """As the sampler's."""
-        await self._sampler.sleep()
+        await self.engine.sleep()
 
     async def wake(self) -> None:
         """As the sampler's."""
-        await self._sampler.wake()
+        await self.engine.wake()
 
 
 class Tenants:
