@@ -8,6 +8,7 @@ when memory runs out. The ledger stands for CUDA: it refuses what does not fit.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,6 +72,8 @@ class LedgerSampler:
 
     def __init__(self, settings: Settings, cards: list[Card]) -> None:
         self._cards, self._settings, self.share = cards, settings, 0.0
+        #: Called when a wake was refused: the driver hears of freed memory a moment later.
+        self.later: Callable[[], None] = lambda: None
         self.client = VllmClient(Path("none"))
         self.client._http = httpx.AsyncClient(
             base_url="http://vllm", transport=httpx.MockTransport(self._answer)
@@ -78,7 +81,8 @@ class LedgerSampler:
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         wanted = ASLEEP if request.url.path == "/sleep" else self.share
-        held = self._cards[0].take("vllm", wanted)
+        if not (held := self._cards[0].take("vllm", wanted)):
+            self.later()
         return httpx.Response(200 if held else 500, text="CUDA Error: out of memory")
 
     async def start(self) -> None:
@@ -117,8 +121,6 @@ class LedgerLearner:
 
     async def step(self, request: LearnerStep) -> None:
         await asyncio.to_thread(self._core.step, request, lambda *_: None)
-        # The driver hears of freed memory a moment after the answer.
-        asyncio.get_running_loop().call_later(0.05, self.give_back)
 
     def give_back(self) -> None:
         self.card.held["learner"] = IDLE
@@ -155,6 +157,7 @@ async def test_nobody_takes_more_than_there_is_and_all_is_given_back(
     settings = Settings(model="m", sampler=VllmSettings(), data_dir=tmp_path / "data", **options)
     card = cards["device" in options]
     sampler, learner = LedgerSampler(settings, cards), LedgerLearner(core, card)
+    sampler.later = learner.give_back
     engines: tuple[Any, Any] = sampler, learner
     service = Service(settings, *engines)
     parent = shake(fresh(core, tmp_path))
@@ -193,7 +196,7 @@ async def test_nobody_takes_more_than_there_is_and_all_is_given_back(
                 if settings.take_turns:
                     assert cards[0].held["vllm"] == ASLEEP
                 await learner.step(request)
-            await asyncio.sleep(0.1)
+            learner.give_back()
             assert cards[0].held["vllm"] == sampler.share
             assert card.held["learner"] == IDLE
     finally:

@@ -132,7 +132,7 @@ async def test_a_wake_that_never_succeeds_is_an_error_after_some_time(
     card = Card(used=76)
     with pytest.raises(VllmError, match="out of memory"):
         await card.client().wake(0.1)
-    assert card.refused > 2
+    assert card.refused > 1
 
 
 class Sampler(VllmSampler):
