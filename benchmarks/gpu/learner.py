@@ -74,6 +74,7 @@ def perturb(core: LearnerCore) -> None:
             if "lora_B" in one:
                 parameter = core.parameters[one]
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+    core.rounded()
 
 
 def methods() -> list[Method]:

@@ -2,7 +2,7 @@
 
 The activations that a backward pass keeps of each token are a weighted sum of a layer's sizes. The
 weights were measured on the learner (bytes that autograd saves; Qwen3, Qwen2 and Llama, rank 8,
-hidden sizes 64 to 192, relative error below 1 %). `test_memory_model.py` compares the estimate with
+hidden sizes 64 to 512, relative error below 1 %). `test_memory_model.py` compares the estimate with
 the peak memory of real steps on a CPU. It was not measured on a GPU.
 """
 
@@ -16,12 +16,13 @@ from typing import Any
 #: Bytes of a number.
 WIDTH = {"float32": 4, "bfloat16": 2}
 #: Bytes that a layer keeps of a token for each unit of its hidden size, its MLP, its queries and
-#: its keys. LoRA's inputs are kept in float32 whatever the base is.
-KEPT = {"float32": (16, 16, 12, 12), "bfloat16": (28, 10, 12, 8)}
-#: Linear layers of a block, each with one LoRA product of `rank` numbers in float32.
+#: its keys.
+KEPT = {"float32": (16, 16, 12, 12), "bfloat16": (12, 8, 8, 7)}
+#: Linear layers of a block, each with one LoRA product of `rank` numbers.
 LINEARS = 7
-#: A LoRA parameter, its gradient and Adam's two moments, in float32.
-LORA_BYTES = 16
+#: A LoRA parameter, its gradient and Adam's two moments, in float32; on a bfloat16 base also the
+#: rounded parameter that the model computes with.
+LORA_BYTES = {"float32": 16, "bfloat16": 18}
 #: Logits are computed in chunks of 2^24 elements (the learner's `CHUNK_ELEMENTS`), in float32, with
 #: their softmax and their gradient.
 LOGIT_BYTES = (1 << 24) * 4 * 3
@@ -92,7 +93,7 @@ def idle_learner_bytes(shape: Shape, rank: int, dtype: str, shards: int = 1) -> 
     """Bytes of a learner between two steps: the base, the adapter and its optimizer's state."""
     held = shape.layers if shards == 1 else math.ceil(shape.layers / shards) + GATHERED
     weights = shape.parameters - max(0, shape.layers - held) * shape.layer_parameters
-    return weights * WIDTH[dtype] + LORA_BYTES * shape.lora_parameters(rank)
+    return weights * WIDTH[dtype] + LORA_BYTES[dtype] * shape.lora_parameters(rank)
 
 
 def token_bytes(shape: Shape, rank: int, dtype: str, *, checkpointed: bool = False) -> int:
@@ -104,7 +105,7 @@ def token_bytes(shape: Shape, rank: int, dtype: str, *, checkpointed: bool = Fal
     hidden, mlp, queries, keys = KEPT[dtype]
     wide = mlp * shape.intermediate * shape.active
     layer = hidden * shape.hidden + wide + queries * shape.queries + keys * shape.keys
-    layer += LINEARS * rank * 4
+    layer += LINEARS * rank * WIDTH[dtype]
     inputs = shape.layers * shape.hidden * WIDTH[dtype]
     return layer + inputs if checkpointed else layer * shape.layers
 

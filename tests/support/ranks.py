@@ -33,9 +33,11 @@ STEPS = 20
 async def ignore(_fraction: float, _message: str) -> None: ...
 
 
-def ranked(model: str, ranks: int = 2, *, shard: bool = False) -> PeftLearner:
+def ranked(
+    model: str, ranks: int = 2, *, shard: bool = False, dtype: str | None = None
+) -> PeftLearner:
     learner = PeftSettings(threads=1, ranks=ranks, shard=shard)
-    return PeftLearner(Settings(model=model, device="cpu", learner=learner))
+    return PeftLearner(Settings(model=model, device="cpu", dtype=dtype, learner=learner))
 
 
 def others(pid: int | None) -> list[int]:

@@ -1,7 +1,7 @@
 """Multi-LoRA: several adapters beside the base weights, each row of a batch routed to its own.
 
-``y = W x + (alpha / r) · B (A x)``, unmerged and in the order in which PEFT computes it, so that
-the sampler's logprobs equal those of a learner that uses PEFT.
+``y = W x + (alpha / r) · B (A x)``, unmerged, in the order and the dtype (`lora_dtype`) in which
+the learner computes it by PEFT, so that the sampler's logprobs equal the learner's.
 """
 
 from __future__ import annotations
@@ -12,9 +12,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from langchain_art_server.backends.models.adapter_files import LoadedAdapter
-from langchain_art_server.backends.models.adapter_reader import linear_layers, read_adapter
+from langchain_art_server.backends.models.adapter_reader import (
+    linear_layers,
+    lora_dtype,
+    read_adapter,
+)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -57,8 +62,8 @@ class LoraLinear(nn.Module):
 class AdapterBank:
     """The adapters of one model. A linear layer is wrapped when the first adapter needs it."""
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._model, self._device = model, device
+    def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
+        self._model, self._device, self._dtype = model, device, model.dtype
         self._linears = linear_layers(model)
         self._wrapped: dict[str, LoraLinear] = {}
         self._groups: RowGroups = []
@@ -72,8 +77,10 @@ class AdapterBank:
         )
         for module, (down, up) in weights.pairs.items():
             layer = self._wrapped.get(module) or self._wrap(module)
+            dtype = lora_dtype(self._dtype, down.dtype)
             # Transposed once: y = x @ A^T @ B^T.
-            layer.pairs[adapter] = (down.to(self._device).t(), up.to(self._device).t())
+            down, up = (part.to(self._device, dtype).t() for part in (down, up))
+            layer.pairs[adapter] = (down, up)
         return adapter
 
     def unload(self, adapter: RoutedAdapter) -> None:

@@ -65,6 +65,11 @@ class AdapterWeights:
     pairs: dict[str, tuple[Tensor, Tensor]]
 
 
+def lora_dtype(base: torch.dtype, otherwise: torch.dtype) -> torch.dtype:
+    """The dtype that sampler and learner compute LoRA in: a half-precision base's, as vLLM does."""
+    return base if base in (torch.bfloat16, torch.float16) else otherwise
+
+
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
     """The linear layers of a model by name."""
     return {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}

@@ -17,6 +17,7 @@ from langchain_art.errors import ConfigError
 from langchain_art_server.backends.models.adapter_files import Identity, identity
 from langchain_art_server.backends.peft import adapter_io
 from langchain_art_server.backends.peft.logprob_scoring import Scorer
+from langchain_art_server.backends.peft.lora_weights import LoraWeights
 
 
 class HeldAdapter:
@@ -32,9 +33,18 @@ class HeldAdapter:
         self._peft: peft.PeftModel | None = None
         self._config = b""
         self._held: Identity | None = None
-        #: LoRA's parameters, by their names on disk.
-        self.parameters: dict[str, nn.Parameter] = {}
+        self._weights: LoraWeights | None = None
         self._optimizer = adapter_io.new_optimizer([nn.Parameter(torch.zeros(1))])
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """What is learned, by the names on disk. `rounded` must be called where it was changed."""
+        return self._weights.masters if self._weights else {}
+
+    def rounded(self) -> None:
+        """Let the model compute with `parameters`."""
+        if self._weights is not None:
+            self._weights.round_to_model()
 
     def _with_lora(self, shape: peft.LoraConfig) -> peft.PeftModel:
         return peft.get_peft_model(self.base, shape)  # pyright: ignore[reportReturnType]
@@ -46,6 +56,7 @@ class HeldAdapter:
             return
         self._put_on(adapter_io.read_config(folder))
         adapter_io.load_weights(folder, self.parameters)
+        self.rounded()
         adapter_io.load_optimizer(folder, self.parameters, self._optimizer)
         self._held = found
 
@@ -62,11 +73,7 @@ class HeldAdapter:
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"PEFT refuses the adapter's config: {error}") from error
             self._config = config
-            self.parameters = {
-                name.replace(".default", ""): parameter
-                for name, parameter in self._peft.named_parameters()
-                if parameter.requires_grad
-            }
+            self._weights = LoraWeights(self._peft, self.base)
         self._optimizer = adapter_io.new_optimizer(self.parameters.values())
 
     def _base_only(self) -> contextlib.AbstractContextManager[Any]:
@@ -86,9 +93,11 @@ class HeldAdapter:
         try:
             self._put_on(adapter_io.read_config(adapter))
             adapter_io.load_weights(adapter, self.parameters)
+            self.rounded()
             yield
         finally:
             self._put_on(own)
             adapter_io.copy_weights(weights, self.parameters)
+            self.rounded()
             self._optimizer.load_state_dict(state)
             self._held = held

@@ -55,9 +55,10 @@ MEMORY_ATTEMPTS = 6
 class LearnerCore(HeldAdapter):
     """Loads a base model, and makes, trains and reads LoRA adapters on it.
 
-    The adapter's weights and the optimizer's state are float32 (float64 on a float64 base). They
-    stay in memory after a step: if the next step starts from exactly those files, nothing is read
-    again, and the numbers are the same to the bit.
+    The adapter's weights and the optimizer's state are float32 (float64 on a float64 base), also
+    where LoRA is computed in bfloat16 (`lora_weights`). They stay in memory after a step: if the
+    next step starts from exactly those files, nothing is read again, and the numbers are the same
+    to the bit.
 
     Args:
         model: hub name or local path.
@@ -109,6 +110,7 @@ class LearnerCore(HeldAdapter):
         config.base_model_name_or_path = self.name
         self._put_on(adapter_io.config_bytes(config))
         adapter_io.initialise(self.parameters, lora.seed)
+        self.rounded()
         adapter_io.write_adapter(out, self._config, self.parameters)
 
     def step(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
@@ -207,6 +209,7 @@ class LearnerCore(HeldAdapter):
 
     def _update(self) -> None:
         self._optimizer.step()
+        self.rounded()
 
     def _divergence(self, batch: TrainingBatch, rate: float) -> float:
         moved = self.look(batch).divergence

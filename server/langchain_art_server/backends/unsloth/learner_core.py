@@ -19,7 +19,7 @@ from torch import nn
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends.peft.core_process import process_core
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from langchain_art_server.backends.peft.logprob_scoring import Scorer, number_dtype
+from langchain_art_server.backends.peft.logprob_scoring import Scorer
 from langchain_art_server.backends.peft.packer import Packer
 from langchain_art_server.backends.unsloth.packed_rows import UnslothPacker
 
@@ -104,9 +104,6 @@ class UnslothCore(LearnerCore):
                 f"Unsloth refuses LoRA on {sorted(targets)}: {error}; name other targets, or learn "
                 "with kind = 'peft'"
             ) from error
-        for parameter in dressed.parameters():
-            if parameter.requires_grad:  # the optimizer's numbers, whatever the base's
-                parameter.data = parameter.data.to(number_dtype(self.base))
         return dressed
 
 
