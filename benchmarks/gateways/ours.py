@@ -52,6 +52,7 @@ class StubLearner:
 
     restarts = 0
     problem = None
+    weights = ""
 
     async def start(self) -> None: ...
 

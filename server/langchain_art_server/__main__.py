@@ -32,7 +32,7 @@ from langchain_art_server.gateway.http_protocol import (
 )
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.page.routes import page_routes
-from langchain_art_server.start_checks import check_start
+from langchain_art_server.start_checks import check_start, with_quantized_base
 
 console = Console(stderr=True)
 cli = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -163,6 +163,9 @@ def main(
         options["lora"] = {"rank": lora_rank} if lora_rank else None
         settings = load_settings(config, **options)
         check_start(settings)
+        if settings.quantization:
+            console.print(f"The base in 4 bits ({settings.quantization}): made once, then read …")
+            settings = with_quantized_base(settings)
         os.environ.pop("ART_API_KEY", None)  # the engines need none
         with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:  # uvloop, where it is
             runner.run(run(settings))

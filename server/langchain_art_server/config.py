@@ -107,6 +107,12 @@ class _LearnerSettings(_Table):
     hang_seconds: float = Field(default=900, gt=0)
     """The learner is ended and started again if it has work and ends no micro-batch for so long;
     the job has then failed, and may be sent again."""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """``adamw_8bit``: Adam's moments in 8 bits (bitsandbytes), 2 bytes of a LoRA weight, not 8. A
+    policy goes on with the one that it began with."""
+    offload_activations: bool = False
+    """With gradient checkpointing, the layers' inputs wait in the host's memory for the backward
+    pass: longer rows, and two copies of each over the bus. The adapter is the same to the bit."""
 
 
 class PeftSettings(_LearnerSettings):
@@ -134,9 +140,6 @@ class UnslothSettings(_LearnerSettings):
     """Unsloth's kernels, on one GPU: ``[learner]`` with ``kind = "unsloth"``."""
 
     kind: Literal["unsloth"] = "unsloth"
-    load_in_4bit: bool = False
-    """The base's weights in 4 bits, so that it fits into a quarter of the memory. The sampler must
-    serve the same weights, or learner and sampler are far apart."""
 
 
 class PageSettings(_Table):
@@ -197,6 +200,9 @@ class Settings(_Table):
     """Torch device; None: cuda, mps or cpu, whichever torch finds."""
     dtype: str | None = None
     """Torch dtype; None: float32 on CPU, bfloat16 elsewhere."""
+    quantization: Literal["nf4"] | None = None
+    """``nf4``: the base's linear layers in 4 bits for sampler and learner, on a GPU or a CPU. The
+    first start writes a copy of the model in 4 bits to `data_dir`, which both load."""
     max_model_len: int | None = Field(default=None, ge=16)
     """Tokens of prompt and completion together; None: what the model's config allows, at most
     32768, and on a GPU what its memory holds; the log and ``/status`` say how many."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 from langchain_art.errors import ConfigError
@@ -16,6 +18,27 @@ def check_start(settings: Settings) -> None:
     check_model(settings.model)
     if settings.port:
         check_port(settings.host, settings.port)
+
+
+def with_quantized_base(settings: Settings) -> Settings:
+    """Settings whose model is the copy in 4 bits, made now if it is not there, if they ask for one.
+
+    Raises:
+        ConfigError: it cannot be made; says why.
+    """
+    if settings.quantization is None:
+        return settings
+    argv = [sys.executable, "-m", "langchain_art_server.quantize_base", settings.model]
+    argv.append(str(settings.data_dir.absolute() / "bases"))
+    for name in ("device", "dtype"):
+        if value := getattr(settings, name):
+            argv += [f"--{name}", value]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode:
+        why = done.stderr.strip() or f"ended with status {done.returncode}"
+        raise ConfigError(f"quantization={settings.quantization!r}: {why}")
+    folder = done.stdout.splitlines()[-1]
+    return settings.model_copy(update={"model": folder, "served_model_name": settings.base_name})
 
 
 def check_model(model: str) -> None:

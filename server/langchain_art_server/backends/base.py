@@ -38,6 +38,8 @@ class ModelInfo:
     """Size of the logits: every token id is below it."""
     longest_token: int
     """Characters of the longest token, as its vocabulary writes it."""
+    weights: str = ""
+    """Which weights in 4 bits are held, by a digest (`four_bits.weights_of`); empty: not in 4."""
 
     @property
     def max_prompt_chars(self) -> int:
@@ -264,7 +266,12 @@ class LearnerStep:
 
 
 class Learner(Engine, Protocol):
-    """Trains adapters on rows."""
+    """Trains adapters on rows.
+
+    `weights`, once it has started, are as `ModelInfo.weights`: those that it holds.
+    """
+
+    weights: str
 
     async def init_adapter(self, out: Path, lora: LoraConfig) -> None:
         """Write a fresh adapter, equal to the base. Raises ConfigError on unknown targets."""

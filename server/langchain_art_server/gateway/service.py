@@ -128,6 +128,13 @@ class Service:
             await self.learner.start()
         else:
             await asyncio.gather(self.sampler.start(), self.learner.start())
+        sampled, learned = self.sampler.info.weights, self.learner.weights
+        if sampled != learned:
+            raise ConfigError(
+                f"got a sampler whose base has {sampled or 'unquantised weights'} and a learner "
+                f"whose base has {learned or 'unquantised weights'}; expected the same weights: "
+                'give the unquantised model and quantization = "nf4", which both load'
+            )
 
     async def close(self) -> None:
         """Stop jobs and engines, and write what the store has queued."""

@@ -15,6 +15,7 @@ from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.unsloth.learner import UnslothLearner
 from langchain_art_server.config import Settings, UnslothSettings, load_settings
+from langchain_art_server.quantize_base import quantized
 from tests.support.environments import unsloth_python
 from tests.support.learner_cases import (
     FILES,
@@ -145,7 +146,8 @@ async def test_what_cannot_be_loaded_stops_the_start(python: Path, tmp_path: Pat
     with pytest.raises(ConfigError, match="nowhere"):
         await nowhere.start()
     await nowhere.close()
-    quantised = learner_for(save_model(tmp_path / "m"), python, load_in_4bit=True)
+    plain = save_model(tmp_path / "m", hidden_size=64, intermediate_size=128, head_dim=16)
+    quantised = learner_for(quantized(str(plain), tmp_path, "cpu"), python)
     with pytest.raises(ConfigError, match="CUDA"):
         await quantised.start()
     await quantised.close()
@@ -155,7 +157,6 @@ async def test_what_cannot_be_loaded_stops_the_start(python: Path, tmp_path: Pat
     ("settings", "said"),
     [
         ({"kind": "unsloth", "ranks": 2}, "got ranks=2.*expected it with kind='peft'"),
-        ({"load_in_4bit": True}, "kind='unsloth'"),
         ({"kind": "fast"}, "unsloth"),
     ],
 )

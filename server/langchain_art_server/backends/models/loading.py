@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends.base import ModelInfo
 from langchain_art_server.backends.models.device import torch_device
+from langchain_art_server.backends.models.four_bits import load_causal, weights_in, weights_of
 from langchain_art_server.config import Settings
 
 _MAX_MODEL_LEN = 32768
@@ -38,7 +39,7 @@ def load_model(settings: Settings) -> LoadedModel:
     """
     device = torch_device(settings.device)
     loaded = _load(settings, device)
-    loaded.model.to(device).eval().requires_grad_(False)
+    loaded.model.requires_grad_(False)
     return loaded
 
 
@@ -53,15 +54,15 @@ def load_outline(settings: Settings) -> LoadedModel:
 
 def _load(settings: Settings, device: torch.device, *, weights: bool = True) -> LoadedModel:
     dtype, name = _dtype(settings.dtype, device), settings.model
-    auto = cast(Any, AutoModelForCausalLM)
+    auto, model = cast(Any, AutoModelForCausalLM), cast(Any, None)
     try:
         tokenizer = cast(Any, AutoTokenizer).from_pretrained(name, trust_remote_code=False)
         if weights:
-            model = auto.from_pretrained(
-                name, dtype=dtype, use_safetensors=True, trust_remote_code=False
-            )
+            model = load_causal(name, dtype, device)
+            held = weights_of(model)
         else:
             config = cast(Any, AutoConfig).from_pretrained(name, trust_remote_code=False)
+            held = weights_in(name, config)
             with torch.device("meta"):
                 model = auto.from_config(config)
             with contextlib.suppress(OSError):  # not every model has one
@@ -74,12 +75,13 @@ def _load(settings: Settings, device: torch.device, *, weights: bool = True) -> 
     info = ModelInfo(
         name=settings.base_name,
         path=settings.model,
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=model.num_parameters(),
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         max_model_len=_max_len(settings, config),
         vocab_size=int(getattr(head, "out_features", None) or config.vocab_size),
         longest_token=max(map(len, tokenizer.get_vocab())),
+        weights=held,
     )
     return LoadedModel(model, tokenizer, eos_ids(model, tokenizer), info)
 

@@ -2,7 +2,8 @@
 
 A directory holds ``adapter_config.json`` and ``adapter_model.safetensors``, as PEFT writes them,
 and ``optimizer.safetensors``: Adam's state under ``<parameter>.exp_avg``, ``.exp_avg_sq`` and
-``.step``. A new adapter, which no step has made, has no optimizer file.
+``.step``, or that of bitsandbytes' 8-bit Adam under the names that it has there. A new adapter,
+which no step has made, has no optimizer file.
 """
 
 from __future__ import annotations
@@ -29,12 +30,19 @@ from langchain_art_server.backends.models.adapter_files import (
     OPTIMIZER_FILE,
     WEIGHTS_FILE,
 )
+from langchain_art_server.backends.models.four_bits import EXTRA
 
 #: AdamW as is usual for LoRA in RL: β2 is below the default 0.999, since runs have few steps.
 ADAM_BETAS = (0.9, 0.99)
 ADAM_EPS = 1e-8
-#: Entries of ``torch.optim.AdamW``'s state per parameter.
-OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "step")
+#: Entries of the state of each optimizer per parameter (`LearnerSettings.optimizer`).
+OPTIMIZER_STATE = {
+    "adamw": ("exp_avg", "exp_avg_sq", "step"),
+    "adamw_8bit": (
+        *("state1", "state2", "absmax1", "absmax2"),  # moments, and a scale for 256 of each
+        *("qmap1", "qmap2", "step"),  # what each of the 256 codes stands for
+    ),
+}
 #: Names of linear layers whose LoRA PEFT moves to stacked experts, where there are any (its
 #: `utils/transformers_weight_conversion.py`). No sampler here supports LoRA on experts.
 STACKED = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
@@ -110,9 +118,21 @@ def initialise(parameters: Mapping[str, nn.Parameter], seed: int) -> None:
             parameter.copy_(values)
 
 
-def new_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
-    """AdamW over LoRA's parameters; each step sets its learning rate."""
+def new_optimizer(parameters: Iterable[nn.Parameter], kind: str = "adamw") -> torch.optim.Optimizer:
+    """AdamW over LoRA's parameters; each step sets its learning rate.
+
+    Raises:
+        ConfigError: it is ``adamw_8bit`` (arXiv 2110.02861), and bitsandbytes is not there.
+    """
     chosen = list(parameters)
+    if kind == "adamw_8bit":
+        try:
+            from bitsandbytes.optim.adamw import AdamW8bit  # noqa: PLC0415  an extra
+        except ImportError as error:
+            raise ConfigError(f"learner.optimizer={kind!r}: {EXTRA} ({error})") from error
+        return AdamW8bit(
+            chosen, lr=0.0, betas=ADAM_BETAS, eps=ADAM_EPS, weight_decay=0.0, min_8bit_size=0
+        )
     return torch.optim.AdamW(
         chosen,
         betas=ADAM_BETAS,
@@ -170,28 +190,38 @@ def copy_weights(tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Para
 
 
 def load_optimizer(
-    folder: Path, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.AdamW
+    folder: Path,
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    kind: str = "adamw",
 ) -> None:
     """Put an adapter's Adam state into a new optimizer; nothing if the adapter has none.
 
     Raises:
-        ConfigError: the file is broken or not of these parameters.
+        ConfigError: the file is broken, not of these parameters, or not of this optimizer.
     """
     path = folder / OPTIMIZER_FILE
     if not path.exists():
         return
     tensors = _load(path)
+    keys = OPTIMIZER_STATE[kind]
+    other = next(one for one in OPTIMIZER_STATE if one != kind)
+    if any(name.endswith(f".{OPTIMIZER_STATE[other][0]}") for name in tensors):
+        raise ConfigError(
+            f"got learner.optimizer={kind!r}, and {folder.name!r} was learned with {other!r}; "
+            "expected the same: set it back, or begin a new policy"
+        )
     for name, parameter in parameters.items():
-        state = {key: tensors.pop(f"{name}.{key}", None) for key in OPTIMIZER_STATE}
+        state = {key: tensors.pop(f"{name}.{key}", None) for key in keys}
         if all(value is None for value in state.values()):
             continue
-        moments = [state["exp_avg"], state["exp_avg_sq"]]
+        moments = [state[key] for key in keys[:2]]
         if state["step"] is None or any(m is None or m.shape != parameter.shape for m in moments):
             raise ConfigError(f"{path.name} of {folder.name!r} does not fit the parameter {name!r}")
         optimizer.state[parameter] = {
-            # Adam keeps its step on the CPU whatever the device of the parameter.
-            key: value if key == "step" or value is None else value.to(parameter.device)
+            key: _restored(key, value, parameter.device, kind)
             for key, value in state.items()
+            if value is not None
         }
     if tensors:
         raise ConfigError(
@@ -199,11 +229,18 @@ def load_optimizer(
         )
 
 
+def _restored(key: str, value: Tensor, device: torch.device, kind: str) -> Tensor | int:
+    if key != "step":
+        return value.to(device)
+    # Adam keeps its step on the CPU whatever the device of the parameter; 8-bit Adam in a number.
+    return int(value) if kind == "adamw_8bit" else value
+
+
 def write_adapter(
     folder: Path,
     config: bytes,
     parameters: Mapping[str, nn.Parameter],
-    optimizer: torch.optim.AdamW | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
     """Write an adapter's files into an existing folder, over those that are there.
 
@@ -213,10 +250,9 @@ def write_adapter(
     _save(folder / WEIGHTS_FILE, {name: p.detach() for name, p in parameters.items()})
     if optimizer is not None:
         state = {
-            f"{name}.{key}": optimizer.state[parameter][key]
+            f"{name}.{key}": torch.as_tensor(value)
             for name, parameter in parameters.items()
-            if parameter in optimizer.state
-            for key in OPTIMIZER_STATE
+            for key, value in optimizer.state.get(parameter, {}).items()
         }
         _save(folder / OPTIMIZER_FILE, state)
 

@@ -29,12 +29,13 @@ class HeldAdapter:
     base: PreTrainedModel
     _scorer: Scorer
 
-    def __init__(self) -> None:
+    def __init__(self, optimizer: str) -> None:
+        self._kind = optimizer
         self._peft: peft.PeftModel | None = None
         self._config = b""
         self._held: Identity | None = None
         self._weights: LoraWeights | None = None
-        self._optimizer = adapter_io.new_optimizer([nn.Parameter(torch.zeros(1))])
+        self._optimizer = adapter_io.new_optimizer([nn.Parameter(torch.zeros(1))], optimizer)
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -57,7 +58,7 @@ class HeldAdapter:
         self._put_on(adapter_io.read_config(folder))
         adapter_io.load_weights(folder, self.parameters)
         self.rounded()
-        adapter_io.load_optimizer(folder, self.parameters, self._optimizer)
+        adapter_io.load_optimizer(folder, self.parameters, self._optimizer, self._kind)
         self._held = found
 
     def _put_on(self, config: bytes) -> None:
@@ -74,7 +75,7 @@ class HeldAdapter:
                 raise ConfigError(f"PEFT refuses the adapter's config: {error}") from error
             self._config = config
             self._weights = LoraWeights(self._peft, self.base)
-        self._optimizer = adapter_io.new_optimizer(self.parameters.values())
+        self._optimizer = adapter_io.new_optimizer(self.parameters.values(), self._kind)
 
     def _base_only(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._peft is None else self._peft.disable_adapter()

@@ -64,6 +64,8 @@ class PeftLearner(Worker):
             python=str(settings.learner.python),
         )
         self._vocab_size = 0
+        #: See `base.Learner`.
+        self.weights = ""
 
     @staticmethod
     def options(settings: Settings) -> dict[str, Any]:
@@ -131,7 +133,7 @@ class PeftLearner(Worker):
         return [one if isinstance(one, str) else TokenTurn(**one) for one in found]
 
     async def _note_vocabulary(self, info: dict[str, Any]) -> None:
-        self._vocab_size = info["vocab_size"]
+        self._vocab_size, self.weights = info["vocab_size"], info["weights"]
 
     async def _step(
         self, params: dict[str, Any], on_progress: Callable[[float, str], Awaitable[None]]

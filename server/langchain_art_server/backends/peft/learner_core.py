@@ -29,6 +29,7 @@ from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.models.adapter_files import identity
 from langchain_art_server.backends.models.device import free_cache, torch_device
+from langchain_art_server.backends.models.four_bits import weights_of
 from langchain_art_server.backends.peft import adapter_io
 from langchain_art_server.backends.peft.held_adapter import HeldAdapter
 from langchain_art_server.backends.peft.logprob_scoring import Scorer
@@ -64,13 +65,23 @@ class LearnerCore(HeldAdapter):
         model: hub name or local path.
         device: torch device; None: cuda, mps or cpu.
         dtype: float32, bfloat16 or float64; None: float32 on CPU, bfloat16 elsewhere.
+        optimizer: ``adamw``, or ``adamw_8bit`` of bitsandbytes.
+        offload_activations: see `Packer.offload`.
 
     Raises:
         ConfigError: the model cannot be loaded, or device or dtype cannot be used.
     """
 
-    def __init__(self, model: str, device: str | None = None, dtype: str | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        model: str,
+        device: str | None = None,
+        dtype: str | None = None,
+        *,
+        optimizer: str = "adamw",
+        offload_activations: bool = False,
+    ) -> None:
+        super().__init__(optimizer)
         self.name = model
         self.device = torch_device(device)
         default = "float32" if self.device.type == "cpu" else "bfloat16"
@@ -78,10 +89,12 @@ class LearnerCore(HeldAdapter):
             raise ConfigError(f"got dtype={dtype!r}, expected one of {sorted(DTYPES)} to learn in")
         self.dtype = DTYPES[dtype or default]
         self.base = self._load()
+        self._parameters, self._base_weights = self.base.num_parameters(), weights_of(self.base)
         ends = (self.base.get_input_embeddings(), self.base.get_output_embeddings())
         self._vocab_size = min(len(next(end.parameters())) for end in ends if end is not None)
         self._linears = adapter_io.linear_names(self.base)
         self._scorer, self.packer = self._forward()
+        self.packer.offload = offload_activations
         if self.packer.padded_because is not None:
             log.warning(
                 "%s learns from %s, which compute common prefixes again: %s.",
@@ -95,7 +108,8 @@ class LearnerCore(HeldAdapter):
         """Facts of the base model for the parent."""
         return {
             "vocab_size": self._vocab_size,
-            "parameters": sum(p.numel() for p in self.base.parameters() if not p.requires_grad),
+            "parameters": self._parameters,
+            "weights": self._base_weights,
             "device": str(self.device),
             "dtype": str(self.dtype).removeprefix("torch."),
         }

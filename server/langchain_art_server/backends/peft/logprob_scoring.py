@@ -9,6 +9,7 @@ Index suffixes: T terms, M predictions of a batch, H hidden size, V vocabulary, 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
@@ -85,6 +87,8 @@ class Scorer:
         self.model: nn.Module = base  # what is called: `base`, or PEFT's wrapper around it
         #: The output head alone makes the logits (no scaling or soft-capping behind it).
         self.plain_head = False
+        #: What the backward pass needs of a forward pass is held in the host's memory meanwhile.
+        self.offloads = False
         #: Padded rows come with a mask; causal attention needs none, as they are padded at the end.
         self.masked = True
 
@@ -115,7 +119,8 @@ class Scorer:
 
         hook = self.head.register_forward_pre_hook(thin)
         try:
-            logits_1MV: Tensor = self.model(**inputs, use_cache=False).logits
+            with self._on_host() if self.offloads else contextlib.nullcontext():
+                logits_1MV: Tensor = self.model(**inputs, use_cache=False).logits
         finally:
             hook.remove()
         if len(taken) != 1 or logits_1MV.shape[:-1] != (1, 0 if self.plain_head else len(select_M)):
@@ -124,6 +129,20 @@ class Scorer:
                 f"each hidden state: got {tuple(logits_1MV.shape)}; it cannot be trained here"
             )
         return taken[0] if self.plain_head else logits_1MV[0]
+
+    def _on_host(self) -> saved_tensors_hooks:
+        """Hold what autograd saves in the host's memory, but for the head, which is a weight."""
+        host = save_on_cpu(pin_memory=True)
+        head = next(self.head.parameters()).untyped_storage().data_ptr()
+
+        def pack(tensor: Tensor) -> Any:
+            stays = tensor.untyped_storage().data_ptr() == head
+            return tensor if stays else host.pack_hook(tensor)
+
+        def unpack(held: Any) -> Tensor:
+            return held if isinstance(held, Tensor) else host.unpack_hook(held)
+
+        return saved_tensors_hooks(pack, unpack)
 
     def backward(self, outputs_MX: Tensor, ends: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Add to the parameters' gradients, after `outputs` returned `outputs_MX`.

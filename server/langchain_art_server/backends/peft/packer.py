@@ -46,6 +46,8 @@ class Packer:
         self.layout = "padded rows"
         #: See `prefix_forest.grow`.
         self.token_cost = 0.0 if self.padded_because else token_cost(scorer.base)
+        #: With gradient checkpointing, the inputs of layers are held in the host's memory.
+        self.offload = False
         #: Gradient checkpointing is on for the last packing for training.
         self.checkpoints = False
         self._bytes_per_token: tuple[object, float] | None = None
@@ -136,6 +138,7 @@ class Packer:
 
     def _checkpoint(self, on: bool) -> None:
         self.checkpoints, base = on, self._scorer.base
+        self._scorer.offloads = on and self.offload
         if on and base.supports_gradient_checkpointing:
             base.gradient_checkpointing_enable({"use_reentrant": False})
         for module in base.modules():
@@ -158,14 +161,17 @@ class Packer:
     def _checkpointed(self, plain: float) -> float:
         """Bytes per token with checkpointing, if a backward pass without it needs `plain`.
 
-        They are those of the layer that is computed again, the inputs of all layers and, in a
-        forest, their keys and values, to which the parts below attend.
+        They are those of the layer that is computed again, the inputs of all layers (unless
+        the host holds them) and, in a forest, their keys and values, to which the parts below
+        attend.
         """
         config = self._scorer.base.config.get_text_config()
         heads, width = config.num_attention_heads, config.hidden_size
         keys = getattr(config, "num_key_value_heads", None) or heads
         head = getattr(config, "head_dim", None) or width // heads
-        kept = width + (2 * keys * head if self.padded_because is None else 0)
+        kept = (0 if self.offload else width) + (
+            2 * keys * head if self.padded_because is None else 0
+        )
         layers = config.num_hidden_layers
         return plain / layers + layers * kept * self._scorer.base.dtype.itemsize
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from langchain_art.errors import ConfigError
 from langchain_art_server.algorithms.sequences.token_sets import column
 from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.models.four_bits import load_causal
 from langchain_art_server.backends.peft.logprob_scoring import (
     Predictions,
     ScoredBatch,
@@ -82,10 +82,7 @@ def load_base(model: str, dtype: torch.dtype, device: torch.device) -> PreTraine
         ConfigError: it cannot be loaded, or it is not a causal language model.
     """
     try:
-        loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            model, dtype=dtype, use_safetensors=True, trust_remote_code=False
-        )
-        nn.Module.to(loaded, device).eval()
+        loaded = load_causal(model, dtype, device)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ConfigError(
             f"the learner cannot load the model {model!r} on {device}: {error}"

@@ -17,6 +17,7 @@ import transformers
 from torch import nn
 
 from langchain_art.errors import ConfigError
+from langchain_art_server.backends.models.four_bits import in_four_bits
 from langchain_art_server.backends.peft.core_process import process_core
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.logprob_scoring import Scorer
@@ -35,34 +36,32 @@ class UnslothCore(LearnerCore):
 
     Args:
         max_model_len: tokens of the longest row; None: what the model's config allows.
-        load_in_4bit: quantise the base's weights (bitsandbytes, NF4); LoRA stays in float32.
         base: as for `LearnerCore`.
 
     Raises:
         ConfigError: the model cannot be loaded.
     """
 
-    def __init__(
-        self, *, max_model_len: int | None = None, load_in_4bit: bool = False, **base: Any
-    ) -> None:
-        self._longest, self._in_4bit = max_model_len, load_in_4bit
+    def __init__(self, *, max_model_len: int | None = None, **base: Any) -> None:
+        self._longest = max_model_len
         super().__init__(**base)
 
     def _load(self) -> transformers.PreTrainedModel:
-        if self._in_4bit and self.device.type != "cuda":
-            raise ConfigError(
-                f"got learner.load_in_4bit on {self.device}, expected a CUDA device: bitsandbytes "
-                "has no kernels for others; leave it out"
-            )
         try:
             config: Any = transformers.AutoConfig.from_pretrained(self.name)
+            quantized = in_four_bits(config, self.name)
+            if quantized and self.device.type != "cuda":
+                raise ConfigError(
+                    f"got a base in 4 bits for Unsloth on {self.device}, expected a CUDA device; "
+                    'learn with kind = "peft"'
+                )
             allowed = getattr(config.get_text_config(), "max_position_embeddings", MAX_MODEL_LEN)
             where: dict[str, Any] = {"device_map": {"": self.device}}
             loaded, _ = FastLanguageModel.from_pretrained(
                 self.name,
                 max_seq_length=self._longest or min(allowed, MAX_MODEL_LEN),
                 dtype=self.dtype,
-                load_in_4bit=self._in_4bit,
+                load_in_4bit=quantized,  # the file's own numbers; the server compares them
                 use_gradient_checkpointing=False,  # the packer decides when it is needed
                 use_exact_model_name=True,  # else others of its own, in 4 bits even
                 trust_remote_code=False,

@@ -32,6 +32,9 @@ _POLL = 0.1
 _LAST_BYTES, _CAUSES, _CAUSE_LINES = 1 << 17, 6, 6
 #: What stands before a line of vLLM's output: the process, and the logger's prefix.
 _PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )?([A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ?)?")
+_FOR_BOTH = 'expected quantization = "nf4" in the settings, which is for both'
+#: Options by which vLLM quantises weights by itself.
+_QUANTIZES = {"--quantization", "-q", "--quantization-config"}
 #: Seconds in which it is asked to wake before it is ended.
 _WAKE_SECONDS = 60.0
 #: Seconds between health checks, seconds until one fails, and failures in a row that end vLLM: in
@@ -75,7 +78,12 @@ class VllmProcess:
         self.ended: asyncio.Task[int] | None = None
 
     def command(self) -> list[str]:
-        """Its command line. Raises ConfigError if `[sampler] args` has an option of these."""
+        """Its command line.
+
+        Raises:
+            ConfigError: `[sampler] args` has an option of these, or one that quantises the base; or
+                vLLM cannot compute with weights in 4 bits as it is to be started.
+        """
         chosen = self._options
         options = {
             "--model": self._settings.model,
@@ -113,10 +121,39 @@ class VllmProcess:
                 f"[sampler] args: got {taken}, which this server sets itself, so that what is "
                 "recorded is what was sampled; leave them out, or use the settings of [sampler]."
             )
+        self._check_numbers({arg.partition("=")[0] for arg in chosen.args})
+        if self._info.weights:
+            options |= {"--quantization": "bitsandbytes", "--load-format": "bitsandbytes"}
         program = [str(_FORKED_START)] if self._on_cpu else ["-m", forked_start.SERVER]
         argv = [str(chosen.python), *program]
         argv += [part for pair in options.items() for part in pair] + flags
         return [*argv, "--lora-target-modules", *self._targets, *chosen.args]
+
+    def _check_numbers(self, args: set[str]) -> None:
+        """Raises ConfigError where vLLM would compute with other weights than the learner."""
+        if taken := sorted(args & _QUANTIZES):
+            raise ConfigError(
+                f"[sampler] args: got {taken}, with which the sampler's weights would not be "
+                f"the learner's; {_FOR_BOTH}."
+            )
+        if not self._info.weights:
+            return
+        if self._on_cpu:
+            raise ConfigError(
+                "got a base in 4 bits with vLLM on a CPU, expected a GPU: vLLM's bitsandbytes has "
+                'kernels for GPUs alone. Sample with kind = "transformers", or leave quantization '
+                "out."
+            )
+        if self._info.dtype != "bfloat16":
+            raise ConfigError(
+                f"got a base in 4 bits with vLLM in {self._info.dtype}, expected bfloat16, in "
+                "which vLLM multiplies by 4-bit weights."
+            )
+        if split := sorted(args & {"--tensor-parallel-size", "-tp"}):
+            raise ConfigError(
+                f"[sampler] args: got {split} with a base in 4 bits, which vLLM cannot split; "
+                "leave it out."
+            )
 
     async def start(self) -> None:
         """Start it. Raises ConfigError, see `command`."""

@@ -63,7 +63,7 @@ class DataParallelCore(LearnerCore):
     """The core of one rank: a `LearnerCore` that trains on its share of the rows.
 
     All of `ranks` must be made at the same time. With `shard`, each holds a part of the base's
-    layers (`fsdp`).
+    layers (`fsdp`). `options` are the other ones of `LearnerCore`.
 
     Raises:
         ConfigError: the model does not load on this rank.
@@ -71,13 +71,20 @@ class DataParallelCore(LearnerCore):
     """
 
     def __init__(
-        self, model: str, device: str, dtype: str | None, ranks: Ranks, *, shard: bool = False
+        self,
+        model: str,
+        device: str,
+        dtype: str | None,
+        ranks: Ranks,
+        *,
+        shard: bool = False,
+        **options: Any,
     ) -> None:
         self._ranks, self._shard = ranks, shard
         with ranks.together():
             torch_device(device)
         with ranks.together():
-            super().__init__(model, device, dtype)
+            super().__init__(model, device, dtype, **options)
 
     def step(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
         """See `LearnerCore.step`; counts of rows, tokens and CPU seconds are sums over ranks."""

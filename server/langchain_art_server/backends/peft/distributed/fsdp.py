@@ -28,6 +28,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from langchain_art.errors import ConfigError
 from langchain_art_server.algorithms.sequences.rank_shares import prefix_order
 from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.models.four_bits import linears_in_four_bits
 from langchain_art_server.backends.peft.distributed.process_group import Ranks
 from langchain_art_server.backends.peft.logprob_scoring import Scorer
 from langchain_art_server.backends.peft.micro_batches import CountedTokens, MicroBatches, Packing
@@ -53,6 +54,11 @@ def sharded_base(model: str, dtype: torch.dtype, ranks: Ranks) -> PreTrainedMode
         ConfigError: it cannot be loaded, or its layers cannot be found or cut.
     """
     base = load_base(model, dtype, torch.device("cpu"))
+    if linears_in_four_bits(base):
+        raise ConfigError(
+            f"got learner.shard=true with {model!r}, whose weights are in 4 bits; expected one of "
+            "the two: parts of 4-bit weights cannot be gathered"
+        )
     layers = decoder_layers(base)
     inside = {id(p) for layer in layers for p in layer.parameters()}
     if not inside:

@@ -1,0 +1,173 @@
+"""``python -m langchain_art_server.quantize_base MODEL FOLDER``: a base model in 4 bits (NF4).
+
+A server with ``quantization = "nf4"`` runs this before its engines start. Both then load what is
+written here: on a GPU and on a CPU, in vLLM and in transformers, the 4-bit weights are the same.
+Scales stay in float32 (no double quantisation), so that nobody has to compute them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
+
+from langchain_art.errors import ArtError, ConfigError
+from langchain_art_server.backends.models.device import torch_device
+from langchain_art_server.backends.models.four_bits import (
+    EXTRA,
+    check_blocks,
+    check_device,
+    in_four_bits,
+    linears_in_four_bits,
+)
+
+#: dtypes that layers may compute in.
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+#: Files beside the weights that belong to a model: its tokenizer and templates.
+_BESIDE = ("*.json", "*.jinja", "*.txt", "*.model")
+#: In the name of a folder: changes when what is written changes.
+_FORMAT = "nf4, blocks of 64, float32 scales, 1"
+
+
+def quantized(
+    model: str, folder: Path, device: str | None = None, dtype: str | None = None
+) -> Path:
+    """The folder below `folder` of a model in 4 bits; made if it is not there.
+
+    Its name has a digest of the source's files (their sizes and times, not their contents) and of
+    the dtype: other weights give another folder.
+
+    Args:
+        model: hub name or local path of an unquantised causal language model.
+        folder: where such folders are.
+        device: of the engines; None: cuda or cpu, whichever torch finds.
+        dtype: that the layers compute in; None: float32 on a CPU, bfloat16 elsewhere.
+
+    Raises:
+        ConfigError: bitsandbytes is missing, the device has no kernels, the model cannot be loaded
+            or not be quantised as a whole, or it is quantised already.
+    """
+    where = torch_device(device)
+    check_device(where)
+    chosen = dtype or ("float32" if where.type == "cpu" else "bfloat16")
+    if chosen not in DTYPES:
+        raise ConfigError(
+            f"got dtype={dtype!r} with quantization, expected one of {sorted(DTYPES)}"
+        )
+    source = _local(model)
+    key = hashlib.sha256(json.dumps([_FORMAT, chosen, *_files(source)]).encode()).hexdigest()
+    out = folder / f"{Path(model).name}-nf4-{key[:12]}"
+    if not out.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as made:
+            _write(source, DTYPES[chosen], Path(made, "base"))
+            Path(made, "base").rename(out)
+    return out
+
+
+def _local(model: str) -> Path:
+    if Path(model).is_dir():
+        return Path(model)
+    try:
+        wanted = [*_BESIDE, "*.safetensors"]
+        return Path(snapshot_download(model, allow_patterns=wanted))
+    except (OSError, ValueError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        raise ConfigError(f"the model {model!r} cannot be read from the hub: {error}") from error
+
+
+def _files(source: Path) -> list[list[Any]]:
+    files = sorted({*source.glob("*.safetensors"), *source.glob("*.json")})
+    about = [(file.name, file.resolve()) for file in files]
+    return [[name, path.stat().st_size, path.stat().st_mtime_ns] for name, path in about]
+
+
+def _write(source: Path, dtype: torch.dtype, out: Path) -> None:
+    name = str(source)
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        if in_four_bits(config, name) or getattr(config, "quantization_config", None):
+            raise ConfigError(
+                f"got quantization with the model {name!r}, which is quantised already; expected "
+                "the unquantised model"
+            )
+        with torch.device("meta"):
+            outline = cast(Any, AutoModelForCausalLM).from_config(config)
+        head = outline.get_output_embeddings()
+        skipped = [one for one, module in outline.named_modules() if module is head]
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            name,
+            dtype=dtype,
+            device_map={"": "cpu"},
+            use_safetensors=True,
+            trust_remote_code=False,
+            quantization_config=BitsAndBytesConfig(
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_compute_dtype=dtype,
+                bnb_4bit_use_double_quant=False,
+                llm_int8_skip_modules=skipped,
+            ),
+        )
+    except ImportError as error:
+        raise ConfigError(f"quantization needs bitsandbytes: {EXTRA} ({error})") from error
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"the model {name!r} cannot be quantised: {error}") from error
+    _check_whole(model)
+    model.save_pretrained(out)
+    for pattern in _BESIDE:
+        for file in source.glob(pattern):
+            if not (out / file.name).exists() and "safetensors" not in file.name:
+                shutil.copyfile(file, out / file.name)
+
+
+def _check_whole(model: PreTrainedModel) -> None:
+    """Raises ConfigError unless all matrices but embeddings and head are in whole blocks of NF4.
+
+    vLLM would quantise the others by itself, otherwise than here.
+    """
+    ends = {
+        id(parameter)
+        for end in (model.get_input_embeddings(), model.get_output_embeddings())
+        for parameter in (end.parameters() if isinstance(end, nn.Module) else ())
+    }
+    layers = linears_in_four_bits(model)
+    check_blocks(layers)
+    held = {id(layer.weight) for layer in layers.values()}
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1 and id(parameter) not in ends | held:
+            raise ConfigError(
+                f"got quantization with {type(model).__name__}, whose {name} is no linear layer "
+                "(an expert of a mixture, or a convolution) and would stay as it is in the learner "
+                "and not in vLLM; expected a dense model"
+            )
+
+
+def main() -> None:
+    """Make it, and write its path to standard output as the last line."""
+    parser = argparse.ArgumentParser(prog="python -m langchain_art_server.quantize_base")
+    parser.add_argument("model")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device")
+    parser.add_argument("--dtype")
+    chosen = parser.parse_args()
+    disable_progress_bar()
+    try:
+        print(quantized(chosen.model, chosen.folder, chosen.device, chosen.dtype))  # noqa: T201
+    except ArtError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

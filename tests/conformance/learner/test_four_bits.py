@@ -1,0 +1,278 @@
+"""A base in 4 bits: made once, held by sampler and learner in the same numbers, on a CPU."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from peft import LoraConfig as PeftConfig
+from peft import get_peft_model
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from langchain_art.errors import ConfigError
+from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art_server.backends.base import ModelInfo
+from langchain_art_server.backends.embedded.sampler import TransformersSampler
+from langchain_art_server.backends.models import four_bits
+from langchain_art_server.backends.models.loading import load_outline
+from langchain_art_server.backends.peft.learner import PeftLearner
+from langchain_art_server.backends.peft.learner_core import LearnerCore
+from langchain_art_server.backends.vllm.process import VllmProcess
+from langchain_art_server.config import Settings, VllmSettings
+from langchain_art_server.gateway.service import Service
+from langchain_art_server.quantize_base import quantized
+from langchain_art_server.start_checks import with_quantized_base
+from tests.support.learner_cases import (
+    FILES,
+    LENIENT,
+    folder,
+    fresh,
+    gaps,
+    make_rows,
+    quiet,
+    shake,
+    take,
+)
+from tests.support.ranks import distance
+from tests.support.tiny_models import SMALL, LocalSampler, ask, save_model
+
+pytest.importorskip("bitsandbytes")
+#: The sixteen values of NF4 (arXiv 2305.14314, appendix E), whose index is a weight's four bits.
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+#: Whole blocks of 64 in each row of a matrix.
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+RANK8 = LoraConfig(rank=8, alpha=16.0)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("plain") / "model", **SIZES)
+
+
+@pytest.fixture(scope="module")
+def bases(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The model in 4 bits, by the dtype that it computes in."""
+    where = tmp_path_factory.mktemp("bases")
+    return {dtype: quantized(str(plain), where, "cpu", dtype) for dtype in ("float32", "bfloat16")}
+
+
+def by_hand(file: Path, name: str) -> torch.Tensor:
+    """A matrix, in float64, from the bytes of the file: index times scale, nothing else."""
+    with safe_open(file, "pt") as opened:
+        packed, absmax = (opened.get_tensor(f"{name}{end}") for end in ("", ".absmax"))
+        about = json.loads(
+            bytes(opened.get_tensor(f"{name}.quant_state.bitsandbytes__nf4").tolist())
+        )
+    indices = torch.stack([packed.flatten() >> 4, packed.flatten() & 15], 1).flatten()
+    values = torch.tensor(NF4, dtype=torch.float64)[indices.long()].view(-1, 64)
+    return (values * absmax.double()[:, None]).view(about["shape"])
+
+
+def dequantized(base: Path, dtype: torch.dtype) -> Any:
+    """A model of plain linear layers in `dtype`, with the base's own numbers by hand."""
+    held = four_bits.load_causal(str(base), dtype, torch.device("cpu"))
+    config = held.config
+    del config.quantization_config
+    naive: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    own, quantised = held.state_dict(), four_bits.linears_in_four_bits(held)
+    weights = {
+        name: own[name].float()
+        for name in naive.state_dict()
+        if name.removesuffix(".weight") not in quantised
+    }
+    for name in quantised:
+        weights[f"{name}.weight"] = (
+            by_hand(base / "model.safetensors", f"{name}.weight").to(dtype).float()
+        )
+    naive.load_state_dict(weights)
+    assert not four_bits.linears_in_four_bits(naive)
+    return naive.eval()
+
+
+def test_the_weights_are_those_of_the_file_to_the_bit(bases: dict[str, Path]) -> None:
+    from bitsandbytes.functional import dequantize_4bit
+
+    for dtype, base in bases.items():
+        model = four_bits.load_causal(str(base), getattr(torch, dtype), torch.device("cpu"))
+        layers = four_bits.linears_in_four_bits(model)
+        assert len(layers) == 21 and model.get_output_embeddings() not in layers.values()
+        for name, layer in layers.items():
+            expected = by_hand(base / "model.safetensors", f"{name}.weight")
+            held = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+            assert held.dtype == getattr(torch, dtype)
+            # In float32 the product of index value and scale is rounded once, in bfloat16 again.
+            assert torch.equal(held, expected.float().to(held.dtype))
+        assert four_bits.weights_of(model) == four_bits.weights_in(str(base), model.config) != ""
+        assert model.num_parameters() == 155_168  # as if it were not quantised: rates depend on it
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_outputs_are_those_of_plain_layers_with_these_weights(
+    dtype: str, bases: dict[str, Path]
+) -> None:
+    base, number = bases[dtype], getattr(torch, dtype)
+    held: Any = four_bits.load_causal(str(base), number, torch.device("cpu"))
+    naive = dequantized(base, number)
+    ids = torch.arange(24).view(2, 12)
+    with torch.inference_mode():  # as a sampler
+        assert torch.equal(held(input_ids=ids).logits, naive(input_ids=ids).logits)
+    assert torch.equal(held(input_ids=ids).logits, naive(input_ids=ids).logits)  # as a learner
+
+
+def test_a_step_is_that_of_lora_on_the_same_weights_in_float32(
+    bases: dict[str, Path], tmp_path: Path
+) -> None:
+    naive = tmp_path / "naive"
+    dequantized(bases["float32"], torch.float32).save_pretrained(naive)
+    core, reference = LearnerCore(str(bases["float32"])), LearnerCore(str(naive))
+    assert type(core._scorer.base) is type(reference._scorer.base)
+    own = other = start = shake(fresh(core, tmp_path, RANK8))
+    for step in range(1, 4):
+        rows, one, two = make_rows(8, seed=step), *(folder(tmp_path, f"{n}{step}") for n in "ab")
+        found = take(core, own, one, rows, step)
+        expected = take(reference, other, two, rows, step)
+        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
+        own, other = one, two
+    assert distance(own, other, FILES[1]) <= 1e-6 < 1e-2 < distance(own, start, FILES[1])
+
+
+def test_a_gradient_is_that_of_peft_by_hand(bases: dict[str, Path], tmp_path: Path) -> None:
+    core = LearnerCore(str(bases["float32"]))
+    start, (row,) = shake(fresh(core, tmp_path, RANK8)), make_rows(1, low=20)
+    core._hold(start)
+    core.accumulate(core.batch([row], TrainConfig(learning_rate=1e-3, **LENIENT)), quiet)
+    config = PeftConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    naive = get_peft_model(dequantized(bases["float32"], torch.float32), config).eval()
+    weights = load_file(start / FILES[1])
+    named = {n.replace(".default", ""): p for n, p in naive.named_parameters() if p.requires_grad}
+    for name, parameter in named.items():
+        parameter.data.copy_(weights[name])
+    ids = torch.tensor([row.token_ids])
+    logprobs = naive(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+    mask = torch.tensor(row.mask[1:]).bool()
+    old, advantage = (torch.tensor(x[1:])[mask] for x in (row.logprobs, row.advantages))
+    del old  # the ratio to the learner's own logprobs is 1
+    chosen = logprobs[mask]
+    (-(chosen - chosen.detach()).exp() * advantage).mean().backward()
+    for name, parameter in core.parameters.items():
+        assert parameter.grad is not None and named[name].grad is not None
+        torch.testing.assert_close(parameter.grad, named[name].grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-5), ("bfloat16", 0.012)])
+def test_sampler_and_learner_agree_as_on_the_unquantised_base(
+    dtype: str, most: float, plain: Path, bases: dict[str, Path], tmp_path: Path
+) -> None:
+    words = ("the weather in Paris", "mail of Ann", "Monday at ten", "to the team")
+    asked = [(text, seed) for text in words for seed in range(2)]
+    for model in (plain, bases[dtype]):
+        core, sampler = LearnerCore(str(model), dtype=dtype), LocalSampler(model, dtype=dtype)
+        adapter = shake(fresh(core, tmp_path, RANK8), 0.1)
+        sampler.load("a@1", adapter)
+        replies = sampler.chat(
+            *[ask(text, adapter="a@1", max_tokens=24, seed=seed) for text, seed in asked]
+        )
+        assert gaps(core, adapter, replies).mean() <= most, model
+
+
+def test_it_is_made_once_and_anew_for_other_weights(plain: Path, tmp_path: Path) -> None:
+    settings = Settings(model=str(plain), quantization="nf4", data_dir=tmp_path, device="cpu")
+    first = with_quantized_base(settings)
+    assert first.base_name == settings.base_name and Path(first.model).parent == tmp_path / "bases"
+    written = (Path(first.model) / "model.safetensors").stat().st_mtime_ns
+    assert str(quantized(str(plain), tmp_path / "bases", "cpu")) == first.model
+    assert (Path(first.model) / "model.safetensors").stat().st_mtime_ns == written
+    other = quantized(str(plain), tmp_path / "bases", "cpu", "bfloat16")
+    assert str(other) != first.model
+    with pytest.raises(ConfigError, match="quantised already"):
+        quantized(first.model, tmp_path / "bases", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "dtype", "words"),
+    [
+        ("Qwen3Config", {}, None, r"has 32 inputs.*expected multiples of 64"),
+        ("Qwen3MoeConfig", SIZES | EXPERTS, None, "expected a dense model"),
+        ("Qwen3Config", SIZES, "float64", "expected one of"),
+    ],
+)
+def test_what_cannot_be_quantised_alike_is_refused(
+    kind: str, sizes: dict[str, Any], dtype: str | None, words: str, tmp_path: Path
+) -> None:
+    config = getattr(transformers, kind)(**SMALL | sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    with pytest.raises(ConfigError, match=words):
+        quantized(str(tmp_path / "model"), tmp_path / "bases", "cpu", dtype)
+    assert not list((tmp_path / "bases").glob("*")) or not dtype
+
+
+def test_another_format_of_bitsandbytes_is_refused(bases: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(bases["float32"], tmp_path / "fp4")
+    config = json.loads((tmp_path / "fp4/config.json").read_text())
+    config["quantization_config"]["bnb_4bit_quant_type"] = "fp4"
+    (tmp_path / "fp4/config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="expected NF4"):
+        LearnerCore(str(tmp_path / "fp4"))
+
+
+def test_vllm_gets_the_same_file_or_refuses(bases: dict[str, Path], tmp_path: Path) -> None:
+    settings = Settings(
+        model=str(bases["bfloat16"]), dtype="bfloat16", device="cpu", sampler=VllmSettings()
+    )
+    outline = load_outline(settings)
+    info = replace(outline.info, device="cuda")
+    assert info.weights.startswith("nf4 ") and info.parameters == 155_168
+
+    def command(info: ModelInfo, *args: str) -> list[str]:
+        sampler = VllmSettings(args=args)
+        own = settings.model_copy(update={"sampler": sampler})
+        return VllmProcess(own, info, tmp_path, ["q_proj"], 8).command()
+
+    argv = command(info)
+    for option, value in (
+        ("--model", str(bases["bfloat16"])),
+        ("--quantization", "bitsandbytes"),
+        ("--load-format", "bitsandbytes"),
+    ):
+        assert argv[argv.index(option) + 1] == value
+    assert "--quantization" not in command(replace(info, weights=""))
+    for broken, args, words in (
+        (replace(info, device="cpu"), (), "kernels for GPUs alone"),
+        (replace(info, dtype="float32"), (), "expected bfloat16"),
+        (info, ("--tensor-parallel-size=2",), "cannot split"),
+        (replace(info, weights=""), ("--quantization=fp8",), "not be the learner's"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            command(broken, *args)
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_a_learner_in_four_bits_and_a_sampler_that_is_not_do_not_start(
+    plain: Path, bases: dict[str, Path], tmp_path: Path
+) -> None:
+    whole, quarter = (
+        Settings(model=str(model), data_dir=tmp_path, device="cpu")
+        for model in (plain, bases["float32"])
+    )
+    service = Service(whole, TransformersSampler(whole), PeftLearner(quarter))
+    try:
+        with pytest.raises(ConfigError, match=r"unquantised weights and a learner.*nf4 \w{16}"):
+            await service.start()
+    finally:
+        await service.close()

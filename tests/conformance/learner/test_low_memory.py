@@ -1,0 +1,155 @@
+"""What makes a step smaller: Adam's moments in 8 bits, layers' inputs in the host's memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+
+from langchain_art.errors import ConfigError
+from langchain_art.wire import LoraConfig
+from langchain_art_server.backends.peft import adapter_io, logprob_scoring, packer
+from langchain_art_server.backends.peft.learner_core import LearnerCore
+from tests.support.learner_cases import (
+    FILES,
+    branching_rows,
+    contents,
+    folder,
+    fresh,
+    make_rows,
+    shake,
+    take,
+)
+from tests.support.ranks import distance
+
+EIGHT: Any = {"optimizer": "adamw_8bit"}
+RATE, BLOCK = 1e-2, 256
+
+
+def codes() -> torch.Tensor:
+    """The 256 values of a signed moment (arXiv 2110.02861, section 3)."""
+    functional = pytest.importorskip("bitsandbytes.functional")
+    return functional.create_dynamic_map(signed=True).double()
+
+
+def test_a_step_of_adam_in_8_bits_is_that_of_a_twin_that_rounds_its_moments() -> None:
+    signed = codes()
+    unsigned = (
+        pytest.importorskip("bitsandbytes.functional").create_dynamic_map(signed=False).double()
+    )
+    generator = torch.Generator().manual_seed(1)
+    parameter = nn.Parameter(torch.randn(4, BLOCK, generator=generator) * 0.1)
+    optimizer = adapter_io.new_optimizer([parameter], "adamw_8bit")
+    optimizer.param_groups[0]["lr"] = RATE
+    w = parameter.detach().double()
+    m, v = torch.zeros_like(w), torch.zeros_like(w)
+    (b1, b2), eps = adapter_io.ADAM_BETAS, adapter_io.ADAM_EPS
+
+    def rounded(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        scale = x.abs().amax(-1, keepdim=True)
+        return values[((x / scale)[..., None] - values).abs().argmin(-1)] * scale
+
+    for step in range(1, 6):
+        parameter.grad = torch.randn(4, BLOCK, generator=generator)
+        grad = parameter.grad.double()
+        optimizer.step()
+        m, v = b1 * m + (1 - b1) * grad, b2 * v + (1 - b2) * grad**2
+        w = w - RATE * (m / (1 - b1**step)) / ((v / (1 - b2**step)).sqrt() + eps)
+        m, v = rounded(m, signed), rounded(v, unsigned)
+        # A moment between two codes may be rounded the other way: few are.
+        assert ((parameter.detach().double() - w).abs() > 1e-5).double().mean() < 0.01 * step
+    state = optimizer.state[parameter]
+    assert state["state1"].dtype == state["state2"].dtype == torch.uint8
+    assert sum(x.numel() for x in (state["state1"], state["state2"])) == 2 * parameter.numel()
+
+
+def test_memory_and_disk_give_the_same_bits_with_adam_in_8_bits(tiny: str, tmp_path: Path) -> None:
+    codes()
+    core = LearnerCore(tiny, **EIGHT)
+    kept = read_again = start = fresh(core, tmp_path)
+    for step in range(1, 5):
+        rows = make_rows(8, seed=step)
+        out, again = folder(tmp_path, f"kept{step}"), folder(tmp_path, f"again{step}")
+        take(core, kept, out, rows, step)
+        take(LearnerCore(tiny, **EIGHT), read_again, again, rows, step)
+        kept, read_again = out, again
+        assert contents(kept) == contents(read_again)
+    state = load_file(kept / FILES[2])
+    assert {t.dtype for n, t in state.items() if ".state" in n} == {torch.uint8}
+    assert {int(t) for n, t in state.items() if n.endswith(".step")} == {4}
+    # Another adapter in between, as a teacher's, leaves weights and moments as they were.
+    rows, one, two = make_rows(8, seed=9), folder(tmp_path, "one"), folder(tmp_path, "two")
+    other = shake(fresh(LearnerCore(tiny), tmp_path, LoraConfig(rank=2, alpha=4.0)))
+    core._hold(kept)
+    with core._bearing(other):
+        pass
+    take(core, kept, one, rows, 5)
+    take(LearnerCore(tiny, **EIGHT), kept, two, rows, 5)
+    assert contents(one) == contents(two)
+    # It learns what Adam with float32 moments learns, nearly.
+    whole = LearnerCore(tiny)
+    plain = start
+    for step in range(1, 5):
+        out = folder(tmp_path, f"plain{step}")
+        take(whole, plain, out, make_rows(8, seed=step), step)
+        plain = out
+    assert distance(kept, plain, FILES[1]) < 0.2 * distance(plain, start, FILES[1])
+    with pytest.raises(
+        ConfigError, match=r"got learner.optimizer='adamw'.*learned with 'adamw_8bit'"
+    ):
+        whole.logprobs(kept, rows)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_offloading_moves_the_layers_inputs_and_changes_no_bit(
+    padded: bool, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packer, "MEMORY_SHARE", 0.0)  # checkpointing is needed
+    if padded:
+        monkeypatch.setattr(packer, "use_forest", lambda _scorer: "the test says so")
+    moved: list[tuple[int, ...]] = []
+
+    class Noted(save_on_cpu):
+        def __init__(self, pin_memory: bool = False) -> None:
+            super().__init__(pin_memory)
+            inner = self.pack_hook
+
+            def pack(tensor: torch.Tensor) -> Any:
+                moved.append((tensor.untyped_storage().data_ptr(), *tensor.shape))
+                return inner(tensor)
+
+            self.pack_hook = pack
+
+    monkeypatch.setattr(logprob_scoring, "save_on_cpu", Noted)
+    rows = branching_rows(8)
+    made: list[dict[str, bytes]] = []
+    start = None
+    for offload in (False, True):
+        core = LearnerCore(tiny, offload_activations=offload)
+        start = start or shake(fresh(core, tmp_path))
+        out = folder(tmp_path, f"out-{offload}")
+        moved.clear()
+        assert take(core, start, out, rows)["checkpointed"] == 1.0
+        head = next(core._scorer.head.parameters()).untyped_storage().data_ptr()
+        layers = [one for one in moved if one[-1] == core.base.config.hidden_size]
+        assert bool(moved) == offload and head not in {one[0] for one in moved}
+        assert not offload or len(layers) >= core.base.config.num_hidden_layers
+        made.append(contents(out))
+    assert made[0] == made[1]
+
+
+def test_a_layers_inputs_are_not_counted_where_the_host_holds_them(
+    tiny: str, tmp_path: Path
+) -> None:
+    core = LearnerCore(tiny)
+    fresh(core, tmp_path)
+    plain = core.packer._measured()
+    on_device = core.packer._checkpointed(plain)
+    core.packer.offload = True
+    layers, width = core.base.config.num_hidden_layers, core.base.config.hidden_size
+    assert on_device - core.packer._checkpointed(plain) == layers * width * 4
