@@ -81,7 +81,7 @@ def _view(report: DoctorReport, model: str | None) -> Group:
         gpus = f", {one.devices} GPUs" if one.devices > 1 else ""
         sizes.add_row(
             escape(one.model),
-            f"{one.parameters / 1e9:.2f}B {one.dtype}",
+            f"{one.parameters / 1e9:.2f}B {one.quantization or one.dtype}",
             f"{one.sampler_bytes / 1e9:.1f} GB",
             f"{one.learner_bytes / 1e9:.1f} GB",
             f"{one.placement or 'no'}{gpus}",

@@ -285,7 +285,7 @@ def _memory(one: MemoryFit, here: MemoryFit, memory: int, devices: int, context:
     needed = shown.sampler_bytes + shown.learner_bytes + program + PROCESS_BYTES
     each = " on each GPU" if devices > 1 else ""
     whole = fits and here.context == context
-    chosen = here if whole else one
+    chosen = here if whole or here.quantization else one
     advice = _ADVICE[chosen.placement].format(
         devices=chosen.devices,
         replicas=chosen.replicas,
@@ -295,6 +295,8 @@ def _memory(one: MemoryFit, here: MemoryFit, memory: int, devices: int, context:
     )
     if fits and not whole:
         advice = f"Here fit calls of {here.context} tokens, not of {context}. {advice}".strip()
+    if fits and here.quantization:
+        advice = f'With quantization = "nf4" it fits as follows (docs/gpu.md). {advice}'.strip()
     return Finding(
         name="memory",
         found=f"{needed / 1e9:.1f} GB needed, {memory / 1e9:.1f} GB free{each}",

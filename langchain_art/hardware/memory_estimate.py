@@ -26,12 +26,30 @@ LORA_BYTES = {"float32": 16, "bfloat16": 18}
 #: Logits are computed in chunks of 2^24 elements (the learner's `CHUNK_ELEMENTS`), in float32, with
 #: their softmax and their gradient.
 LOGIT_BYTES = (1 << 24) * 4 * 3
+#: Bytes of a weight in NF4: four bits, and the float32 scale of a block of 64.
+NF4_BYTES = 0.5 + 4 / 64
+#: Bytes of a LoRA weight that 8-bit Adam saves: two moments of float32, for two of one byte each
+#: and a float32 scale for 256 of them.
+ADAM_8BIT_SAVES = 2 * (4 - 1 - 4 / 256)
 #: Layers of a sharded base that each GPU holds whole: the computed and the prefetched one.
 GATHERED = 2
 #: Bytes that glibc's heap holds at most for each byte that a step keeps on a CPU (heap
 #: fragmentation). Measured: 1.3 to 2.2, varying from run to run (1.1 to 1.3 with
 #: MALLOC_MMAP_THRESHOLD_=131072, where the step takes 40 % more CPU).
 CPU_HEAP = 2.2
+
+
+@dataclass(frozen=True)
+class Savings:
+    """What takes less memory, as the server's settings name it."""
+
+    four_bits: bool = False  # quantization = "nf4"
+    adam_8bit: bool = False  # optimizer = "adamw_8bit"
+    offload: bool = False  # offload_activations = true
+
+
+#: In which order they are tried: each costs more than the one before.
+SAVINGS = (Savings(), Savings(four_bits=True), Savings(True, True, True))
 
 
 @dataclass(frozen=True)
@@ -89,25 +107,52 @@ class Shape:
         return self.layers * rank * (attention + mlp)
 
 
-def idle_learner_bytes(shape: Shape, rank: int, dtype: str, shards: int = 1) -> int:
-    """Bytes of a learner between two steps: the base, the adapter and its optimizer's state."""
+def base_bytes(shape: Shape, dtype: str, saving: Savings = SAVINGS[0]) -> int:
+    """Bytes of the base's weights; in 4 bits with room for the largest matrix as it is computed.
+
+    Embeddings and output head are never in 4 bits.
+    """
+    if not saving.four_bits:
+        return shape.parameters * WIDTH[dtype]
+    layers = shape.layers * shape.layer_parameters
+    whole = shape.parameters - layers + shape.hidden * max(shape.intermediate, shape.queries)
+    return int(layers * NF4_BYTES) + whole * WIDTH[dtype]
+
+
+def idle_learner_bytes(
+    shape: Shape, rank: int, dtype: str, shards: int = 1, saving: Savings = SAVINGS[0]
+) -> int:
+    """Bytes of a learner between two steps: the base, the adapter and its optimizer's state.
+
+    A base in 4 bits is not sharded.
+    """
     held = shape.layers if shards == 1 else math.ceil(shape.layers / shards) + GATHERED
-    weights = shape.parameters - max(0, shape.layers - held) * shape.layer_parameters
-    return weights * WIDTH[dtype] + LORA_BYTES[dtype] * shape.lora_parameters(rank)
+    elsewhere = max(0, shape.layers - held) * shape.layer_parameters * WIDTH[dtype]
+    each = LORA_BYTES[dtype] - (ADAM_8BIT_SAVES if saving.adam_8bit else 0)
+    lora = int(each * shape.lora_parameters(rank))
+    return base_bytes(shape, dtype, saving) - elsewhere + lora
 
 
-def token_bytes(shape: Shape, rank: int, dtype: str, *, checkpointed: bool = False) -> int:
+def token_bytes(
+    shape: Shape,
+    rank: int,
+    dtype: str,
+    *,
+    checkpointed: bool = False,
+    saving: Savings = SAVINGS[0],
+) -> int:
     """Bytes that a backward pass keeps of one token, over all layers.
 
-    With gradient checkpointing (`checkpointed`) these are the inputs of each layer, and all
-    activations of the one layer that is computed again.
+    With gradient checkpointing (`checkpointed`) these are the inputs of each layer (unless the host
+    has them), its keys and values, to which other rows attend, and all activations of the one layer
+    that is computed again.
     """
     hidden, mlp, queries, keys = KEPT[dtype]
     wide = mlp * shape.intermediate * shape.active
     layer = hidden * shape.hidden + wide + queries * shape.queries + keys * shape.keys
     layer += LINEARS * rank * WIDTH[dtype]
-    inputs = shape.layers * shape.hidden * WIDTH[dtype]
-    return layer + inputs if checkpointed else layer * shape.layers
+    inputs = (0 if saving.offload else shape.hidden) + 2 * shape.keys
+    return layer + shape.layers * inputs * WIDTH[dtype] if checkpointed else layer * shape.layers
 
 
 def learner_bytes(
@@ -119,6 +164,7 @@ def learner_bytes(
     checkpointed: bool = False,
     heap: float = 1.0,
     shards: int = 1,
+    saving: Savings = SAVINGS[0],
 ) -> int:
     """Peak memory of a training step on each device, without that of the process itself.
 
@@ -126,23 +172,33 @@ def learner_bytes(
     is what the allocator holds for each byte in use (`CPU_HEAP` on a CPU), `shards` the GPUs over
     which the base's layers are sharded.
     """
-    kept = token_bytes(shape, rank, dtype, checkpointed=checkpointed)
+    kept = token_bytes(shape, rank, dtype, checkpointed=checkpointed, saving=saving)
     logits = min(LOGIT_BYTES, tokens * shape.vocabulary * 4 * 3)
-    return idle_learner_bytes(shape, rank, dtype, shards) + int(heap * tokens * kept) + logits
+    idle = idle_learner_bytes(shape, rank, dtype, shards, saving)
+    return idle + int(heap * tokens * kept) + logits
 
 
-def sampler_bytes(shape: Shape, context: int, calls: int, dtype: str) -> int:
+def sampler_bytes(
+    shape: Shape, context: int, calls: int, dtype: str, saving: Savings = SAVINGS[0]
+) -> int:
     """Weights, and the KV cache of `calls` concurrent calls of `context` tokens each.
 
     No prefix is shared between the calls. Memory of the process itself is not included.
     """
-    return WIDTH[dtype] * (shape.parameters + 2 * shape.layers * shape.keys * context * calls)
+    cache = 2 * shape.layers * shape.keys * context * calls * WIDTH[dtype]
+    return base_bytes(shape, dtype, saving) + cache
 
 
 def longest_row(
-    shape: Shape, budget: float, rank: int, dtype: str, heap: float = 1.0, shards: int = 1
+    shape: Shape,
+    budget: float,
+    rank: int,
+    dtype: str,
+    heap: float = 1.0,
+    shards: int = 1,
+    saving: Savings = SAVINGS[0],
 ) -> int:
     """Tokens of the longest row that fits `budget` bytes, with gradient checkpointing, or 0."""
-    fixed = idle_learner_bytes(shape, rank, dtype, shards) + LOGIT_BYTES
-    each = int(heap * token_bytes(shape, rank, dtype, checkpointed=True))
+    fixed = idle_learner_bytes(shape, rank, dtype, shards, saving) + LOGIT_BYTES
+    each = int(heap * token_bytes(shape, rank, dtype, checkpointed=True, saving=saving))
     return max(0, int((budget - fixed) / each))

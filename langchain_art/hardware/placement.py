@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 
 from langchain_art.hardware.memory_estimate import (
     CPU_HEAP,
+    SAVINGS,
+    Savings,
     Shape,
     idle_learner_bytes,
     learner_bytes,
@@ -53,19 +55,46 @@ class MemoryFit(Wire):
     """Tokens of a call, which the server is to be told (``max_model_len``)."""
     calls: int
     """Calls of so many tokens whose keys and values fit at once; more wait, or are shorter."""
+    quantization: Literal["nf4"] | None = None
+    """``nf4``: the base is in 4 bits in both."""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    offload_activations: bool = False
+
+    @property
+    def saving(self) -> Savings:
+        """These settings for an estimate."""
+        eight = self.optimizer == "adamw_8bit"
+        return Savings(self.quantization == "nf4", eight, self.offload_activations)
 
 
 def fit(
-    name: str, shape: Shape, memory: int, *, gpu: bool, context: int, calls: int, rank: int
+    name: str,
+    shape: Shape,
+    memory: int,
+    *,
+    gpu: bool,
+    context: int,
+    calls: int,
+    rank: int,
+    saving: Savings = SAVINGS[0],
 ) -> MemoryFit:
     """How a model fits into devices with `memory` free bytes each: any number of GPUs, or a CPU."""
     dtype, heap = ("bfloat16", 1.0) if gpu else ("float32", CPU_HEAP)
-    sampler = sampler_bytes(shape, context, calls, dtype)
+    sampler = sampler_bytes(shape, context, calls, dtype, saving)
     learner, *sharded = (
-        learner_bytes(shape, context, rank, dtype, checkpointed=True, heap=heap, shards=shards)
+        learner_bytes(
+            shape,
+            context,
+            rank,
+            dtype,
+            checkpointed=True,
+            heap=heap,
+            shards=shards,
+            saving=saving,
+        )
         for shards in range(1, MOST_SHARDS + 1)
     )
-    asleep = idle_learner_bytes(shape, rank, dtype)
+    asleep = idle_learner_bytes(shape, rank, dtype, saving=saving)
     program = VLLM_BYTES if gpu else PROCESS_BYTES
     both, alone = memory - program - PROCESS_BYTES, memory - PROCESS_BYTES
     serves = sampler + program <= memory
@@ -77,7 +106,7 @@ def fit(
         placement, devices, budget = "in turns", 1, both
     elif gpu and serves and learner <= alone:
         placement, devices, budget = "separate", 2, alone
-    elif gpu and serves and sharded[-1] <= alone:
+    elif gpu and serves and sharded[-1] <= alone and not saving.four_bits:
         shards = next(n for n, needed in enumerate(sharded, 2) if needed <= alone)
         placement, devices, budget = "sharded", shards + 1, alone
     return MemoryFit(
@@ -88,9 +117,20 @@ def fit(
         learner_bytes=learner,
         placement=placement,
         devices=devices,
-        longest_row=longest_row(shape, budget, rank, dtype, heap, max(1, devices - 1)),
+        longest_row=longest_row(
+            shape,
+            budget,
+            rank,
+            dtype,
+            heap,
+            devices - 1 if placement == "sharded" else 1,
+            saving,
+        ),
         context=context,
         calls=calls,
+        quantization="nf4" if saving.four_bits else None,
+        optimizer="adamw_8bit" if saving.adam_8bit else "adamw",
+        offload_activations=saving.offload,
     )
 
 
@@ -107,19 +147,30 @@ def best_fit(
 ) -> MemoryFit:
     """`fit` on so many devices, with fewer calls at once and then less context if it takes that.
 
-    If nothing fits, that of the asked context and calls.
+    On GPUs then with the base of a dense model in 4 bits, and with all `SAVINGS`. If nothing fits,
+    that of the asked context and calls.
     """
     asked = fit(name, shape, memory, gpu=gpu, context=context, calls=calls, rank=rank)
-    while True:
-        held = calls
-        while held:
-            one = fit(name, shape, memory, gpu=gpu, context=context, calls=held, rank=rank)
-            if 0 < one.devices <= devices:
-                return one
-            held //= 2
-        if context // 2 < LEAST_CONTEXT:
-            return asked
-        context //= 2
+    for saving in SAVINGS if gpu and shape.experts == 1 else SAVINGS[:1]:
+        tokens = context
+        while tokens >= min(context, LEAST_CONTEXT):
+            held = calls
+            while held:
+                one = fit(
+                    name,
+                    shape,
+                    memory,
+                    gpu=gpu,
+                    context=tokens,
+                    calls=held,
+                    rank=rank,
+                    saving=saving,
+                )
+                if 0 < one.devices <= devices:
+                    return one
+                held //= 2
+            tokens //= 2
+    return asked
 
 
 def over_gpus(found: MemoryFit, shape: Shape, memory: int, cards: int, rank: int) -> MemoryFit:
@@ -128,7 +179,14 @@ def over_gpus(found: MemoryFit, shape: Shape, memory: int, cards: int, rank: int
     A vLLM on each but those of the learner, which has them for itself.
     """
     learning = found.devices - 1 if found.placement == "sharded" else 1
-    row = longest_row(shape, memory - PROCESS_BYTES, rank, found.dtype, shards=learning)
+    row = longest_row(
+        shape,
+        memory - PROCESS_BYTES,
+        rank,
+        found.dtype,
+        shards=learning,
+        saving=found.saving,
+    )
     changes = {"devices": cards, "replicas": cards - learning, "longest_row": row}
     if found.placement != "sharded":
         changes |= {"placement": "separate"}
@@ -157,6 +215,7 @@ def vllm_share(
     cards: int = 1,
     exact: bool = False,
     given: float | None = None,
+    saving: Savings = SAVINGS[0],
 ) -> Share | None:
     """The share of a GPU that vLLM gets beside the learner, and the longest context then.
 
@@ -172,19 +231,20 @@ def vllm_share(
         cards: GPUs that vLLM's weights and cache are spread over (tensor parallelism).
         exact: `context` was asked for.
         given: a share that was chosen already; None: all that the learner leaves.
+        saving: of the settings.
 
     Returns:
         None if no context of `LEAST_CONTEXT` tokens fits.
     """
-    idle = idle_learner_bytes(shape, rank, dtype, shards) + PROCESS_BYTES
+    idle = idle_learner_bytes(shape, rank, dtype, shards, saving) + PROCESS_BYTES
     while True:
         step = PROCESS_BYTES + learner_bytes(
-            shape, context, rank, dtype, checkpointed=True, shards=shards
+            shape, context, rank, dtype, checkpointed=True, shards=shards, saving=saving
         )
         left = _left(placement, step, idle, total, free) if given is None else given * total
         beside = {"together": step, "in turns": idle}.get(placement, 0)
         alone = step + (VLLM_BYTES if placement == "in turns" else 0)
-        serves = VLLM_BYTES + sampler_bytes(shape, context, 1, dtype) / cards <= left
+        serves = VLLM_BYTES + sampler_bytes(shape, context, 1, dtype, saving) / cards <= left
         if serves and left + beside <= free and alone <= free:
             return Share(_floor(left / total), context)
         if exact or context // 2 < LEAST_CONTEXT:
@@ -207,10 +267,12 @@ def server_toml(found: MemoryFit, shape: Shape, rank: int, total: int, free: int
 
     vLLM takes its share of all of the memory, and of what the learner leaves as much as there is.
     """
-    idle = idle_learner_bytes(shape, rank, found.dtype) + PROCESS_BYTES
+    idle = idle_learner_bytes(shape, rank, found.dtype, saving=found.saving) + PROCESS_BYTES
     step = found.learner_bytes + PROCESS_BYTES
     share = _floor(_left(found.placement, step, idle, total, free) / total)
     lines = [f'model = "{found.model}"', f"max_model_len = {found.context}"]
+    if found.quantization:
+        lines.append(f'quantization = "{found.quantization}"')
     if found.placement == "in turns":
         lines.append("take_turns = true")
     if found.devices > 1:
@@ -221,4 +283,6 @@ def server_toml(found: MemoryFit, shape: Shape, rank: int, total: int, free: int
         lines.append(f"replicas = {found.replicas}")
     if found.placement == "sharded":
         lines.append(f"\n[learner]\nranks = {found.devices - found.replicas}\nshard = true")
+    if found.offload_activations:
+        lines.append(f'\n[learner]\noptimizer = "{found.optimizer}"\noffload_activations = true')
     return "\n".join(lines) + "\n"

@@ -13,7 +13,12 @@ import httpx
 import pytest
 
 from langchain_art.diagnostics import doctor
-from langchain_art.hardware.memory_estimate import Shape, idle_learner_bytes, learner_bytes
+from langchain_art.hardware.memory_estimate import (
+    Savings,
+    Shape,
+    idle_learner_bytes,
+    learner_bytes,
+)
 from langchain_art_server.backends.base import ModelInfo
 from langchain_art_server.backends.models.loading import LoadedModel
 from langchain_art_server.backends.vllm import card_share
@@ -46,16 +51,19 @@ MODELS: dict[str, tuple[dict[str, Any], float]] = {
 }
 #: Gigabytes of a GPU, and how many.
 MACHINES = [(24, 1), (48, 1), (80, 1), (141, 1), (24, 2), (80, 2), (80, 8)]
-#: What cannot be served and trained there without 4 bits: two copies of the weights, or vLLM's one.
-TOO_SMALL = {
+#: What takes a base in 4 bits there: without, it is two copies of the weights, or vLLM's one.
+FOUR_BITS = {
     ("Qwen/Qwen3-8B", 24, 1),
-    ("Qwen/Qwen3-14B", 24, 1),
     ("Qwen/Qwen3-14B", 24, 2),
     ("Qwen/Qwen3-14B", 48, 1),
-    ("Qwen/Qwen3-32B", 24, 1),
-    ("Qwen/Qwen3-32B", 24, 2),
     ("Qwen/Qwen3-32B", 48, 1),
     ("Qwen/Qwen3-32B", 80, 1),
+}
+#: What cannot be served and trained there.
+TOO_SMALL = {
+    ("Qwen/Qwen3-14B", 24, 1),
+    ("Qwen/Qwen3-32B", 24, 1),
+    ("Qwen/Qwen3-32B", 24, 2),
 }
 #: What vLLM takes beside weights and cache: CUDA context, graphs, activations of a batch.
 VLLM_PROGRAM = 4.0 * GB
@@ -85,12 +93,24 @@ def check_start(
     share = settings.sampler.gpu_memory * total
     assert free >= share, "Free memory on device is less than desired GPU memory utilization"
     token = 2 * 2 * config["num_hidden_layers"] * 8 * 128
-    cache = share - billions * 2 * GB - VLLM_PROGRAM
+    weights = billions * 2 * GB
+    if settings.quantization:
+        ends = (1 if config["tie_word_embeddings"] else 2) * 151936 * config["hidden_size"]
+        # Half a byte, and four for each block of 64; one matrix is computed at a time.
+        weights = (billions * GB - ends) * (0.5 + 4 / 64) + 2 * ends
+        weights += 2 * config["hidden_size"] * config["intermediate_size"]
+    cache = share - weights - VLLM_PROGRAM
     assert cache >= token * length, f"the cache holds {cache / token:.0f} of {length} tokens"
     shards = settings.learner.ranks
-    idle = idle_learner_bytes(shape, settings.lora.rank, "bfloat16", shards) + doctor.PROCESS_BYTES
+    saving = Savings(
+        settings.quantization == "nf4",
+        settings.learner.optimizer == "adamw_8bit",
+        settings.learner.offload_activations,
+    )
+    rank = settings.lora.rank
+    idle = doctor.PROCESS_BYTES + idle_learner_bytes(shape, rank, "bfloat16", shards, saving)
     step = doctor.PROCESS_BYTES + learner_bytes(
-        shape, length, settings.lora.rank, "bfloat16", checkpointed=True, shards=shards
+        shape, length, rank, "bfloat16", checkpointed=True, shards=shards, saving=saving
     )
     if cards > 1:
         replicas = settings.sampler.replicas
@@ -125,6 +145,7 @@ def test_what_the_doctor_proposes_starts(
     path.write_text(report.settings)
     settings = load_settings(path)
     assert settings.model == model
+    assert bool(settings.quantization) == ((model, gigabytes, cards) in FOUR_BITS)
     card = report.memory_bytes
     check_start(settings, model, gigabytes << 30, card, cards, settings.max_model_len)
     if finding.ok:

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 from typing import Any
 
-from langchain_art.hardware.memory_estimate import WIDTH, Shape
+from langchain_art.hardware.memory_estimate import WIDTH, Savings, Shape
 from langchain_art.hardware.placement import LEAST_CONTEXT, Placement, Share, vllm_share
 from langchain_art_server.backends.base import ModelInfo
 from langchain_art_server.backends.models.loading import LoadedModel
@@ -76,6 +76,9 @@ def _share(settings: Settings, info: ModelInfo, config: Any, cards: Cards) -> Sh
         cards=parts,
         exact=settings.max_model_len is not None,
         given=chosen.gpu_memory,
+        saving=Savings(
+            bool(info.weights), learner.optimizer == "adamw_8bit", learner.offload_activations
+        ),
     )
     if found is None:
         tokens = settings.max_model_len or LEAST_CONTEXT
