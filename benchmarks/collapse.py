@@ -43,7 +43,6 @@ async def fit(base_url: str, folder: Path, seed: int, mode: str) -> FitResult:
         config=TrainConfig(
             learning_rate=LEARNING_RATE,
             optimizer_steps=OPTIMIZER_STEPS,
-            max_kl=None,  # the default does not let a step go so far
             schedule=LRSchedule(warmup_steps=5, decay_steps=30),
             advantage="standardized",
             tokens_per_microbatch=4096,

@@ -1,20 +1,20 @@
-"""Rollouts until a set reward: the defaults against those that they replaced.
+"""Rollouts until a set reward: a trust region against the defaults of before it.
 
 Three tasks (`benchmarks.learning.tasks`), several seeds of each, on the real server. A fit has
 arrived when the mean training reward of its last `Task.window` rollouts is at the task's target.
-``rollouts_ratio`` is the rollouts of `BASELINE` over those of the defaults of `TrainConfig` and
-`Trainer`: for each task that of the medians over the seeds, and of those the median. A fit that
+``rollouts_ratio`` is the rollouts of `BASELINE` over those of `BOUND`, the defaults with a trust
+region: for each task that of the medians over the seeds, and of those the median. A fit that
 does not arrive counts with the rollouts that it made; ``…_not_arrived`` says how many did not.
 
-With the defaults, and with the learning rate times and divided by three, fits go on for
-`Task.least` rollouts at least: ``collapses`` are fits with the defaults that were rolled back;
+With `BOUND`, and with its learning rate times and divided by three, fits go on for
+`Task.least` rollouts at least: ``collapses`` are fits with `BOUND` that were rolled back;
 ``ends_above_start`` is the share of the fits at the other two rates whose last `Task.window`
 rollouts have a higher mean than the first step, which the base model sampled.
 
 A fit's result is a file in ``out/bench/efficiency``; one that is there is not measured again.
 Counts of rollouts do not depend on how busy the machine is.
 
-``python -m benchmarks.efficiency bandit --seed 0 --variant default`` runs some of them, and shows
+``python -m benchmarks.efficiency bandit --seed 0 --variant bound`` runs some of them, and shows
 the figures of all that are there.
 """
 
@@ -78,9 +78,10 @@ BASELINE: dict[str, Any] = {
     "guard": 1.25,
     "max_logprob_gap": 0.1,
 }
+BOUND: dict[str, Any] = {"max_kl": 0.1}
 #: Variant -> what the learning rate of the size of the model is multiplied by. "half" has the
-#: defaults and half as many scenarios in a step.
-VARIANTS = {"baseline": 1.0, "default": 1.0, "half": 1.0, "faster": 3.0, "slower": 1 / 3}
+#: bound and half as many scenarios in a step.
+VARIANTS = {"baseline": 1.0, "bound": 1.0, "half": 1.0, "faster": 3.0, "slower": 1 / 3}
 GROUPS = {"baseline": BASELINE_GROUPS, "half": BASELINE_GROUPS // 2}
 
 
@@ -113,7 +114,7 @@ def cases(
 
 def config_of(task: Task, variant: str) -> TrainConfig:
     """How a variant trains."""
-    settings = BASELINE if variant == "baseline" else {}
+    settings = BASELINE if variant == "baseline" else BOUND
     rate = task.learning_rate * VARIANTS[variant]
     return TrainConfig(learning_rate=rate, tokens_per_microbatch=4096, **settings)
 
@@ -127,7 +128,7 @@ def enough(variant: str, task: Task, made: int, came: bool) -> bool:
     """Whether a fit has shown what is asked of it."""
     if variant == "baseline":
         return came
-    return made >= task.least and (came or variant not in ("default", "half"))
+    return made >= task.least and (came or variant not in ("bound", "half"))
 
 
 async def fit(case: Case, base_url: str, folder: Path) -> dict[str, Any]:
@@ -219,12 +220,12 @@ def figures() -> dict[str, float]:
     for task in TASKS:
         needed = {
             variant: statistics.median(map(rollouts, found))
-            for variant in ("baseline", "default", "half")
+            for variant in ("baseline", "bound", "half")
             if (found := read(variant, task))
         }
         made |= {f"rollouts_{variant}_{task}": value for variant, value in needed.items()}
-        if "baseline" in needed and "default" in needed:
-            ratios.append(needed["baseline"] / needed["default"])
+        if "baseline" in needed and "bound" in needed:
+            ratios.append(needed["baseline"] / needed["bound"])
             made[f"rollouts_ratio_{task}"] = ratios[-1]
     if ratios:
         made["rollouts_ratio"] = statistics.median(ratios)
@@ -233,7 +234,7 @@ def figures() -> dict[str, float]:
         made[f"fits_{variant}"] = len(found)
         made[f"{variant}_not_arrived"] = sum(one["arrived"] is None for one in found)
         made[f"{variant}_rolled_back"] = sum(bool(one["rollbacks"]) for one in found)
-    made["collapses"] = made["default_rolled_back"]
+    made["collapses"] = made["bound_rolled_back"]
     others = read("faster") + read("slower")
     if others:
         made["ends_above_start"] = statistics.fmean(map(rises, others))

@@ -118,7 +118,6 @@ class Setup:
             "learning_rate": self.demo.learning_rate,
             "schedule": LRSchedule(warmup_steps=5, decay_steps=max(self.steps, 6)),
             "advantage": "standardized",
-            "max_kl": None,
             "tokens_per_microbatch": 4096,
         }
         return TrainConfig(**(settings | options))

@@ -95,10 +95,7 @@ def run_canary(
         status = client.status()
         default = default_learning_rate(status.parameters, LoraConfig())
         rate = learning_rate or min(3e-2, RATE_FACTOR * default)
-        # Without a trust region: the toy is to move within a few steps.
-        config = TrainConfig(
-            learning_rate=rate, optimizer_steps=2, advantage="standardized", max_kl=None
-        )
+        config = TrainConfig(learning_rate=rate, optimizer_steps=2, advantage="standardized")
         return _Canary(client, status, config, steps, group_size, on_progress).run()
     finally:
         if client is not server:

@@ -104,7 +104,7 @@ class TrainConfig(_Optimizer):
     entropy_bonus: float = Field(default=0.0, ge=0, le=MAX_FACTOR)
     """Factor of the entropy of each token's distribution, in nats, that is taken off the loss. It
     keeps a policy from becoming certain of its first luck; try 0.001 to 0.03."""
-    max_kl: float | None = Field(default=0.1, gt=0, le=MAX_FACTOR)
+    max_kl: float | None = Field(default=None, gt=0, le=MAX_FACTOR)
     """Trust region: largest KL(π_old ‖ π) of a step, in nats per trained token, π_old being the
     version that it starts from. Further `optimizer_steps` are left out once it is passed, and the
     step is shortened to it. None: no bound."""

@@ -21,7 +21,7 @@ def test_the_baseline_names_every_setting_that_may_change_a_step() -> None:
     assert set(BASELINE) == set(TrainConfig.model_fields) - free
     assert config_of(BANDIT, "baseline").max_kl is None
     assert config_of(BANDIT, "faster") == TrainConfig(
-        learning_rate=3 * BANDIT.learning_rate, tokens_per_microbatch=4096
+        learning_rate=3 * BANDIT.learning_rate, tokens_per_microbatch=4096, max_kl=0.1
     )
 
 
@@ -35,9 +35,9 @@ def test_a_mean_needs_its_whole_window() -> None:
     [
         ("baseline", 384, True, True),
         ("baseline", BANDIT.least, False, False),
-        ("default", BANDIT.least - 64, True, False),
-        ("default", BANDIT.least, False, False),
-        ("default", BANDIT.least, True, True),
+        ("bound", BANDIT.least - 64, True, False),
+        ("bound", BANDIT.least, False, False),
+        ("bound", BANDIT.least, True, True),
         ("half", BANDIT.least, False, False),
         ("slower", BANDIT.least, False, True),
         ("faster", BANDIT.least - 64, True, False),
@@ -60,16 +60,16 @@ def test_figures_are_medians_over_seeds_and_tasks(
 
     for seed, (old, new) in enumerate([(1000, 500), (1200, 800), (3000, 600)]):
         put("bandit", "baseline", seed, old)
-        put("bandit", "default", seed, new)
+        put("bandit", "bound", seed, new)
     put("demo", "baseline", 0, None)
-    put("demo", "default", 0, 500, rollbacks=[[3, 1, "fell"]])
+    put("demo", "bound", 0, 500, rollbacks=[[3, 1, "fell"]])
     put("demo", "faster", 0, None, rollbacks=[[3, 1, "fell"]])
     put("demo", "slower", 0, None, last=0.1)
     found = figures()
     assert found["rollouts_ratio_bandit"] == 1200 / 600
     assert found["rollouts_ratio_demo"] == 2000 / 500
     assert found["rollouts_ratio"] == 3.0
-    assert found["collapses"] == 1 and found["fits_default"] == 4
+    assert found["collapses"] == 1 and found["fits_bound"] == 4
     assert found["baseline_not_arrived"] == 1
     assert found["ends_above_start"] == 0.5
 

@@ -62,7 +62,7 @@ def test_every_default_of_a_job() -> None:
         "kl": None,
         "distillation": None,
         "entropy_bonus": 0.0,
-        "max_kl": 0.1,
+        "max_kl": None,
         "guard": 1.25,
         "max_logprob_gap": 0.1,
     }
