@@ -19,7 +19,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.pregel.remote import RemoteGraph
-from langgraph.types import CachePolicy, Command, RetryPolicy, Send, interrupt
+from langgraph.types import CachePolicy, RetryPolicy, Send, interrupt
 
 from langchain_art.errors import ConfigError, RolloutFailed
 from langchain_art.rollout.fork_worker import ForkWorker
@@ -137,12 +137,6 @@ async def test_of_several_visits_one_is_drawn() -> None:
     drawn = Counter[int]()
     for _ in range(24):
         made = Program()
-        made.runs.clear()
-
-        def loops(state: Any) -> Any:
-            replies = sum(isinstance(one, AIMessage) for one in state["messages"]) + 1
-            return None if replies % 4 else Command(goto=END)
-
         built = StateGraph(MessagesState)
         built.add_node("agent", made.node("agent"))
         built.add_edge(START, "agent")
