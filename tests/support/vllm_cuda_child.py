@@ -83,6 +83,8 @@ def fitted_context(config: Any, cache_bytes: int) -> int:
     )
     layers = {f"layers.{n}": spec for n in range(model.get_num_layers(parallel))}
     cards = parallel.tensor_parallel_size
+    # The engine asks its workers, whose FlashAttention prefers this one.
+    config.cache_config.kv_cache_layout = "LBNHC"
     get_kv_cache_configs(config, [layers] * cards, [cache_bytes] * cards)
     return model.max_model_len
 
