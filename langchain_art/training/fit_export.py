@@ -20,7 +20,7 @@ from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import PendingStep
 from langchain_art.training.progress import Display
 from langchain_art.training.results.records import EvalResult
-from langchain_art.wire import TrainResult, Trajectory, TrajectoryGroup, Turn
+from langchain_art.wire import TrainConfig, TrainResult, Trajectory, TrajectoryGroup, Turn
 
 #: Batches of rollouts whose spans are kept; those of groups that no step takes go with them.
 _KEPT_BATCHES = 4
@@ -76,7 +76,7 @@ class FitExport:
 
     async def step(self, pending: PendingStep, results: Mapping[str, TrainResult]) -> None:
         """Export the groups of a step that is trained."""
-        why = exclusions(pending, self._plan.policies)
+        why = exclusions(pending)
         tokens = {run.id: _tokens(run, why[run.id]) for run in pending.trajectories}
         told = sum(node.tokens for one in results.values() for node in one.nodes.values())
         # Where the job counts others, the server has left out calls for reasons of its own.
@@ -163,39 +163,54 @@ class FitExport:
         return spans_of_turns(run.turns) if recorded is None else recorded_spans(recorded)
 
 
-def exclusions(pending: PendingStep, policies: Sequence[str]) -> dict[str, list[str | None]]:
+def exclusions(pending: PendingStep) -> dict[str, list[str | None]]:
     """Run id -> for each turn, why it does not learn, in the words of `TrainResult.excluded`.
 
     What the server alone knows (greedy decoding, a lost record, staleness) is not here.
     """
     found: dict[str, list[str | None]] = {}
     for group in pending.groups:
-        given = pending.advantages
-        flat = group_has_zero_variance(group, pending.config, pending.trainable, given)
+        of_policy = {
+            policy: _by_reward(group, config, pending) for policy, config in pending.configs.items()
+        }
         for run in group.trajectories:
-            own, whole = (given or {}).get(run.id), "groups.zero_variance" if flat else None
-            if own is None and not is_rewarded(run, pending.config):
-                whole = "runs.failed" if run.status == "failed" else "runs.unscored"
-            elif own is None and given is not None:
-                whole = "runs.without_advantage"
-            missing = [whole] * len(run.turns)
-            if own is not None and whole is None:
-                missing = [None if one is not None else "calls.without_advantage" for one in own]
+            by_reward = {policy: why[run.id] for policy, why in of_policy.items()}
             found[run.id] = [
-                _why(turn, policies, pending.trainable) or otherwise
-                for turn, otherwise in zip(run.turns, missing, strict=True)
+                _why(turn, {policy: why[i] for policy, why in by_reward.items()}, pending.trainable)
+                for i, turn in enumerate(run.turns)
             ]
     return found
 
 
-def _why(turn: Turn, policies: Sequence[str], trainable: Mapping[str, bool]) -> str | None:
+def _by_reward(
+    group: TrajectoryGroup, config: TrainConfig, pending: PendingStep
+) -> dict[str, list[str | None]]:
+    """Run id -> for each turn, why it teaches a policy nothing that learns it by `config`."""
+    given, found = pending.advantages, dict[str, list[str | None]]()
+    flat = group_has_zero_variance(group, config, pending.trainable, given)
+    for run in group.trajectories:
+        own, whole = (given or {}).get(run.id), "groups.zero_variance" if flat else None
+        if own is None and not is_rewarded(run, config):
+            whole = "runs.failed" if run.status == "failed" else "runs.unscored"
+        elif own is None and given is not None:
+            whole = "runs.without_advantage"
+        found[run.id] = [whole] * len(run.turns)
+        if own is not None and whole is None:
+            found[run.id] = [None if one is not None else "calls.without_advantage" for one in own]
+    return found
+
+
+def _why(
+    turn: Turn, by_reward: Mapping[str, str | None], trainable: Mapping[str, bool]
+) -> str | None:
+    """`by_reward`: of each policy that learns, why the turn teaches it nothing."""
     if turn.excluded_because is not None:
         return f"calls.superseded_{turn.excluded_because}"
     if not turn.ours:
         return "calls.foreign"
-    if (turn.model or "").partition("@")[0] not in policies:
+    if (policy := (turn.model or "").partition("@")[0]) not in by_reward:
         return "calls.other_policy"
-    return None if turn.learns(trainable) else "calls.frozen"
+    return by_reward[policy] if turn.learns(trainable) else "calls.frozen"
 
 
 def _tokens(run: Trajectory, why: Sequence[str | None]) -> int:

@@ -22,12 +22,12 @@ from langchain_art.training.fit_export import FitExport
 from langchain_art.training.fit_schedule import Schedule
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History, PendingStep
-from langchain_art.training.learning_rates import choose_rate
+from langchain_art.training.learning_rates import choose_rates
 from langchain_art.training.progress import Display
 from langchain_art.training.results.fit_result import FitResult
 from langchain_art.training.results.measures import node_rewards, tokens
 from langchain_art.training.results.records import EvalResult, StepRecord
-from langchain_art.training.served_versions import serving_version
+from langchain_art.training.served_versions import check_slots, serving_version
 from langchain_art.training.tracking import FitTracking
 from langchain_art.wire import StepSeconds, TrainResult
 
@@ -71,9 +71,8 @@ class FitLoop:
         history.save(steps=steps, began_with=history.state.began_with or versions)
         self._say_where_it_begins(versions)
         if not history.learning_rate:
-            policies, config = self.plan.policies, self.plan.config
-            rate = await choose_rate(self.client, policies, config, self.display)
-            history.save(learning_rate=rate)
+            rates = await choose_rates(self.client, self.plan.configs, self.display)
+            history.save(learning_rate=rates)
         if (former := history.state.trainable) != self.plan.trainable:
             history.save(trainable=self.plan.trainable)
             if history.resumed:
@@ -107,7 +106,8 @@ class FitLoop:
                         rolled_back = await self._settle()
                         advance()
         history.save(finished=history.done)
-        result = result_of(history, history.versions or versions)
+        learned = {name: versions[name] for name in self.plan.learning}
+        result = result_of(history, history.versions or learned)
         await self._tracking.adapters(self.client, result)
         return result
 
@@ -174,6 +174,7 @@ class FitLoop:
         """The versions that serve; makes missing policies."""
         last = self.history.versions
         serving: dict[str, int] = {}
+        await check_slots(self.client, self.plan.policies)
         for name in self.plan.policies:
             serving[name] = await serving_version(self.client, name, self.plan.lora)
             if serving[name] < last.get(name, 0):
@@ -235,12 +236,12 @@ class FitLoop:
             await self.client.post_groups(pending.groups)
             ids = [[t.id for t in group.trajectories] for group in pending.groups]
         took = StepSeconds.model_validate(pending.seconds) if pending.seconds else None
-        for policy in self.plan.policies:
+        for policy, config in pending.configs.items():
             key = state.key(policy, pending.step)
             job = await self.client.train(
                 ids,
                 policy,
-                state.config(pending.config, policy),
+                state.config(config, policy),
                 key,
                 pending.trainable,
                 advantages=pending.advantages,

@@ -1,6 +1,6 @@
-"""The settings of a fit, and the checks of `Trainer(trainable=)`.
+"""The settings of a fit, and the checks of `Trainer(config=)` and `Trainer(trainable=)`.
 
-The checks find a misspelled name in the first batch instead of after the whole fit.
+They find a misspelled name before the fit or in its first batch, instead of after it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig, Trajectory
 
 OnCollapse: TypeAlias = Literal["rollback", "stop", "warn"]
 """What a fit does when its policy has collapsed."""
+Config: TypeAlias = TrainConfig | Mapping[str, TrainConfig | None] | None
+"""Of all policies, or each one's own."""
 _SHOWN = 40
 #: Of the numbers of a fit.
 _AT_LEAST = {
@@ -45,7 +47,8 @@ class FitSettings:
     group_size: int
     groups_per_step: int
     concurrency: int
-    config: TrainConfig
+    configs: dict[str, TrainConfig]
+    """policy -> how it learns; one without plays and does not learn."""
     seed: int
     lora: LoraConfig | None
     max_failed: float
@@ -76,6 +79,16 @@ class FitSettings:
         """Of a training group, continuations included, at most."""
         return self.group_size * (1 if self.forks is None else self.forks.runs)
 
+    @property
+    def learning(self) -> tuple[str, ...]:
+        """The policies that learn."""
+        return tuple(self.configs)
+
+    @property
+    def reads_rewards(self) -> bool:
+        """Whether some policy learns from rewards."""
+        return any(config.reads_rewards for config in self.configs.values())
+
 
 def check_trainable(trainable: Mapping[str, bool] | None) -> dict[str, bool]:
     """`trainable` as the server gets it (`wire.Turn.learns`); empty for None. Or ConfigError."""
@@ -88,14 +101,43 @@ def check_trainable(trainable: Mapping[str, bool] | None) -> dict[str, bool]:
         ) from error
 
 
-def check_config(config: TrainConfig | None) -> TrainConfig:
-    """`config`, or the defaults for None; a ConfigError if it is of a supervised step."""
+def check_configs(config: Config, policies: Sequence[str]) -> dict[str, TrainConfig]:
+    """Policy -> its config, without policies that do not learn.
+
+    Raises:
+        ConfigError: a mapping has other names than `policies`, or lets none of them learn; or a
+            config is none of a step by rewards.
+    """
+    if not isinstance(config, Mapping):
+        return dict.fromkeys(policies, _check_config(config or TrainConfig()))
+    unknown = sorted(str(name) for name in config.keys() - set(policies))
+    missing = [name for name in policies if name not in config]
+    if unknown or missing:
+        raise ConfigError(
+            f"got config= with {', '.join(map(repr, unknown)) or 'no other names'} and without "
+            f"{', '.join(map(repr, missing)) or 'none of the policies'}, expected an entry for "
+            f"each of {list(policies)}: a TrainConfig, or None for one that plays and does not "
+            "learn"
+        )
+    found = {name: config[name] for name in policies}
+    learning = {name: _check_config(one) for name, one in found.items() if one is not None}
+    if not learning:
+        raise ConfigError(
+            f"got config={found}, which lets no policy learn, expected a TrainConfig for one at "
+            "least; to evaluate without training, use `evaluate`"
+        )
+    return learning
+
+
+def _check_config(config: object) -> TrainConfig:
     if isinstance(config, SFTConfig):
         raise ConfigError(
             "got an SFTConfig, which reads no rewards, expected a TrainConfig for `fit`; give "
             "this config to `warm_start`"
         )
-    return config or TrainConfig()
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(f"got config={config!r:.200}, expected a TrainConfig")
+    return config
 
 
 def check_reward(rollout: Rollout, evaluator: Evaluator | None) -> None:
@@ -116,7 +158,7 @@ def check_scope(
     steps: int,
 ) -> None:
     """A ConfigError if `rollout` or the scenarios cannot be trained on as `plan` says."""
-    if plan.config.reads_rewards or eval_scenarios:
+    if plan.reads_rewards or eval_scenarios:
         check_reward(rollout, plan.evaluator)
     if plan.forks is not None:
         from langchain_art.rollout.fork_points import check_graph  # noqa: PLC0415 - LangGraph

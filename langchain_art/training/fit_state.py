@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import uuid
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
@@ -18,13 +18,15 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from langchain_art.errors import ConfigError
 from langchain_art.training.batch.advantage_hook import RunAdvantages
-from langchain_art.training.identity import FitIdentity
+from langchain_art.training.identity import FitIdentity, with_rates
 from langchain_art.training.results.records import (
     EvalResult,
     GroupResult,
+    Rates,
     Record,
     Rollback,
     StepRecord,
+    rate_of,
 )
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 
@@ -96,9 +98,9 @@ class FitState(Record):
     """Which calls were trained in the latest step."""
     began_with: dict[str, int] = Field(default_factory=dict)
     """policy -> the version that served when the fit began."""
-    learning_rate: float = 0.0
-    """Of the first step, without its schedule: the config's own, or the one that was chosen. 0: no
-    step has begun."""
+    learning_rate: Rates = 0.0
+    """Of the first step, without its schedule: the config's own, or the one that was chosen; by
+    policy, where these have configs of their own. 0: no step has begun."""
     pinned: dict[str, int] = Field(default_factory=dict)
     """policy -> its best version, pinned by this fit."""
     stopped: str = ""
@@ -111,7 +113,7 @@ class FitState(Record):
         """The identity, with the learning rate that was chosen where the config names none."""
         if not self.learning_rate:
             return self.identity
-        config = {**self.identity.config, "learning_rate": self.learning_rate}
+        config = with_rates(self.identity.config, self.learning_rate)
         return self.identity.model_copy(update={"config": config})
 
     def config(self, config: TrainConfig, policy: str) -> TrainConfig:
@@ -135,7 +137,7 @@ class PendingStep(Record):
 
     step: int
     groups: tuple[TrajectoryGroup, ...]
-    config: TrainConfig
+    configs: dict[str, TrainConfig]
     trainable: dict[str, bool] = Field(default_factory=dict)
     advantages: dict[str, RunAdvantages] | None = None
     """Run's id -> the advantages of its turns, where `Trainer(advantages=)` gives them."""
@@ -288,12 +290,16 @@ class History:
             "the base."
         )
 
-    def config(self, config: TrainConfig) -> TrainConfig:
-        """The config of the next step, with its learning rate."""
-        return config.model_copy(update={"learning_rate": self.learning_rate})
+    def configs(self, configs: Mapping[str, TrainConfig]) -> dict[str, TrainConfig]:
+        """The configs of the next step, with their learning rates."""
+        rates = self.learning_rate
+        return {
+            policy: config.model_copy(update={"learning_rate": rate_of(rates, policy)})
+            for policy, config in configs.items()
+        }
 
     @property
-    def learning_rate(self) -> float:
+    def learning_rate(self) -> Rates:
         """Of the next step, without its schedule: rollbacks have lowered it. 0: none has begun."""
         return self.rollbacks[-1].learning_rate if self.rollbacks else self.state.learning_rate
 

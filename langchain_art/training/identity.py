@@ -16,7 +16,7 @@ from langchain_art.rollout.runner import Rollout
 from langchain_art.rollout.scenarios import scenario_id
 from langchain_art.rollout.source import source_of
 from langchain_art.training.fit_settings import FitSettings
-from langchain_art.training.results.records import Record
+from langchain_art.training.results.records import Rates, Record
 
 #: Settings of the trainer that change what a fit learns.
 _SETTINGS = (
@@ -38,6 +38,7 @@ class FitIdentity(Record):
     policies: tuple[str, ...]
     seed: int
     config: dict[str, Any]
+    """Of all policies; or policy -> its own, where they differ: None if it does not learn."""
     settings: dict[str, Any]
     models: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """policy -> the sampling settings of its chat model, where the trainer was given one."""
@@ -60,6 +61,26 @@ class FitIdentity(Record):
         }
         return [name for name, parts in whose.items() if not any(parts.values()) and parts]
 
+    def _configs_differ(self, other: FitIdentity) -> list[str]:
+        if self._is_shared and other._is_shared:
+            return _changed(flat(self.config, "config"), flat(other.config, "config"))
+        found: list[str] = []
+        for policy in [name for name in self.policies if name in other.policies]:
+            before, after = (
+                one.config if one._is_shared else one.config[policy] for one in (self, other)
+            )
+            if before and after:
+                where = f"config.{policy}"
+                found += _changed(flat(before, where), flat(after, where))
+            elif before or after:
+                words = ("learns", "does not learn")
+                found.append("{} {} -> {}".format(policy, *(words if before else words[::-1])))
+        return found
+
+    @property
+    def _is_shared(self) -> bool:
+        return not all(name in self.config for name in self.policies)
+
     def differences(self, other: FitIdentity) -> list[str]:
         """What differs in `other`, in words: ``config.learning_rate None -> 0.0001``."""
         found: list[str] = []
@@ -67,7 +88,7 @@ class FitIdentity(Record):
             names = (" and ".join(one.policies) for one in (self, other))
             found.append("policy {} -> {}".format(*names))
         found += _changed({"seed": self.seed}, {"seed": other.seed})
-        found += _changed(flat(self.config, "config"), flat(other.config, "config"))
+        found += self._configs_differ(other)
         found += _changed(flat(self.settings, ""), flat(other.settings, ""))
         for policy in self.models.keys() & other.models.keys():
             before, after = (flat(one.models[policy], policy) for one in (self, other))
@@ -92,7 +113,10 @@ def identity_of(
     eval_scenarios: Sequence[Any],
 ) -> FitIdentity:
     """The identity of a fit that is about to begin."""
-    config = plan.config.model_dump(mode="json")
+    own = {name: config.model_dump(mode="json") for name, config in plan.configs.items()}
+    config = {name: own.get(name) for name in plan.policies}
+    if all(one == config[plan.policies[0]] for one in config.values()):
+        config = own[plan.policies[0]]
     settings = {name: getattr(plan, name) for name in _SETTINGS}
     settings["forks"] = None if plan.forks is None else plan.forks.settings
     settings["lora"] = None if plan.lora is None else plan.lora.model_dump(mode="json")
@@ -109,6 +133,13 @@ def identity_of(
         scenarios=_digest_of(scenarios),
         eval_scenarios=_digest_of(eval_scenarios),
     )
+
+
+def with_rates(config: Mapping[str, Any], rates: Rates) -> dict[str, Any]:
+    """`FitIdentity.config` with the learning rates that are used."""
+    if not isinstance(rates, dict):
+        return {**config, "learning_rate": rates}
+    return {name: own and {**own, "learning_rate": rates[name]} for name, own in config.items()}
 
 
 def _judge(evaluator: Evaluator, name: str) -> dict[str, str]:

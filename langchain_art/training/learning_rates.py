@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.training.progress import Display
+from langchain_art.training.results.records import Rates
 from langchain_art.wire import SFTConfig, TrainConfig, default_learning_rate
+
+
+async def choose_rates(
+    client: AsyncArtClient, configs: Mapping[str, TrainConfig], display: Display
+) -> Rates:
+    """What `choose_rate` gives; of policies with different configs, for each of these."""
+    several = [one for i, one in enumerate(configs.values()) if one not in [*configs.values()][:i]]
+    if len(several) == 1:
+        return await choose_rate(client, tuple(configs), several[0], display)
+    found: dict[str, float] = {}
+    for config in several:
+        sharing = [name for name, own in configs.items() if own == config]
+        rate = await choose_rate(client, sharing, config, display, " and ".join(sharing))
+        found |= dict.fromkeys(sharing, rate)
+    return {name: found[name] for name in configs}
 
 
 async def choose_rate(
@@ -14,6 +30,7 @@ async def choose_rate(
     policies: Sequence[str],
     config: TrainConfig | SFTConfig,
     display: Display,
+    whose: str = "",
 ) -> float:
     """The config's own learning rate, or that of the model and the adapters, which is said.
 
@@ -26,8 +43,8 @@ async def choose_rate(
     rate = min(default_learning_rate(parameters, lora, config.kind) for lora in shapes)
     scales = " and ".join(sorted({f"{lora.alpha / lora.rank:g}" for lora in shapes}))
     display.line(
-        f"learning rate {rate:.2g}, chosen for {in_words(parameters)} parameters "
-        f"and alpha / rank = {scales}"
+        f"learning rate {rate:.2g}{whose and f' of {whose}'}, chosen for "
+        f"{in_words(parameters)} parameters and alpha / rank = {scales}"
     )
     return rate
 

@@ -35,6 +35,25 @@ async def roll_back(
             display.line(f"fresh=True: {policy} is rolled back from @{version} to @{base}.")
 
 
+async def check_slots(client: AsyncArtClient, policies: Sequence[str]) -> None:
+    """Raises ConfigError if the server cannot have or sample so many policies at once."""
+    status = await client.status()
+    missing = sorted(set(policies) - {one.name for one in status.policies})
+    if len(status.policies) + len(missing) > status.max_policies:
+        raise ConfigError(
+            f"got the policies {list(policies)}, of which {missing} would have to be made, and the "
+            f"server has {len(status.policies)} of at most {status.max_policies}: delete one that "
+            "is not used (`langchain-art checkpoints delete-policy`), or raise the server's "
+            "max_policies"
+        )
+    if status.max_loras is not None and len(policies) > status.max_loras:
+        raise ConfigError(
+            f"got {len(policies)} policies, and the server's sampler computes {status.max_loras} "
+            "adapters at once, so that calls would wait for each other in turns: set max_loras = "
+            f"{len(policies)} in [sampler] of the server's settings, and start it again"
+        )
+
+
 async def serving_version(client: AsyncArtClient, policy: str, lora: LoraConfig | None) -> int:
     """The version that a policy's name is routed to; makes a missing policy."""
     if lora is None:

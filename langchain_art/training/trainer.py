@@ -35,9 +35,10 @@ from langchain_art.training.fit_export import exporting
 from langchain_art.training.fit_loop import FitLoop, OnStep, result_of
 from langchain_art.training.fit_schedule import Schedule
 from langchain_art.training.fit_settings import (
+    Config,
     FitSettings,
     OnCollapse,
-    check_config,
+    check_configs,
     check_export,
     check_reward,
     check_scope,
@@ -50,7 +51,7 @@ from langchain_art.training.results.fit_result import FitResult
 from langchain_art.training.results.records import EvalResult
 from langchain_art.training.served_versions import roll_back, serving_version
 from langchain_art.training.warm_start import WarmStart, WarmStartRun, warm_version
-from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig
+from langchain_art.wire import LoraConfig, SFTConfig
 
 #: Seconds that a fit waits for a server that answered before and restarts, before it raises.
 PATIENCE = 300.0
@@ -78,7 +79,8 @@ class Trainer(TunesRates):
         group_size: runs per scenario and step, at least 2: advantages compare runs of a group.
         groups_per_step: scenarios per step, drawn in shuffled epochs.
         concurrency: most rollouts at once.
-        config: of the optimizer step. None: the defaults of `TrainConfig`.
+        config: of the optimizer step, or a mapping from each policy to its own; one that has None
+            there plays and does not learn. None: the defaults of `TrainConfig`.
         name: of the experiment, whose folder is ``out/<name>``; `langchain-art fits` compares them.
         out_dir: instead of a name: the folder that holds ``history.jsonl`` and what a resumed fit
             needs. None: ``out/train``.
@@ -128,7 +130,7 @@ class Trainer(TunesRates):
         group_size: int = 8,
         groups_per_step: int = 16,
         concurrency: int = 64,
-        config: TrainConfig | None = None,
+        config: Config = None,
         name: str | None = None,
         out_dir: str | Path | None = None,
         client: ArtClient | AsyncArtClient | None = None,
@@ -147,7 +149,7 @@ class Trainer(TunesRates):
     ) -> None:
         self.policies, self._base_url, self._api_key = address_of(model, client)
         self._models = sampling_settings(model)
-        self.out_dir = folder_of(name, out_dir)
+        self.out_dir, configs = folder_of(name, out_dir), check_configs(config, self.policies)
         self._plan = FitSettings(
             policies=self.policies,
             trainable=check_trainable(trainable),
@@ -155,14 +157,14 @@ class Trainer(TunesRates):
             group_size=group_size,
             groups_per_step=groups_per_step,
             concurrency=concurrency,
-            config=check_config(config),
+            configs=configs,
             seed=seed,
             lora=lora,
             max_failed=max_failed,
             max_steps_ahead=max_steps_ahead,
             dynamic_sampling_rounds=dynamic_sampling_rounds,
             difficulty_pools=difficulty_pools,
-            advantages=check_hook(advantages, forks, check_config(config)),
+            advantages=check_hook(advantages, forks, configs),
             forks=forks,
             on_collapse=on_collapse,
             export=check_export(export),
@@ -222,23 +224,21 @@ class Trainer(TunesRates):
         if on_step is not None and not callable(on_step):
             raise ConfigError(f"got {on_step=!r:.200}, expected a function of a step's record")
         schedule = Schedule(steps, eval_scenarios or (), eval_every, eval_samples, stop_early)
-        identity = identity_of(
-            self._plan, self._models, rollout, train_scenarios, schedule.eval_scenarios
-        )
-        with alone(self.out_dir), exporting(self._plan, self.out_dir, self._display) as export:
+        plan, held_out = self._plan, schedule.eval_scenarios
+        identity = identity_of(plan, self._models, rollout, train_scenarios, held_out)
+        with alone(self.out_dir), exporting(plan, self.out_dir, self._display) as export:
             async with self._client() as client:
                 if fresh:
                     await client.ready()
-                    base = warm_version(self.out_dir, self.policies)
-                    await roll_back(client, self.policies, self._display, base)
+                    base = warm_version(self.out_dir, plan.learning)
+                    await roll_back(client, plan.learning, self._display, base)
                 history = History(self.out_dir, identity, fresh=fresh)
                 if why := history.why_finished(steps):
                     self._display.line(why)
-                    result = result_of(history, history.versions)
-                    self._display.summary(result)
+                    self._display.summary(result := result_of(history, history.versions))
                     return result
-                plan, display, more = self._plan, self._display, (on_step, self._trackers, export)
-                fit = FitLoop(plan, client, history, display, rollout, schedule, *more)
+                more = (on_step, self._trackers, export)
+                fit = FitLoop(plan, client, history, self._display, rollout, schedule, *more)
                 try:
                     result = await fit.run(train_scenarios)
                 except (asyncio.CancelledError, KeyboardInterrupt):

@@ -130,6 +130,10 @@ class ServerStatus(Wire):
     replicas: Several[ReplicaStatus] = ()
     """Of the sampler, if ``[sampler] replicas`` is more than 1."""
     policies: Several[PolicyStatus]
+    max_policies: int
+    """How many there may be."""
+    max_loras: int | None
+    """Adapters that the sampler computes in one batch; calls of more wait. None: no bound."""
     calls: int
     trajectories: int
     jobs: dict[str, int]

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from langchain_art.errors import ArtError, ConfigError, EngineUnavailable, UnknownModel
-from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, ModelInfo
+from langchain_art_server.backends.base import (
+    ChatDelta,
+    ChatReply,
+    ChatRequest,
+    ModelInfo,
+    SamplerState,
+)
 from langchain_art_server.backends.ipc.pending_call import WorkerDied
 
 INFO = ModelInfo("m", "m", 1, "cpu", "float32", 64, 16, 8)
@@ -69,8 +75,9 @@ class ToldSampler:
             raise self.broken
         await self._up.wait()
 
-    async def longest_pause(self) -> float | None:
-        return None if self.problem else 0.1 * (self.number + 1)
+    async def state(self) -> SamplerState | None:
+        free = 1000.0 * (self.number + 1) if self.number else None
+        return None if self.problem else SamplerState(0.1 * (self.number + 1), free)
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta | ChatReply, None]:
         await self.ready()

@@ -6,7 +6,7 @@ What it returns is checked here, where it enters, and is sent with the step
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
@@ -31,11 +31,13 @@ RunAdvantages: TypeAlias = tuple[CallAdvantage | None, ...]
 _CALL: TypeAdapter[CallAdvantage | None] = TypeAdapter(CallAdvantage | None)
 
 
-def check_hook(hook: object, forks: object, config: TrainConfig) -> AdvantageHook | None:
+def check_hook(
+    hook: object, forks: object, configs: Mapping[str, TrainConfig]
+) -> AdvantageHook | None:
     """`hook` as it is, or that of `forks` where there are some; or ConfigError.
 
     Raises:
-        ConfigError: `hook` is no function or `forks` no Forks, there are both, or `config` has
+        ConfigError: `hook` is no function or `forks` no Forks, there are both, or a config has
             what they replace.
     """
     if hook is None and forks is None:
@@ -49,7 +51,7 @@ def check_hook(hook: object, forks: object, config: TrainConfig) -> AdvantageHoo
             "got both advantages= and forks=, which has advantages of its own; leave out one"
         )
     name = "advantages" if forks is None else "forks"
-    if unread := settings_of_rewards(config):
+    if unread := next(filter(None, map(settings_of_rewards, configs.values())), ""):
         raise ConfigError(
             f"got {name}= together with TrainConfig({unread}=…), which would not be read: "
             f"{name}= says what the advantages are; leave out one of the two"

@@ -103,7 +103,8 @@ class StepBatchBuilder:
                 pools.add(record.group_results)
             self._known = len(self.history.kept)
         groups, seconds, unjudged = await self._judged(step, plan.groups_per_step)
-        _require_rewards(groups, plan.config)
+        for config in plan.configs.values():
+            _require_rewards(groups, config)
         advantages, resampled = await self._advantages(groups), 0
         for _ in range(plan.dynamic_sampling_rounds):
             useful = sum(not self._is_flat(group, advantages) for group in groups)
@@ -141,7 +142,7 @@ class StepBatchBuilder:
         pending = PendingStep(
             step=step,
             groups=tuple(groups),
-            config=self.history.config(plan.config),
+            configs=self.history.configs(plan.configs),
             trainable=plan.trainable,
             advantages=advantages,
             remote=self._is_remote,
@@ -163,7 +164,10 @@ class StepBatchBuilder:
         self, group: TrajectoryGroup, advantages: Mapping[str, RunAdvantages] | None
     ) -> bool:
         plan = self.plan
-        return group_has_zero_variance(group, plan.config, plan.trainable, advantages)
+        return all(
+            group_has_zero_variance(group, config, plan.trainable, advantages)
+            for config in plan.configs.values()
+        )
 
     def _results(
         self, groups: Sequence[TrajectoryGroup], advantages: Mapping[str, RunAdvantages] | None

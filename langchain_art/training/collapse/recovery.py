@@ -13,7 +13,13 @@ from langchain_art.training.collapse.signs import Sign, names_of, new_signs
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History
 from langchain_art.training.progress import Display
-from langchain_art.training.results.records import EvalResult, Rollback, StepRecord
+from langchain_art.training.results.records import (
+    EvalResult,
+    Rollback,
+    StepRecord,
+    rates_in_words,
+    scaled,
+)
 
 #: By which the learning rate is multiplied at each rollback.
 SLOWER = 1 / 3
@@ -57,7 +63,7 @@ class Recovery:
         if history.state.stopped:
             return False
         if isinstance(last, StepRecord):
-            warmup = self.plan.config.schedule.warmup_steps
+            warmup = max(one.schedule.warmup_steps for one in self.plan.configs.values())
             signs = new_signs(history.kept, self.plan.max_steps_ahead, warmup)
         elif isinstance(last, EvalResult):
             sign = held_out_sign(history.kept_evals, history.kept, at_end=at_end)
@@ -90,7 +96,7 @@ class Recovery:
             step=history.done,
             to_step=history.kept[keep - 1].step if keep else 0,
             versions=versions,
-            learning_rate=rate * SLOWER,
+            learning_rate=scaled(rate, SLOWER),
             why=sign.words,
         )
         discarded = [one.step for one in history.kept[keep:]]
@@ -102,7 +108,7 @@ class Recovery:
             f"Rolled back to {names_of(done.versions)}, as it was after step {done.to_step}: the "
             f"versions of {'steps' if len(discarded) > 1 else 'step'} "
             f"{', '.join(map(str, discarded))} are discarded. The learning rate is "
-            f"{done.learning_rate:.3g} from here on, and was {rate:.3g} "
+            f"{rates_in_words(done.learning_rate)} from here on, and was {rates_in_words(rate)} "
             f"(rollback {len(history.rollbacks)} of {MOST_ROLLBACKS} at most)."
         )
         self._stop_after_too_many(done)
@@ -112,7 +118,8 @@ class Recovery:
             return
         self.stop(
             f"it collapsed {times} times, at last with a learning rate of "
-            f"{last.learning_rate / SLOWER:.3g}; {names_of(last.versions)} serves, the last good "
+            f"{rates_in_words(scaled(last.learning_rate, 1 / SLOWER))}; "
+            f"{names_of(last.versions)} serves, the last good "
             "version. Try TrainConfig(optimizer_steps=1, max_kl=0.01), more groups a step, and "
             "look at what the runs of the discarded steps were rewarded for (`langchain-art runs`)."
         )
@@ -122,9 +129,9 @@ class Recovery:
         history = self.history
         kept_there = {
             policy: {one.version for one in await self.client.checkpoints(policy)}
-            for policy in self.plan.policies
+            for policy in self.plan.learning
         }
-        began_with = dict(history.state.began_with)
+        began_with = {name: history.state.began_with[name] for name in self.plan.learning}
         good = [began_with, *(one.versions for one in history.kept[:most])]
         for keep in range(len(good) - 1, -1, -1):
             if all(version in kept_there[policy] for policy, version in good[keep].items()):

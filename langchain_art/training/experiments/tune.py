@@ -133,11 +133,18 @@ async def tune(
 ) -> TuneResult:
     """What `Trainer.tune` does, once its arguments are checked."""
     begun = time.monotonic()
-    began = {name: await serving_version(client, name, plan.lora) for name in plan.policies}
-    kept = {name: await client.checkpoints(name) for name in plan.policies}
+    common, *others = plan.configs.values()
+    if any(one != common for one in others):
+        raise ConfigError(
+            f"got configs that differ for {' and '.join(plan.learning)}, expected one config, "
+            "whose learning rates are compared; tune one policy after the other, with None for the "
+            "others"
+        )
+    began = {name: await serving_version(client, name, plan.lora) for name in plan.learning}
+    kept = {name: await client.checkpoints(name) for name in plan.learning}
     known = {name: {one.version for one in some} for name, some in kept.items()}
     if rates is None:
-        own = await choose_rate(client, plan.policies, plan.config, display)
+        own = await choose_rate(client, plan.learning, common, display)
         rates = [min(MAX_LEARNING_RATE, own * factor) for factor in _FACTORS]
     rates = sorted(set(rates))
     probes: list[RateProbe] = []
@@ -145,8 +152,9 @@ async def tune(
     evals: list[EvalResult] = []
     with display.bar("tuning", len(rates) * steps) as advance:
         for rate in rates:
-            config = plan.config.model_copy(update={"learning_rate": rate})
-            tried = replace(plan, config=config, on_collapse="stop")
+            config = common.model_copy(update={"learning_rate": rate})
+            configs = dict.fromkeys(plan.configs, config)
+            tried = replace(plan, configs=configs, on_collapse="stop")
 
             def told(record: StepRecord, rate: float = rate) -> None:
                 mean = "no rewards" if record.reward_mean is None else f"{record.reward_mean:.3f}"

@@ -7,7 +7,7 @@ Where several policies learn in one graph, whatever is one policy's (`StepRecord
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,6 +15,8 @@ from langchain_art.errors import ConfigError
 from langchain_art.wire import NodeReport, TrainResult
 
 T = TypeVar("T")
+Rates: TypeAlias = float | dict[str, float]
+"""A learning rate of all policies, or each one's own."""
 
 
 class Record(BaseModel):
@@ -176,9 +178,28 @@ class Rollback(Record):
     """The last step whose version is kept; 0: what the fit began with."""
     versions: dict[str, int]
     """By policy: the version that serves from then on."""
-    learning_rate: float
-    """Of the steps that follow."""
+    learning_rate: Rates
+    """Of the steps that follow; by policy, where these have configs of their own."""
     why: str
+
+
+def rate_of(rates: Rates, policy: str) -> float:
+    """A policy's learning rate."""
+    return rates[policy] if isinstance(rates, dict) else rates
+
+
+def scaled(rates: Rates, factor: float) -> Rates:
+    """All learning rates times a factor."""
+    if isinstance(rates, dict):
+        return {policy: rate * factor for policy, rate in rates.items()}
+    return rates * factor
+
+
+def rates_in_words(rates: Rates) -> str:
+    """``1e-05``, or ``1e-05 (writer) and 2e-05 (critic)``."""
+    if isinstance(rates, dict):
+        return " and ".join(f"{rate:.3g} ({policy})" for policy, rate in rates.items())
+    return f"{rates:.3g}"
 
 
 def _is_elsewhere(report: NodeReport) -> bool:

@@ -132,6 +132,17 @@ class ChatReply:
     drawn_from: bytes = b""
 
 
+@dataclass(frozen=True)
+class SamplerState:
+    """How a sampler is now."""
+
+    longest_pause: float
+    """Longest time, in seconds, that the engine's loop took for a turn, in the last minute."""
+    free_bytes: float | None
+    """Memory of its device that is free for adapters; None: unknown, or the engine has set aside
+    what it needs for them."""
+
+
 class Engine(Protocol):
     """What samplers and learners have in common."""
 
@@ -193,11 +204,8 @@ class Sampler(Engine, ChatEngine, Protocol):
         """
         ...
 
-    async def longest_pause(self) -> float | None:
-        """Longest time, in seconds, that the engine's loop took for a turn, in the last minute.
-
-        None while the engine does not answer.
-        """
+    async def state(self) -> SamplerState | None:
+        """How it is now; None while the engine does not answer."""
         ...
 
     async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:

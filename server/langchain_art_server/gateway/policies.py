@@ -7,6 +7,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from langchain_art import wire
 from langchain_art.errors import (
@@ -20,12 +21,12 @@ from langchain_art.errors import (
     QuotaExceeded,
     RequestRefused,
 )
-from langchain_art_server.backends.base import Learner
+from langchain_art_server.backends.base import Learner, Sampler
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.health import Health
 from langchain_art_server.jobs.job_runner import JobRunner
 from langchain_art_server.policies.adapter_store import AdapterStore
-from langchain_art_server.policies.router import Router
+from langchain_art_server.policies.router import MAX_PINNED_LOADED, Router
 from langchain_art_server.storage.store import Store
 
 log = logging.getLogger(__name__)
@@ -43,12 +44,14 @@ class Policies:
         adapters: AdapterStore,
         router: Router,
         jobs: JobRunner,
+        sampler: Sampler,
         learner: Learner,
         health: Health,
         others: Callable[[], int] = lambda: 0,
     ) -> None:
         self._settings, self._store, self._adapters = settings, store, adapters
-        self._router, self._jobs, self._learner, self._health = router, jobs, learner, health
+        self._router, self._jobs, self._health = router, jobs, health
+        self._sampler, self._learner = sampler, learner
         self._others = others
         self._lock = asyncio.Lock()
 
@@ -85,7 +88,8 @@ class Policies:
 
         Raises:
             Conflict: it exists with another LoRA shape, or the name is the base model's.
-            QuotaExceeded: there are `max_policies`, or `max_stored_bytes` are stored.
+            QuotaExceeded: there are `max_policies`, `max_stored_bytes` are stored, or the sampler
+                has no memory for the policy's versions.
         """
         if spec.name == self._router.base_name:
             raise Conflict(f"{spec.name!r} is the base model's name; name the policy otherwise.")
@@ -117,6 +121,8 @@ class Policies:
         staged = self._adapters.stage()
         try:
             await self._learner.init_adapter(staged, spec.lora)
+            state = await self._sampler.state()
+            require_memory(spec.name, staged, None if state is None else state.free_bytes)
             await asyncio.to_thread(self._adapters.publish, staged, spec.name, 0, about)
         except (ArtError, OSError) as error:
             full = shutil.disk_usage(staged.parent).free < _LITTLE_DISK
@@ -210,3 +216,31 @@ class Policies:
         """See `AdapterStore.archive`."""
         await self.checkpoint(policy, version)
         return await asyncio.to_thread(self._adapters.archive, policy, version)
+
+
+def require_memory(policy: str, adapter: Path, free: float | None) -> None:
+    """Refuse a policy for whose versions the sampler's device has no room.
+
+    That is the first one, the next one beside it, and those that stay loaded for a while.
+
+    Args:
+        policy: its name.
+        adapter: folder of its first version.
+        free: bytes; None: unknown, or set aside already.
+
+    Raises:
+        QuotaExceeded: there is less.
+    """
+    size = sum(file.stat().st_size for file in adapter.iterdir())
+    versions = 2 + MAX_PINNED_LOADED
+    if free is not None and size * versions > free:
+        raise QuotaExceeded(
+            f"Policy {policy!r} has adapters of {_mib(size)}, of which the sampler may have to "
+            f"hold {versions} more at once, and its device has {_mib(free)} free. Make it with a "
+            "smaller rank or fewer targets, delete a policy that is not used, or give the "
+            "sampler's cache less ([sampler] kv_cache_bytes)."
+        )
+
+
+def _mib(size: float) -> str:
+    return f"{size / (1 << 20):,.0f} MiB"

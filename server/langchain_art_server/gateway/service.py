@@ -85,7 +85,7 @@ class Service:
             self.sessions, self.keys, self._pauses = main.sessions, main.keys, main._pauses
             self.is_stopping = lambda: main.is_stopping()
         self.policies = Policies(
-            *parts[:3], self.router, self.jobs, learner, self.health, self._others_policies
+            *parts, self.jobs, sampler, learner, self.health, self._others_policies
         )
 
     async def start(self) -> None:
@@ -264,7 +264,8 @@ class Service:
 
     async def status(self) -> wire.ServerStatus:
         """For ``GET /status``."""
-        info = self.sampler.info
+        info, sampler = self.sampler.info, self.settings.sampler
+        state = await self.sampler.state()
         calls, trajectories, jobs = await self.store.counts()
         return wire.ServerStatus(
             version=__version__,
@@ -280,6 +281,8 @@ class Service:
             learner=type(self.learner).__name__,
             replicas=self.sampler.replicas,
             policies=tuple(await self.policies.all()),
+            max_policies=self.settings.max_policies,
+            max_loras=sampler.max_loras if sampler.kind == "vllm" else None,
             calls=calls,
             trajectories=trajectories,
             jobs=jobs,
@@ -287,6 +290,6 @@ class Service:
             running_calls=self.running_calls,
             engine_restarts=self.sampler.restarts + self.learner.restarts,
             gateway_pause=self._pauses.seconds,
-            sampler_pause=await self.sampler.longest_pause(),
+            sampler_pause=None if state is None else state.longest_pause,
             uptime=time.monotonic() - self._started,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import logging
+import math
 import queue
 import random
 import time
@@ -29,7 +30,7 @@ from langchain_art_server.backends.embedded.sequence import SequenceState
 from langchain_art_server.backends.embedded.token_sampler import SamplingState
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
 from langchain_art_server.backends.ipc.longest_pause import LongestPause
-from langchain_art_server.backends.models.device import set_threads
+from langchain_art_server.backends.models.device import free_bytes, set_threads
 from langchain_art_server.backends.models.loading import load_model
 from langchain_art_server.config import Settings
 
@@ -120,6 +121,7 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
             )
         info = dataclasses.replace(model.info, max_model_len=max_len)
         super().__init__(dataclasses.replace(model, info=info), channel)
+        self._device = runner.device
         self._bank = AdapterBank(model.model, runner.device)
         self.scheduler = Scheduler(
             runner, self._bank, self._prefixes, model.eos, settings.sampler.max_batch
@@ -134,7 +136,7 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
         self._prepare_until = 0.0
         self._methods: dict[str, Callable[[EngineCall], None]] = {
             "chat": self._chat,
-            "longest_pause": lambda call: self._channel.result(call, self._pauses.seconds),
+            "state": self._state,
             "prepared": self._prepared,
             "load_adapter": self._load_adapter,
             "unload_adapter": self._unload_adapter,
@@ -282,6 +284,11 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
             root = 0 if self._prefixes is None else self._prefixes.new_root()
             self._adapters[name] = self._bank.load(name, path, root)
         self._channel.result(call, None)
+
+    def _state(self, call: EngineCall) -> None:
+        free = free_bytes(self._device)
+        known = free if math.isfinite(free) else None
+        self._channel.result(call, {"longest_pause": self._pauses.seconds, "free_bytes": known})
 
     def _unload_adapter(self, call: EngineCall) -> None:
         self._free(self._retire(call.params["name"]))

@@ -21,6 +21,7 @@ from langchain_art_server.backends.base import (
     ChatReply,
     ChatRequest,
     ModelInfo,
+    SamplerState,
 )
 from langchain_art_server.backends.ipc.chat_codec import unpack_reply
 from langchain_art_server.backends.ipc.crash_suspects import CrashSuspects
@@ -38,7 +39,7 @@ from langchain_art_server.config import Settings
 
 log = logging.getLogger(__name__)
 #: An engine that does not answer for so long is silent.
-_PAUSE_SECONDS = 2.0
+_STATE_SECONDS = 2.0
 #: Files of an adapter that a sampler reads.
 _READ = (CONFIG_FILE, WEIGHTS_FILE)
 
@@ -130,15 +131,15 @@ class ProcessSampler:
 
     async def ready(self) -> None:
         """See `Sampler.ready`."""
-        await self.worker.call("longest_pause", {})
+        await self.worker.call("state", {})
 
-    async def longest_pause(self) -> float | None:
-        """See `Sampler.longest_pause`. Waits at most `_PAUSE_SECONDS` for the answer."""
+    async def state(self) -> SamplerState | None:
+        """See `Sampler.state`. Waits at most `_STATE_SECONDS` for the answer."""
         if not self.worker.ready.is_set():
             return None
         try:
-            async with asyncio.timeout(_PAUSE_SECONDS):
-                return await self.worker.call("longest_pause", {}, resend=False)
+            async with asyncio.timeout(_STATE_SECONDS):
+                return SamplerState(**await self.worker.call("state", {}, resend=False))
         except (TimeoutError, EngineUnavailable):
             return None
 

@@ -25,6 +25,7 @@ from langchain_art_server.backends.base import (
     ChatRequest,
     ModelInfo,
     Sampler,
+    SamplerState,
 )
 from langchain_art_server.backends.ipc.crash_suspects import CrashSuspects
 from langchain_art_server.backends.ipc.pending_call import WorkerDied
@@ -186,10 +187,15 @@ class ReplicatedSampler:
             live if all(one.refuses(adapter) for one in live) else []
         )
 
-    async def longest_pause(self) -> float | None:
-        """The longest of those that answer."""
-        asked = [one.sampler.longest_pause() for one in self._live()]
-        return max((p for p in await asyncio.gather(*asked) if p is not None), default=None)
+    async def state(self) -> SamplerState | None:
+        """The longest pause and the least free memory of those that answer; None: none does."""
+        answered = await asyncio.gather(*(one.sampler.state() for one in self._live()))
+        states = [state for state in answered if state is not None]
+        if not states:
+            return None
+        known = [state.free_bytes for state in states if state.free_bytes is not None]
+        longest = max(state.longest_pause for state in states)
+        return SamplerState(longest, min(known, default=None))
 
     # --- adapters -------------------------------------------------------------------------------
 

@@ -116,7 +116,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
             "chat": self._chat,
             "load_adapter": self._load_adapter,
             "unload_adapter": self._unload_adapter,
-            "longest_pause": self._longest_pause,
+            "state": self._state,
             "sleep": lambda call: self._vllm.change("/sleep?level=1&mode=wait"),
             "wake": lambda call: self.process.wake(),
         }
@@ -202,8 +202,11 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         self._flush_is_due = False
         self._channel.flush()
 
-    async def _longest_pause(self, _call: EngineCall) -> float:
-        return self.pauses.seconds
+    async def _state(self, _call: EngineCall) -> dict[str, Any]:
+        return {
+            "longest_pause": self.pauses.seconds,
+            "free_bytes": None,
+        }  # it has set aside its own
 
     # --- chat calls -----------------------------------------------------------------------------
 

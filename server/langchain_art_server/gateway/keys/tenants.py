@@ -23,6 +23,7 @@ from langchain_art_server.backends.base import (
     ChatRequest,
     ModelInfo,
     Sampler,
+    SamplerState,
 )
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.keys.keyring import REFRESH_SECONDS, Keyring
@@ -143,9 +144,9 @@ class TenantSampler(TenantEngine):
     async def close(self) -> None:
         """Nothing, as `start`."""
 
-    async def longest_pause(self) -> float | None:
+    async def state(self) -> SamplerState | None:
         """Of the sampler."""
-        return await self.engine.longest_pause()
+        return await self.engine.state()
 
     async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:
         """As the sampler's."""

@@ -8,7 +8,7 @@ import pytest
 
 from langchain_art.training.fit_export import exclusions
 from langchain_art.training.fit_state import PendingStep
-from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup, Turn
+from langchain_art.wire import Standardized, TrainConfig, Trajectory, TrajectoryGroup, Turn
 
 
 def run(name: str, reward: float | None, status: Any = "completed") -> Trajectory:
@@ -53,5 +53,24 @@ RUNS = (run("a", 1.0), run("b", 1.0), run("c", None), run("d", None, "failed"))
 )
 def test_advantages_that_are_given_decide_what_learns(advantages: Any, expected: Any) -> None:
     group = TrajectoryGroup(id="g", trajectories=RUNS)
-    pending = PendingStep(step=1, groups=(group,), config=TrainConfig(), advantages=advantages)
-    assert exclusions(pending, ["p"]) == expected
+    learns = {"p": TrainConfig()}
+    pending = PendingStep(step=1, groups=(group,), configs=learns, advantages=advantages)
+    assert exclusions(pending) == expected
+
+
+def test_a_call_is_judged_by_the_config_of_the_policy_that_sampled_it() -> None:
+    scored = TrainConfig(advantage=Standardized(scores={"style": 1.0}))
+    configs = {"p": TrainConfig(), "q": scored}
+    turns = (
+        RUNS[0].turns[0],
+        RUNS[0].turns[0].model_copy(update={"model": "q@1"}),
+        RUNS[0].turns[0].model_copy(update={"model": "frozen@1"}),
+    )
+    runs = tuple(
+        run.model_copy(update={"turns": turns, "reward": float(i), "status": "completed"})
+        for i, run in enumerate(RUNS)
+    )
+    pending = PendingStep(
+        step=1, groups=(TrajectoryGroup(id="g", trajectories=runs),), configs=configs
+    )
+    assert exclusions(pending)["a"] == [None, "runs.unscored", "calls.other_policy"]

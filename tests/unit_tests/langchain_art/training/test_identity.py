@@ -38,7 +38,7 @@ def told(
         "group_size": 8,
         "groups_per_step": 16,
         "concurrency": 64,
-        "config": TrainConfig(),
+        "configs": {"p": TrainConfig()},
         "seed": 0,
         "lora": None,
         "max_failed": 0.5,
@@ -56,16 +56,19 @@ def summed(weight: float) -> SumEvaluator:
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (told(config=TrainConfig(learning_rate=1e-4)), "config.learning_rate None -> 0.0001"),
         (
-            told(config=TrainConfig(schedule=LRSchedule(warmup_steps=5))),
+            told(configs={"p": TrainConfig(learning_rate=1e-4)}),
+            "config.learning_rate None -> 0.0001",
+        ),
+        (
+            told(configs={"p": TrainConfig(schedule=LRSchedule(warmup_steps=5))}),
             "config.schedule.warmup_steps 0 -> 5",
         ),
         (told(group_size=4), "group_size 8 -> 4"),
         (told(scenarios=["a"]), "scenarios (2 -> 1)"),
         (told(scenarios=["a", "c"]), "the content of scenarios"),
         (told(evals=["a"]), "eval_scenarios (0 -> 1)"),
-        (told(policies=("q",)), "policy p -> q"),
+        (told(policies=("q",), configs={"q": TrainConfig()}), "policy p -> q"),
         (told(function=lambda _: 2.0), "the rollout's source"),
         (told(evaluator=judge), "the evaluator's source"),
     ],
@@ -117,3 +120,15 @@ def test_the_folder_follows_from_the_name() -> None:
     for wrong in ("a/b", "", "..", "-x"):
         with pytest.raises(ConfigError, match="got name="):
             folder_of(wrong, None)
+
+
+def test_a_policy_with_a_config_of_its_own_is_told_apart_and_so_is_a_frozen_one() -> None:
+    def of(**configs: TrainConfig) -> FitIdentity:
+        return told(policies=("p", "q"), configs=configs)
+
+    both = of(p=TrainConfig(), q=TrainConfig())
+    assert both.config == told().config, "one config for all is not written twice"
+    other = of(p=TrainConfig(), q=TrainConfig(learning_rate=1e-4))
+    assert both.differences(other) == ["config.q.learning_rate None -> 0.0001"]
+    assert both.differences(of(p=TrainConfig())) == ["q learns -> does not learn"]
+    assert of(q=TrainConfig()).differences(both) == ["p does not learn -> learns"]

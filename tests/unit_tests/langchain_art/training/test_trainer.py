@@ -10,6 +10,7 @@ import pytest
 
 from langchain_art.errors import ConfigError
 from langchain_art.training.trainer import Trainer
+from langchain_art.wire import SFTConfig, TrainConfig
 
 
 def refused(
@@ -51,3 +52,26 @@ def test_an_error_in_a_plain_program_has_one_traceback(tmp_path: Path) -> None:
     shown = "".join(traceback.format_exception(refused(tmp_path, "text").value))
     assert shown.count("Traceback") == 1, shown
     assert "no running event loop" not in shown
+
+
+def test_each_policy_may_have_its_config_and_none_of_another_name() -> None:
+    own = TrainConfig(learning_rate=1e-4)
+    for config, words in (
+        ({"writer": own, "critics": own}, "got config= with 'critics' and without 'critic'"),
+        ({"writer": own}, "with no other names and without 'critic', expected an entry"),
+        ({"writer": None, "critic": None}, "lets no policy learn"),
+        ({"writer": own, "critic": SFTConfig()}, "got an SFTConfig"),
+        ({"writer": own, "critic": 1e-4}, "got config=0.0001, expected a TrainConfig"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            Trainer(["writer", "critic"], config=config)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_hook_for_advantages_meets_the_config_of_each_policy() -> None:
+    plain, turns = TrainConfig(), TrainConfig(credit="turn")
+    with pytest.raises(ConfigError, match=r"together with TrainConfig\(credit=…\)"):
+        Trainer(
+            ["writer", "critic"],
+            config={"writer": plain, "critic": turns},
+            advantages=lambda group: [],
+        )

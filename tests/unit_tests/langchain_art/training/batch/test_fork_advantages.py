@@ -136,12 +136,12 @@ async def test_what_it_gives_is_what_a_step_takes() -> None:
 
 
 def test_forks_stand_alone() -> None:
-    forks, config = Forks(at=("a",)), TrainConfig()
+    forks, config = Forks(at=("a",)), {"p": TrainConfig()}
     assert check_hook(None, forks, config) is fork_advantages
     with pytest.raises(ConfigError, match="got both advantages= and forks="):
         check_hook(lambda group: [], forks, config)
     with pytest.raises(ConfigError, match=r"forks= together with TrainConfig\(credit=…\)"):
-        check_hook(None, forks, TrainConfig(credit="turn"))
+        check_hook(None, forks, {"p": TrainConfig(credit="turn")})
     with pytest.raises(ConfigError, match=r"got forks=\('a',\), expected Forks"):
         Trainer("p", forks=("a",))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="group_size=1, expected group_size of at least 2"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from langchain_art.errors import ConfigError, EngineUnavailable, InvalidRequest, UnknownModel
-from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest
+from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, SamplerState
 from langchain_art_server.backends.ipc.pending_call import WorkerDied
 from langchain_art_server.backends.replicas import replica, sampler
 from langchain_art_server.backends.replicas.sampler import ReplicatedSampler
@@ -299,9 +299,10 @@ async def test_all_are_of_one_model_on_one_kind_of_device(engines: list[ToldSamp
         await ReplicatedSampler(engines).start()
 
 
-async def test_the_longest_pause_is_that_of_those_that_answer(
+async def test_the_state_is_the_longest_pause_and_least_memory_of_those_that_answer(
     replicas: ReplicatedSampler, engines: list[ToldSampler]
 ) -> None:
-    assert await replicas.longest_pause() == pytest.approx(0.3)
+    assert await replicas.state() == SamplerState(pytest.approx(0.3), 2000.0)
     engines[2].die()
-    assert await replicas.longest_pause() == pytest.approx(0.2)
+    engines[1].die()
+    assert await replicas.state() == SamplerState(pytest.approx(0.1), None)
