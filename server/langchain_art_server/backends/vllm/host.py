@@ -203,10 +203,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         self._channel.flush()
 
     async def _state(self, _call: EngineCall) -> dict[str, Any]:
-        return {
-            "longest_pause": self.pauses.seconds,
-            "free_bytes": None,
-        }  # it has set aside its own
+        return {"longest_pause": self.pauses.seconds, "free_bytes": None}  # set aside
 
     # --- chat calls -----------------------------------------------------------------------------
 
