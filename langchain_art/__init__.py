@@ -70,6 +70,7 @@ if TYPE_CHECKING:  # `lazy_names` reads these imports too
         ClippedRatio as ClippedRatio,
         ConstantAggregation as ConstantAggregation,
         DPPOTV as DPPOTV,
+        OwnLoss as OwnLoss,
         Distillation as Distillation,
         GSPO as GSPO,
         IcePop as IcePop,

@@ -27,7 +27,7 @@ from langchain_art.training.progress import Display
 from langchain_art.training.results.fit_result import FitResult
 from langchain_art.training.results.measures import node_rewards, tokens
 from langchain_art.training.results.records import EvalResult, StepRecord
-from langchain_art.training.served_versions import check_slots, serving_version
+from langchain_art.training.served_versions import check_server, serving_version
 from langchain_art.training.tracking import FitTracking
 from langchain_art.wire import StepSeconds, TrainResult
 
@@ -174,7 +174,7 @@ class FitLoop:
         """The versions that serve; makes missing policies."""
         last = self.history.versions
         serving: dict[str, int] = {}
-        await check_slots(self.client, self.plan.policies)
+        await check_server(self.client, self.plan.policies, self.plan.configs)
         for name in self.plan.policies:
             serving[name] = await serving_version(self.client, name, self.plan.lora)
             if serving[name] < last.get(name, 0):

@@ -23,7 +23,7 @@ from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig, Trajectory
 
 OnCollapse: TypeAlias = Literal["rollback", "stop", "warn"]
 """What a fit does when its policy has collapsed."""
-Config: TypeAlias = TrainConfig | Mapping[str, TrainConfig | None] | None
+Configs: TypeAlias = TrainConfig | Mapping[str, TrainConfig | None] | None
 """Of all policies, or each one's own."""
 _SHOWN = 40
 #: Of the numbers of a fit.
@@ -101,7 +101,7 @@ def check_trainable(trainable: Mapping[str, bool] | None) -> dict[str, bool]:
         ) from error
 
 
-def check_configs(config: Config, policies: Sequence[str]) -> dict[str, TrainConfig]:
+def check_configs(config: Configs, policies: Sequence[str]) -> dict[str, TrainConfig]:
     """Policy -> its config, without policies that do not learn.
 
     Raises:

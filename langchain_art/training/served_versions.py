@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ConfigError, Conflict, NotFound
 from langchain_art.training.progress import Display
-from langchain_art.wire import LoraConfig
+from langchain_art.wire import LoraConfig, OwnLoss, TrainConfig
 
 
 async def roll_back(
@@ -35,9 +35,21 @@ async def roll_back(
             display.line(f"fresh=True: {policy} is rolled back from @{version} to @{base}.")
 
 
-async def check_slots(client: AsyncArtClient, policies: Sequence[str]) -> None:
-    """Raises ConfigError if the server cannot have or sample so many policies at once."""
+async def check_server(
+    client: AsyncArtClient, policies: Sequence[str], configs: Mapping[str, TrainConfig]
+) -> None:
+    """Raises ConfigError if the server cannot do what a fit asks for.
+
+    That is to have and to sample so many policies at once, and to know the losses.
+    """
     status = await client.status()
+    for policy, config in configs.items():
+        if isinstance(config.loss, OwnLoss) and config.loss.name not in status.losses:
+            raise ConfigError(
+                f"got the loss {config.loss.name!r} for {policy!r}, expected one of the server's: "
+                f"{list(status.losses)}. Losses of your own are registered in the server's "
+                "settings: [losses]"
+            )
     missing = sorted(set(policies) - {one.name for one in status.policies})
     if len(status.policies) + len(missing) > status.max_policies:
         raise ConfigError(

@@ -35,7 +35,7 @@ from langchain_art.training.fit_export import exporting
 from langchain_art.training.fit_loop import FitLoop, OnStep, result_of
 from langchain_art.training.fit_schedule import Schedule
 from langchain_art.training.fit_settings import (
-    Config,
+    Configs,
     FitSettings,
     OnCollapse,
     check_configs,
@@ -130,7 +130,7 @@ class Trainer(TunesRates):
         group_size: int = 8,
         groups_per_step: int = 16,
         concurrency: int = 64,
-        config: Config = None,
+        config: Configs = None,
         name: str | None = None,
         out_dir: str | Path | None = None,
         client: ArtClient | AsyncArtClient | None = None,

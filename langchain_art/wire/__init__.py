@@ -14,6 +14,7 @@ from langchain_art.wire.choices.credit import (
 from langchain_art.wire.choices.losses import (
     CISPO as CISPO,
     DPPOTV as DPPOTV,
+    OwnLoss as OwnLoss,
     Distillation as Distillation,
     GSPO as GSPO,
     Aggregation as Aggregation,

@@ -129,6 +129,8 @@ class ServerStatus(Wire):
     learner: str
     replicas: Several[ReplicaStatus] = ()
     """Of the sampler, if ``[sampler] replicas`` is more than 1."""
+    losses: Several[str]
+    """Names that `TrainConfig.loss` may have: the built-in ones and the operator's own."""
     policies: Several[PolicyStatus]
     max_policies: int
     """How many there may be."""

@@ -123,7 +123,7 @@ class TrainConfig(_Optimizer):
             advantage: Advantage
             | Literal["mean", "standardized", "leave_one_out", "maxrl", "batch_standardized"] = ...,
             credit: Credit | Literal["run", "node", "call", "turn", "anchor"] = ...,
-            loss: Loss | Literal["clip", "gspo", "cispo", "dppo_tv"] = ...,
+            loss: Loss | str = ...,
             **settings: Any,
         ) -> None: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -22,7 +23,11 @@ from pydantic import (
 from langchain_art.errors import ConfigError
 from langchain_art.wire import LoraConfig, Name
 from langchain_art.wire.api_keys import key_problem
+from langchain_art.wire.choices.losses import BUILT_IN_LOSSES
 from langchain_art.wire.field_hints import unknown_field
+
+#: ``MODULE:FUNCTION``.
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 class _Table(BaseModel):
@@ -225,9 +230,24 @@ class Settings(_Table):
     policies, jobs) gets 429, until runs or policies are deleted."""
     keep_checkpoints: int = Field(default=4, ge=1)
     """Newest versions kept per policy, beside pinned ones, the first and the one that serves."""
+    losses: dict[Name, str] = Field(default_factory=dict)
+    """Losses of your own beside the built-in ones: name -> ``MODULE:FUNCTION``, of a package that
+    is installed where the learner runs (`langchain_art_server.losses`)."""
     sampler: SamplerTable = TransformersSettings()
     learner: LearnerTable = PeftSettings()
     page: PageSettings = PageSettings()
+
+    @model_validator(mode="after")
+    def _losses_named(self) -> Settings:
+        for name, where in self.losses.items():
+            if name in BUILT_IN_LOSSES:
+                raise ValueError(f"losses: got {name!r}, a built-in loss; give yours another name")
+            if not _FUNCTION.fullmatch(where):
+                raise ValueError(
+                    f"losses.{name}: got {where!r}, expected MODULE:FUNCTION, such as "
+                    "'my_package.losses:mine'"
+                )
+        return self
 
     @model_validator(mode="after")
     def _key_off_loopback(self) -> Settings:

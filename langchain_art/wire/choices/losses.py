@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from langchain_art.wire.choices.group import CHOICE, MAX_COUNT, MAX_FACTOR, Group
-from langchain_art.wire.identifiers import NAME
+from langchain_art.wire.identifiers import NAME, Name
 
 
 class ConstantAggregation(Group):
@@ -98,7 +98,34 @@ class DPPOTV(Group):
     aggregation: Aggregation = "token"
 
 
-Loss = Annotated[ClippedRatio | GSPO | CISPO | DPPOTV, *CHOICE]
+BuiltInLoss = ClippedRatio | GSPO | CISPO | DPPOTV
+BUILT_IN_LOSSES = ("clip", "gspo", "cispo", "dppo_tv")
+
+
+class OwnLoss(Group):
+    """A loss that the server's operator has registered; the string of its name stands for it.
+
+    The server's setting ``[losses]`` has the function (`langchain_art_server.losses`).
+    """
+
+    kind: Literal["own"] = "own"
+    name: Name
+    """As in the server's settings; `ServerStatus.losses` has all names."""
+    options: dict[str, Annotated[float, Field(ge=-MAX_FACTOR, le=MAX_FACTOR)]] = Field(
+        default_factory=dict, max_length=64
+    )
+    """Keyword arguments of the function."""
+    importance_sampling: ImportanceSampling | None = TruncatedIS()
+    aggregation: Aggregation = "token"
+
+
+def _by_name(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    return {"kind": value} if value in BUILT_IN_LOSSES else {"kind": "own", "name": value}
+
+
+Loss = Annotated[BuiltInLoss | OwnLoss, Field(discriminator="kind"), BeforeValidator(_by_name)]
 
 
 class KLPenalty(Group):

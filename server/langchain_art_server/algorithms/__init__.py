@@ -19,6 +19,7 @@
 
     objective    the loss of a step, micro-batch by micro-batch, over all its updates
     ├── token_losses           logits to logprobs; loss and KL penalty of each token
+    ├── own_loss               a loss that the operator has registered
     ├── importance_sampling    sampler against learner: weights and the guard
     └── loss_stats             metrics of a step
     logprob_gap    refuses a step whose tokens another model sampled

@@ -13,6 +13,7 @@ from langchain_art import wire
 from langchain_art._version import __version__
 from langchain_art.errors import ConfigError, InvalidRequest, NotFound
 from langchain_art.wire.api_keys import DEFAULT_TENANT
+from langchain_art.wire.choices.losses import BUILT_IN_LOSSES
 from langchain_art_server.backends.base import Learner, Sampler
 from langchain_art_server.backends.ipc.longest_pause import LongestPause, watch_event_loop
 from langchain_art_server.config import Settings
@@ -87,6 +88,11 @@ class Service:
         self.policies = Policies(
             *parts, self.jobs, sampler, learner, self.health, self._others_policies
         )
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """Names of all losses: the built-in ones and the operator's own."""
+        return (*BUILT_IN_LOSSES, *self.settings.losses)
 
     async def start(self) -> None:
         """Start the engines, serve the versions that served before, resume unfinished jobs.
@@ -217,8 +223,8 @@ class Service:
 
         Raises:
             NotFound: there is no such policy or trajectory.
-            InvalidRequest: a run is in two groups, `turns` has a call of none of them, or
-                `advantages` has not one for each turn of a run.
+            InvalidRequest: the server has no such loss, a run is in two groups, `turns` has a
+                call of none of them, or `advantages` has not one for each turn of a run.
             Conflict: the key was used for another request.
             Overloaded: `max_queued_jobs` have not ended.
             QuotaExceeded: `max_stored_bytes` are stored.
@@ -227,6 +233,13 @@ class Service:
         lora = (await self.policies.get(request.policy)).lora
         rated = wire.with_learning_rate(request.config, self.sampler.info.parameters, lora)
         request = request.model_copy(update={"config": rated})
+        loss = getattr(request.config, "loss", None)
+        if isinstance(loss, wire.OwnLoss) and loss.name not in self.losses:
+            raise InvalidRequest(
+                f"got the loss {loss.name!r}, expected one of {list(self.losses)}. Losses of your "
+                "own are registered in the server's settings: [losses]",
+                param="config.loss",
+            )
         ids = [one for group in request.groups for one in group]
         if isinstance(request.config, wire.PreferenceConfig):
             ids = list(dict.fromkeys(ids))  # a run may be preferred to several, and the reverse
@@ -280,6 +293,7 @@ class Service:
             sampler=type(self._main.sampler).__name__,
             learner=type(self.learner).__name__,
             replicas=self.sampler.replicas,
+            losses=self.losses,
             policies=tuple(await self.policies.all()),
             max_policies=self.settings.max_policies,
             max_loras=sampler.max_loras if sampler.kind == "vllm" else None,

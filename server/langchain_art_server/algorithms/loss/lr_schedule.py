@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from langchain_art.errors import InvalidRequest
-from langchain_art.wire import LRSchedule
+from langchain_art.errors import ConfigError, InvalidRequest
+from langchain_art.wire import LRSchedule, StepConfig
 
 
 def learning_rate(peak: float, schedule: LRSchedule, step: int) -> float:
@@ -33,3 +33,21 @@ def learning_rate(peak: float, schedule: LRSchedule, step: int) -> float:
         return peak
     progress = min(1.0, (step - warmup) / (end - warmup))
     return peak * (1.0 + progress * (schedule.final_fraction - 1.0))
+
+
+def rate_of_step(config: StepConfig, step: int) -> float:
+    """The learning rate of a fit's step.
+
+    Args:
+        config: with a rate.
+        step: of the fit, from 1.
+
+    Raises:
+        ConfigError: `config` has no rate.
+    """
+    if config.learning_rate is None:
+        raise ConfigError(
+            "got a step without a learning rate, expected the one that was chosen for the "
+            "policy when the job was queued (wire.with_learning_rate)"
+        )
+    return learning_rate(config.learning_rate, config.schedule, step)

@@ -5,15 +5,23 @@ Index suffixes: N all trained tokens of the step, T those of one micro-batch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from langchain_art.errors import ConfigError
-from langchain_art.wire import CISPO, DPPOTV, GSPO, Loss, SFTConfig, StepConfig
+from langchain_art.wire import CISPO, DPPOTV, GSPO, OwnLoss, SFTConfig, StepConfig
+from langchain_art.wire.choices.losses import BuiltInLoss
 from langchain_art_server.algorithms.loss.importance_sampling import importance
 from langchain_art_server.algorithms.loss.loss_stats import LossStats, loss_stats
+from langchain_art_server.algorithms.loss.own_loss import (
+    LossFunction,
+    LossTokens,
+    own_token_loss,
+)
 from langchain_art_server.algorithms.loss.token_losses import (
     TokenLoss,
     cispo_loss,
@@ -49,6 +57,7 @@ def objective(
     old_logprobs_T: Tensor,
     reference_logprobs_T: Tensor | None,
     config: StepConfig,
+    losses: Mapping[str, LossFunction] = MappingProxyType({}),
 ) -> tuple[Tensor, LossStats]:
     """A micro-batch's part of the step's loss, and its statistics.
 
@@ -62,16 +71,30 @@ def objective(
         old_logprobs_T: the learner's before the first update on this batch.
         reference_logprobs_T: those of the reference of `TrainConfig.divergence`; None without it.
         config: reads `loss`, `divergence`, `entropy_bonus` and `guard`.
+        losses: the registered ones by name, of which `OwnLoss` names one.
 
     Raises:
-        ConfigError: `config.divergence` is set and the reference's logprobs are missing.
+        ConfigError: `config.divergence` is set and the reference's logprobs are missing; or a
+            registered loss is not there or takes no such options.
+        ArtError: a registered loss did not give one number for each token.
     """
     sampler_T = tokens.sampler_logprobs
     if isinstance(config, SFTConfig):  # no sampler drew these tokens: there is no gap to one
         sampler_T = old_logprobs_T
         found, sampling, guard, kl, bonus = sft_loss(logprobs_T), None, None, None, 0.0
     else:
-        found = _token_loss(tokens, logprobs_T, old_logprobs_T, config.loss)
+        if isinstance(config.loss, OwnLoss):
+            given = LossTokens(
+                logprobs=logprobs_T,
+                old_logprobs=old_logprobs_T,
+                sampler_logprobs=sampler_T,
+                reference_logprobs=reference_logprobs_T,
+                advantages=tokens.advantages,
+                calls=tokens.calls,
+            )
+            found = own_token_loss(losses, config.loss, given)
+        else:
+            found = _token_loss(tokens, logprobs_T, old_logprobs_T, config.loss)
         loss, guard, kl, bonus = config.loss, config.guard, config.divergence, config.entropy_bonus
         sampling = None if isinstance(loss, DPPOTV) else loss.importance_sampling
     weighed = importance(old_logprobs_T, sampler_T, tokens.calls, sampling, guard)
@@ -87,7 +110,9 @@ def objective(
     return (tokens.weights * weighed.weights_T * loss_T).sum(), stats
 
 
-def _token_loss(tokens: TrainedTokens, new_T: Tensor, old_T: Tensor, loss: Loss) -> TokenLoss:
+def _token_loss(
+    tokens: TrainedTokens, new_T: Tensor, old_T: Tensor, loss: BuiltInLoss
+) -> TokenLoss:
     advantages_T, low, high = tokens.advantages, loss.clip_low, loss.clip_high
     if isinstance(loss, GSPO):
         return gspo_loss(new_T, old_T, advantages_T, tokens.calls, low, high)
@@ -105,8 +130,13 @@ class StepLoss:
     logprobs of the first update are also π_old: they need no forward pass of their own.
     """
 
-    def __init__(self, tokens: TrainedTokens, config: StepConfig) -> None:
-        self.tokens, self._config = tokens, config
+    def __init__(
+        self,
+        tokens: TrainedTokens,
+        config: StepConfig,
+        losses: Mapping[str, LossFunction] = MappingProxyType({}),
+    ) -> None:
+        self.tokens, self._config, self._losses = tokens, config, losses
         self._updates = 0
         self.loss, self.stats = 0.0, LossStats()  # of the current update so far
         #: The learner's before the first update, as far as they were visited.
@@ -125,7 +155,7 @@ class StepLoss:
             self.old_logprobs_N[places_T] = logprobs_T.detach()
         base_T = None if self.reference_logprobs_N is None else self.reference_logprobs_N[places_T]
         old_T, tokens = self.old_logprobs_N[places_T], self.tokens.at(places_T)
-        loss, stats = objective(tokens, logprobs_T, old_T, base_T, self._config)
+        loss, stats = objective(tokens, logprobs_T, old_T, base_T, self._config, self._losses)
         self.loss += loss.item()
         self.stats += stats
         return loss

@@ -39,8 +39,8 @@ class PeftLearner(Worker):
     """A `base.Learner`: LoRA through PEFT and AdamW on any torch device, in one child process.
 
     Args:
-        settings: reads `model`, `device`, `dtype` and `learner`. Nothing else reaches the child,
-            API keys for example do not.
+        settings: reads `model`, `device`, `dtype`, `losses` and `learner`. Nothing else reaches the
+            child, API keys for example do not.
     """
 
     core: ClassVar[str] = "langchain_art_server.backends.peft.distributed.data_parallel:make_core"
@@ -70,7 +70,8 @@ class PeftLearner(Worker):
     @staticmethod
     def options(settings: Settings) -> dict[str, Any]:
         """Keyword arguments of `core`."""
-        where = {"model": settings.model, "device": settings.device, "dtype": settings.dtype}
+        names = ("model", "device", "dtype", "losses")
+        where = {name: getattr(settings, name) for name in names}
         return where | settings.learner.model_dump(exclude={"kind", "python", "hang_seconds"})
 
     async def init_adapter(self, out: Path, lora: LoraConfig) -> None:

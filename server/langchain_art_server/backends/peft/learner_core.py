@@ -10,8 +10,9 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,9 @@ from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import LoraConfig, SFTConfig, StepConfig
 from langchain_art_server.algorithms.loss.logprob_gap import Suspect, check_sync
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
-from langchain_art_server.algorithms.loss.lr_schedule import learning_rate
+from langchain_art_server.algorithms.loss.lr_schedule import rate_of_step
 from langchain_art_server.algorithms.loss.objective import StepLoss
+from langchain_art_server.algorithms.loss.own_loss import load_losses
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.models.adapter_files import identity
@@ -39,6 +41,7 @@ from langchain_art_server.backends.peft.padded_rows import load_base
 from langchain_art_server.backends.peft.training_batch import (
     TrainingBatch,
     probe,
+    require_finite,
     step_tokens,
     sweep_logprobs,
 )
@@ -67,9 +70,10 @@ class LearnerCore(HeldAdapter):
         dtype: float32, bfloat16 or float64; None: float32 on CPU, bfloat16 elsewhere.
         optimizer: ``adamw``, or ``adamw_8bit`` of bitsandbytes.
         offload_activations: see `Packer.offload`.
+        losses: the operator's own, name -> ``MODULE:FUNCTION``.
 
     Raises:
-        ConfigError: the model cannot be loaded, or device or dtype cannot be used.
+        ConfigError: the model or a loss cannot be loaded, or device or dtype cannot be used.
     """
 
     def __init__(
@@ -80,9 +84,11 @@ class LearnerCore(HeldAdapter):
         *,
         optimizer: str = "adamw",
         offload_activations: bool = False,
+        losses: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__(optimizer)
         self.name = model
+        self._losses = load_losses(losses)
         self.device = torch_device(device)
         default = "float32" if self.device.type == "cpu" else "bfloat16"
         if (dtype or default) not in DTYPES:
@@ -186,7 +192,7 @@ class LearnerCore(HeldAdapter):
         """
         counted = CountedTokens.of(rows)
         packing = self.packer.pack_to_learn(rows, counted, config.tokens_per_microbatch)
-        loss = StepLoss(step_tokens(rows, counted, self.base), config)
+        loss = StepLoss(step_tokens(rows, counted, self.base), config, self._losses)
         if not isinstance(config, SFTConfig) and config.divergence is not None:
             with self._base_only() if reference is None else self._bearing(reference):
                 loss.reference_logprobs_N = sweep_logprobs(
@@ -286,18 +292,12 @@ class LearnerCore(HeldAdapter):
         config = request.config
         rows = [row for row in request.rows if any(row.mask)]
         batch = self.batch(rows, config, request.reference)
-        if config.learning_rate is None:
-            raise ConfigError(
-                "got a step without a learning rate, expected the one that was chosen for the "
-                "policy when the job was queued (wire.with_learning_rate)"
-            )
-        rate = learning_rate(config.learning_rate, config.schedule, request.step)
+        rate = rate_of_step(config, request.step)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        losses: list[float] = []
-        norms: list[float] = []
-        stats, first = LossStats(), LossStats()
-        updates, passes, taken = config.optimizer_steps, 0, 0
+        losses, norms = list[float](), list[float]()
+        stats, first, updates = LossStats(), LossStats(), config.optimizer_steps
+        passes = taken = 0
         bound = None if isinstance(config, SFTConfig) else config.max_kl
         region = None if bound is None else TrustRegion(self.parameters.values(), bound)
         moved: float | None = None  # None: the parameters have changed since it was measured
@@ -321,13 +321,7 @@ class LearnerCore(HeldAdapter):
             trained, most = list(self.parameters.values()), config.max_grad_norm
             foreach = adapter_io.all_at_once(trained)
             norm = nn.utils.clip_grad_norm_(trained, most, foreach=foreach).item()
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise ArtError(
-                    f"The step was refused: got loss={loss} and gradient norm={norm}, expected "
-                    "finite numbers. Learner and sampler are up to "
-                    f"{found.gap_max:.4g} nats apart on one token: if that is large, they do not "
-                    "run the same model or adapter. Nothing was published."
-                )
+            require_finite(loss, norm, found.gap_max)
             if norm > 0:
                 self._update()
                 taken, moved = taken + 1, None

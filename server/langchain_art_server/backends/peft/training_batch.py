@@ -5,6 +5,7 @@ Index suffixes: T terms as in `micro_batches`, N all terms of a step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from langchain_art.errors import ArtError
 from langchain_art_server.algorithms.loss.logprob_gap import TEMPERATURES, Suspect, suspects_of
 from langchain_art_server.algorithms.loss.objective import StepLoss, TrainedTokens
 from langchain_art_server.algorithms.sequences.training_rows import Row
@@ -94,3 +96,20 @@ def probe(
         calls_T=found.calls,
         recorded=[row.temperature for row in chosen],
     )
+
+
+def require_finite(loss: float, norm: float, gap: float) -> None:
+    """Raise ArtError if the loss or the gradient's norm is not finite.
+
+    Args:
+        loss: of one optimizer step.
+        norm: of its gradient.
+        gap: nats between learner and sampler on the token where they differ most.
+    """
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise ArtError(
+            f"The step was refused: got loss={loss} and gradient norm={norm}, expected "
+            "finite numbers. Learner and sampler are up to "
+            f"{gap:.4g} nats apart on one token: if that is large, they do not "
+            "run the same model or adapter. Nothing was published."
+        )

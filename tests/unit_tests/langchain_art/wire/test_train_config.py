@@ -177,8 +177,6 @@ def test_a_config_without_a_kind_is_one_of_reinforcement_learning() -> None:
         ),
         ({"loss": {"kind": "dppo_tv", "clip_high": 1.0}}, "less than 1"),
         ({"loss": {"kind": "dppo_tv", "importance_sampling": None}}, "is not known here"),
-        ({"loss": "vespo"}, "'clip', 'gspo'"),
-        ({"loss": "sft"}, "'clip', 'gspo'"),
         ({"loss": 3}, "valid dictionary or object"),
         ({"loss": {"clip_low": 0.1}}, "discriminator 'kind'"),
         (

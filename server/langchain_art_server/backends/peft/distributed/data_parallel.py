@@ -185,7 +185,8 @@ class RankZero(DataParallelCore):
             self._send(start, other)
         try:
             own = Ranks(0, ranks, meeting, torch.device(devices[0]))
-            super().__init__(**base | {"device": devices[0]}, ranks=own, shard=shard)
+            mine: dict[str, Any] = base | {"device": devices[0]}
+            super().__init__(**mine, ranks=own, shard=shard)
             self._ready.set()
         except ArtError as error:
             raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from error
