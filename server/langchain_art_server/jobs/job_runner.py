@@ -28,6 +28,7 @@ from langchain_art_server.jobs.job_groups import read_group
 from langchain_art_server.jobs.job_queue import JobQueue
 from langchain_art_server.jobs.lineage import steps_since
 from langchain_art_server.jobs.preference_pairs import WeighedPairs, share_prompts, weigh_pairs
+from langchain_art_server.jobs.references import reference_of, waited_for
 from langchain_art_server.jobs.sft_records import demonstrations
 from langchain_art_server.jobs.swap_check import NamedAdapter, ask_each, check_each
 from langchain_art_server.policies.adapter_store import ADAPTER_FILES, AdapterStore
@@ -191,7 +192,7 @@ class JobRunner(JobQueue):
             Damaged: its files are not what was published.
             InvalidRequest: it is not kept.
         """
-        policy, version = _reference_of(batch.request)
+        policy, version = reference_of(batch.request)
         if version not in (kept := self._adapters.versions(policy)):
             raise InvalidRequest(
                 f"got the reference {policy}@{version} of kl or distillation, expected a version "
@@ -277,13 +278,16 @@ class JobRunner(JobQueue):
         await self._router.serve(policy, version)
         await self._notify()
         await self._router.trim()
-        other, reference = _reference_of(request)
+        other, reference = reference_of(request)
         await self._retain(policy, reference if other == policy else 0)
 
     async def _retain(self, policy: str, reference: int) -> None:
-        """Delete the oldest versions beyond `keep_checkpoints`, but for `reference`."""
+        """Delete the oldest versions beyond `keep_checkpoints`.
+
+        But for `reference`, and for those that jobs which wait or run measure from.
+        """
         kept = await self._store.checkpoints(policy)
-        needed = (0, reference)
+        needed = {0, reference, *await waited_for(self._store.jobs, policy)}
         free = [c for c in kept if not (c.pinned or c.serving or c.version in needed)]
         for checkpoint in free[: max(0, len(free) - self._settings.keep_checkpoints)]:
             try:
@@ -332,13 +336,3 @@ class JobRunner(JobQueue):
         await self._report(job, "comparing the pairs with the base model", 0.0)
         async with self._gate(), self._device():
             return await self._settled(weigh_pairs(batch, self._learner, parent, config.beta))
-
-
-def _reference_of(request: TrainRequest) -> tuple[str, int]:
-    """The policy and version that a step measures from; version 0: the base model, or nothing."""
-    config = request.config
-    if not isinstance(config, TrainConfig):
-        return request.policy, 0
-    if config.distillation is not None:
-        return config.distillation.version
-    return request.policy, (config.kl.reference or 0) if config.kl is not None else 0

@@ -170,12 +170,15 @@ class JobStore:
         scored = {run: RewardSnapshot(**known) for run, known in payload["scored"].items()}
         return request, scored, row.target_version
 
+    async def open_ids(self) -> list[str]:
+        """The jobs that wait or run."""
+        return await self._database.read(lambda c: [*c.scalars(sa.select(JOBS.c.id).where(_OPEN))])
+
     async def parents(self, policy: str) -> dict[int, int]:
         """Of each version that a job made, deleted ones included, the version it started from."""
         made = (JOBS.c.policy == policy) & (JOBS.c.state == "succeeded")
-        query = sa.select(JOBS.c.target_version, JOBS.c.base_version).where(
-            made, JOBS.c.target_version.is_not(None)
-        )
+        made &= JOBS.c.target_version.is_not(None)
+        query = sa.select(JOBS.c.target_version, JOBS.c.base_version).where(made)
         return await self._database.read(
             lambda c: {row.target_version: row.base_version for row in c.execute(query)}
         )

@@ -122,3 +122,22 @@ async def test_a_fit_by_a_teacher_alone_takes_a_graph_without_an_evaluator(
     (step,) = found.history
     assert (step.reward_mean, step.excluded, step.version) == (None, {}, 1)
     assert step.metrics["calls_trained"] == 4 and step.metrics["kl_reference"] > 0
+
+
+def test_retention_keeps_the_teacher_of_a_job_that_waits(
+    art_server: LiveServer, client: ArtClient
+) -> None:
+    """The server keeps four versions; its policy trains on, before the job's turn comes."""
+    teacher = client.create_policy(f"t-{uuid.uuid4().hex[:12]}", SMALL).name
+    shown = [[{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]]
+    client.wait(client.sft(shown, teacher))
+    student = client.create_policy(f"s-{uuid.uuid4().hex[:12]}", SMALL).name
+    with capture(scenario="snow") as run:
+        ChatART(model=student, base_url=art_server.base_url, max_tokens=8).invoke(QUESTION)
+    group = TrajectoryGroup(id=uuid.uuid4().hex, trajectories=(run.trajectory(),))
+    client.post_groups([group])
+    before = [client.sft(shown, teacher) for _ in range(7)]
+    alone = Distillation(teacher=f"{teacher}@1", rewards=False)
+    waiting = client.train([[run.id]], student, TrainConfig(distillation=alone))
+    assert not client.job(before[-1].id).ended, "or the test tells nothing"
+    assert client.wait(waiting).metrics["calls_trained"] == 1

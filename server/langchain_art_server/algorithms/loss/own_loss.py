@@ -10,7 +10,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -61,7 +61,7 @@ def load_losses(named: Mapping[str, str]) -> dict[str, LossFunction]:
 def _load(name: str, where: str) -> LossFunction:
     module, _, function = where.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
+        found: Any = getattr(importlib.import_module(module), function)
     except Exception as error:
         raise ConfigError(
             f"[losses] {name} = {where!r} cannot be imported where the learner runs: "
@@ -69,7 +69,7 @@ def _load(name: str, where: str) -> LossFunction:
         ) from error
     if not callable(found):
         raise ConfigError(f"[losses] {name} = {where!r} is {found!r:.200}, expected a function")
-    return found
+    return cast("LossFunction", found)
 
 
 def own_token_loss(
@@ -97,15 +97,17 @@ def own_token_loss(
 def as_token_loss(found: object, tokens: LossTokens, name: str) -> TokenLoss:
     """`found` with no bounds where it names none; or ArtError if it has another shape or dtype."""
     wanted = tokens.logprobs
-    if isinstance(found, Tensor):
+    if isinstance(found, TokenLoss):
+        given = found
+    elif isinstance(found, Tensor):
         nowhere_T = torch.zeros_like(wanted, dtype=torch.bool)
-        found = TokenLoss(found, nowhere_T, nowhere_T)
-    elif not isinstance(found, TokenLoss):
+        given = TokenLoss(found, nowhere_T, nowhere_T)
+    else:
         raise ArtError(f"The loss {name!r} gave {found!r:.200}, expected a tensor or a TokenLoss.")
-    for part, dtype in zip(found, (wanted.dtype, torch.bool, torch.bool), strict=True):
+    for part, dtype in zip(given, (wanted.dtype, torch.bool, torch.bool), strict=True):
         if part.shape != wanted.shape or part.dtype != dtype:
             raise ArtError(
                 f"The loss {name!r} gave {part.dtype} of shape {list(part.shape)}, expected "
                 f"{dtype} of shape {list(wanted.shape)}: one for each token."
             )
-    return found
+    return given
