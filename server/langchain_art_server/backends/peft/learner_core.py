@@ -296,8 +296,13 @@ class LearnerCore(HeldAdapter):
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         losses, norms = list[float](), list[float]()
-        stats, first, updates = LossStats(), LossStats(), config.optimizer_steps
-        passes = taken = 0
+        stats, first, updates, passes, taken = (
+            LossStats(),
+            LossStats(),
+            config.optimizer_steps,
+            0,
+            0,
+        )
         bound = None if isinstance(config, SFTConfig) else config.max_kl
         region = None if bound is None else TrustRegion(self.parameters.values(), bound)
         moved: float | None = None  # None: the parameters have changed since it was measured
