@@ -68,7 +68,7 @@ class Card:
 class LedgerSampler:
     """vLLM as far as memory goes: it refuses to start or to wake without its share."""
 
-    problem, restarts = None, 0
+    problem, restarts, info = None, 0, SimpleNamespace(weights="")
 
     def __init__(self, settings: Settings, cards: list[Card]) -> None:
         self._cards, self._settings, self.share = cards, settings, 0.0
@@ -111,7 +111,7 @@ class LedgerSampler:
 class LedgerLearner:
     """Our learner's core, whose activations are taken from a card."""
 
-    problem, restarts = None, 0
+    problem, restarts, weights = None, 0, ""
 
     def __init__(self, core: LearnerCore, card: Card) -> None:
         self._core, self.card = core, card

@@ -192,7 +192,9 @@ async def test_vllm_measures_a_card_before_the_learner_loads_its_weights(
 
         async def close() -> None: ...
 
-        return SimpleNamespace(start=start, close=close, problem=None, restarts=0)
+        info = SimpleNamespace(weights="")
+        told = {"problem": None, "restarts": 0, "info": info, "weights": ""}
+        return SimpleNamespace(start=start, close=close, **told)
 
     settings = Settings(model="none", data_dir=tmp_path, **table)
     service = Service(settings, engine("sampler"), engine("learner"))

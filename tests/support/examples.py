@@ -80,3 +80,14 @@ class HostedModel(JsonServer):
             "choices": [{"index": 0, "message": message, "finish_reason": why}],
             "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
         }
+
+
+def require_same_base(made: Path, shipped: Path) -> None:
+    """A base model that a script makes has the tokenizer, template and config of the shipped one.
+
+    The release of transformers that wrote the config may be another.
+    """
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        assert (made / name).read_bytes() == (shipped / name).read_bytes(), name
+    ours, theirs = (json.loads((one / "config.json").read_text()) for one in (made, shipped))
+    assert ours | {"transformers_version": ""} == theirs | {"transformers_version": ""}

@@ -36,7 +36,7 @@ class Health:
         measure: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
         self._engines, self._store, self._data_dir = engines, store, data_dir
-        self._measure = measure or store.stored_bytes
+        self._measure = measure or (lambda: store.stored_bytes())
         self._max_stored_bytes = max_stored_bytes
         #: Of the database and the adapters, when they were last probed.
         self.stored_bytes = 0

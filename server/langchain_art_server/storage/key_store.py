@@ -70,7 +70,7 @@ class KeyStore:
         def read(connection: sa.Connection) -> tuple[Stamp, list[tuple[bytes, ApiKey]]]:
             stamp = _stamp(connection)
             rows = connection.execute(query).all()
-            return stamp, [(bytes.fromhex(row.hash), _key(row)) for row in rows]
+            return stamp, [(bytes.fromhex(intact(API_KEYS, row).hash), _key(row)) for row in rows]
 
         return await self._database.read(read)
 

@@ -128,7 +128,7 @@ def test_the_key_never_shows_in_repr() -> None:
     assert "secret" not in repr(ArtClient("http://a", "secret-secret-secret"))
 
 
-RETRIED = {"overloaded", "engine_unavailable", "request_timeout"}
+RETRIED = {"overloaded", "rate_limit_exceeded", "engine_unavailable", "request_timeout"}
 
 
 @pytest.mark.parametrize("code", sorted(set(REFUSALS) - RETRIED))

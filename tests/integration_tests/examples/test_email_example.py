@@ -14,6 +14,7 @@ from examples.support.control import shuffled
 from examples.support.demo import summary
 from examples.support.mail_words import split_pairs
 from langchain_art import ChatART, LRSchedule, TrainConfig, Trainer
+from tests.support.examples import require_same_base
 from tests.support.live_server import ForkedServer, LiveServer
 from tests.support.mails import check_exact_runs, mails_of
 
@@ -97,7 +98,6 @@ def test_the_agent_learns_from_the_reward_and_not_from_training(
 @pytest.mark.slow
 def test_the_script_still_builds_the_base_model(tmp_path: Path) -> None:
     build_base_model.main(["--smoke", "--out", str(tmp_path)])
-    for name in ("tokenizer.json", "chat_template.jinja", "config.json"):
-        assert (tmp_path / name).read_bytes() == (BASE_MODEL / name).read_bytes(), name
+    require_same_base(tmp_path, BASE_MODEL)
     server = ForkedServer(tmp_path / "data", model=tmp_path).start()
     server.stop()

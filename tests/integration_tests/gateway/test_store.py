@@ -23,6 +23,7 @@ from langchain_art.errors import (
 from langchain_art.wire import (
     CallTags,
     Checkpoint,
+    KeySpec,
     LoraConfig,
     Review,
     Reward,
@@ -113,6 +114,7 @@ async def filled(store: Store) -> dict[str, list[object]]:
     await store.jobs.finish("job-1", None, None, trained=["t-1"], calls=["c-1"], message="done")
     said = Review(id="c-1", source="api", trajectory="t-1", kind="reward", name="r", value=1, at=2)
     await store.reviews.put([said])
+    await store.keys.add(KeySpec(name="Ann"), "ab" * 32, by=None)
     run = lambda: store.trajectories(["t-1"])  # noqa: E731
     return {
         "calls": [lambda: store.calls(["c-1"]), lambda: store.tagged_calls("t-1")],
@@ -125,6 +127,8 @@ async def filled(store: Store) -> dict[str, list[object]]:
         "run_facts": [lambda: store.runs.page(RunFilter()), lambda: store.runs.siblings("t-1")],
         "reviews": [lambda: store.reviews.page(9)],
         "job_events": [lambda: store.jobs.events("job-1", 0, 9)],
+        "api_keys": [store.keys.read, store.keys.all],
+        "actions": [lambda: store.keys.actions(9)],
     }
 
 
@@ -134,9 +138,8 @@ async def test_a_row_that_the_disk_changed_is_refused_by_name(store: Store) -> N
         if table in (SCHEMA, RUN_CALLS, RUN_MARKS):  # these name rows, and are not used else
             continue
         keys = {"id", "number", *(column.name for column in table.primary_key)}
-        named = "|".join(
-            f"{table.info['kind']} {kind}" for kind in ("'c-1'", "'t-1'", "'p'", "'job")
-        )
+        names = ("'c-1'", "'t-1'", "'p'", "'job", "'key-", "1")
+        named = "|".join(f"{table.info['kind']} {name}" for name in names)
         for column in table.columns:
             # Another key, and a trajectory that a query asks for, is another row.
             if column.name in keys or (table.name, column.name) == ("calls", "trajectory_id"):

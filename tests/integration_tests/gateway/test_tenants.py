@@ -383,7 +383,7 @@ def test_keys_are_made_listed_and_revoked_at_the_command_line(
     assert made["scopes"] == ["infer"] and made["limits"]["calls_per_minute"] == 60
     assert 29 < (made["expires_at"] - time.time()) / 86400 <= 30
     listed = run("list")
-    assert made["id"] in listed and "calls_per_minute 60" in listed and key not in listed
+    assert made["id"] in listed and key not in listed
     assert "is revoked" in run("revoke", made["id"])
     assert shared.ask(key, "GET", "/v1/models").status_code == 401
     assert f"{made['id']} by hand" in run("log")

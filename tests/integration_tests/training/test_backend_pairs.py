@@ -51,7 +51,7 @@ FORCED: Any = {"type": "function", "function": {"name": "weather"}}
 #: A setting that is wrong for a pair, and what is said of it.
 BROKEN: dict[tuple[str, str], tuple[dict[str, Any], str]] = {
     ("embedded", "peft"): ({"learner": {"python": "/nowhere/python"}}, "/nowhere/python"),
-    ("embedded", "ranks"): ({"learner": {"optimizer": "sgd"}}, "expected 'adamw' or 'adamw_8bit'"),
+    ("embedded", "ranks"): ({"learner": {"optimizer": "sgd"}}, "should be 'adamw' or 'adamw_8bit'"),
     ("embedded", "unsloth"): ({"learner": {"python": sys.executable}}, "No module named 'unsloth'"),
     ("vllm", "peft"): ({"sampler": {"args": ["--host=0.0.0.0"]}}, "got ['--host']"),
     ("vllm", "ranks"): ({"sampler": {"kind": "transformers"}}, "expected it with kind='vllm'"),

@@ -154,7 +154,7 @@ async def test_a_fit_that_collapses_again_and_again_ends_on_a_good_version(
     assert len(found.history) == 2 * (MOST_ROLLBACKS + 1) and falling.serving() == [0]
     rates = [one.learning_rate for one in found.rollbacks]
     assert rates == pytest.approx([RATE * SLOWER**n for n in (1, 2, 3, 4)])
-    assert "collapsed 4 times" in found.stopped and "KLPenalty" in found.stopped
+    assert "collapsed 4 times" in found.stopped and "max_kl" in found.stopped
     assert found.versions == {found.policy: 0}
 
 
