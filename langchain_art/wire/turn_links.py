@@ -45,18 +45,17 @@ class ConversationTree:
     def locate(self, prompt: Iterable[Hashable]) -> PromptPosition:
         """Add a prompt, and find the longest earlier conversation that it begins with."""
         node, known, continues = _ROOT, 0, list[int]()
+        steps, ends = self._steps, self._ends
         for position, message in enumerate(prompt, start=1):
-            node = self._step(node, message)
-            if node in self._ends:
-                known, continues = position, self._ends[node]
+            node = steps.setdefault((node, message), len(steps) + 1)
+            if node in ends:
+                known, continues = position, ends[node]
         return PromptPosition(node, known, tuple(continues))
 
     def add_reply(self, prompt: PromptPosition, reply: Hashable, call: int) -> None:
         """Add the conversation that a call's reply makes of its prompt; later prompts find it."""
-        self._ends[self._step(prompt.node, reply)].append(call)
-
-    def _step(self, node: int, message: Hashable) -> int:
-        return self._steps.setdefault((node, message), len(self._steps) + 1)
+        node = self._steps.setdefault((prompt.node, reply), len(self._steps) + 1)
+        self._ends[node].append(call)
 
 
 def nearest_call(
