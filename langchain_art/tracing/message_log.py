@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_openai_messages
 from pydantic import BaseModel
@@ -125,8 +125,7 @@ def jsonable(value: Any, depth: int = _DEPTH) -> Any:
     return str(value)
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedPrompt:
+class LoggedPrompt(NamedTuple):
     """A prompt in a `MessageLog`."""
 
     position: PromptPosition
@@ -137,8 +136,7 @@ class LoggedPrompt:
     message's id, else `turn_links.nearest_call`."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(NamedTuple):
     message: BaseMessage  # kept alive, so that its id() is not given to another message
     content: Any
     reply: AIMessage | None  # the message, if it is one
@@ -170,7 +168,17 @@ class MessageLog:
 
     def add_prompt(self, messages: Sequence[BaseMessage], namespace: str) -> LoggedPrompt:
         """Add a call's prompt and find the earlier call that it continues."""
-        numbers = [self._number(message) for message in messages]
+        numbers, known = list[int](), self._seen
+        for message in messages:
+            seen = known.get(id(message))
+            if (
+                seen is None
+                or seen.content is not message.content
+                or (seen.reply is not None and seen.calls is not seen.reply.tool_calls)
+            ):
+                numbers.append(self._number(message))
+            else:
+                numbers.append(seen.number)
         position = self._tree.locate(numbers)
         extends = None
         if position.known:
@@ -211,14 +219,7 @@ class MessageLog:
         return self.messages[number]
 
     def _number(self, message: BaseMessage) -> int:
-        """The number of a message; equal messages have one number."""
-        seen = self._seen.get(id(message))
-        if (
-            seen is not None
-            and seen.content is message.content
-            and (seen.reply is None or seen.calls is seen.reply.tool_calls)
-        ):
-            return seen.number
+        """The number of a message that is new, or was changed; equal messages have one number."""
         number = self._intern(wire_message(message))
         self._see(message, number)
         return number

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _ROOT = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PromptPosition:
+class PromptPosition(NamedTuple):
     """Where a prompt ends in a `ConversationTree`, and what it continues."""
 
     node: int
