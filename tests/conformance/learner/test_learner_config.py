@@ -39,6 +39,8 @@ CLIP = {"kind": "clip"}
 KL = {"estimator": "k3", "coefficient": 0.5}
 TEACHER = {"teacher": "a@0"}
 CUT = {"tokens": 8, "buffer": 4}
+#: As an operator registers them.
+OWN = {name: f"tests.support.own_losses:{name}" for name in ("clipped", "imitating")}
 TWICE: dict[str, Any] = {"optimizer_steps": 2}
 #: Field (dotted: of a group) -> what the step has anyway, and what is changed.
 CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
@@ -63,6 +65,8 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "overlong.tokens": ({"overlong": CUT}, 9),
     "overlong.buffer": ({"overlong": CUT}, 2),
     "loss": ({"loss": CLIP | {"importance_sampling": None}}, "dppo_tv"),
+    "loss.name": ({"loss": {"kind": "own", "name": "clipped"}}, "imitating"),
+    "loss.options": (TWICE | {"loss": {"kind": "own", "name": "clipped"}}, {"low": 0.01}),
     "loss.clip_low": (TWICE | {"loss": CLIP}, 0.01),
     "loss.clip_high": (TWICE | {"loss": CLIP}, 0.01),
     "loss.dual_clip": (TWICE | {"loss": CLIP}, 1.01),
@@ -154,7 +158,7 @@ def outcome(tiny: str, where: Path, rows: list[Row], start: Path, config: JobCon
     out = folder(where, f"out{len(list(where.iterdir()))}")
     try:
         step = LearnerStep(start, out, 2, rows, config)
-        LearnerCore(tiny).step(step, lambda _, message: heard.append(message))
+        LearnerCore(tiny, losses=OWN).step(step, lambda _, message: heard.append(message))
         made: Any = contents(out)[FILES[1]]
     except ArtError as error:
         made = str(error)

@@ -197,7 +197,7 @@ def test_another_fit_in_the_directory_is_refused_or_put_aside(tmp_path: Path) ->
 
 def test_a_half_done_step_comes_back_and_a_done_one_does_not(tmp_path: Path) -> None:
     history = History(tmp_path, identity())
-    pending = PendingStep(step=1, groups=(group("a", 0.0, 1.0),), config=TrainConfig())
+    pending = PendingStep(step=1, groups=(group("a", 0.0, 1.0),), configs={"p": TrainConfig()})
     history.begin(pending)
     assert History(tmp_path, identity()).pending() == pending
     history.append(record(1, 1))  # and died before it could forget the step
