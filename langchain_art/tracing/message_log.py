@@ -78,32 +78,23 @@ class SampledReply:
 
     reply: BaseMessage
     wire: Message
-    _said: tuple[str, str, str]
 
     @classmethod
     def of(cls, reply: BaseMessage) -> SampledReply:
         """Of a reply that has not been changed yet."""
-        return cls(reply, wire_message(reply), _said(reply))
+        wire = wire_message(reply)
+        if reply.additional_kwargs or not isinstance(reply.content, str):
+            wire = jsonable(wire)  # a copy of what it shares with the reply
+        return cls(reply, wire)
 
     def edited(self) -> Message | None:
         """The reply as it is now, if it no longer says what it said; else None.
 
         Its `name`, with which agents sign replies, may be another.
         """
-        if _said(self.reply) == self._said:
-            return None
         now = wire_message(self.reply)
-        same = jsonable({**now, "name": None}) == jsonable({**self.wire, "name": None})
-        return None if same else now
-
-
-def _said(reply: BaseMessage) -> tuple[str, str, str]:
-    """Content, tool calls and reasoning, without the cost of a conversion."""
-    content = reply.content if isinstance(reply.content, str) else repr(reply.content)
-    calls = ""
-    if isinstance(reply, AIMessage) and (reply.tool_calls or reply.invalid_tool_calls):
-        calls = f"{reply.tool_calls}{reply.invalid_tool_calls}"
-    return content, calls, str(reply.additional_kwargs.get("reasoning_content") or "")
+        nameless, said = {**now, "name": None}, {**self.wire, "name": None}
+        return None if nameless == said or jsonable(nameless) == jsonable(said) else now
 
 
 def jsonable(value: Any, depth: int = _DEPTH) -> Any:
