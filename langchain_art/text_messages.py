@@ -43,7 +43,7 @@ def text_message(message: BaseMessage) -> Message | None:
     role, content, more = _ROLES.get(type(message)), message.content, message.additional_kwargs
     if role is None or not isinstance(content, str):
         return None
-    if isinstance(message, ToolMessage):
+    if type(message) is ToolMessage:  # `isinstance` takes longer, if it is none
         call = message.tool_call_id
         return None if more else {"role": role, "tool_call_id": call, "content": content}
     wire: Message = {"role": role}

@@ -93,6 +93,8 @@ class SampledReply:
         Its `name`, with which agents sign replies, may be another.
         """
         now = wire_message(self.reply)
+        if now == self.wire:
+            return None
         nameless, said = {**now, "name": None}, {**self.wire, "name": None}
         return None if nameless == said or jsonable(nameless) == jsonable(said) else now
 
@@ -254,11 +256,13 @@ def _frozen(value: Any) -> object:
     Raises:
         TypeError: it has other values than texts and None.
     """
-    if value is None or type(value) is str:
-        return value
     if type(value) is dict:
         fields = cast("dict[str, Any]", value)
-        return frozenset([(name, _frozen(one)) for name, one in fields.items()])
+        return frozenset(
+            [(name, one if type(one) is str else _frozen(one)) for name, one in fields.items()]
+        )
     if type(value) is list:
         return tuple([_frozen(one) for one in cast("list[Any]", value)])
+    if value is None or type(value) is str:
+        return value
     raise TypeError(f"got a {type(value).__name__}, expected texts.")
