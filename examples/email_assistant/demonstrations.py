@@ -19,18 +19,27 @@ from examples.support.mail_player import MailPlayer, Message
 from examples.support.mail_words import SENDERS
 
 #: Probability that a filter or a sort takes what the question names, if it names one; else any.
-HEEDS = 0.6
+HEEDS = 0.8
 ORDERS = ("newest", "oldest")
 
 
 class RandomPolicy(MailPlayer):
     """Plays one scenario by lot."""
 
-    def __init__(self, rng: random.Random, scenario: Scenario) -> None:
-        """Start a conversation with the system prompt and the question."""
+    def __init__(
+        self, rng: random.Random, scenario: Scenario, weights: Sequence[int] = (3, 3, 4)
+    ) -> None:
+        """Start a conversation with the system prompt and the question.
+
+        Args:
+            rng: source of every choice.
+            scenario: what is asked, and of which mailbox.
+            weights: of filter, sort and select, whatever is asked.
+        """
         super().__init__(rng, SYSTEM_PROMPT, scenario.question)
         self._scenario = scenario
         self._box = Mailbox(scenario.mails)
+        self._weights = weights
         self._listed = 0
 
     def _list(self, name: str, arguments: dict[str, Any], result: str) -> None:
@@ -38,7 +47,7 @@ class RandomPolicy(MailPlayer):
         self._call(name, arguments, result)
 
     def _search(self) -> None:
-        pair = re.findall(r'"(.+)"', self._scenario.question)[0]
+        pair = re.findall(r'"(.+?)"', self._scenario.question)[0]
         query = self._rng.choices([pair, *pair.split()], weights=[70, 15, 15])[0]
         self._list("search", {"query": query}, self._box.search(query))
 
@@ -67,12 +76,15 @@ class RandomPolicy(MailPlayer):
             if not self._listed and self._rng.random() < 0.9:
                 self._search()
             else:
-                self._rng.choices([self._filter, self._sort, self._select], weights=[3, 3, 4])[0]()
+                steps = [self._filter, self._sort, self._select]
+                self._rng.choices(steps, self._weights)[0]()
         self._answer()
         return self.messages
 
 
-def demonstrations(scenarios: Iterable[Scenario], seed: int) -> Iterator[list[Message]]:
-    """Yield one conversation for each scenario; the same for the same seed."""
+def demonstrations(
+    scenarios: Iterable[Scenario], seed: int, weights: Sequence[int] = (3, 3, 4)
+) -> Iterator[list[Message]]:
+    """Yield one conversation for each scenario; the same for the same seed and `weights`."""
     for scenario in scenarios:
-        yield RandomPolicy(random.Random(f"demo-{seed}-{scenario.id}"), scenario).play()
+        yield RandomPolicy(random.Random(f"demo-{seed}-{scenario.id}"), scenario, weights).play()

@@ -22,7 +22,7 @@ Kind = Literal["newest", "oldest", "sender"]
 QUESTIONS: Mapping[Kind, str] = {
     "newest": 'When is "{pair}", by the newest mail?',
     "oldest": 'When was "{pair}" to be at first, by the oldest mail?',
-    "sender": 'When is "{pair}", as {sender} says?',
+    "sender": 'When is "{pair}", as "{sender}" says?',
 }
 #: What a run has to do beside searching, selecting and answering.
 TELLS: Mapping[Kind, str] = {"newest": "sort", "oldest": "sort", "sender": "filter"}

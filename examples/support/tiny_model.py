@@ -74,6 +74,21 @@ class Conversation:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """A second phase of the warm start, on conversations that show more often what came too seldom.
+
+    Attributes:
+        conversations: Of a count, as a `Recipe` has them.
+        count: Number of conversations.
+        plan: How much to train.
+    """
+
+    conversations: Callable[[int], list[Conversation]]
+    count: int
+    plan: WarmStart
+
+
+@dataclass(frozen=True)
 class Recipe:
     """How an example's base model is made.
 
@@ -86,6 +101,7 @@ class Recipe:
         plan: How much to train.
         dtype: Of the saved weights. Half precision halves the file; a server on a CPU computes in
             float32 all the same.
+        further: What follows upon `plan`, from weights rounded to `dtype`. None: nothing.
     """
 
     conversations: Callable[[int], list[Conversation]]
@@ -94,6 +110,7 @@ class Recipe:
     vocab_size: int
     plan: WarmStart = field(default_factory=WarmStart)
     dtype: torch.dtype = torch.float16
+    further: Phase | None = None
 
 
 def build_tokenizer(
@@ -227,6 +244,11 @@ def build(recipe: Recipe, out: Path) -> None:
     model = build_model(tokenizer, recipe.plan.seed)
     examples = [as_example(tokenizer, conversation) for conversation in conversations]
     warm_start(model, examples, recipe.plan, first_id=len(SPECIAL_TOKENS))
+    model.to(recipe.dtype)
+    if further := recipe.further:
+        conversations = further.conversations(further.count)
+        examples = [as_example(tokenizer, conversation) for conversation in conversations]
+        warm_start(model.float(), examples, further.plan, first_id=len(SPECIAL_TOKENS))
     model.to(recipe.dtype).save_pretrained(out)
     tokenizer.save_pretrained(out)
     # transformers 5 writes a class name that 4 does not know; this one is known to both.
@@ -257,4 +279,8 @@ def main(recipe: Recipe, shipped: Path, argv: list[str] | None = None) -> None:
     if args.smoke:
         plan = replace(plan, steps=2, copy_steps=min(2, plan.copy_steps))
         recipe = replace(recipe, count=TOKENIZER_CONVERSATIONS)
+        if further := recipe.further:
+            short = replace(further.plan, steps=2)
+            further = replace(further, count=TOKENIZER_CONVERSATIONS, plan=short)
+            recipe = replace(recipe, further=further)
     build(replace(recipe, plan=plan), args.out)

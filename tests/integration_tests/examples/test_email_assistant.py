@@ -50,11 +50,11 @@ async def test_the_agent_runs_on_a_hosted_model() -> None:
             *("search", "filter", "sort", "select", "answer")
         ]
         question, results = user["content"], [m["content"] for m in rest if m["role"] == "tool"]
-        sender = re.search(r"as (\w+) says", question)
+        sender = re.search(r'as "(\w+)" says', question)
         order = "newest" if "newest" in question else "oldest"
         narrow = ("filter", {"sender": sender[1]}) if sender else ("sort", {"order": order})
         calls: list[tuple[str, dict[str, Any]]] = [
-            ("search", {"query": re.findall(r'"(.+)"', question)[0]}),
+            ("search", {"query": re.findall(r'"(.+?)"', question)[0]}),
             narrow,
             ("select", {"number": 1}),
             ("answer", {"text": results[-1].rpartition(" on ")[2] if results else ""}),
