@@ -33,6 +33,7 @@ from langchain_art_server.jobs.sft_records import demonstrations
 from langchain_art_server.jobs.swap_check import NamedAdapter, ask_each, check_each
 from langchain_art_server.policies.adapter_store import ADAPTER_FILES, AdapterStore
 from langchain_art_server.policies.router import Router
+from langchain_art_server.policies.weight_change import check_weights
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot
 from langchain_art_server.storage.store import Store
 
@@ -145,6 +146,10 @@ class JobRunner(JobQueue):
             begun = time.monotonic()
             sealing = asyncio.create_task(asyncio.to_thread(self._adapters.seal, staged))
             try:
+                moves = (metrics["learning_rate"], metrics["updates"])
+                metrics["weight_change"] = await asyncio.to_thread(
+                    check_weights, step.parent, staged, *moves
+                )
                 # Loaded under its final name, which clients cannot use until it is published.
                 await self._sampler.load_adapter(child.name, staged, probe=False)
                 metrics["probe_change"] = await check_each(

@@ -148,6 +148,26 @@ def test_the_learner_saves_what_it_began_with(policy: Policy) -> None:
     assert "byte for byte" in policy.refusal(policy.rollouts())
 
 
+@pytest.mark.parametrize(
+    ("saved", "words"),
+    [
+        ("nan", "holds numbers that are not finite"),
+        ("-inf", "holds numbers that are not finite"),
+        ("times 10", "expected at most"),  # its answers are finite
+        ("times 1e30", "expected at most"),
+    ],
+)
+def test_the_learner_saves_weights_that_no_step_makes(
+    policy: Policy, saved: str, words: str
+) -> None:
+    policy.server.fault(f"learner saves weights {saved}")
+    said = policy.refusal(policy.rollouts())
+    assert words in said and "Nothing was published" in said
+    policy.server.fault("")
+    assert 0 < policy.train(policy.rollouts())["weight_change"] < 3 * 4 * 1e-2
+    assert policy.versions() == (1, [0, 1], ["0", "1"])
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_reward_is_not_a_number(policy: Policy, value: float) -> None:
     [one, *_], _ = policy.rollouts()

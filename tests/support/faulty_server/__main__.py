@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
+
 from langchain_art.errors import ConfigError
 from langchain_art_server import __main__ as door
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, LearnerStep
@@ -87,7 +89,20 @@ class FaultyLearner(PeftLearner):
         metrics = await super().step(request, on_progress)
         if fault() == "learner saves its parent":
             shutil.copyfile(request.parent / WEIGHTS_FILE, request.out / WEIGHTS_FILE)
+        if now := re.fullmatch(r"learner saves weights (.+)", fault()):
+            _spoil(request.out / WEIGHTS_FILE, now[1])
         return metrics
+
+
+def _spoil(file: Path, how: str) -> None:
+    """All weights times a factor, or one of them as a number that is none."""
+    tensors = load_file(file)
+    name = sorted(tensors)[0]
+    if how.startswith("times "):
+        tensors = {key: value * float(how[6:]) for key, value in tensors.items()}
+    else:
+        tensors[name].view(-1)[0] = float(how)
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def shift_clock() -> None:
