@@ -19,6 +19,7 @@ from langchain_art._callables import only_errors
 from langchain_art.errors import ConfigError, JudgeError
 from langchain_art.evaluators.scoring import Evaluator, score_group
 from langchain_art.wire import Trajectory, TrajectoryGroup
+from langchain_art.wire.identifiers import MAX_REWARD
 
 #: The name in `Trajectory.scores` of a run's reward before any evaluator.
 OWN = "own"
@@ -38,7 +39,7 @@ class Score:
         parts: the values that it is computed from, each finite.
 
     Raises:
-        ConfigError: a number is not finite.
+        ConfigError: a number is not finite, or beyond ±1e9 (`MAX_REWARD`).
     """
 
     value: float
@@ -47,15 +48,23 @@ class Score:
 
     def __post_init__(self) -> None:
         for name, number in {"value": self.value, **self.parts}.items():
-            if not math.isfinite(number):
+            if isinstance(number, str | bytes) or not _is_within(number):
                 raise ConfigError(
-                    f"got {number!r} for a score's {name}, expected a finite number; give None "
-                    "instead of a Score for a run that could not be scored"
+                    f"got {number!r:.80} for a score's {name}, expected a finite number within "
+                    f"±{MAX_REWARD:g}; give None instead of a Score for a run that could not be "
+                    "scored"
                 )
 
     def named(self, key: str) -> dict[str, float]:
         """The value and the parts as they are in `Trajectory.scores`: ``key`` and ``key/part``."""
         return {key: self.value} | {f"{key}/{name}": part for name, part in self.parts.items()}
+
+
+def _is_within(number: float) -> bool:
+    try:
+        return abs(number) <= MAX_REWARD  # not if it is NaN
+    except TypeError:
+        return False
 
 
 class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):

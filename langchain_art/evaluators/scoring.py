@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
+from pydantic import TypeAdapter, ValidationError
+
 from langchain_art._callables import call
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import Trajectory, TrajectoryGroup
+from langchain_art.wire.identifiers import MAX_REWARD, RewardValue
 
 Scores: TypeAlias = "TrajectoryGroup | Sequence[float]"
 Evaluator: TypeAlias = "Callable[[TrajectoryGroup], Scores | Awaitable[Scores]]"
@@ -18,6 +20,9 @@ Evaluator: TypeAlias = "Callable[[TrajectoryGroup], Scores | Awaitable[Scores]]"
 
 The scenario is ``group.metadata["scenario"]`` (see `scenarios.portable`); what the graph of a run
 returned is its `output`."""
+
+
+_NUMBERS: TypeAdapter[dict[str, float]] = TypeAdapter(dict[str, RewardValue])
 
 
 class _WrongScores(ConfigError):
@@ -94,9 +99,7 @@ async def score_group(group: TrajectoryGroup, evaluator: Evaluator) -> Trajector
     scores = cast("Scores", await call(getattr(evaluator, "ainvoke", evaluator), shown))
     if not isinstance(scores, TrajectoryGroup):
         scores = shown.model_copy(update={"trajectories": _rescored(runs, scores)})
-    rewards = [one.reward for t in scores.trajectories for one in (t, *t.turns)]
-    if any(reward is not None and not math.isfinite(reward) for reward in rewards):
-        raise ValueError(f"the evaluator's rewards are not all finite: {rewards}")
+    _check_numbers(scores)
     scored = {t.id: t for t in scores.trajectories}
     if set(scored) != {run.id for run in runs}:
         raise _WrongScores(
@@ -107,9 +110,28 @@ async def score_group(group: TrajectoryGroup, evaluator: Evaluator) -> Trajector
     return group.model_copy(update={"trajectories": merged, "metadata": scores.metadata})
 
 
+def _check_numbers(group: TrajectoryGroup) -> None:
+    """Raise ValueError unless what was copied into a group's runs may stand there."""
+    try:
+        for run in group.trajectories:
+            _NUMBERS.validate_python(dict(run.scores))
+            rewards = {"reward": run.reward}
+            rewards |= {f"turns.{n}.reward": turn.reward for n, turn in enumerate(run.turns)}
+            _NUMBERS.validate_python({k: v for k, v in rewards.items() if v is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(
+            f"the evaluator's rewards and scores are not all finite numbers within "
+            f"±{MAX_REWARD:g}: {first['loc'][0]}: {first['msg']}"
+        ) from error
+
+
 def _rescored(runs: list[Trajectory], scores: object) -> list[Trajectory]:
     try:
-        rewards = [None if s is None else float(s) for s in cast("Sequence[float | None]", scores)]
+        given = list(cast("Sequence[float | None]", scores))
+        if any(isinstance(one, str | bytes) for one in given):
+            raise TypeError("a text is no number")
+        rewards = [None if one is None else float(one) for one in given]
     except (TypeError, ValueError) as error:
         raise _WrongScores(
             f"The evaluator returned {scores!r:.200}, expected a TrajectoryGroup or a sequence of "

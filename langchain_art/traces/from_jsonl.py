@@ -15,7 +15,7 @@ from langchain_art.export.names import HUMAN_REWARD
 from langchain_art.export.stored_messages import prompt_of
 from langchain_art.traces.from_langfuse import trace_of
 from langchain_art.traces.from_langsmith import traces_of_runs
-from langchain_art.traces.stored import Read, StoredCall, StoredTrace, Unreadable
+from langchain_art.traces.stored import Read, StoredCall, StoredTrace, Unreadable, score_of
 
 if TYPE_CHECKING:
     from langchain_art.export.langfuse_api import ObservationV2
@@ -59,6 +59,8 @@ def read_file(path: Path, name: str = HUMAN_REWARD) -> Read:
     for line in lines:
         try:
             found.traces.append(_conversation(line))
+        except Unreadable as reason:
+            found.leave_out(str(reason))
         except (ValueError, KeyError, TypeError):
             found.leave_out("unknown_shape")
     return found
@@ -95,5 +97,5 @@ def _conversation(line: Mapping[str, Any]) -> StoredTrace:
         output=reply.get("content"),
         calls=[StoredCall(prompt, reply, tools, call_id=line.get("call_id"))],
         scenario=line.get("scenario"),
-        score=None if score is None else float(score),
+        score=score_of([] if score is None else [score]),
     )

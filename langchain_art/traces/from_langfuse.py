@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from langchain_art.export.langfuse_api import connect, observations, roots, scores
 from langchain_art.export.names import CALL, HUMAN_REWARD, SCENARIO, TRAJECTORY
 from langchain_art.export.stored_messages import decoded, prompt_of, reply_of
-from langchain_art.traces.stored import Read, StoredCall, StoredTrace, Unreadable
+from langchain_art.traces.stored import Read, StoredCall, StoredTrace, Unreadable, score_of
 
 if TYPE_CHECKING:
     from langchain_art.export.langfuse_api import LangfuseAPI, ObservationV2
@@ -81,7 +80,7 @@ def trace_of(
         calls=calls,
         run=_text(known.get(TRAJECTORY)),
         scenario=_text(known.get(SCENARIO)),
-        score=fmean(given) if given else None,
+        score=score_of(given),
         failed=str(root.level) == "ERROR",
     )
 

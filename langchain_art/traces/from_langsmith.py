@@ -13,7 +13,7 @@ from langsmith.utils import LangSmithConnectionError, LangSmithError
 from langchain_art.errors import ConfigError, ServerUnreachable
 from langchain_art.export.names import HUMAN_REWARD
 from langchain_art.export.stored_messages import message_of
-from langchain_art.traces.stored import Read, StoredCall, StoredTrace, Unreadable
+from langchain_art.traces.stored import Read, StoredCall, StoredTrace, Unreadable, score_of
 from langchain_art.wire import Message
 
 #: LangChain's classes of messages, as they are serialised, and OpenAI's roles.
@@ -128,7 +128,7 @@ def _trace(trace: str, parts: Sequence[Mapping[str, Any]], name: str) -> StoredT
         input=root.get("inputs"),
         output=root.get("outputs"),
         calls=calls,
-        score=None if score is None else float(score),
+        score=score_of([] if score is None else [score]),
         failed=bool(root.get("error")),
     )
 

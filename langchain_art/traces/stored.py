@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from langchain_art.wire import Message
+from langchain_art.wire.identifiers import MAX_REWARD
 
 
 class Unreadable(Exception):
@@ -43,6 +45,17 @@ class StoredTrace:
     failed: bool = False
 
 
+def score_of(given: Sequence[Any]) -> float | None:
+    """The mean of what people gave a run; None: nothing. Raises Unreadable ("no_score")."""
+    try:
+        numbers = [float(one) for one in given]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Unreadable("no_score") from error
+    if not all(abs(one) <= MAX_REWARD for one in numbers):  # NaN is not
+        raise Unreadable("no_score")
+    return fmean(numbers) if numbers else None
+
+
 @dataclass
 class Read:
     """What a store gave, and how many traces could not be read, by reason (`REASONS`)."""
@@ -59,5 +72,6 @@ class Read:
 REASONS = {
     "no_calls": "have no model call",
     "no_root": "have no root: it is older than --since, or not visible yet",
+    "no_score": f"have a score that is no finite number within ±{MAX_REWARD:g}",
     "unknown_shape": "have a prompt or a reply that is no chat message",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from langchain_art.tracing.message_log import jsonable
 from langchain_art.tracing.recorder import RunRecorder
 from langchain_art.tracing.spans import is_pause
 from langchain_art.wire import NOT_HEARD, CallTags, Status, Trajectory, Turn, scenario_name
+from langchain_art.wire.identifiers import MAX_REWARD
 
 
 class Run:
@@ -218,12 +218,14 @@ def _checked(value: float | None) -> float | None:
     if value is None:
         return None
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError("a text is no number")
         number = float(value)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"got a reward of {value!r}, expected a number or None") from error
-    if not math.isfinite(number):
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"got a reward of {value!r:.80}, expected a number or None") from error
+    if not abs(number) <= MAX_REWARD:  # nor if it is NaN
         raise ConfigError(
-            f"got a reward of {value!r}, expected a finite number; "
+            f"got a reward of {value!r}, expected a finite number within ±{MAX_REWARD:g}; "
             "leave it None if there is no score"
         )
     return number

@@ -42,7 +42,10 @@ def _number(value: Any) -> Any:
     """NumPy's and torch's numbers as floats; True, "1" and "1_0" are no numbers."""
     if isinstance(value, bool | str | bytes):
         raise ValueError(f"got {value!r}, expected a number")
-    return float(value) if hasattr(value, "__float__") else value
+    try:
+        return float(value) if hasattr(value, "__float__") else value
+    except OverflowError as error:
+        raise ValueError("got an integer that is too large for a float") from error
 
 
 def _finite(value: float) -> float:

@@ -70,6 +70,12 @@ def _spoilt(reply: ChatReply, now: str) -> ChatReply:
         return replace(reply, logprobs=[*logprobs[1:], logprobs[0]])
     if now == "nan logprob":
         return replace(reply, logprobs=[float("nan"), *logprobs[1:]])
+    if wrong := re.fullmatch(r"reply has (logprob|token) (.+)", now):
+        name = "logprobs" if wrong[1] == "logprob" else "token_ids"
+        number = float(wrong[2]) if wrong[1] == "logprob" else int(wrong[2])
+        return replace(reply, **{name: [*getattr(reply, name)[:-1], number]})
+    if now == "reply has a logprob too few":
+        return replace(reply, logprobs=logprobs[:-1])
     if now == "truncated":  # as vLLM does with a model's generation_config
         return replace(reply, excluded_because=None, drawn_from=b"")
     return reply
