@@ -48,10 +48,14 @@ def unpin(name: VersionName, base_url: BaseUrl = None) -> None:
 
 
 @app.command()
-def rollback(name: VersionName, base_url: BaseUrl = None) -> None:
+def rollback(
+    name: VersionName,
+    why: Annotated[str, typer.Option(help="Shown with the versions that it discards.")] = "",
+    base_url: BaseUrl = None,
+) -> None:
     """Serve this version under the policy's name without @N; training continues from it."""
     with client_of(base_url) as client:
-        done = client.rollback(*split_version(name))
+        done = client.rollback(*split_version(name), why)
     console.print(f"{done.name} now serves @{done.version}")
 
 

@@ -72,6 +72,8 @@ def checkpoints_table(checkpoints: Sequence[Checkpoint]) -> Table:
     for one in checkpoints:
         made = datetime.fromtimestamp(one.created_at, UTC).strftime("%m-%d %H:%M")
         state = [word for word, on in (("serves", one.serving), ("pinned", one.pinned)) if on]
+        if one.rolled_back is not None:
+            state.append(f"rolled back to @{one.rolled_back.to}")
         learned = [_or_dash(one.metrics.get(metric), form) for metric, form in _LEARNED]
         parent = "-" if one.parent is None else f"@{one.parent}"
         size = f"{one.bytes / 1e6:.1f} MB"

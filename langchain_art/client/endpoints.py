@@ -115,9 +115,12 @@ class Endpoints(JobEndpoints, KeyEndpoints):
         )
 
     @endpoint
-    def rollback(self, policy: str, version: int) -> Request[PolicyStatus]:
-        """Route the policy's name to an earlier version."""
-        path, body = path_of("policies", policy, "rollback"), {"version": version}
+    def rollback(self, policy: str, version: int, why: str = "") -> Request[PolicyStatus]:
+        """Route the policy's name to an earlier version.
+
+        What that takes out of service is shown with `why` (`Checkpoint.rolled_back`).
+        """
+        path, body = path_of("policies", policy, "rollback"), {"version": version, "why": why}
         return Request("POST", path, PolicyStatus.model_validate_json, body=body)
 
     @endpoint

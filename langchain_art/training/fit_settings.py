@@ -19,6 +19,7 @@ from langchain_art.rollout.graph_rollout import is_graph
 from langchain_art.rollout.runner import Rollout
 from langchain_art.rollout.scenarios import check_scenarios
 from langchain_art.training.batch.advantage_hook import AdvantageHook
+from langchain_art.training.collapse.gate import Gate
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig, Trajectory
 
 OnCollapse: TypeAlias = Literal["rollback", "stop", "warn"]
@@ -58,6 +59,7 @@ class FitSettings:
     forks: Forks | None = None
     difficulty_pools: bool = False
     on_collapse: OnCollapse = "rollback"
+    gate: Gate | None = None
     export: Exporter | None = None
 
     def __post_init__(self) -> None:
@@ -164,6 +166,11 @@ def check_scope(
         from langchain_art.rollout.fork_points import check_graph  # noqa: PLC0415 - LangGraph
 
         check_graph(plan.forks, rollout)
+    if plan.gate is not None and len(eval_scenarios) < 2:
+        raise ConfigError(
+            f"got gate= with {len(eval_scenarios)} eval_scenarios, expected two at least: what is "
+            "kept is decided by the evaluations of these"
+        )
     check_scenarios(scenarios, "train_scenarios")
     check_scenarios(eval_scenarios, "eval_scenarios")
     if steps and not scenarios:

@@ -15,6 +15,7 @@ from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.rollout.runner import Rollout
 from langchain_art.rollout.scenarios import scenario_id
 from langchain_art.rollout.source import source_of
+from langchain_art.training.collapse.gate import Gate, not_below
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.results.records import Rates, Record
 
@@ -45,6 +46,7 @@ class FitIdentity(Record):
     rollout: dict[str, str]
     """name -> digest, of the rollout and what it names (`rollout.source`)."""
     evaluator: dict[str, str] = Field(default_factory=dict)
+    gate: dict[str, str] = Field(default_factory=dict)
     advantages: dict[str, str] = Field(default_factory=dict)
     """The same of `Trainer(advantages=)`."""
     scenarios: str
@@ -57,6 +59,7 @@ class FitIdentity(Record):
         whose = {
             "rollout": self.rollout,
             "evaluator": self.evaluator,
+            "gate": self.gate,
             _HOOK: self.advantages,
         }
         return [name for name, parts in whose.items() if not any(parts.values()) and parts]
@@ -95,6 +98,7 @@ class FitIdentity(Record):
             found += _changed(before, after)
         found += _sources(self.rollout, other.rollout, "rollout")
         found += _sources(self.evaluator, other.evaluator, "evaluator")
+        found += _sources(self.gate, other.gate, "gate")
         found += _sources(self.advantages, other.advantages, _HOOK)
         for name in ("scenarios", "eval_scenarios"):
             before, after = (str(getattr(one, name)).split() for one in (self, other))
@@ -129,10 +133,15 @@ def identity_of(
         models=dict(models),
         rollout=source_of(rollout, "rollout"),
         evaluator={} if plan.evaluator is None else _judge(plan.evaluator, "evaluator"),
+        gate={} if plan.gate is None else _judged_by(plan.gate),
         advantages={} if own is None else source_of(own, _HOOK),
         scenarios=_digest_of(scenarios),
         eval_scenarios=_digest_of(eval_scenarios),
     )
+
+
+def _judged_by(gate: Gate) -> dict[str, str]:
+    return {"gate": gate.__name__} if gate is not_below else source_of(gate, "gate")
 
 
 def with_rates(config: Mapping[str, Any], rates: Rates) -> dict[str, Any]:

@@ -26,7 +26,7 @@ async def roll_back(
             if version == base and not under_way:
                 continue
             try:
-                await client.rollback(policy, base)
+                await client.rollback(policy, base, "fit(…, fresh=True) began anew")
             except NotFound as error:
                 raise ConfigError(
                     f"{policy}@{base}, from which it would begin anew, is not kept any more. Train "

@@ -29,6 +29,7 @@ from langchain_art.training.addresses import (
     trained_policies,
 )
 from langchain_art.training.batch.advantage_hook import AdvantageHook, check_hook
+from langchain_art.training.collapse.gate import Gate, check_gate
 from langchain_art.training.evaluate import evaluate
 from langchain_art.training.experiments.tune import TunesRates
 from langchain_art.training.fit_export import exporting
@@ -109,6 +110,9 @@ class Trainer(TunesRates):
             and the fit goes on at a third of the learning rate; the discarded steps count as
             steps. After the fourth time it ends there. ``"stop"``: the fit ends with the versions
             as they are. ``"warn"``: it is only said.
+        gate: which evaluated versions are kept (`fit(eval_scenarios=, eval_every=)`). True: those
+            that are not below the best by more than the 95 % interval of the difference. Or a
+            function of both evaluations that says it (`Gate`). Others are undone as a collapse is.
         trackers: where the fit is shown beside its folder: ``["wandb", "tensorboard"]``, or objects
             (`trackers.Tracker`). None: W&B if WANDB_PROJECT or WANDB_MODE is set.
         export: where runs go for review when they are judged and trained. None: nowhere.
@@ -143,6 +147,7 @@ class Trainer(TunesRates):
         advantages: AdvantageHook | None = None,
         forks: Forks | None = None,
         on_collapse: OnCollapse = "rollback",
+        gate: Gate | bool = False,
         trackers: Sequence[str | Tracker] | None = None,
         export: Exporter | None = None,
         console: Console | None = None,
@@ -167,6 +172,7 @@ class Trainer(TunesRates):
             advantages=check_hook(advantages, forks, configs),
             forks=forks,
             on_collapse=on_collapse,
+            gate=check_gate(gate),
             export=check_export(export),
         )
         self._trackers = chosen_trackers(trackers)

@@ -55,6 +55,7 @@ from langchain_art.wire.policies import (
     PolicySpec as PolicySpec,
     PolicyStatus as PolicyStatus,
     ReplicaStatus as ReplicaStatus,
+    RolledBack as RolledBack,
     ServerStatus as ServerStatus,
     default_learning_rate as default_learning_rate,
     with_learning_rate as with_learning_rate,

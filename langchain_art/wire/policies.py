@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 from pydantic import Field
 
 from langchain_art.wire.field_hints import Options
-from langchain_art.wire.identifiers import Name, Several, Wire
+from langchain_art.wire.identifiers import Finite, Name, Several, Wire
 from langchain_art.wire.train_config import PreferenceConfig, SFTConfig, TrainConfig
 
 Config = TypeVar("Config", bound=TrainConfig | SFTConfig | PreferenceConfig)
@@ -75,6 +75,17 @@ class PolicySpec(Options):
     lora: LoraConfig = LoraConfig()
 
 
+class RolledBack(Wire):
+    """A rollback, as a version that it took out of service shows it."""
+
+    at: Finite
+    """Seconds since the epoch."""
+    to: int
+    """The version that served from then on."""
+    why: str
+    """As it was said; empty: nothing was."""
+
+
 class Checkpoint(Wire):
     """One immutable version of a policy's adapter."""
 
@@ -87,6 +98,8 @@ class Checkpoint(Wire):
     bytes: int
     pinned: bool = False
     serving: bool = False
+    rolled_back: RolledBack | None = None
+    """The rollback since which neither this version nor one that was made from it has served."""
     metrics: dict[str, float] = Field(default_factory=dict)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import NotFound
+from langchain_art.training.collapse.gate import gate_sign
 from langchain_art.training.collapse.held_out import held_out_sign
 from langchain_art.training.collapse.signs import Sign, names_of, new_signs
 from langchain_art.training.fit_settings import FitSettings
@@ -29,7 +30,7 @@ MOST_ROLLBACKS = 3
 
 @dataclass
 class Recovery:
-    """Looks at each new record of a fit, and acts as `Trainer(on_collapse=)` says."""
+    """Looks at each new record of a fit, and acts as `Trainer(on_collapse=, gate=)` say."""
 
     plan: FitSettings
     client: AsyncArtClient
@@ -47,7 +48,7 @@ class Recovery:
         for policy, version in last.versions.items():
             serving = (await self.client.policy(policy)).version
             if serving != version and serving in [one[policy] for one in served]:
-                await self.client.rollback(policy, version)
+                await self.client.rollback(policy, version, last.why)
                 self.display.warn(f"{policy} is rolled back to @{version}: {last.why}")
         self._stop_after_too_many(last)
 
@@ -66,6 +67,10 @@ class Recovery:
             warmup = max(one.schedule.warmup_steps for one in self.plan.configs.values())
             signs = new_signs(history.kept, self.plan.max_steps_ahead, warmup)
         elif isinstance(last, EvalResult):
+            if refused := await gate_sign(self.plan.gate, history.kept_evals, history.kept):
+                self.display.warn(refused.words)
+                await self._roll_back(refused)
+                return True
             sign = held_out_sign(history.kept_evals, history.kept, at_end=at_end)
             signs = [sign] if sign else []
         else:
@@ -103,7 +108,7 @@ class Recovery:
         history.append(done)  # before it is done: a resumed fit completes it
         self.on_rollback(done)
         for policy, version in versions.items():
-            await self.client.rollback(policy, version)
+            await self.client.rollback(policy, version, sign.words)
         display.warn(
             f"Rolled back to {names_of(done.versions)}, as it was after step {done.to_step}: the "
             f"versions of {'steps' if len(discarded) > 1 else 'step'} "
@@ -117,7 +122,7 @@ class Recovery:
         if (times := len(self.history.rollbacks)) <= MOST_ROLLBACKS:
             return
         self.stop(
-            f"it collapsed {times} times, at last with a learning rate of "
+            f"it was rolled back {times} times, at last with a learning rate of "
             f"{rates_in_words(scaled(last.learning_rate, 1 / SLOWER))}; "
             f"{names_of(last.versions)} serves, the last good "
             "version. Try TrainConfig(optimizer_steps=1, max_kl=0.01), more groups a step, and "
@@ -137,9 +142,9 @@ class Recovery:
             if all(version in kept_there[policy] for policy, version in good[keep].items()):
                 return keep, good[keep]
         raise NotFound(
-            f"The policy has collapsed, and none of the versions up to {good[-1]} is kept, to "
-            "which it could go back. Let the server keep more (`keep_checkpoints`), and begin with "
-            'fit(…, fresh=True); or train with Trainer(on_collapse="warn").'
+            f"The policy is to be rolled back, and none of the versions up to {good[-1]} is kept, "
+            "to which it could go back. Let the server keep more (`keep_checkpoints`), and begin "
+            'with fit(…, fresh=True); or train with Trainer(on_collapse="warn"), without a gate.'
         )
 
 

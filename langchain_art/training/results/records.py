@@ -169,7 +169,7 @@ class StepRecord(Record):
 
 
 class Rollback(Record):
-    """A collapse that a fit undid, as a line of ``history.jsonl``."""
+    """A collapse, or what a gate refused, that a fit undid: a line of ``history.jsonl``."""
 
     kind: Literal["rollback"] = "rollback"
     step: int

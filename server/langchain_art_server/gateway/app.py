@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Header, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -33,10 +33,11 @@ MAX_NUMBER = 2**31 - 1  # what every database can hold
 Number = Annotated[int, Path(ge=0, le=MAX_NUMBER)]
 
 
-class RollbackTo(BaseModel):
-    """The version that is to serve again."""
+class RollbackTo(wire.Wire):
+    """The version that is to serve again, and why."""
 
     version: int = Field(ge=0, le=MAX_NUMBER)
+    why: str = Field(default="", max_length=4096, pattern=r"^[^\x00]*$")
 
 
 def create_app(service: Service, page: Callable[[FastAPI, Service], None]) -> ASGIApp:
@@ -174,9 +175,11 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/policies/{name}/rollback", openapi_extra=body_docs(RollbackTo))
     async def roll_back(name: str, request: Request) -> wire.PolicyStatus:
         """Serve a kept version again. The next training step starts from it."""
-        version = (await model_of(request, RollbackTo)).version
-        status = await service.policies.rollback(name, version)
-        await service.note(access_of(request.scope), "rolled_back", f"{name}@{version}")
+        to = await model_of(request, RollbackTo)
+        status = await service.policies.rollback(name, to.version, to.why)
+        because = f": {to.why}" if to.why else ""
+        subject = f"{name}@{to.version}{because}"
+        await service.note(access_of(request.scope), "rolled_back", subject)
         return status
 
     @app.get("/v1/policies/{name}/checkpoints/{version}/adapter")

@@ -68,15 +68,17 @@ class Policies:
 
     async def _usable(self, policy: str, serving: int) -> int:
         """`serving`, or the newest undamaged version if that is damaged, which is logged."""
+        why = ""
         for version in [serving, *reversed(self._adapters.versions(policy))]:
             try:
                 self._adapters.check(policy, version)
             except Damaged as error:
                 log.error("%s", error)
+                why = why or str(error)
                 continue
             if version != serving:
                 log.error("%s@%d cannot be used; serving @%d", policy, serving, version)
-                await self._store.set_serving(policy, version)
+                await self._store.roll_back(policy, version, why)
             return version
         raise ConfigError(
             f"No version of policy {policy!r} under {self._settings.data_dir} is whole. Put back "
@@ -190,8 +192,10 @@ class Policies:
         await self._store.set_pinned(policy, version, pinned)
         return await self.checkpoint(policy, version)
 
-    async def rollback(self, policy: str, version: int) -> wire.PolicyStatus:
+    async def rollback(self, policy: str, version: int, why: str = "") -> wire.PolicyStatus:
         """Route the policy's bare name to a kept version; the next step starts from it.
+
+        What that takes out of service is shown with `why` (`wire.Checkpoint.rolled_back`).
 
         Raises:
             Damaged: its files are not what was published.
@@ -201,7 +205,7 @@ class Policies:
             await asyncio.to_thread(self._adapters.check, policy, version)
             await self._router.serve(policy, version)
             await self._router.trim()
-            await self._store.set_serving(policy, version)
+            await self._store.roll_back(policy, version, why)
         return await self.get(policy)
 
     async def delete_version(self, policy: str, version: int) -> None:

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from langchain_art.errors import Conflict, NotFound
 from langchain_art_server.storage.queries import MAX_PARAMETERS, select_among
 from langchain_art_server.storage.run_index import forget_runs
+from langchain_art_server.storage.schema.rollback_table import ROLLBACKS
 from langchain_art_server.storage.seals import intact, update
 from langchain_art_server.storage.tables import (
     CALLS,
@@ -59,6 +60,7 @@ def delete_policy(connection: sa.Connection, policy: str) -> None:
     """
     refuse_open_jobs(connection, policy)
     connection.execute(sa.delete(CHECKPOINTS).where(CHECKPOINTS.c.policy == policy))
+    connection.execute(sa.delete(ROLLBACKS).where(ROLLBACKS.c.policy == policy))
     connection.execute(sa.delete(POLICIES).where(POLICIES.c.name == policy))
 
 

@@ -33,6 +33,7 @@ from langchain_art_server.storage.review_store import ReviewStore
 from langchain_art_server.storage.reward_snapshot import changed, rewards_in_words
 from langchain_art_server.storage.run_index import RunIndex, write_index
 from langchain_art_server.storage.run_list import RunList
+from langchain_art_server.storage.schema.rollback_table import roll_back, rolled_back
 from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import (
     CALLS,
@@ -271,20 +272,22 @@ class Store(Database):
 
         return await self.read(read)
 
-    async def set_serving(self, name: str, version: int) -> None:
-        """Route the bare name to `version`."""
-        mine = POLICIES.c.name == name
-        await self.write(lambda c: update(c, POLICIES, mine, {"version": version}))
+    async def roll_back(self, name: str, version: int, why: str) -> None:
+        """Route the bare name to `version`, and write down what that discards, and why."""
+        await self.write(lambda c: roll_back(c, name, version, why))
 
     async def checkpoints(self, policy: str) -> list[Checkpoint]:
         """The versions of a policy that are kept, oldest first."""
+        parents = await self.jobs.parents(policy)
 
         def read(connection: sa.Connection) -> list[Checkpoint]:
             served = sa.select(POLICIES.c.version).where(POLICIES.c.name == policy)
-            serving = connection.scalar(served)
+            if (serving := connection.scalar(served)) is None:
+                return []
+            out = rolled_back(connection, policy, serving, parents)
             query = sa.select(CHECKPOINTS).where(CHECKPOINTS.c.policy == policy)
             rows = connection.execute(query.order_by(CHECKPOINTS.c.version))
-            return [checkpoint_of(row, serving) for row in rows]
+            return [checkpoint_of(row, serving, out.get(row.version)) for row in rows]
 
         return await self.read(read)
 

@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from pydantic_core import from_json, to_json
 
-from langchain_art.wire import CallTags, Checkpoint, TrainJob, TrainResult, Trajectory
+from langchain_art.wire import CallTags, Checkpoint, RolledBack, TrainJob, TrainResult, Trajectory
 from langchain_art_server.storage.seals import SEAL, Blob, insert, intact, values_of
 
 META = sa.MetaData()
@@ -29,7 +29,7 @@ _ARRAYS = {"prompt_token_ids": "i", "token_ids": "i", "logprobs": "d"}
 NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 #: Of the tables below. Another column, and another number but for those that `schema.migrations`
 #: brings to this one, is refused at the start.
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 #: Bytes of JSON from which on it is compressed, and the first byte of what zlib compressed. zlib
 #: gives up the interpreter's lock, and to get it back takes the writer of many calls longer than to
 #: write the bytes; SQLite writes pages of 4096.
@@ -286,17 +286,19 @@ def insert_checkpoint(connection: sa.Connection, checkpoint: Checkpoint) -> None
     """Insert a version's row, unless it exists."""
     mine = version_is(checkpoint.policy, checkpoint.version)
     if not connection.execute(sa.select(CHECKPOINTS.c.version).where(mine)).first():
-        row = checkpoint.model_dump(exclude={"name", "serving", "metrics"})
+        row = checkpoint.model_dump(exclude={"name", "serving", "metrics", "rolled_back"})
         row["metrics"] = to_json(checkpoint.metrics).decode()
         insert(connection, CHECKPOINTS, [row])
 
 
-def checkpoint_of(row: sa.Row[Any], serving: int | None) -> Checkpoint:
+def checkpoint_of(
+    row: sa.Row[Any], serving: int | None, rolled_back: RolledBack | None = None
+) -> Checkpoint:
     """The version of a row; `serving` is the one that serves. Raises Damaged."""
     values = values_of(CHECKPOINTS, intact(CHECKPOINTS, row))
     del values["seal"]
     values |= {"metrics": from_json(row.metrics), "serving": row.version == serving}
-    return Checkpoint(name=f"{row.policy}@{row.version}", **values)
+    return Checkpoint(name=f"{row.policy}@{row.version}", rolled_back=rolled_back, **values)
 
 
 def trajectory_row(

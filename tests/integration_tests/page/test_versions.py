@@ -101,3 +101,36 @@ def test_what_was_not_evaluated_is_not_compared(art_server: LiveServer) -> None:
         answer: httpx.Response = http.get("/page/comparison", params=asked)
         assert answer.status_code == 404
         assert "No run of an evaluation of 'nobody@0'" in answer.text
+
+
+def test_a_version_that_was_rolled_back_says_why(watched: Watched, art_server: LiveServer) -> None:
+    policy = f"undone-{uuid.uuid4().hex[:8]}"
+    strange = markup_strings()[0]
+    with art_server.http() as http:
+        ok(http.post("/v1/policies", json={"name": policy}))
+        for number in (1, 2):
+            step(http, policy, "fit-a", number)
+        page = watched.go(f"versions/{policy}")
+        rows = page.get_by_role("table").get_by_role("row")
+        expect(rows).to_have_count(4)
+        expect(rows.get_by_text("rolled back")).to_have_count(0)
+        back = {"version": 0, "why": f"step 2: held-out reward fell {strange}"}
+        ok(http.post(f"/v1/policies/{policy}/rollback", json=back))
+        step(http, policy, "fit-a", 3)  # @3, whose parent is @0
+        expect(rows).to_have_count(5)
+        expect(rows.nth(1)).to_contain_text("serves")
+        for row in (2, 3):
+            expect(rows.nth(row)).to_contain_text("rolled back")
+            expect(rows.nth(row)).to_contain_text("To @0, ")
+            expect(rows.nth(row)).to_contain_text(f"held-out reward fell {strange}")
+        expect(rows.get_by_text("rolled back")).to_have_count(2)
+        assert page.evaluate("window.pwned") is None
+
+        ok(http.post(f"/v1/policies/{policy}/rollback", json={"version": 1}))
+        expect(rows.nth(3)).to_contain_text("serves")  # @1 is in service again
+        expect(rows.nth(3)).not_to_contain_text("rolled back")
+        expect(rows.nth(2)).to_contain_text("held-out reward fell")
+        expect(rows.nth(1)).to_contain_text("no reason was given")
+        for wrong in ({"version": True}, {"version": "0"}, {"version": 0, "because": "x"}):
+            answer = http.post(f"/v1/policies/{policy}/rollback", json=wrong)
+            assert answer.status_code == 400, answer.text

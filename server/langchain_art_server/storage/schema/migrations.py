@@ -19,6 +19,7 @@ from langchain_art_server.storage.run_index import (
     index_all,
 )
 from langchain_art_server.storage.schema.key_tables import ACTIONS, API_KEYS
+from langchain_art_server.storage.schema.rollback_table import ROLLBACKS
 from langchain_art_server.storage.tables import (
     META,
     REVIEWS,
@@ -50,6 +51,7 @@ STEPS: dict[int, Callable[[sa.Connection], None]] = {
     4: index_all,  # evaluations are found by a mark
     5: _key_by_job,
     6: lambda connection: META.create_all(connection, tables=[API_KEYS, ACTIONS]),
+    7: lambda connection: META.create_all(connection, tables=[ROLLBACKS]),
 }
 
 

@@ -147,6 +147,12 @@ function OfPolicy({ policy, live, query }) {
 
 /** @param {any} one a version */
 function nameOf(one) {
+  const out = one.rolled_back;
   return html`<strong>@${one.version}</strong> ${one.serving && html`<${Badge} kind="good">serves<//>`}
-    ${" "}${one.pinned && html`<${Badge}>pinned<//>`}`;
+    ${" "}${one.pinned && html`<${Badge}>pinned<//>`}
+    ${out &&
+    html`<${Badge} kind="bad">rolled back<//>
+      <p class="hint">
+        To @${out.to}, <${Ago} at=${out.at} />: ${out.why || "no reason was given."}
+      </p>`}`;
 }
