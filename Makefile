@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 
-.PHONY: help install demo test test-vllm test-again soak test-fast check format bench bench-gpu docs serve clean
+.PHONY: help install demo test test-vllm test-again soak test-fast check format bench bench-gpu docs serve wheel audit clean
 
 help:  ## show the words
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -82,6 +82,18 @@ docs: $(VENV)/.docs-installed  ## build the documentation into out/site; a broke
 $(VENV)/.docs-installed: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --group docs
 	touch $@
+
+wheel: install  ## build the wheel into dist/, and bills of materials of it and of each lock
+	$(BIN)/python requirements/sbom.py
+	$(BIN)/uv build --wheel --out-dir dist
+	for lock in local gpu build; do $(BIN)/python requirements/sbom.py $$lock dist/$$lock.cdx.json || exit 1; done
+	cp requirements/langchain-art.cdx.json dist/
+
+# Nothing is resolved: what is asked about are the releases and hashes of the lock. --strict: a
+# release that the database does not know, or a database that does not answer, is a failure.
+audit: install  ## ask PyPI for advisories on the locked releases: LOCK=gpu, SERVICE=osv; needs the Internet
+	$(BIN)/python -m pip install --quiet --group audit
+	$(BIN)/pip-audit --strict --disable-pip --require-hashes -s $(or $(SERVICE),pypi) -r requirements/$(or $(LOCK),local).txt
 
 serve: install  ## serve a model: MODEL=Qwen/Qwen2.5-0.5B-Instruct POLICY=my-agent
 	$(BIN)/langchain-art serve $(MODEL) $(if $(POLICY),--policy $(POLICY))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib.metadata import requires
 
 import pytest
 from packaging.requirements import Requirement
@@ -11,7 +12,8 @@ from packaging.utils import canonicalize_name
 
 from tests.support.live_server import REPO
 
-PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 PIN = re.compile(r"([a-z0-9.-]+)==(\S+) \\\n    --hash=sha256:([0-9a-f]{64})\n")
 #: Environments that the locks are for.
 LINUX = {"python_version": "3.11", "sys_platform": "linux", "platform_machine": "x86_64"}
@@ -38,6 +40,23 @@ def wanted(extra: str) -> list[Requirement]:
             else:
                 found.append(one)
     return [one for one in found if one.marker is None or one.marker.evaluate(LINUX)]
+
+
+def test_what_builds_the_wheel_is_locked() -> None:
+    held = pins("build")
+    for one in map(Requirement, PYPROJECT["build-system"]["requires"]):
+        assert one.specifier.contains(held[canonicalize_name(one.name)])
+
+
+def test_what_torch_needs_on_a_cpu_is_locked_beside_it() -> None:
+    """PyTorch's index is asked for torch alone, whose wheels there have no hash in the locks."""
+    needed = [Requirement(line) for line in requires("torch") or []]
+    held = pins("local")
+    for one in needed:
+        if one.marker is None or one.marker.evaluate(LINUX | {"extra": ""}):
+            name = canonicalize_name(one.name)
+            cuda = name.startswith(("nvidia-", "cuda-", "triton"))  # not of the CPU build
+            assert cuda or one.specifier.contains(held[name]), one
 
 
 @pytest.mark.parametrize("extra", ["gpu", "local"])

@@ -27,6 +27,9 @@ def test_the_client_alone(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "langchain_art/py.typed" in names
+    [sbom] = [one for one in names if ".dist-info/sboms/" in one]
+    written = (REPO / "requirements/langchain-art.cdx.json").read_bytes()
+    assert zipfile.ZipFile(wheel).read(sbom) == written
     assert "langchain_art_server/__main__.py" in names
     assert "langchain_art_server/page/static/vendor/uplot.js" in names
     assert wheel.stat().st_size < 12_000_000, "the examples' base models are its largest part"
