@@ -12,6 +12,7 @@ from langchain_art.wire.identifiers import Finite, Name, Several, Wire
 from langchain_art.wire.train_config import PreferenceConfig, SFTConfig, TrainConfig
 
 Config = TypeVar("Config", bound=TrainConfig | SFTConfig | PreferenceConfig)
+MAX_RANK = 512
 #: (parameters of the base model, learning rate) of the two ends of the power law.
 _SMALL, _LARGE = (0.2e6, 3e-3), (1e9, 2e-5)
 #: alpha / rank for which these hold: that of `LoraConfig`'s defaults.
@@ -25,7 +26,7 @@ _SUPERVISED = 5.0
 class LoraConfig(Options):
     """The LoRA adapter's shape, fixed when the policy is created."""
 
-    rank: int = Field(default=16, ge=1, le=512)
+    rank: int = Field(default=16, ge=1, le=MAX_RANK)
     alpha: float = Field(default=32.0, gt=0, le=65536)
     targets: Literal["all-linear"] | Several[str] = "all-linear"
     """Module names as PEFT matches them, or all linear layers but the output head."""

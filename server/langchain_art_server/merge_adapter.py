@@ -14,6 +14,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from langchain_art.errors import ArtError, ConfigError
+from langchain_art_server.backends.models.adapter_reader import read_config
 
 #: Largest difference of a logit between adapter and merged model, in float32.
 TOLERANCE = 1e-3
@@ -30,10 +31,13 @@ def merge(base: str, adapter: Path, out: Path) -> float:
         ArtError: the merged model's logits differ by more than `TOLERANCE`; nothing is written.
     """
     try:
-        model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", device_map=None)
+        read_config(adapter)
+        model = AutoModelForCausalLM.from_pretrained(
+            base, dtype="auto", device_map=None, use_safetensors=True, trust_remote_code=False
+        )
         own_dtype: torch.dtype = model.dtype
         model = model.float()
-        tokenizer = AutoTokenizer.from_pretrained(base)
+        tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
         adapted = PeftModel.from_pretrained(model, str(adapter))
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ConfigError(f"{adapter} cannot be put on {base!r}: {error}") from error

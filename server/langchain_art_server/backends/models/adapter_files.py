@@ -59,6 +59,9 @@ def check_files(folder: Path, names: Collection[str] | None = None) -> dict[str,
         Damaged: a file is missing or is not what was written.
     """
     where = f"{folder.parent.name}@{folder.name} is damaged and is not used"
+    for path in (folder, *(folder.iterdir() if folder.is_dir() else ())):
+        if path.is_symlink():
+            raise Damaged(f"{where}: {path.name} is a link, expected what was published.")
     try:
         written = (folder / MANIFEST).read_bytes()
         manifest: dict[str, Any] = from_json(written)

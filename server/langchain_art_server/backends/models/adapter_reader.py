@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from langchain_art.errors import ConfigError
+from langchain_art.wire.policies import MAX_RANK
 from langchain_art_server.backends.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 
 _PREFIX = "base_model.model."
@@ -29,7 +30,6 @@ _ALLOWED_FIELDS = frozenset(
     [
         "task_type",
         "peft_type",
-        "auto_mapping",
         "peft_version",
         "base_model_name_or_path",
         "revision",
@@ -48,7 +48,6 @@ _ALLOWED_FIELDS = frozenset(
         "corda_config",
         "lora_ga_config",
         "megatron_core",
-        "megatron_config",
         "qalora_group_size",
         "bias",
     ]
@@ -84,7 +83,7 @@ def read_adapter(path: Path, linears: Mapping[str, nn.Linear]) -> AdapterWeights
         ConfigError: a file is missing or broken; a tensor is missing, unknown, of the wrong shape
             or not finite; or the adapter uses a feature of PEFT that the samplers do not compute.
     """
-    config = _read_config(path)
+    config = read_config(path)
     rank, alpha = cast(int, config["r"]), float(config["lora_alpha"])
     pairs = _read_pairs(path, rank, linears)
     _check_targets(path, config, set(pairs), linears)
@@ -144,7 +143,12 @@ def _check_targets(
         )
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """The config of an adapter, which names no code and nothing that the engines do not compute.
+
+    Raises:
+        ConfigError: it is broken, has such a field, or there are no safetensors beside it.
+    """
     if not (path / WEIGHTS_FILE).is_file():
         raise ConfigError(
             f"{path}: {WEIGHTS_FILE} is missing. Adapters in other formats (.bin) are not read; "
@@ -159,10 +163,11 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: expected a JSON object.")
     config = cast(dict[str, Any], config)
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    if config.get("peft_type") != "LORA" or not isinstance(rank, int) or rank < 1:
+    is_rank = isinstance(rank, int) and 1 <= rank <= MAX_RANK
+    if config.get("peft_type") != "LORA" or not is_rank:
         raise ConfigError(
             f"{file}: got peft_type={config.get('peft_type')!r} and r={rank!r}, expected 'LORA' "
-            "and a positive rank."
+            f"and a rank of 1 to {MAX_RANK}."
         )
     if not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise ConfigError(f"{file}: got lora_alpha={alpha!r}, expected a finite number.")

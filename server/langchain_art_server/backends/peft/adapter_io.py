@@ -24,6 +24,7 @@ from transformers.pytorch_utils import Conv1D
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import LoraConfig
+from langchain_art_server.backends.models import adapter_reader
 from langchain_art_server.backends.models.adapter_files import (
     ABSORBED,
     CONFIG_FILE,
@@ -156,7 +157,8 @@ def not_finite(parameters: Mapping[str, nn.Parameter]) -> str | None:
 
 
 def read_config(folder: Path) -> bytes:
-    """The bytes of ``adapter_config.json``. Raises ConfigError if there are none."""
+    """The bytes of ``adapter_config.json``. Raises ConfigError as `adapter_reader.read_config`."""
+    adapter_reader.read_config(folder)
     try:
         return (folder / CONFIG_FILE).read_bytes()
     except OSError as error:
@@ -167,7 +169,8 @@ def load_weights(folder: Path, parameters: Mapping[str, nn.Parameter]) -> None:
     """Copy an adapter's weights into LoRA's parameters.
 
     Raises:
-        ConfigError: the file is missing, broken or of another model.
+        ConfigError: the file is missing, broken, of another model, or holds a number that is not
+            finite.
     """
     tensors = _load(folder / WEIGHTS_FILE)
     expected = {name: tuple(p.shape) for name, p in parameters.items()}
@@ -180,6 +183,8 @@ def load_weights(folder: Path, parameters: Mapping[str, nn.Parameter]) -> None:
             f"expected {expected.get(odd[0])}"
         )
     copy_weights(tensors, parameters)
+    if (name := not_finite(parameters)) is not None:
+        raise ConfigError(f"the adapter {folder.name!r} holds numbers that are not finite: {name}")
 
 
 def copy_weights(tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> None:

@@ -48,7 +48,9 @@ class UnslothCore(LearnerCore):
 
     def _load(self) -> transformers.PreTrainedModel:
         try:
-            config: Any = transformers.AutoConfig.from_pretrained(self.name)
+            config: Any = transformers.AutoConfig.from_pretrained(
+                self.name, trust_remote_code=False
+            )
             quantized = in_four_bits(config, self.name)
             if quantized and self.device.type != "cuda":
                 raise ConfigError(
@@ -65,6 +67,7 @@ class UnslothCore(LearnerCore):
                 use_gradient_checkpointing=False,  # the packer decides when it is needed
                 use_exact_model_name=True,  # else others of its own, in 4 bits even
                 trust_remote_code=False,
+                use_safetensors=True,
                 **(where if self.device.type == "cuda" else {}),
             )
         except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
