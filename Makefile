@@ -48,8 +48,8 @@ test-vllm: install  ## the tests that need vLLM, whose CPU build they install fo
 test-again: install  ## the tests that failed last, once more and by themselves, three failures at most
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none --maxfail 3
 
-soak: install  ## the whole of what the tests of endurance show a part of: swaps, kills; hours
-	ART_SOAK=1 $(BIN)/python -m pytest -m soak
+soak: install  ## the whole of what the tests of endurance show a part of, reported in docs/soak.md; hours. ART_SOAK=0.1: a tenth of it
+	ART_SOAK=$(or $(ART_SOAK),1) $(BIN)/python -m pytest -p tests.support.soak_report -m soak
 
 test-fast: install  ## all but the slow tests
 	$(PYTEST) -m 'not slow and not vllm'

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import os
 
+#: 1: the whole; a fraction of 1: that share of it, where there is less time; not set: the part.
+VARIABLE = "ART_SOAK"
+
+
+def share() -> float:
+    """Which share of the whole is wanted; 0: the part alone."""
+    return float(os.environ.get(VARIABLE, 0))
+
 
 def count(part: int, whole: int) -> int:
     """How often: `part` in ``make test`` and ``make test-vllm``, `whole` in ``make soak``."""
-    return whole if os.environ.get("ART_SOAK") == "1" else part
+    return max(part, round(share() * whole))

@@ -8,7 +8,6 @@ import random
 import signal
 import threading
 import time
-import uuid
 from pathlib import Path
 
 import httpx
@@ -20,37 +19,14 @@ from langchain_art import ChatART, TrainConfig, Trainer
 from langchain_art.client import http_request
 from langchain_art.training.trainer import PATIENCE
 from tests.support.engines import engines
-from tests.support.live_server import TLS, ForkedServer, LiveServer
+from tests.support.live_server import ForkedServer, LiveServer
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
+from tests.support.storms import Witness
 
 #: Server and engine in turn, so that each is killed after the other was started again.
 KILLS = count(4, 100)
 DATABASES = ["sqlite", "postgresql"][: count(1, 2)]
-
-
-class Witness(threading.Thread):
-    """Posts trajectories all the while and remembers which were acknowledged."""
-
-    def __init__(self, server: LiveServer) -> None:
-        super().__init__(daemon=True)
-        self.server, self.acknowledged, self.stop = server, list[str](), threading.Event()
-
-    def run(self) -> None:
-        while not self.stop.is_set():
-            one = f"witness-{uuid.uuid4().hex}"
-            try:
-                answer = httpx.post(
-                    f"{self.server.base_url}/trajectories",
-                    json={"id": one, "reward": 0.5},
-                    verify=TLS,
-                )
-            except httpx.TransportError:
-                time.sleep(0.05)
-                continue
-            if answer.status_code == 200:
-                self.acknowledged.append(one)
-            time.sleep(0.02)
 
 
 class Killer(threading.Thread):
@@ -73,9 +49,9 @@ class Killer(threading.Thread):
                 self.kills.append("engine")
 
 
-@pytest.mark.soak
+@pytest.mark.soak("F1", KILLS, "kills under a Trainer, a database")
 @pytest.mark.slow
-@pytest.mark.timeout(count(600, 7200))
+@pytest.mark.timeout(count(600, 14_400))
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("database_url", DATABASES, indirect=True)
 def test_a_run_survives_kills(

@@ -14,6 +14,7 @@ from tests.support.mutations import Sent, Valid, mutants
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 
+REQUESTS = count(800, 20_000)
 SAY = [
     {"role": "system", "content": "Answer."},
     {"role": "user", "content": [{"type": "text", "text": "When?"}]},
@@ -124,7 +125,7 @@ def wrong(answer: httpx.Response, sent: Sent, documented: dict[str, set[str]]) -
 
 
 @pytest.mark.slow
-@pytest.mark.soak
+@pytest.mark.soak("S4", REQUESTS, "mutated requests")
 def test_no_mutated_request_breaks_the_server(tmp_path: Path) -> None:
     server = ForkedServer(tmp_path / "data").start()
     found: dict[str, str] = {}
@@ -145,7 +146,7 @@ def test_no_mutated_request_breaks_the_server(tmp_path: Path) -> None:
             }
             requests = valid_requests(call, run, job["id"])
             assert {f"{one.method} {one.path}" for one in requests} == documented.keys()
-            for sent in mutants(requests, drawn_seed(), count(800, 20_000)):
+            for sent in mutants(requests, drawn_seed(), REQUESTS):
                 headers = [(name, value.encode("latin-1")) for name, value in sent.headers]
                 try:
                     answer = http.request(

@@ -1,0 +1,46 @@
+"""The real server over engines that compute nothing: for tests of all that is not an engine.
+
+Gateway, router, workers' sockets, processes, store, jobs and adapters are as they are. The sampler
+waits, and says from which weights it "sampled"; the learner's weights are a digest of what it was
+given, so that equal work gives equal bytes, and no other does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.support.live_server import ForkedServer
+
+#: Of a prompt and of a reply of these engines.
+PROMPT, REPLY = 16, 4
+
+
+class StubServer(ForkedServer):
+    """`tests.support.stub_engines.__main__`: calls take `seconds`, drawn between the two."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *args: str,
+        seconds: tuple[float, float] = (0.0, 0.0),
+        settings: str = "",
+        env: dict[str, str] | None = None,
+    ) -> None:
+        data_dir.parent.mkdir(parents=True, exist_ok=True)
+        config = data_dir.parent / f"{data_dir.name}.toml"
+        config.write_text(settings)
+        stub = {"STUB_SECONDS": f"{seconds[0]} {seconds[1]}"} | (env or {})
+        module = "tests.support.stub_engines"
+        super().__init__(data_dir, "--config", str(config), *args, env=stub, module=module)
+
+
+def mark(weights: bytes) -> float:
+    """The logprob of every token that is sampled from these weights."""
+    return -1.0 - int.from_bytes(weights[:6], "big") / 2**48
+
+
+def marked(call: dict[str, Any], weights: Path) -> bool:
+    """Whether a call's record says that it was sampled from these weights, and whole."""
+    expected = [mark(weights.read_bytes())] * REPLY
+    return call["logprobs"] == expected and len(call["token_ids"]) == REPLY
