@@ -24,10 +24,16 @@ PATIENCE = 120.0
 
 
 class Patient:
-    """Sends each request again until it is answered by something else than 503."""
+    """Sends each request again until it is answered by something else than 503.
+
+    With `root`, the address of a proxy, each request has a connection of its own.
+    """
 
     def __init__(self, server: LiveServer, root: str | None = None) -> None:
         self.server, self.http = server, server.http()
+        if root is not None:
+            alone = httpx.Limits(max_keepalive_connections=0)
+            self.http = httpx.Client(limits=alone, timeout=20, verify=TLS)
         self._root = root or server.root
         self.answered = self.resent = 0
 
