@@ -223,7 +223,7 @@ def test_nothing_is_trained_on_a_damaged_row(stored: Stored, kind: str) -> None:
     assert job["state"] == "succeeded", job
 
 
-@pytest.mark.soak
+@pytest.mark.soak("F4", FLIPS, "bits flipped under a running server")
 @pytest.mark.slow
 def test_no_bit_that_flips_is_served_or_exported_silently(stored: Stored) -> None:
     draw = random.Random(drawn_seed())
