@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import random
+import shutil
+import statistics
 import threading
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import httpx
+import pytest
 import torch
 
-from langchain_art import ArtClient
+from langchain_art import ArtClient, TrainConfig
+from langchain_art_server.backends.models.adapter_files import WEIGHTS_FILE
 from langchain_art_server.backends.peft.learner_core import LearnerCore
+from tests.support.engines import engines
 from tests.support.hot_swap import row_of, train_once
 from tests.support.live_server import BASE_MODEL, LiveServer
+from tests.support.soak import count
+from tests.support.stub_engines import StubServer, marked
 
-STEPS, CALLERS = 3, 16
+STEPS, CALLERS, SWAPS = 3, 16, count(25, 3000)
+#: Versions that may have a directory: those that are kept, the first, the one that serves, and
+#: those that answer calls just now.
+KEPT = 4 + 2 + 8
 POLICY = "swapped"
 
 
@@ -83,3 +97,70 @@ def test_calls_keep_the_version_that_they_began_with(art_server: LiveServer) -> 
         for call, again in zip(sample, core.logprobs(folder, rows), strict=True):
             said = len(call["token_ids"])
             assert max(abs(again[-said:] - call["logprobs"])) <= 1e-3, (version, call["id"])
+
+
+@pytest.mark.soak("F8", SWAPS, "swaps under 64 callers")
+@pytest.mark.slow
+@pytest.mark.timeout(count(300, 7200))
+def test_a_storm_of_versions_fails_no_call_and_mixes_none(tmp_path: Path) -> None:
+    """A new version each 200 ms, over engines that say which weights they have."""
+    server, stop = StubServer(tmp_path / "data", seconds=(0.05, 0.5)), threading.Event()
+    server.start()
+    server.policy = POLICY
+    callers = [Caller(server, number, stop) for number in range(64)]
+    folders = server.data_dir / "adapters" / POLICY
+    weights: dict[int, Path] = {}
+    try:
+        with ArtClient(server.base_url) as client, server.http() as http:
+            client.create_policy(POLICY)
+            with ThreadPoolExecutor(64) as pool:
+                groups = list(pool.map(lambda step: sampled(http, step), range(SWAPS)))
+            for caller in callers:
+                caller.start()
+            memory: list[int] = []
+            begun = time.monotonic()
+            for step, group in enumerate(groups):
+                job = client.train([group], POLICY, TrainConfig(max_staleness=None))
+                assert client.wait(job).version == step + 1
+                time.sleep(max(0.0, begun + 0.2 * step - time.monotonic()))
+                weights[step + 1] = tmp_path / f"weights-{step + 1}"
+                shutil.copy(folders / str(step + 1) / WEIGHTS_FILE, weights[step + 1])
+                assert len(list(folders.iterdir())) <= KEPT
+                memory.append(resident(server))
+            stop.set()
+            for caller in callers:
+                caller.join()
+            assert not [text for caller in callers for text in caller.refused]
+            asked = [call for caller in callers for call in caller.calls]
+            versions = set[int]()
+            for call in random.Random(0).sample(asked, min(len(asked), count(300, 5000))):
+                record = http.get(f"/v1/calls/{call}").json()
+                versions.add(record["version"])
+                if record["version"]:
+                    assert marked(record, weights[record["version"]]), call
+            assert len(versions) > SWAPS / 4
+    finally:
+        stop.set()
+        server.stop()
+    tenth = len(memory) // 10 or 1
+    second, last = (statistics.fmean(part) for part in (memory[tenth : 2 * tenth], memory[-tenth:]))
+    print(f"{len(asked)} calls; memory: last tenth / second tenth = {last / second:.3f}")  # noqa: T201
+    assert last <= second * (1.05 if SWAPS >= 1000 else 1.5)
+
+
+def sampled(http: httpx.Client, step: int) -> list[str]:
+    """Two runs to learn from."""
+    runs = [f"{POLICY}-{step}-{one}" for one in range(2)]
+    for reward, run in enumerate(runs):
+        body = {"model": POLICY, "messages": [{"role": "user", "content": run}]}
+        answer = http.post("/v1/chat/completions", json=body | {"art": {"trajectory_id": run}})
+        assert answer.status_code == 200, answer.text
+        http.put(f"/v1/trajectories/{run}/reward", json={"reward": reward}).raise_for_status()
+    return runs
+
+
+def resident(server: LiveServer) -> int:
+    """Bytes of the server's process and its engines."""
+    assert server.process is not None
+    pids = [server.process.pid, *engines(server)]
+    return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 for pid in pids)
