@@ -1,7 +1,8 @@
-"""The wall clock steps back while calls run: only what is displayed changes."""
+"""The wall clock steps back and forth while calls and jobs run: only what is displayed changes."""
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 import uuid
@@ -11,8 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.hot_swap import train_once
 from tests.support.live_server import FaultyServer
+from tests.support.seeds import drawn_seed
+from tests.support.soak import count
 
+JUMPS = count(5, 200)
+YEAR = 365 * 86_400
 ASK: list[Any] = [{"role": "user", "content": "When is the falcon review?"}]
 
 
@@ -59,3 +65,40 @@ def test_a_step_back_between_turns(http: httpx.Client, faulty_server: FaultyServ
     assert [turn["extends"] for turn in turns] == [None, 0]
     newest = http.get("/v1/trajectories", params={"limit": 1}).json()["data"]
     assert [one["id"] for one in newest] == [run]
+
+
+@pytest.mark.soak("F6", JUMPS, "jumps of the server's clock, up to ten years")
+@pytest.mark.slow
+@pytest.mark.timeout(count(300, 1800))
+def test_no_jump_changes_an_order_a_limit_or_a_step(
+    http: httpx.Client, faulty_server: FaultyServer
+) -> None:
+    draw, policy = random.Random(drawn_seed()), f"p-{uuid.uuid4().hex[:8]}"
+    http.post("/v1/policies", json={"name": policy}).raise_for_status()
+    restarts = http.get("/status").json()["engine_restarts"]
+    runs = list[str]()
+    for step in range(JUMPS):
+        now = draw.choice((-10 * YEAR, 10 * YEAR, -3600, 3600, draw.randint(-YEAR, YEAR)))
+        faulty_server.fault(f"clock {now}")
+        runs.append(f"t-{uuid.uuid4().hex}")
+        begun = time.monotonic()
+        first = ask(http, runs[-1], model=policy)
+        faulty_server.fault(f"clock {-now}")
+        said = [*ASK, first["choices"][0]["message"], {"role": "user", "content": "go on"}]
+        second = ask(http, runs[-1], said, model=policy)
+        turns = rewarded(http, runs[-1])
+        assert [turn["call_id"] for turn in turns] == [first["id"], second["id"]]
+        assert all(0 <= turn["latency"] <= time.monotonic() - begun for turn in turns)
+        newest = http.get("/v1/trajectories", params={"limit": len(runs), "prefix": "t-"}).json()
+        assert [one["id"] for one in newest["data"]] == runs[::-1]
+        if step % 5 == 0:
+            train_once(http, step // 5, policy)
+            jobs = http.get("/v1/jobs", params={"policy": policy}).json()["data"]
+            versions = [job["result"]["version"] for job in jobs]
+            assert versions == list(range(1, step // 5 + 2))
+            kept = http.get(f"/v1/policies/{policy}/checkpoints").json()["data"]
+            numbers = [one["version"] for one in kept]
+            assert numbers == sorted(numbers) and numbers[-1] == versions[-1]
+    status = http.get("/status").json()
+    assert status["engine_restarts"] == restarts and status["ready"]
+    assert status["uptime"] < YEAR

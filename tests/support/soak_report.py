@@ -16,7 +16,7 @@ import pytest
 from tests.support.seeds import VARIABLE
 
 PAGE = Path(__file__).parents[2] / "docs" / "soak.md"
-HEAD = "| id | test | how many | seed | violations | seconds | date (UTC) | cores | load at start |"
+HEAD = "| id | test | how many | seed | violations | figures | seconds | UTC | cores | load |"
 _RULE = "|---" * HEAD.count(" | ") + "|---|"
 _BEGIN, _END = "<!-- rows of make soak -->", "<!-- end of rows -->"
 rows = pytest.StashKey[dict[str, str]]()
@@ -40,7 +40,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
         cells = [name or "-", f"`{item.nodeid.removeprefix('tests/')}`", f"{many:,} {what}".strip()]
         if not many:
             cells[2] = "-"
-        cells += [" ".join(seeds) or "-", said, f"{call.duration:,.0f}", f"{begun:%Y-%m-%d %H:%M}"]
+        printed = [one for one in report.capstdout.splitlines() if VARIABLE not in one]
+        figures = " ".join(printed[-1:])[:300].replace("|", "¦")
+        cells += [" ".join(seeds) or "-", said, figures or "-"]
+        cells += [f"{call.duration:,.0f}", f"{begun:%Y-%m-%d %H:%M}"]
         cells += [str(os.cpu_count()), item.config.stash[_load].get(item.nodeid, "-")]
         item.config.stash[rows][cells[1]] = "| " + " | ".join(cells) + " |"
     return report

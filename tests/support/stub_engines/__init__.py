@@ -10,14 +10,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.support.live_server import ForkedServer
+from tests.support.live_server import ForkedServer, LiveServer
 
 #: Of a prompt and of a reply of these engines.
 PROMPT, REPLY = 16, 4
 
 
 class StubServer(ForkedServer):
-    """`tests.support.stub_engines.__main__`: calls take `seconds`, drawn between the two."""
+    """`tests.support.stub_engines.__main__`: calls take `seconds`, drawn between the two.
+
+    One that is `alone` is not forked: it shares no memory with the process of the tests.
+    """
 
     def __init__(
         self,
@@ -26,6 +29,7 @@ class StubServer(ForkedServer):
         seconds: tuple[float, float] = (0.0, 0.0),
         settings: str = "",
         env: dict[str, str] | None = None,
+        alone: bool = False,
     ) -> None:
         data_dir.parent.mkdir(parents=True, exist_ok=True)
         config = data_dir.parent / f"{data_dir.name}.toml"
@@ -33,6 +37,10 @@ class StubServer(ForkedServer):
         stub = {"STUB_SECONDS": f"{seconds[0]} {seconds[1]}"} | (env or {})
         module = "tests.support.stub_engines"
         super().__init__(data_dir, "--config", str(config), *args, env=stub, module=module)
+        self._alone = alone
+
+    def _launch(self) -> Any:
+        return LiveServer._launch(self) if self._alone else super()._launch()
 
 
 def mark(weights: bytes) -> float:

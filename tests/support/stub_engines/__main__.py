@@ -45,7 +45,7 @@ class StubEngine:
         least, most = map(float, os.environ["STUB_SECONDS"].split())
         self._seconds = lambda: random.uniform(least, most)
         self._weights: dict[str, bytes] = {}
-        self._running: list[tuple[float, int, EngineCall, bytes]] = []
+        self._running: list[tuple[float, int, float, EngineCall, bytes]] = []
 
     def serve(self) -> None:
         self._channel.listen()
@@ -54,9 +54,10 @@ class StubEngine:
             with contextlib.suppress(queue.Empty):
                 self._begin(self._channel.inbox.get(timeout=left))
             while self._running and self._running[0][0] <= time.monotonic():
-                _, _, call, weights = heappop(self._running)
+                _, _, begun, call, weights = heappop(self._running)
                 if not call.cancelled:
-                    self._channel.result(call, self._reply(call, weights))
+                    took = time.monotonic() - begun
+                    self._channel.result(call, self._reply(call, weights, took))
             if self._channel.inbox.empty():
                 self._channel.flush()
 
@@ -64,8 +65,9 @@ class StubEngine:
         result: Any = None
         if call.method == "chat":
             weights = self._weights.get(call.params["adapter"] or "", BASE)
-            at = time.monotonic() + (0.0 if call.params["id"] == "probe" else self._seconds())
-            heappush(self._running, (at, call.id, call, weights))
+            now = time.monotonic()
+            at = now + (0.0 if call.params["id"] == "probe" else self._seconds())
+            heappush(self._running, (at, call.id, now, call, weights))
             return
         if call.method == "load_adapter":
             path = Path(call.params["path"], WEIGHTS_FILE)
@@ -78,7 +80,7 @@ class StubEngine:
             result = {"longest_pause": 0.0, "free_bytes": None}
         self._channel.result(call, result)
 
-    def _reply(self, call: EngineCall, weights: bytes) -> dict[str, Any]:
+    def _reply(self, call: EngineCall, weights: bytes, took: float) -> dict[str, Any]:
         request = unpack_request(call.params)
         asked = repr((request.messages, request.sampling.seed)).encode()
         drawn = hashlib.sha256(weights + asked).digest()
@@ -88,7 +90,7 @@ class StubEngine:
             prompt_token_ids=list(hashlib.sha256(asked).digest()[:PROMPT]),
             token_ids=list(drawn[:count]),
             logprobs=[value] * count,
-            content=drawn[:count].hex(),
+            content=f"{drawn[:count].hex()} took {took:.6f}",
             tool_calls=[],
             finish_reason="stop",
             top_logprobs=[[(0, value, "a")]] * count if request.sampling.top_logprobs else [],

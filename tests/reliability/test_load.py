@@ -1,0 +1,215 @@
+"""Many clients, slow ones, too many, many records: served or refused in words, in bounded memory.
+
+The engine is a stub that waits. Times are printed, not asserted: they are the machine's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.engines import engines
+from tests.support.live_server import REPO
+from tests.support.soak import count, share
+from tests.support.stub_engines import StubServer
+
+CLIENTS, SECONDS = count(100, 1000), count(4, 600)
+SLOW = count(60, 1000)
+OVERLOADED = count(4, 300)
+ROLLOUTS, RUNNERS = count(1000, 50_000), count(64, 2048)
+SAY = '{"model": "tiny", "messages": [{"role": "user", "content": "Say %"}]}'
+CHAT = {"path": "/v1/chat/completions", "body": SAY}
+
+
+class Memory(threading.Thread):
+    """Samples a server's memory, with its engines', in MiB."""
+
+    def __init__(self, server: StubServer) -> None:
+        super().__init__(daemon=True)
+        assert server.process is not None
+        self._pids = [server.process.pid, *engines(server)]
+        self._stop_it = threading.Event()
+        self.samples: list[float] = []
+
+    def __enter__(self) -> Memory:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop_it.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._stop_it.wait(0.1):
+            pages = (Path(f"/proc/{pid}/statm").read_text().split()[1] for pid in self._pids)
+            self.samples.append(sum(map(int, pages)) * 4096 / 2**20)
+
+    def bounded(self) -> str:
+        """The last tenth against the second; fails if it grew as it would without a bound."""
+        tenth = len(self.samples) // 10 or 1
+        parts = self.samples[tenth : 2 * tenth], self.samples[-tenth:]
+        second, last = map(statistics.fmean, parts)
+        assert last <= second * (1.05 if share() >= 0.5 else 1.5), (second, last)
+        return f"memory {second:.0f} -> {last:.0f} MiB, ratio {last / second:.3f}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubServer]:
+    folder = tmp_path_factory.mktemp("load")
+    made = StubServer(folder / "data", seconds=(0.05, 0.5), alone=True)
+    made.start()
+    yield made
+    made.stop()
+
+
+@contextlib.contextmanager
+def load(server: StubServer, **what: Any) -> Iterator[dict[str, Any]]:
+    """A load that runs beside the context; what it saw is there at the end."""
+    argv = [sys.executable, "-m", "tests.support.load_client"]
+    child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPO)
+    seen: dict[str, Any] = {}
+    try:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.write(json.dumps({"port": server.port} | what).encode())
+        child.stdin.close()
+        yield seen
+        seen |= json.loads(child.stdout.read())
+        assert child.wait() == 0
+    finally:
+        child.kill()
+        child.wait()
+
+
+def only(seen: dict[str, Any], *statuses: str) -> None:
+    assert set(seen["statuses"]) <= set(statuses), seen["statuses"]
+    assert seen["without_retry_after"] == 0
+    assert seen["statuses"].get("200", 0) > 0
+
+
+@pytest.mark.soak("L1", CLIENTS, f"clients for {SECONDS} s, 500 requests a second")
+@pytest.mark.slow
+@pytest.mark.timeout(count(300, 1200))
+def test_many_clients_are_served_in_flat_memory(server: StubServer) -> None:
+    with Memory(server) as memory:
+        pace = CLIENTS / 2
+        with load(server, **CHAT, clients=CLIENTS, pace=pace, seconds=SECONDS) as seen:
+            pass
+    only(seen, "200", "429", "503")
+    with server.http() as http:
+        assert http.get("/status").json()["calls"] == seen["statuses"]["200"]
+    rate = seen["statuses"]["200"] / seen["seconds"]
+    print(f"{seen['statuses']}, {rate:.0f} a second; added {seen['added']} ms; {memory.bounded()}")  # noqa: T201
+
+
+def slowly(server: StubServer, number: int) -> socket.socket:
+    """A connection whose header, body, or answer goes on for ever."""
+    one = socket.create_connection(("127.0.0.1", server.port), 120)
+    if number % 3 == 0:
+        one.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-A: ")
+    elif number % 3 == 1:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        one.sendall(head + b"Content-Type: application/json\r\nContent-Length: 99999\r\n\r\n{")
+    else:
+        one.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 16)
+    return one
+
+
+@pytest.mark.soak("L2", SLOW, "slow clients beside 100 honest ones")
+@pytest.mark.slow
+@pytest.mark.timeout(count(300, 600))
+def test_slow_clients_hold_up_no_honest_one(server: StubServer) -> None:
+    honest = {"clients": 100, "pace": 100.0, "seconds": count(3, 30)}
+    with load(server, **CHAT, **honest) as alone:
+        pass
+    slow = [slowly(server, number) for number in range(SLOW)]
+    begun, ended = time.monotonic(), threading.Event()
+
+    def drip() -> None:
+        while not ended.wait(1.0):
+            for number, one in enumerate(slow):
+                if number % 3 < 2:
+                    with contextlib.suppress(OSError):
+                        one.send(b"a")
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    try:
+        with load(server, **CHAT, **honest) as beside:
+            pass
+        closed = [one for number, one in enumerate(slow) if number % 3 == 0]
+        for one in closed:  # by its deadline of ten seconds; a body has sixty
+            with contextlib.suppress(ConnectionError):
+                while one.recv(4096):
+                    pass
+    finally:
+        ended.set()
+        dripping.join()
+        for one in slow:
+            one.close()
+    for seen in (alone, beside):
+        only(seen, "200")
+    took = time.monotonic() - begun
+    print(  # noqa: T201
+        f"p99 {alone['latency']['p99']:.0f} ms alone, {beside['latency']['p99']:.0f} ms beside; "
+        f"slow headers were closed within {took:.0f} s"
+    )
+
+
+@pytest.mark.soak("L3", OVERLOADED, "seconds of ten times the capacity")
+@pytest.mark.slow
+@pytest.mark.timeout(count(300, 900))
+def test_overload_is_refused_and_ends(tmp_path: Path) -> None:
+    few = "max_running_calls = 48\n"
+    server = StubServer(tmp_path / "few", seconds=(0.05, 0.5), settings=few, alone=True)
+    server.start()
+    try:
+        with Memory(server) as memory:
+            with load(server, **CHAT, clients=48, seconds=count(3, 20)) as peak:
+                pass
+            with load(server, **CHAT, clients=480, seconds=OVERLOADED, pause=0.5) as over:
+                pass
+            with load(server, **CHAT, clients=24, seconds=count(2, 10)) as after:
+                pass
+        only(peak, "200", "429")
+        only(over, "200", "429", "503")
+        assert over["statuses"]["429"] > 0
+        only(after, "200", "429")  # the last of the many may still run when the few come
+        with server.http() as http:
+            status = http.get("/status").json()
+        assert status["running_calls"] == 0
+        assert status["calls"] == sum(one["statuses"]["200"] for one in (peak, over, after))
+    finally:
+        server.stop()
+    rates = [one["statuses"]["200"] / one["seconds"] for one in (peak, over)]
+    print(  # noqa: T201
+        f"{rates[0]:.0f} calls a second at the peak, {rates[1]:.0f} under overload "
+        f"({rates[1] / rates[0]:.2f}); {over['statuses']}; {memory.bounded()}"
+    )
+
+
+@pytest.mark.soak("L5", ROLLOUTS, f"rollouts stored by {RUNNERS:,} runners")
+@pytest.mark.slow
+@pytest.mark.timeout(count(300, 1200))
+def test_many_runners_store_their_rollouts(server: StubServer) -> None:
+    body = json.dumps({"id": "run-%", "scenario": "s", "reward": 0.5, "metadata": {"n": "%"}})
+    many = {"path": "/v1/trajectories", "body": body, "clients": RUNNERS, "requests": ROLLOUTS}
+    with Memory(server) as memory, load(server, **many) as seen:
+        pass
+    assert seen["statuses"] == {"200": ROLLOUTS}
+    server.kill()
+    server.start()
+    with server.http() as http:
+        assert http.get("/status").json()["trajectories"] == ROLLOUTS
+    rate = ROLLOUTS / seen["seconds"]
+    print(f"{rate:.0f} a second, durable; {seen['latency']} ms; {max(memory.samples):.0f} MiB")  # noqa: T201
