@@ -182,7 +182,11 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
         await service.note(access_of(request.scope), "rolled_back", subject)
         return status
 
-    @app.get("/v1/policies/{name}/checkpoints/{version}/adapter")
+    @app.get(
+        "/v1/policies/{name}/checkpoints/{version}/adapter",
+        response_class=Response,
+        responses={200: {"content": {"application/x-tar": {}}}},
+    )
     async def get_adapter(name: str, version: Number) -> Response:
         """Download a version's adapter: a tar archive in PEFT's format."""
         data = await service.policies.archive(name, version)

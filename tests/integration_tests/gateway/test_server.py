@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-import re
 import subprocess
-import sys
 import tarfile
 import uuid
 from collections.abc import Iterator
@@ -21,7 +19,6 @@ import pytest
 
 from langchain_art.wire.api_keys import new_api_key
 from tests.support.live_server import TLS, LiveServer
-from tests.support.soak import count
 
 SAY = [{"role": "user", "content": "When is the falcon review?"}]
 JSON = {"Content-Type": "application/json"}
@@ -534,19 +531,3 @@ def test_a_full_disk_makes_no_policy_until_there_is_space(keyed_server: LiveServ
 def descendants(pid: int) -> list[int]:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [one for child in map(int, children) for one in (child, *descendants(child))]
-
-
-@pytest.mark.slow
-def test_no_request_that_the_openapi_document_allows_breaks_the_server(
-    keyed_server: LiveServer, tmp_path: Path
-) -> None:
-    argv = [sys.executable, "-m", "schemathesis.cli", "run", f"{keyed_server.root}/openapi.json"]
-    # The document itself is behind the key: without this, the command fails.
-    argv += ["--header", f"Authorization: Bearer {keyed_server.api_key}"]
-    argv += ["--checks", "not_a_server_error", "--max-examples", str(count(15, 100))]
-    argv += ["--phases", "coverage,fuzzing", "--request-timeout", "20", "--no-color"]
-    done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout[-6000:]
-    assert int(re.findall(r"(\d+) generated", done.stdout)[-1]) > 500
-    with keyed_server.http() as client:
-        assert client.get("/readyz").status_code == 200

@@ -9,6 +9,7 @@ import hashlib
 import os
 import queue
 import random
+import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from heapq import heappop, heappush
@@ -152,6 +153,19 @@ def build(settings: Settings) -> Service:
     return Service(settings, StubSampler(settings), StubLearner())
 
 
+def note_opens(log: str) -> None:
+    """Write each path that this process opens, lists, makes or renames into a file."""
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event in ("open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove"):
+            os.write(file, f"{os.path.realpath(os.fsdecode(args[0]))!r}\n".encode())
+
+    sys.addaudithook(hook)
+
+
 if __name__ == "__main__":
+    if "STUB_OPENS" in os.environ:
+        note_opens(os.environ["STUB_OPENS"])
     door.build = build
     door.cli()
