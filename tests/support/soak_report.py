@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.seeds import VARIABLE
+from tests.support.soak import share
 
 PAGE = Path(__file__).parents[2] / "docs" / "soak.md"
-HEAD = "| id | test | how many | seed | violations | figures | seconds | UTC | cores | load |"
+HEAD = (
+    "| id | test | how many | share | seed | violations | figures | seconds | UTC | cores | load |"
+)
 _RULE = "|---" * HEAD.count(" | ") + "|---|"
 _BEGIN, _END = "<!-- rows of make soak -->", "<!-- end of rows -->"
 rows = pytest.StashKey[dict[str, str]]()
@@ -42,7 +45,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
             cells[2] = "-"
         printed = [one for one in report.capstdout.splitlines() if VARIABLE not in one]
         figures = " ".join(printed[-1:])[:300].replace("|", "¦")
-        cells += [" ".join(seeds) or "-", said, figures or "-"]
+        cells += [f"{min(share(), 1):g}", " ".join(seeds) or "-", said, figures or "-"]
         cells += [f"{call.duration:,.0f}", f"{begun:%Y-%m-%d %H:%M}"]
         cells += [str(os.cpu_count()), item.config.stash[_load].get(item.nodeid, "-")]
         item.config.stash[rows][cells[1]] = "| " + " | ".join(cells) + " |"
