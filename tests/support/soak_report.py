@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,16 +18,21 @@ from tests.support.seeds import VARIABLE
 from tests.support.soak import share
 
 PAGE = Path(__file__).parents[2] / "docs" / "soak.md"
-HEAD = (
-    "| id | test | how many | share | seed | violations | figures | seconds | UTC | cores | load |"
+COLUMNS = (
+    *("id", "test", "how many", "share", "seed", "violations", "figures", "seconds", "UTC"),
+    "load",
 )
-_RULE = "|---" * HEAD.count(" | ") + "|---|"
 _BEGIN, _END = "<!-- rows of make soak -->", "<!-- end of rows -->"
-rows = pytest.StashKey[dict[str, str]]()
+_rows = pytest.StashKey[list[str]]()
+_load = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[rows] = {}
+    config.stash[_rows] = []
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.config.stash[_load] = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -34,46 +40,53 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     report: pytest.TestReport = yield
     marker = item.get_closest_marker("soak")
     if marker is not None and not report.skipped and (report.when == "call" or report.failed):
-        name, many, what = (*marker.args, "", "", "")[:3]
-        seeds = re.findall(rf"{VARIABLE}=(\d+)", report.capstdout)
-        said = "0"
-        if report.failed and call.excinfo is not None:
-            said = " ".join(f"**{call.excinfo.exconly()}".split())[:300].replace("|", "¦") + "**"
-        begun = datetime.fromtimestamp(call.start, UTC)
-        cells = [name or "-", f"`{item.nodeid.removeprefix('tests/')}`", f"{many:,} {what}".strip()]
-        if not many:
-            cells[2] = "-"
-        printed = [one for one in report.capstdout.splitlines() if VARIABLE not in one]
-        figures = " ".join(printed[-1:])[:300].replace("|", "¦")
-        cells += [f"{min(share(), 1):g}", " ".join(seeds) or "-", said, figures or "-"]
-        cells += [f"{call.duration:,.0f}", f"{begun:%Y-%m-%d %H:%M}"]
-        cells += [str(os.cpu_count()), item.config.stash[_load].get(item.nodeid, "-")]
-        item.config.stash[rows][cells[1]] = "| " + " | ".join(cells) + " |"
+        name, many = "-", "-"
+        if marker.args:
+            name, many = marker.args[0], f"{marker.args[1]:,} {marker.args[2]}"
+        printed = report.capstdout.splitlines()
+        told = [line for line in printed if VARIABLE not in line]
+        cells = {
+            "id": name,
+            "test": f"`{item.nodeid.removeprefix('tests/')}`",
+            "how many": many,
+            "share": f"{min(share(), 1):g}",
+            "seed": " ".join(re.findall(rf"{VARIABLE}=(\d+)", report.capstdout)) or "-",
+            "violations": "0" if report.passed else f"**{_why(call)}**",
+            "figures": " ".join(told[-1:]) or "-",
+            "seconds": f"{call.duration:,.0f}",
+            "UTC": f"{datetime.fromtimestamp(call.start, UTC):%Y-%m-%d %H:%M}",
+            "load": item.config.stash[_load],
+        }
+        row = _row(cells[column] for column in COLUMNS)
+        item.config.stash[_rows].append(row)
+        _write(cells["test"], row)
     return report
 
 
-_load = pytest.StashKey[dict[str, str]]()
+def _why(call: pytest.CallInfo[None]) -> str:
+    return " ".join(call.excinfo.exconly().split())[:300] if call.excinfo else "failed"
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    loads = item.config.stash.setdefault(_load, {})
-    loads[item.nodeid] = f"{os.getloadavg()[0]:.1f}"
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(one.replace('|', '¦') for one in cells)} |"
+
+
+def _write(test: str, row: str) -> None:
+    """Into the page, at once: what comes later may be stopped."""
+    before, _, rest = PAGE.read_text().partition(_BEGIN)
+    old, _, after = rest.partition(_END)
+    lines = [line for line in old.splitlines() if line.startswith("| ")][1:]
+    known = {line.split(" | ")[1]: line for line in lines} | {test: row}
+    head = [_row(COLUMNS), "|---" * len(COLUMNS) + "|"]
+    table = "\n".join([_BEGIN, "", *head, *sorted(known.values()), "", _END])
+    PAGE.write_text(f"{before}{table}{after}")
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    if not (new := config.stash[rows]):
-        return
-    terminalreporter.section("what endured")
-    for line in (HEAD, *new.values()):
-        terminalreporter.write_line(line)
-    page = PAGE.read_text()
-    before, _, rest = page.partition(_BEGIN)
-    old, _, after = rest.partition(_END)
-    known = {line.split(" | ")[1]: line for line in old.splitlines() if line.startswith("| ")}
-    known.pop("test", None)
-    lines = sorted((known | new).values())
-    table = "\n".join([_BEGIN, "", HEAD, _RULE, *lines, "", _END])
-    PAGE.write_text(f"{before}{table}{after}")
-    terminalreporter.write_line(f"written into {PAGE}")
+    if new := config.stash[_rows]:
+        terminalreporter.section("what endured")
+        for line in (_row(COLUMNS), *new):
+            terminalreporter.write_line(line)
+        terminalreporter.write_line(f"It is in {PAGE}.")
