@@ -37,8 +37,8 @@ def conversations(count: int) -> list[tiny_model.Conversation]:
 def filtering(count: int) -> list[tiny_model.Conversation]:
     """The same with more filters, three in five of them about questions that name a sender.
 
-    In what `conversations` gives, one call in twenty takes a name from the question, and 600 steps of
-    it do not teach to: the names are drawn by lot afterwards. In these it is one call in ten.
+    In what `conversations` gives, one call in twenty takes a name from the question, and 600 steps
+    of it do not teach that: the names are drawn by lot afterwards. In these it is one call in ten.
     """
     rng = random.Random(SEED)
     drawn = scenarios("train", 3 * count, SEED + 1)
