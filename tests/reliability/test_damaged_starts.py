@@ -12,12 +12,14 @@ import random
 import shutil
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from langchain_art.errors import ConfigError
 from langchain_art_server.config import sqlite_url
 from langchain_art_server.scrub import Scrub
+from langchain_art_server.storage.tables import META
 from tests.support.hot_swap import train_once
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
@@ -68,15 +70,13 @@ def found(data_dir: Path) -> list[str]:
         return [str(error)]
 
 
-def rows(data_dir: Path) -> list[str] | None:
-    """All that the database says; None if it cannot be read."""
-    connection = sqlite3.connect(data_dir / DATABASE)
-    try:
-        return list(connection.iterdump())
-    except (sqlite3.DatabaseError, UnicodeDecodeError):
-        return None
-    finally:
-        connection.close()
+def rows(data_dir: Path) -> list[Any] | None:
+    """All rows of the database; None if they cannot be read."""
+    with contextlib.closing(sqlite3.connect(data_dir / DATABASE)) as connection:
+        try:
+            return [connection.execute(f"SELECT * FROM {t}").fetchall() for t in META.tables]
+        except (sqlite3.DatabaseError, UnicodeDecodeError):
+            return None
 
 
 @pytest.mark.soak("F4", DAMAGES, "damaged files")

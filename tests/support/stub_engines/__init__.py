@@ -7,6 +7,7 @@ given, so that equal work gives equal bytes, and no other does.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class StubServer(ForkedServer):
 
 def mark(weights: bytes) -> float:
     """The logprob of every token that is sampled from these weights."""
-    return -1.0 - int.from_bytes(weights[:6], "big") / 2**48
+    return -1.0 - int.from_bytes(hashlib.sha256(weights).digest()[:6], "big") / 2**48
 
 
 def marked(call: dict[str, Any], weights: Path) -> bool:

@@ -16,6 +16,9 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save_file
+
 from langchain_art import LoraConfig
 from langchain_art_server import __main__ as door
 from langchain_art_server.algorithms.sequences.training_rows import Row
@@ -29,7 +32,11 @@ from langchain_art_server.backends.base import (
 from langchain_art_server.backends.embedded.sampler import TransformersSampler
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
 from langchain_art_server.backends.ipc.chat_codec import pack_reply, unpack_request
-from langchain_art_server.backends.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from langchain_art_server.backends.models.adapter_files import (
+    CONFIG_FILE,
+    OPTIMIZER_FILE,
+    WEIGHTS_FILE,
+)
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.service import Service
 from tests.support.stub_engines import PROMPT, REPLY, mark
@@ -133,12 +140,14 @@ class StubLearner:
         for row in request.rows:
             given.update(repr((list(row.token_ids), list(row.advantages))).encode())
         self._write(request.out, given.digest())
-        return {"grad_norm": 1.0, "tokens_trained": float(len(request.rows))}
+        moves = {"grad_norm": 1.0, "learning_rate": 1.0, "updates": 1.0}  # as far as these go
+        return moves | {"tokens_trained": float(len(request.rows))}
 
-    def _write(self, out: Path, weights: bytes) -> None:
+    def _write(self, out: Path, digest: bytes) -> None:
         (out / CONFIG_FILE).write_bytes(b"{}")
-        (out / WEIGHTS_FILE).write_bytes(weights)
-        (out / "optimizer.safetensors").write_bytes(weights)
+        numbers = np.frombuffer(digest, np.uint8).astype(np.float32) / 256
+        for name in (WEIGHTS_FILE, OPTIMIZER_FILE):
+            save_file({"lora": numbers}, out / name)
 
     async def settle(self) -> None: ...
 
