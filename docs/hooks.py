@@ -82,6 +82,9 @@ def openapi() -> dict[str, Any]:
     info = SimpleNamespace(max_model_len=32768)  # no limit of it is in the document
     sampler = SimpleNamespace(info=info)
     service = SimpleNamespace(settings=Settings(model="any"), sampler=sampler, sessions=None)
+    service.keys, service.tenant = None, ""
+    service.tenants = SimpleNamespace(stored_bytes_of=None)
+    service.tenants.app_of = lambda _: service.tenants.make_app(service)
 
     def without_page(*_: object) -> None:
         """Its routes are not in the document."""

@@ -42,6 +42,11 @@ def wanted(extra: str) -> list[Requirement]:
     return [one for one in found if one.marker is None or one.marker.evaluate(LINUX)]
 
 
+def test_no_lock_has_what_stole_credentials() -> None:
+    """litellm 1.82.7 and 1.82.8 on PyPI, in March 2026: the proxy is a client, not a dependency."""
+    assert all("litellm" not in pins(lock) for lock in ("gpu", "local", "build"))
+
+
 def test_what_builds_the_wheel_is_locked() -> None:
     held = pins("build")
     for one in map(Requirement, PYPROJECT["build-system"]["requires"]):
