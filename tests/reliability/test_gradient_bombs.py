@@ -77,6 +77,7 @@ def client(art_server: LiveServer) -> Iterator[ArtClient]:
         yield made
 
 
+@pytest.mark.soak("T5", 3, "scales of rewards and advantages, up to 1e9")
 def test_no_scale_moves_the_policy_further(art_server: LiveServer, client: ArtClient) -> None:
     config = TrainConfig(learning_rate=RATE)
     plain, reward, advantage, most = (Bombed(art_server, client) for _ in range(4))

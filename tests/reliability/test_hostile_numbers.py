@@ -42,6 +42,7 @@ HOSTILE: list[Any] = [
 ]
 #: Of these, the ones that are a reward: the others must never be taken for one.
 REWARDS = [5e-324, -0.0, 0, -1, 1e9, -1e9, 0.1, 1.0]
+NUMBERS = count(300, 2_000)
 SAY = [{"role": "user", "content": "When is it?"}]
 
 
@@ -147,7 +148,7 @@ class Door:
         self.calls = [self.say(run, seed) for seed, run in enumerate(self.runs)]
         for run, reward in zip(self.runs, (0.0, 1.0), strict=True):
             http.put(f"/v1/trajectories/{run}/reward", json={"reward": reward}).raise_for_status()
-        self.trained = 0
+        self.trained = self.refused = 0
 
     def say(self, run: str, seed: int) -> str:
         body = {"model": self.policy, "messages": SAY, "max_tokens": 4, "seed": seed}
@@ -214,6 +215,7 @@ class Door:
         if answer.status_code >= 400:
             assert answer.status_code < 500, answer.text
             assert answer.json()["error"]["message"], answer.text
+            self.refused += 1
             return
         if path == "/v1/train":
             self.trained += 1
@@ -237,7 +239,7 @@ def places(root: Any) -> Iterator[tuple[Any, Any]]:
             yield root, key
 
 
-@pytest.mark.soak
+@pytest.mark.soak("T4", NUMBERS, "requests with hostile numbers")
 def test_a_number_of_a_request_is_refused_or_harms_no_weight(art_server: LiveServer) -> None:
     rng = random.Random(drawn_seed())
     with art_server.http() as http:
@@ -247,8 +249,8 @@ def test_a_number_of_a_request_is_refused_or_harms_no_weight(art_server: LiveSer
             door.send(method, path, body)
         assert door.trained == 4, "each is valid as it is"
         often = [one for one in requests if one[1] != "/v1/train"]  # a step takes longer
-        for _ in range(count(300, 2_000)):
-            method, path, body = rng.choice(requests + count(2, 0) * often)
+        for _ in range(NUMBERS):
+            method, path, body = rng.choice(requests + 2 * often)
             body = copy.deepcopy(body)
             found = list(places(body))
             for parent, key in rng.sample(found, min(len(found), rng.choice((1, 1, 2)))):
@@ -260,6 +262,7 @@ def test_a_number_of_a_request_is_refused_or_harms_no_weight(art_server: LiveSer
         answer = http.post("/v1/chat/completions", json={"model": door.policy, "messages": SAY})
         assert answer.status_code == 200
         assert http.get("/status").json()["engine_restarts"] == 0
+        print(f"{door.refused} refused; {door.trained} jobs")  # noqa: T201 - for the report
 
 
 @pytest.mark.parametrize(
