@@ -66,6 +66,16 @@ class TrainRequest(Wire):
     seconds: StepSeconds | None = None
     """What the batch took; the same request with other seconds is the same request."""
 
+    @property
+    def reference(self) -> tuple[str, int]:
+        """The policy and version that the step measures from; 0: the base model, or nothing."""
+        if isinstance(self.config, TrainConfig):
+            if self.config.distillation is not None:
+                return self.config.distillation.version
+            if self.config.kl is not None:
+                return self.policy, self.config.kl.reference or 0
+        return self.policy, 0
+
     @model_validator(mode="after")
     def _retrains_by_rewards(self) -> TrainRequest:
         if self.retrain and not isinstance(self.config, TrainConfig):

@@ -54,6 +54,8 @@ class Policies:
         self._sampler, self._learner = sampler, learner
         self._others = others
         self._lock = asyncio.Lock()
+        #: A version is not rolled back to while it is deleted.
+        self._rollback = asyncio.Lock()
 
     async def start(self) -> None:
         """Serve the versions that served before, and make the policies that the settings name.
@@ -61,6 +63,7 @@ class Policies:
         Raises:
             ConfigError: a policy has no usable version left.
         """
+        await self._jobs.retention.go_on()
         for name, (_, serving) in (await self._store.policies()).items():
             await self._router.serve(name, await self._usable(name, serving))
         for name in self._settings.policies:
@@ -117,7 +120,7 @@ class Policies:
     async def _first_version(self, spec: wire.PolicySpec) -> None:
         # Of an attempt that failed, or of a policy whose deletion was interrupted.
         for version in {0, *self._adapters.versions(spec.name)}:
-            await self._jobs.drop_version(spec.name, version)
+            await self._jobs.retention.drop(spec.name, version)
         about = {"policy": spec.name, "version": 0, "parent": None, "job": None}
         about |= {"base_model": self._settings.model, "metrics": {}, "created_at": time.time()}
         staged = self._adapters.stage()
@@ -146,17 +149,14 @@ class Policies:
 
         Raises:
             NotFound: there is none.
-            Conflict: a job of it has not ended, or a call is answered by it.
+            Conflict: a job that has not ended needs it, or a call is answered by it.
         """
         await self.get(name)
         await self._store.refuse_open_jobs(name)
         async with self._lock, self._jobs.between_steps(name):
             if calls := self._router.users(name):
                 raise Conflict(f"Policy {name!r} is answering {calls} calls now; try again then.")
-            await self._store.delete_policy(name)
-            await self._router.remove(name)
-            for version in self._adapters.versions(name):
-                await asyncio.to_thread(self._adapters.delete, name, version)
+            await self._jobs.retention.drop_policy(name)
 
     async def get(self, name: str) -> wire.PolicyStatus:
         """Raises NotFound."""
@@ -200,8 +200,8 @@ class Policies:
         Raises:
             Damaged: its files are not what was published.
         """
-        await self.checkpoint(policy, version)
-        async with self._jobs.between_steps(policy):
+        async with self._jobs.between_steps(policy), self._rollback:
+            await self.checkpoint(policy, version)
             await asyncio.to_thread(self._adapters.check, policy, version)
             await self._router.serve(policy, version)
             await self._router.trim()
@@ -209,12 +209,19 @@ class Policies:
         return await self.get(policy)
 
     async def delete_version(self, policy: str, version: int) -> None:
-        """Raises InvalidRequest if the version serves, is pinned, or is in use."""
-        checkpoint = await self.checkpoint(policy, version)
-        if checkpoint.serving or checkpoint.pinned:
-            why = "serves now; roll back first" if checkpoint.serving else "is pinned; unpin first"
-            raise InvalidRequest(f"{checkpoint.name} {why}.")
-        await self._jobs.drop_version(policy, version)
+        """Delete a version.
+
+        Raises:
+            NotFound: it is not kept.
+            InvalidRequest: it serves, is pinned, or is in use.
+            Conflict: a job that has not ended needs it.
+        """
+        async with self._rollback:
+            checkpoint = await self.checkpoint(policy, version)
+            if checkpoint.serving or checkpoint.pinned:
+                why = "serves now; roll back" if checkpoint.serving else "is pinned; unpin"
+                raise InvalidRequest(f"{checkpoint.name} {why} first.")
+            await self._jobs.retention.drop(policy, version)
 
     async def archive(self, policy: str, version: int) -> bytes:
         """See `AdapterStore.archive`."""

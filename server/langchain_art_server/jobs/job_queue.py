@@ -53,6 +53,10 @@ class JobQueue(ABC):
     async def _failed(self, job: TrainJob, why: str, *, retryable: bool = False) -> None:
         """End a job that could not be done."""
 
+    @abstractmethod
+    async def _unpublish(self, job: TrainJob) -> None:
+        """Delete the version that a job which has not ended may have published."""
+
     async def start(self) -> None:
         """Run the jobs that are not ended, and those that come."""
         self._task = asyncio.create_task(self._loop())
@@ -86,6 +90,8 @@ class JobQueue(ABC):
                     running.task.cancel()
                 await asyncio.wait({running.task})
             job = await self._jobs.cancel(job_id)
+            if job.state == "cancelled" and job.base_version is not None:
+                await self._unpublish(job)  # what a crash left
         await self._notify()
         if job.state != "cancelled":
             raise Conflict(f"Job {job_id!r} has {job.state}; a job that has ended stays as it is.")

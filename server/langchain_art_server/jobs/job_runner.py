@@ -28,7 +28,7 @@ from langchain_art_server.jobs.job_groups import read_group
 from langchain_art_server.jobs.job_queue import JobQueue
 from langchain_art_server.jobs.lineage import steps_since
 from langchain_art_server.jobs.preference_pairs import WeighedPairs, share_prompts, weigh_pairs
-from langchain_art_server.jobs.references import reference_of, waited_for
+from langchain_art_server.jobs.retention import Retention
 from langchain_art_server.jobs.sft_records import demonstrations
 from langchain_art_server.jobs.swap_check import NamedAdapter, ask_each, check_each
 from langchain_art_server.policies.adapter_store import ADAPTER_FILES, AdapterStore
@@ -57,6 +57,7 @@ class JobRunner(JobQueue):
         super().__init__(store.jobs, beside)
         self._settings, self._store, self._adapters = settings, store, adapters
         self._router, self._sampler, self._learner = router, sampler, learner
+        self.retention = Retention(store, adapters, router, settings.keep_checkpoints)
         self.gate = beside.gate if beside else AdmissionGate(settings.max_waiting_calls)
 
     async def _failed(self, job: TrainJob, why: str, *, retryable: bool = False) -> None:
@@ -67,16 +68,20 @@ class JobRunner(JobQueue):
         if (await self._store.jobs.get(job.id)).state == "succeeded":
             return
         try:
-            for version in self._adapters.versions(job.policy)[-1:]:
-                manifest = self._adapters.manifest(job.policy, version)
-                if manifest is not None and manifest["job"] == job.id:
-                    await self.drop_version(job.policy, version)
-        except ArtError as error:  # it stays on disk, and its number is not used again
-            log.error("%s's last version was not deleted: %s", job.policy, error)
+            await self._unpublish(job)
         finally:  # last: a client that sees the failure finds the version deleted
             if retryable:
                 why = f"{why} Send the request again with the same Idempotency-Key to try again."
             await self._store.jobs.finish(job.id, None, why, retryable=retryable)
+
+    async def _unpublish(self, job: TrainJob) -> None:
+        try:
+            for version in self._adapters.versions(job.policy)[-1:]:
+                manifest = self._adapters.manifest(job.policy, version)
+                if manifest is not None and manifest["job"] == job.id:
+                    await self.retention.drop(job.policy, version)
+        except ArtError as error:  # it stays on disk, and its number is not used again
+            log.error("%s's last version was not deleted: %s", job.policy, error)
 
     async def _run(self, job: TrainJob) -> None:
         request, scored, target = await self._store.jobs.payload(job.id)
@@ -197,7 +202,7 @@ class JobRunner(JobQueue):
             Damaged: its files are not what was published.
             InvalidRequest: it is not kept.
         """
-        policy, version = reference_of(batch.request)
+        policy, version = batch.request.reference
         if version not in (kept := self._adapters.versions(policy)):
             raise InvalidRequest(
                 f"got the reference {policy}@{version} of kl or distillation, expected a version "
@@ -283,28 +288,7 @@ class JobRunner(JobQueue):
         await self._router.serve(policy, version)
         await self._notify()
         await self._router.trim()
-        other, reference = reference_of(request)
-        await self._retain(policy, reference if other == policy else 0)
-
-    async def _retain(self, policy: str, reference: int) -> None:
-        """Delete the oldest versions beyond `keep_checkpoints`.
-
-        But for `reference`, and for those that jobs which wait or run measure from.
-        """
-        kept = await self._store.checkpoints(policy)
-        needed = {0, reference, *await waited_for(self._store.jobs, policy)}
-        free = [c for c in kept if not (c.pinned or c.serving or c.version in needed)]
-        for checkpoint in free[: max(0, len(free) - self._settings.keep_checkpoints)]:
-            try:
-                await self.drop_version(policy, checkpoint.version)
-            except InvalidRequest as busy:  # the next step tries again
-                log.info("%s", busy)
-
-    async def drop_version(self, policy: str, version: int) -> None:
-        """Unload a version, then delete its row, then its files."""
-        await self._router.forget(policy, version)
-        await self._store.forget_checkpoint(policy, version)
-        await asyncio.to_thread(self._adapters.delete, policy, version)
+        await self.retention.retain(policy)
 
     # --- from groups to rows --------------------------------------------------------------------
 

@@ -60,6 +60,9 @@ class AdapterStore:
         # One file a policy: the highest number of a deleted version.
         self._deleted = root / ".deleted"
         make_directory(self._deleted)
+        # One file a version whose row is being deleted, until its files are.
+        self._deleting = root / ".deleting"
+        make_directory(self._deleting)
 
     def path(self, policy: str, version: int) -> Path:
         """A version's directory, which need not exist."""
@@ -167,6 +170,22 @@ class AdapterStore:
         noted = self._deleted / policy
         return int(noted.read_text()) if noted.exists() else -1
 
+    def announce(self, policy: str, version: int) -> None:
+        """Write down that a version is about to be deleted, if it is there: a crash delays it."""
+        if self.path(policy, version).exists():
+            (self._deleting / f"{policy}@{version}").touch()
+            fsync(self._deleting)
+
+    def announced(self) -> list[tuple[str, int]]:
+        """The versions that were announced, and are neither deleted nor spared."""
+        names = sorted(one.name.rpartition("@") for one in self._deleting.iterdir())
+        return [(policy, int(version)) for policy, _, version in names]
+
+    def spare(self, policy: str, version: int) -> None:
+        """Take an announcement back."""
+        (self._deleting / f"{policy}@{version}").unlink(missing_ok=True)
+        fsync(self._deleting)
+
     def delete(self, policy: str, version: int) -> None:
         """Remove a version, if it is there.
 
@@ -182,7 +201,9 @@ class AdapterStore:
             fsync(self._deleted)
             removed = self._staging / uuid.uuid4().hex
             path.rename(removed)
+            fsync(path.parent)
             shutil.rmtree(removed)
+        self.spare(policy, version)
 
     def checkpoint(self, manifest: dict[str, Any]) -> Checkpoint:
         """The wire value of a published version, from its manifest and its size on disk."""

@@ -1,12 +1,16 @@
-"""Deletes runs and policies, unless something that has not ended needs them."""
+"""Deletes runs, policies and versions, unless something that has not ended needs them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import sqlalchemy as sa
+from pydantic_core import to_json
 
-from langchain_art.errors import Conflict, NotFound
+from langchain_art.errors import Conflict, Damaged, InvalidRequest, NotFound
+from langchain_art.wire import TrainRequest
 from langchain_art_server.storage.queries import MAX_PARAMETERS, select_among
 from langchain_art_server.storage.run_index import forget_runs
 from langchain_art_server.storage.schema.rollback_table import ROLLBACKS
@@ -22,7 +26,10 @@ from langchain_art_server.storage.tables import (
     TRAINED_CALLS,
     TRAJECTORIES,
     unpack,
+    version_is,
 )
+
+log = logging.getLogger(__name__)
 
 _OPEN = JOBS.c.state.in_(("queued", "running"))
 
@@ -44,19 +51,94 @@ def jobs_of_run(connection: sa.Connection, trajectory_id: str) -> str:
 
 
 def refuse_open_jobs(connection: sa.Connection, policy: str) -> None:
-    """Raise Conflict if a job of the policy has not ended."""
-    query = sa.select(JOBS.c.id).where(_OPEN, JOBS.c.policy == policy).limit(1)
-    if (job := connection.scalar(query)) is not None:
-        raise Conflict(
-            f"Job {job} of policy {policy!r} has not ended. Wait for its end, or cancel it."
+    """Raise Conflict if a job that has not ended is of the policy, or measures from it."""
+    for row, (of, version) in _open_jobs(connection):
+        if row.policy == policy or (of == policy and version):
+            raise Conflict(
+                f"Job {row.id} of policy {row.policy!r} needs {policy!r} and has not ended. Wait "
+                "for its end, or cancel it."
+            )
+
+
+def _open_jobs(connection: sa.Connection) -> Iterator[tuple[sa.Row[Any], tuple[str, int]]]:
+    """The jobs that have not ended, each with what it measures from (`TrainRequest.reference`)."""
+    for row in connection.execute(sa.select(JOBS).where(_OPEN).order_by(JOBS.c.number)):
+        try:
+            payload = unpack(intact(JOBS, row).payload)
+        except Damaged as error:  # it is not run either
+            log.error("What job %s needs is not known: %s", row.id, error)
+            yield row, (row.policy, 0)
+        else:
+            request = TrainRequest.model_validate_json(to_json(payload["request"]))
+            yield row, request.reference
+
+
+def versions_of_jobs(connection: sa.Connection, policy: str) -> dict[int, str]:
+    """The versions of a policy that jobs which have not ended need, each with one of the jobs.
+
+    That is what a job measures from, and of one that was begun what it starts from.
+    """
+    found: dict[int, str] = {}
+    for row, (of, version) in _open_jobs(connection):
+        if of == policy and version:
+            found.setdefault(version, row.id)
+        if row.policy == policy and row.base_version is not None:
+            found.setdefault(row.base_version, row.id)
+    return found
+
+
+def _pinned_and_serving(connection: sa.Connection, policy: str) -> tuple[set[int], int | None]:
+    mine = (CHECKPOINTS.c.policy == policy) & CHECKPOINTS.c.pinned
+    pinned = set(connection.scalars(sa.select(CHECKPOINTS.c.version).where(mine)))
+    served = sa.select(POLICIES.c.version).where(POLICIES.c.name == policy)
+    return pinned, connection.scalar(served)
+
+
+def unneeded_versions(connection: sa.Connection, policy: str) -> list[int]:
+    """The versions of a policy that only retention keeps, oldest first.
+
+    All but the first, the one that serves, pinned ones and those that jobs need.
+    """
+    pinned, serving = _pinned_and_serving(connection, policy)
+    needed = {0, serving, *pinned, *versions_of_jobs(connection, policy)}
+    query = sa.select(CHECKPOINTS.c.version).where(CHECKPOINTS.c.policy == policy)
+    kept = connection.scalars(query.order_by(CHECKPOINTS.c.version))
+    return [version for version in kept if version not in needed]
+
+
+def require_reference(connection: sa.Connection, request: TrainRequest) -> None:
+    """Raise InvalidRequest if the version that a job measures from is not kept."""
+    policy, version = request.reference
+    query = sa.select(CHECKPOINTS.c.version).where(CHECKPOINTS.c.policy == policy)
+    kept = list(connection.scalars(query.order_by(CHECKPOINTS.c.version)))
+    if version and version not in kept:
+        raise InvalidRequest(
+            f"got the reference {policy}@{version} of kl or distillation, expected a version of "
+            f"{policy!r} that is kept: {kept}",
+            param="config",
         )
+
+
+def delete_version(connection: sa.Connection, policy: str, version: int) -> None:
+    """Delete a version's row.
+
+    Raises:
+        Conflict: it serves, is pinned, or a job that has not ended needs it.
+    """
+    pinned, serving = _pinned_and_serving(connection, policy)
+    why = "serves" if version == serving else "is pinned" if version in pinned else None
+    if (job := versions_of_jobs(connection, policy).get(version)) is not None:
+        why = f"is needed by job {job}, which has not ended; wait for its end, or cancel it"
+    if why is not None:
+        raise Conflict(f"{policy}@{version} is not deleted: it {why}.")
+    connection.execute(sa.delete(CHECKPOINTS).where(version_is(policy, version)))
 
 
 def delete_policy(connection: sa.Connection, policy: str) -> None:
     """Delete a policy and its versions. What it was trained on stays marked, by its name.
 
     Raises:
-        Conflict: a job of it has not ended.
+        Conflict: a job that has not ended needs it.
     """
     refuse_open_jobs(connection, policy)
     connection.execute(sa.delete(CHECKPOINTS).where(CHECKPOINTS.c.policy == policy))

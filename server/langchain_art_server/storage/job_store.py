@@ -14,6 +14,7 @@ from pydantic_core import to_json
 from langchain_art import wire
 from langchain_art.errors import Conflict, Damaged, NotFound, Overloaded
 from langchain_art_server.storage.database import Database
+from langchain_art_server.storage.deletions import require_reference
 from langchain_art_server.storage.pages import Page, no_such_cursor, take_page
 from langchain_art_server.storage.queries import select_among, with_jobs
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot
@@ -60,6 +61,8 @@ class JobStore:
         Raises:
             Conflict: the key was used with another body.
             Overloaded: `max_open` jobs wait or run.
+            InvalidRequest: the version that it measures from is not kept. Until the job has ended,
+                it is.
         """
         scored = {run.id: RewardSnapshot.of(run, request) for run in runs}
         row = {
@@ -84,6 +87,7 @@ class JobStore:
                         "max_queued_jobs. Wait until some have ended, or cancel some.",
                         retry_after=5,
                     )
+                require_reference(connection, request)
             if old is None:
                 insert(connection, JOBS, [row])
                 old = connection.execute(sa.select(JOBS).where(JOBS.c.id == job_id)).one()
@@ -169,10 +173,6 @@ class JobStore:
         request = wire.TrainRequest.model_validate_json(to_json(payload["request"]))
         scored = {run: RewardSnapshot(**known) for run, known in payload["scored"].items()}
         return request, scored, row.target_version
-
-    async def open_ids(self) -> list[str]:
-        """The jobs that wait or run."""
-        return await self._database.read(lambda c: [*c.scalars(sa.select(JOBS.c.id).where(_OPEN))])
 
     async def parents(self, policy: str) -> dict[int, int]:
         """Of each version that a job made, deleted ones included, the version it started from."""

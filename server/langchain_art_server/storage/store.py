@@ -21,9 +21,11 @@ from langchain_art_server.storage.deletions import (
     delete_among,
     delete_policy,
     delete_run,
+    delete_version,
     jobs_of_run,
     open_job_of_run,
     refuse_open_jobs,
+    unneeded_versions,
 )
 from langchain_art_server.storage.job_store import JobStore
 from langchain_art_server.storage.key_store import KeyStore
@@ -255,7 +257,7 @@ class Store(Database):
         await self.write(write)
 
     async def refuse_open_jobs(self, policy: str) -> None:
-        """Raises Conflict if a job of the policy has not ended."""
+        """See `deletions.refuse_open_jobs`."""
         await self.read(lambda c: refuse_open_jobs(c, policy))
 
     async def delete_policy(self, policy: str) -> None:
@@ -301,9 +303,12 @@ class Store(Database):
         await self.write(lambda c: update(c, CHECKPOINTS, mine, {"pinned": pinned}))
 
     async def forget_checkpoint(self, policy: str, version: int) -> None:
-        """Delete a version's row."""
-        query = sa.delete(CHECKPOINTS).where(version_is(policy, version))
-        await self.write(lambda c: c.execute(query))
+        """See `deletions.delete_version`."""
+        await self.write(lambda c: delete_version(c, policy, version))
+
+    async def unneeded_versions(self, policy: str) -> list[int]:
+        """See `deletions.unneeded_versions`."""
+        return await self.read(lambda c: unneeded_versions(c, policy))
 
     async def stored_bytes(self) -> int:
         """Bytes of the database and of all adapters."""

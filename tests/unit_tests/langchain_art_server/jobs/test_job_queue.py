@@ -27,6 +27,8 @@ class Queue(JobQueue):
         self.work: Callable[[], Any] = asyncio.Event().wait
         self.began = asyncio.Event()
 
+    async def _unpublish(self, job: TrainJob) -> None: ...
+
     async def _run(self, job: TrainJob) -> None:
         await self._jobs.begin(job.id, 0, 1)
         self.began.set()
