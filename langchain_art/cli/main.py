@@ -1,4 +1,4 @@
-"""The command `langchain-art`. Commands but `serve`, `scrub` and `demo` are clients of a server."""
+"""The command `langchain-art`. Most commands are clients of a server."""
 
 # ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
 from __future__ import annotations
@@ -111,6 +111,24 @@ def scrub(context: typer.Context) -> None:
 
     require_server()
     _become("langchain_art_server.scrub", context.args)
+
+
+@app.command(context_settings=_PASSED_ON | {"help_option_names": []})
+def backup(context: typer.Context) -> None:
+    """Back up a running server into one archive, and check it; `backup --help` says more."""
+    from langchain_art.client.local_server import require_server
+
+    require_server()
+    _become("langchain_art_server.backups.backup", context.args)
+
+
+@app.command(context_settings=_PASSED_ON | {"help_option_names": []})
+def restore(context: typer.Context) -> None:
+    """Restore a backup into a new data directory; `restore --help` says more."""
+    from langchain_art.client.local_server import require_server
+
+    require_server()
+    _become("langchain_art_server.backups.restore", context.args)
 
 
 @app.command(context_settings=_PASSED_ON, options_metavar="[NAME] [OPTIONS]")

@@ -94,7 +94,16 @@ def _folders(path: Path) -> list[Path]:
     return [one for one in path.iterdir() if one.is_dir() and not one.name.startswith(".")]
 
 
-def _databases(data_dir: Path, database_url: str | None) -> Iterator[tuple[Path, str]]:
+def require_data_dir(data_dir: Path, database_url: str | None) -> None:
+    """Raises ConfigError if no server has stored anything there."""
+    if database_url is None and not (data_dir / "art.sqlite3").is_file():
+        raise ConfigError(
+            f"got {str(data_dir)!r}, expected the --data-dir of a server: it has no "
+            "art.sqlite3. For another database give --database-url."
+        )
+
+
+def databases_of(data_dir: Path, database_url: str | None) -> Iterator[tuple[Path, str]]:
     """The directory and database of the server, and of each of its tenants."""
     yield data_dir, database_url or sqlite_url(data_dir)
     for place in sorted(_folders(data_dir / FOLDER)):
@@ -118,13 +127,9 @@ def main(
       langchain-art scrub art-data
     """
     try:
-        if database_url is None and not (data_dir / "art.sqlite3").is_file():
-            raise ConfigError(
-                f"got {str(data_dir)!r}, expected the --data-dir of a server: it has no "
-                "art.sqlite3. For another database give --database-url."
-            )
+        require_data_dir(data_dir, database_url)
         damaged = rows = versions = 0
-        for place, url in _databases(data_dir, database_url):
+        for place, url in databases_of(data_dir, database_url):
             scrub = Scrub(place, url)
             for line in scrub.run():
                 damaged += 1

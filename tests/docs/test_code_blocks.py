@@ -17,6 +17,7 @@ from langchain_art.cli.gallery.examples import find_example
 from langchain_art.cli.main import app
 from langchain_art_server import __main__ as serve
 from langchain_art_server import scrub
+from langchain_art_server.backups import backup, restore
 from langchain_art_server.config import load_settings
 from tests.support.live_server import LiveServer
 from tests.support.pages import PAGES, REPO, Block, blocks, run_page
@@ -63,7 +64,12 @@ def test_few_python_blocks_are_not_run_and_each_says_why() -> None:
 # --- shell --------------------------------------------------------------------------------------
 
 
-SERVER_COMMANDS = {"serve": serve.cli, "scrub": scrub.cli}
+SERVER_COMMANDS = {
+    "serve": serve.cli,
+    "scrub": scrub.cli,
+    "backup": backup.cli,
+    "restore": restore.cli,
+}
 
 
 def shell_commands() -> list[tuple[str, list[str]]]:

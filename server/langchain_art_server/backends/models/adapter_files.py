@@ -46,7 +46,7 @@ def sha256(path: Path) -> str:
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """Write ``manifest.json``, with its own digest."""
-    (folder / MANIFEST).write_bytes(_manifest_bytes(manifest))
+    (folder / MANIFEST).write_bytes(manifest_bytes(manifest))
 
 
 def check_files(folder: Path, names: Collection[str] | None = None) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def check_files(folder: Path, names: Collection[str] | None = None) -> dict[str,
     try:
         written = (folder / MANIFEST).read_bytes()
         manifest: dict[str, Any] = from_json(written)
-        whole = _manifest_bytes(manifest) == written
+        whole = manifest_bytes(manifest) == written
     except (OSError, ValueError, AttributeError) as error:
         raise Damaged(f"{where}: {MANIFEST} cannot be read: {error}.") from error
     if not whole:
@@ -79,7 +79,8 @@ def check_files(folder: Path, names: Collection[str] | None = None) -> dict[str,
     return manifest
 
 
-def _manifest_bytes(manifest: dict[str, Any]) -> bytes:
+def manifest_bytes(manifest: dict[str, Any]) -> bytes:
+    """A manifest as JSON, with the digest of all else that is in it."""
     about = {name: value for name, value in manifest.items() if name != "sha256"}
     digest = hashlib.sha256(to_json(about)).hexdigest()
     return to_json(about | {"sha256": digest}, indent=2)

@@ -1,0 +1,1 @@
+"""Backup of a running server, and its restore: ``langchain-art backup`` and ``restore``."""

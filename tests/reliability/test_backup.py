@@ -1,0 +1,364 @@
+"""Backups of a server that trains, rolls back and prunes meanwhile; and kills in the middle."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from langchain_art import ArtClient
+from langchain_art.errors import ArtError, ConfigError, Damaged
+from langchain_art.wire.api_keys import new_api_key
+from langchain_art_server.backups import archive as archives
+from langchain_art_server.backups.backup import back_up
+from langchain_art_server.backups.restore import restore
+from langchain_art_server.config import sqlite_url
+from langchain_art_server.scrub import Scrub
+from tests.support.live_server import REPO, TLS, ForkedServer
+from tests.support.operations import Operations
+from tests.support.postgres import Postgres
+from tests.support.seeds import drawn_seed
+from tests.support.soak import count
+from tests.support.stored_step import RATE, stored
+
+BACKUPS = count(4, 100)
+TENANTS = ("default", "ana")
+
+
+@pytest.fixture(autouse=True)
+def _private() -> Iterator[None]:
+    """As the commands begin."""
+    former = os.umask(0o077)
+    yield
+    os.umask(former)
+
+
+class Busy(threading.Thread):
+    """Trains each tenant's policy in turn, rolls back, and deletes versions; retention prunes."""
+
+    def __init__(self, server: ForkedServer, keys: dict[str, str]) -> None:
+        super().__init__(daemon=True)
+        self.server, self.keys = server, keys
+        self.stopped, self.steps = threading.Event(), 0
+        #: Runs whose reward was acknowledged, by tenant.
+        self.acknowledged: dict[str, list[str]] = {tenant: [] for tenant in TENANTS}
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            for number in itertools.count():
+                for tenant in TENANTS:
+                    if self.stopped.is_set():
+                        return
+                    with client_of(self.server, self.keys[tenant]) as http:
+                        train(http, f"busy-{number}", self.acknowledged[tenant])
+                        if number % 3 == 2:
+                            roll_back(http)
+                    self.steps += 1
+        except BaseException as error:
+            self.error = error
+            raise
+
+
+def client_of(server: ForkedServer, key: str) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.Client(base_url=server.root, headers=headers, verify=TLS, timeout=60)
+
+
+def train(http: httpx.Client, name: str, acknowledged: list[str]) -> int:
+    """A step of the policy. Returns its version."""
+    runs = [f"{name}-{seed}" for seed in range(2)]
+    for seed, run in enumerate(runs):
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "When?"}]}
+        body |= {"max_tokens": 4, "seed": seed, "art": {"trajectory_id": run}}
+        http.post("/v1/chat/completions", json=body).raise_for_status()
+        reward = {"reward": float(seed)}
+        http.put(f"/v1/trajectories/{run}/reward", json=reward).raise_for_status()
+        acknowledged.append(run)
+    body = {"policy": "tiny", "groups": [runs], "config": {"learning_rate": RATE}}
+    job = http.post("/v1/train", json=body, headers={"Idempotency-Key": name}).json()
+    while job["state"] in ("queued", "running"):
+        job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 20}).json()
+    assert job["state"] == "succeeded", job
+    return job["result"]["version"]
+
+
+def roll_back(http: httpx.Client) -> None:
+    """To the version before, and the one that served is deleted."""
+    kept = http.get("/v1/policies/tiny/checkpoints").json()["data"]
+    versions = [one["version"] for one in kept]
+    http.post("/v1/policies/tiny/rollback", json={"version": versions[-2]}).raise_for_status()
+    http.delete(f"/v1/policies/tiny/checkpoints/{versions[-1]}").raise_for_status()
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.timeout(count(600, 7200))
+def test_every_backup_of_a_busy_server_is_a_server(tmp_path: Path) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text("keep_checkpoints = 1\n")
+    key = new_api_key()
+    options = ("--config", str(config))
+    server = ForkedServer(tmp_path / "data", *options, env={"ART_API_KEY": key}).start()
+    keys = {"default": key}
+    with ArtClient(server.base_url, api_key=key) as client:
+        keys["ana"] = client.create_key("ana", tenant="ana", scopes=["admin"]).key
+    with ArtClient(server.base_url, api_key=keys["ana"]) as client:
+        client.create_policy("tiny")
+    busy = Busy(server, keys)
+    busy.start()
+    made: list[Path] = []
+    try:
+        for number in range(BACKUPS):
+            before = busy.steps
+            while busy.steps < before + 2 and busy.is_alive():
+                time.sleep(0.01)
+            known = {tenant: list(runs) for tenant, runs in busy.acknowledged.items()}
+            archive = tmp_path / f"{number}.tar"
+            _, damaged = back_up(server.data_dir, archive, None)
+            assert not damaged and archive.stat().st_mode & 0o777 == 0o600
+            place = tmp_path / f"restored-{number}"
+            contents, damaged = restore(archive, place, None)
+            assert not damaged and set(contents.versions) == {".", "tenants/ana"}
+            for tenant, runs in known.items():
+                folder = place if tenant == "default" else place / "tenants" / tenant
+                assert set(runs) <= stored_runs(folder), "acknowledged before the backup began"
+                assert named(folder) == set(contents.versions[str(folder.relative_to(place))])
+                assert {f"tiny@{one}" for one in on_disk(folder)} == named(folder)
+            assert not (server.data_dir / ".backup").exists()
+            assert {path.stat().st_mode & 0o077 for path in place.rglob("*")} == {0}
+            made.append(place)
+    finally:
+        busy.stopped.set()
+        busy.join()
+        server.stop()
+    assert busy.error is None
+    for place in random.Random(drawn_seed()).sample(made, count(1, 20)):
+        goes_on(place, options, keys)
+
+
+def goes_on(place: Path, options: tuple[str, ...], keys: dict[str, str]) -> None:
+    """A server on what was restored has each version that is named, and trains from it."""
+    server = ForkedServer(place, *options, env={"ART_API_KEY": keys["default"]}).start()
+    try:
+        for tenant in TENANTS:
+            folder = place if tenant == "default" else place / "tenants" / tenant
+            highest = max(on_disk(folder))
+            with client_of(server, keys[tenant]) as http:
+                for name in sorted(named(folder)):
+                    body = {"model": name, "messages": [{"role": "user", "content": "When?"}]}
+                    answer = http.post("/v1/chat/completions", json=body | {"max_tokens": 2})
+                    assert answer.status_code == 200 and answer.json()["model"] == name
+                assert train(http, "after", []) > highest
+    finally:
+        server.stop()
+
+
+def stored_runs(folder: Path) -> set[str]:
+    return {row[0] for row in rows_of(folder, "SELECT id FROM trajectories")}
+
+
+def named(folder: Path) -> set[str]:
+    return {f"{row[0]}@{row[1]}" for row in rows_of(folder, "SELECT * FROM checkpoints")}
+
+
+def rows_of(folder: Path, query: str) -> list[Any]:
+    with contextlib.closing(sqlite3.connect(folder / "art.sqlite3")) as database:
+        return database.execute(query).fetchall()
+
+
+def on_disk(folder: Path) -> set[int]:
+    return {int(one.name) for one in (folder / "adapters" / "tiny").iterdir()}
+
+
+@pytest.mark.slow
+def test_a_database_of_postgresql_is_dumped_with_its_tenants(
+    postgres: Postgres, tmp_path: Path
+) -> None:
+    key, url, place = new_api_key(), postgres.database(), tmp_path / "restored"
+    options = ("--database-url", url)
+    server = ForkedServer(tmp_path / "data", *options, env={"ART_API_KEY": key}).start()
+    keys = {"default": key}
+    try:
+        with ArtClient(server.base_url, api_key=key) as client:
+            keys["ana"] = client.create_key("ana", tenant="ana", scopes=["admin"]).key
+        with ArtClient(server.base_url, api_key=keys["ana"]) as client:
+            client.create_policy("tiny")
+        with client_of(server, keys["ana"]) as http:
+            train(http, "first", [])
+        contents, damaged = back_up(server.data_dir, tmp_path / "art.tar", url)
+        with client_of(server, keys["ana"]) as http:
+            train(http, "later", [])  # which is not in it
+    finally:
+        server.stop()
+    assert not damaged and contents.database == "postgresql"
+    assert contents.versions == {".": ["tiny@0"], "tenants/ana": ["tiny@0", "tiny@1"]}
+    archive = tmp_path / "art.tar"
+    assert "--database-url" in refusal(ConfigError, lambda: restore(archive, place, None))
+    assert "expected an empty one" in refusal(ConfigError, lambda: restore(archive, place, url))
+    assert not place.exists()
+    other = postgres.database()
+    assert restore(archive, place, other) == (contents, [])
+    options = ("--database-url", other)
+    again = ForkedServer(place, *options, env={"ART_API_KEY": key}).start()
+    try:
+        with client_of(again, keys["ana"]) as http:
+            assert train(http, "later", []) == 2
+    finally:
+        again.stop()
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stored(tmp_path_factory.mktemp("stored"))
+
+
+@pytest.fixture
+def archive(data: Path, tmp_path: Path) -> Path:
+    back_up(data, tmp_path / "art.tar", None)
+    return tmp_path / "art.tar"
+
+
+def refusal(kind: type[ArtError], do: Callable[[], Any]) -> str:
+    with pytest.raises(kind) as refused:
+        do()
+    return str(refused.value)
+
+
+def test_a_restore_replaces_nothing(archive: Path, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "mine").touch()
+    assert "is not empty" in refusal(ConfigError, lambda: restore(archive, place, None))
+    assert [one.name for one in place.iterdir()] == ["mine"]
+    (place / "mine").unlink()
+    restore(archive, place, None)
+    assert "is not empty" in refusal(ConfigError, lambda: restore(archive, place, None))
+    assert "which exists" in refusal(ConfigError, lambda: back_up(place, archive, None))
+    assert "has no art.sqlite3" in refusal(
+        ConfigError, lambda: back_up(tmp_path, tmp_path / "other.tar", None)
+    )
+
+
+@pytest.mark.soak
+def test_what_the_disk_changed_in_an_archive_is_named(archive: Path, tmp_path: Path) -> None:
+    whole = archive.read_bytes()
+    draw, place = random.Random(drawn_seed()), tmp_path / "place"
+    for _ in range(count(40, 500)):
+        cut = draw.random() < 0.3
+        at = draw.randrange(len(whole))
+        changed = whole[:at] if cut else whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+        archive.write_bytes(changed)
+        try:
+            restore(archive, place, None)
+        except (Damaged, ConfigError) as error:
+            assert str(archive) in str(error)
+            assert not place.exists() and not place.with_name("place.partial").exists()
+        else:  # between the files of a tar, and behind them, are bytes that mean nothing
+            assert not cut or at > len(whole) - 20_480
+            assert named(place) == {"tiny@0", "tiny@1", "tiny@2"}
+            assert not list(Scrub(place, sqlite_url(place)).run())
+            shutil.rmtree(place)
+    archive.write_bytes(whole)
+    at = whole.index(b"adapters/tiny/1/adapter_model.safetensors\0") + 1000
+    archive.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    said = refusal(Damaged, lambda: restore(archive, place, None))
+    assert "adapters/tiny/1/adapter_model.safetensors has another SHA-256" in said
+
+
+def test_an_archive_of_a_later_schema_is_refused_by_name(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back_up(data, tmp_path / "art.tar", None)
+    monkeypatch.setattr(archives, "SCHEMA_VERSION", 3)
+    said = refusal(ConfigError, lambda: restore(tmp_path / "art.tar", tmp_path / "place", None))
+    assert "schema version" in said and ", with 1 and 3. Restore it with that one" in said
+
+
+def test_a_version_that_was_damaged_before_is_backed_up_and_said(
+    data: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "damaged"
+    shutil.copytree(data, place)
+    weights = place / "adapters" / "tiny" / "1" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    done = command("backup", str(place), str(tmp_path / "art.tar"))
+    assert done.returncode == 1 and "tiny@1 is damaged" in done.stdout, done.stderr
+    done = command("restore", str(tmp_path / "art.tar"), str(tmp_path / "again"))
+    assert done.returncode == 1 and "tiny@1 is damaged" in done.stdout, done.stderr
+    assert (tmp_path / "again" / "adapters" / "tiny" / "2").is_dir()
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "langchain_art.cli.main", *words]
+    return subprocess.run(argv, capture_output=True, text=True, cwd=REPO, timeout=120)
+
+
+# --- kills --------------------------------------------------------------------------------------
+
+
+def killed_at(do: Callable[[], Any], root: Path, at: int) -> bool:
+    """Run it in a child that is killed before its operation `at`. Whether it was killed."""
+    child = os.fork()
+    if child == 0:
+        with Operations(root) as operations:
+
+            def kill(number: int, _name: str) -> None:
+                if number >= at:
+                    os.kill(os.getpid(), 9)
+
+            operations.before = kill
+            try:
+                do()
+            finally:
+                os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(count(300, 3600))
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_kill_leaves_nothing_that_looks_whole(data: Path, tmp_path: Path) -> None:
+    """Before each operation on a file: what is there under its name was made whole."""
+    place, root = tmp_path / "data", tmp_path / "work"
+    shutil.copytree(data, place)
+    archive, restored = root / "art.tar", root / "restored"
+    for at in itertools.count(1, count(7, 1)):
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir()
+        if not killed_at(lambda: back_up(place, archive, None), root, at):
+            break
+        if archive.exists():
+            restore(archive, restored, None)
+            shutil.rmtree(restored)
+            archive.unlink()
+        back_up(place, archive, None)  # what was left is not in the way
+        assert sorted(one.name for one in root.iterdir()) == ["art.tar"]
+    assert at > 10
+    for at in itertools.count(1, count(7, 1)):
+        if not killed_at(lambda: restore(archive, restored, None), root, at):
+            break
+        if restored.exists():
+            assert named(restored) == {"tiny@0", "tiny@1", "tiny@2"}
+            shutil.rmtree(restored)
+        restore(archive, restored, None)
+        assert sorted(one.name for one in root.iterdir()) == ["art.tar", "restored"]
+        shutil.rmtree(restored)
+    assert at > 10
