@@ -61,6 +61,10 @@ def status_table(status: ServerStatus) -> Table:
     jobs = ", ".join(f"{count} {state}" for state, count in sorted(status.jobs.items()))
     table.add_row("jobs", jobs or "none")
     table.add_row("stored", f"{status.stored_bytes / 1e6:,.1f} MB")
+    if status.free_bytes is not None:
+        little = " (little)" if status.free_bytes < 4 * status.min_free_bytes else ""
+        least = f"at least {status.min_free_bytes / 1e6:,.1f} MB are needed"
+        table.add_row("disk", f"{status.free_bytes / 1e6:,.1f} MB free{little}, {least}")
     table.add_row("up for", f"{status.uptime:.0f} s")
     return table
 

@@ -155,6 +155,10 @@ class ServerStatus(Wire):
     jobs: dict[str, int]
     stored_bytes: int
     """Of the database and the adapters, a few seconds ago."""
+    free_bytes: int | None
+    """Of the disk that the data is on, a few seconds ago."""
+    min_free_bytes: int
+    """With fewer, the server is not ready and adds nothing."""
     running_calls: int
     engine_restarts: int
     gateway_pause: float

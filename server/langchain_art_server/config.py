@@ -228,6 +228,10 @@ class Settings(_Table):
     max_stored_bytes: int = Field(default=64 << 30, ge=1 << 20)
     """Of the database and the adapters. Once there are more, what would add to them (calls, runs,
     policies, jobs) gets 429, until runs or policies are deleted."""
+    min_free_bytes: int = Field(default=256 << 20, ge=1 << 20)
+    """Of the disk that the data is on. With fewer, the server is not ready, jobs wait, and what
+    would add to the data gets 503 with Retry-After, until there is space again. Four times as much
+    is warned of."""
     keep_checkpoints: int = Field(default=4, ge=1)
     """Newest versions kept per policy, beside pinned ones, the first and the one that serves."""
     losses: dict[Name, str] = Field(default_factory=dict)

@@ -12,8 +12,9 @@ from contextlib import closing
 from pathlib import Path
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
-from langchain_art.errors import ConfigError
+from langchain_art.errors import ConfigError, Damaged
 from langchain_art_server.storage.schema.opening import check_schema, connect, place_of
 from langchain_art_server.storage.tables import CHECKPOINTS, SCHEMA
 
@@ -47,6 +48,7 @@ class Databases(ABC):
 
         Raises:
             ConfigError: a database is not one of this server.
+            Damaged: one could not be read, or its copy not be written.
         """
 
     def _read(self, place: Path, url: str, snapshot: str | None = None) -> bool:
@@ -79,12 +81,21 @@ class SqliteFiles(Databases):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)
             engine = connect(url)
-            with engine.connect() as connection, closing(sqlite3.connect(target)) as copy:
-                source = connection.connection.driver_connection
-                source.backup(copy)  # type: ignore[union-attr] - it is sqlite3's
-            engine.dispose()
-            if self._read(place, f"sqlite:///{target}"):
-                files[str(place / SQLITE)] = target
+            try:
+                with engine.connect() as connection, closing(sqlite3.connect(target)) as copy:
+                    source = connection.connection.driver_connection
+                    source.backup(copy)  # type: ignore[union-attr] - it is sqlite3's
+                if self._read(place, f"sqlite:///{target}"):
+                    files[str(place / SQLITE)] = target
+            except (sqlite3.Error, DBAPIError) as error:
+                why = error.orig if isinstance(error, DBAPIError) else error
+                free = shutil.disk_usage(folder).free
+                raise Damaged(
+                    f"{file} could not be copied to {folder}, whose disk has {free} bytes free: "
+                    f"{why}. See that the disk is not full, and what `langchain-art scrub` says."
+                ) from error
+            finally:
+                engine.dispose()
         return files
 
 

@@ -90,6 +90,7 @@ def ended_in_words() -> Generator[None]:
     try:
         yield
     except (ArtError, OSError, sqlite3.Error, DBAPIError) as error:
-        words = f"{type(error).__name__}: {error}"
+        why = error.orig if isinstance(error, DBAPIError) else error
+        words = f"{type(error).__name__}: {why}"
         Console(stderr=True).print(words, soft_wrap=True, markup=False, highlight=False)
         sys.exit(1)

@@ -9,15 +9,15 @@ import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from langchain_art.errors import QuotaExceeded
+from langchain_art.errors import EngineUnavailable, QuotaExceeded
 from langchain_art_server.backends.base import Engine
 from langchain_art_server.storage.store import Store
 
 log = logging.getLogger(__name__)
 #: Seconds between probes of the database and the disk, and until one counts as failed.
 PROBE_SECONDS, PROBE_WITHIN = 5.0, 10.0
-#: Below this, neither the database's log nor an adapter can be relied on to be written.
-MIN_FREE_BYTES = 16 << 20
+#: Times `min_free_bytes` from which on a little free space is warned of.
+WARN_FROM = 4
 
 
 class Health:
@@ -33,11 +33,15 @@ class Health:
         store: Store,
         data_dir: Path,
         max_stored_bytes: int,
+        min_free_bytes: int,
         measure: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
         self._engines, self._store, self._data_dir = engines, store, data_dir
         self._measure = measure or (lambda: store.stored_bytes())
-        self._max_stored_bytes = max_stored_bytes
+        self._max_stored_bytes, self._min_free_bytes = max_stored_bytes, min_free_bytes
+        #: Bytes, of the disk that has least, when they were last probed; None: not yet.
+        self.free_bytes: int | None = None
+        self._warned = False
         #: Of the database and the adapters, when they were last probed.
         self.stored_bytes = 0
         self._server: str | None = "is starting"
@@ -52,8 +56,25 @@ class Health:
         engines = {name: engine.problem for name, engine in self._engines.items()}
         return {name: why for name, why in engines.items() if why is not None} | self._probed
 
+    @property
+    def is_disk_full(self) -> bool:
+        """Whether nothing is to be added: so little space was free when it was last probed."""
+        return self.free_bytes is not None and self.free_bytes < self._min_free_bytes
+
     def require_space(self) -> None:
-        """Refuse what would add to the database or the adapters. Raises QuotaExceeded."""
+        """Refuse what would add to the database or the adapters.
+
+        Raises:
+            QuotaExceeded: `max_stored_bytes` are stored.
+            EngineUnavailable: the disk is nearly full.
+        """
+        if self.is_disk_full:
+            raise EngineUnavailable(
+                f"The server's disk has {self.free_bytes} bytes free, and its setting "
+                f"min_free_bytes is {self._min_free_bytes}. Free disk space, then send the request "
+                "again; nothing was stored.",
+                retry_after=PROBE_SECONDS,
+            )
         if self.stored_bytes >= self._max_stored_bytes:
             raise QuotaExceeded(
                 f"The database and the adapters have {self.stored_bytes} bytes, and the server's "
@@ -86,9 +107,11 @@ class Health:
     async def _probe(self) -> dict[str, str]:
         found: dict[str, str] = {}
         try:
-            free = (await asyncio.to_thread(shutil.disk_usage, self._data_dir)).free
-            if free < MIN_FREE_BYTES:
-                found["disk"] = f"has {free} bytes free, expected at least {MIN_FREE_BYTES}"
+            self.free_bytes = await asyncio.to_thread(self._free)
+            self._warn(self.free_bytes)
+            if self.is_disk_full:
+                expected = f"expected at least {self._min_free_bytes}"
+                found["disk"] = f"has {self.free_bytes} bytes free, {expected}"
         except OSError as error:
             found["disk"] = "the data directory cannot be read; the log says why"
             log.error("The data directory cannot be read: %s", error)
@@ -99,3 +122,23 @@ class Health:
             found["store"] = "cannot be written to or read; the log says why"
             log.error("The store was probed: %s", error)
         return found
+
+    def _free(self) -> int:
+        """Bytes that are free for the database (of SQLite) and the adapters."""
+        places = {self._data_dir}
+        if self._store.engine.dialect.name == "sqlite":
+            places.add(Path(self._store.engine.url.database or "").absolute().parent)
+        return min(shutil.disk_usage(place).free for place in places)
+
+    def _warn(self, free: int) -> None:
+        """Say once that there is little space, and once that there is enough again."""
+        is_little = free < WARN_FROM * self._min_free_bytes
+        if is_little and not self._warned:
+            log.warning(
+                "The disk has %d bytes free. With fewer than %d (min_free_bytes), jobs wait and "
+                "calls, runs, policies and jobs are refused.",
+                *(free, self._min_free_bytes),
+            )
+        elif self._warned and not is_little:
+            log.info("The disk has %d bytes free again.", free)
+        self._warned = is_little

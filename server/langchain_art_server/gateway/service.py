@@ -79,12 +79,14 @@ class Service:
             self.sessions = Sessions(key) if key else None
             self.keys = Keyring(key, self.store.keys) if key else None
             engines = {"sampler": sampler, "learner": learner}
-            data_dir, most = settings.data_dir, settings.max_stored_bytes
-            self.health = Health(engines, self.store, data_dir, most, self.tenants.measure)
+            bounds = settings.max_stored_bytes, settings.min_free_bytes
+            measure = self.tenants.measure
+            self.health = Health(engines, self.store, settings.data_dir, *bounds, measure)
         else:
             self.tenants, self.slots, self.health = main.tenants, main.slots, main.health
             self.sessions, self.keys, self._pauses = main.sessions, main.keys, main._pauses
             self.is_stopping = lambda: main.is_stopping()
+        self.jobs.is_held = lambda: self.health.is_disk_full
         self.policies = Policies(
             *parts, self.jobs, sampler, learner, self.health, self._others_policies
         )
@@ -227,7 +229,7 @@ class Service:
                 call of none of them, or `advantages` has not one for each turn of a run.
             Conflict: the key was used for another request.
             Overloaded: `max_queued_jobs` have not ended.
-            QuotaExceeded: `max_stored_bytes` are stored.
+            QuotaExceeded, EngineUnavailable: as `Health.require_space`.
         """
         self.health.require_space()
         lora = (await self.policies.get(request.policy)).lora
@@ -301,6 +303,8 @@ class Service:
             trajectories=trajectories,
             jobs=jobs,
             stored_bytes=self.stored_bytes,
+            free_bytes=self.health.free_bytes,
+            min_free_bytes=self.settings.min_free_bytes,
             running_calls=self.running_calls,
             engine_restarts=self.sampler.restarts + self.learner.restarts,
             gateway_pause=self._pauses.seconds,

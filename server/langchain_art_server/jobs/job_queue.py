@@ -6,6 +6,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from langchain_art_server.storage.job_store import JobStore
 log = logging.getLogger(__name__)
 #: Pause before jobs go on after the store failed.
 RETRY_SECONDS = 5.0
+#: Pause between looks at whether jobs are held.
+HELD_SECONDS = 0.5
 
 
 @dataclass
@@ -44,6 +47,8 @@ class JobQueue(ABC):
         self._task: asyncio.Task[None] | None = None
         self._running: _Running | None = None
         self._choosing = asyncio.Lock()
+        #: Whether no job is to begin now: there is no space for what it would make.
+        self.is_held: Callable[[], bool] = lambda: False
 
     @abstractmethod
     async def _run(self, job: TrainJob) -> None:
@@ -120,12 +125,18 @@ class JobQueue(ABC):
             await self._news.wait()
             self._news.clear()
             try:
-                while await self._take_turn():
+                while await self._room() and await self._take_turn():
                     await self._notify()
             except Exception:  # the disk is full, the database is gone
                 log.exception("The store failed; jobs go on in %g s", RETRY_SECONDS)
                 await asyncio.sleep(RETRY_SECONDS)
                 self._news.set()
+
+    async def _room(self) -> bool:
+        """True, once jobs are not held."""
+        while self.is_held():
+            await asyncio.sleep(HELD_SECONDS)
+        return True
 
     async def _take_turn(self) -> bool:
         async with self._turn:

@@ -28,7 +28,7 @@ async def parts(
     store = Store(f"sqlite:///{tmp_path / 'art.sqlite3'}")
     sampler, learner = SimpleNamespace(problem=None), SimpleNamespace(problem=None)
     engines = cast("Any", {"sampler": sampler, "learner": learner})
-    made = Health(engines, store, tmp_path, MAX_STORED_BYTES)
+    made = Health(engines, store, tmp_path, MAX_STORED_BYTES, 1 << 20)
     assert made.reasons == {"server": "is starting"}
     made.start()
     yield made, sampler, learner, store
@@ -44,8 +44,11 @@ async def becomes(health: Health, reasons: dict[str, str]) -> None:
 
 
 async def test_engines_and_store_and_disk_are_told_apart(
-    parts: tuple[Health, Any, Any, Store], monkeypatch: pytest.MonkeyPatch
+    parts: tuple[Health, Any, Any, Store],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO")
     health, sampler, learner, store = parts
     await becomes(health, {})
     sampler.problem, learner.problem = "its process is being started", "is down"
@@ -61,8 +64,16 @@ async def test_engines_and_store_and_disk_are_told_apart(
     await becomes(health, {})
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=9))
-        await becomes(health, {"disk": "has 9 bytes free, expected at least 16777216"})
+        await becomes(health, {"disk": "has 9 bytes free, expected at least 1048576"})
+        with pytest.raises(EngineUnavailable, match="min_free_bytes is 1048576") as refused:
+            health.require_space()
+        assert refused.value.retry_after
     await becomes(health, {})
+    health.require_space()
+    assert [record.levelname for record in caplog.records if "bytes free" in record.message] == [
+        "WARNING",
+        "INFO",
+    ]
 
 
 async def test_a_store_that_does_not_answer_is_told(
