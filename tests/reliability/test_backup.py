@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -24,9 +25,12 @@ from langchain_art.errors import ArtError, ConfigError, Damaged
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server.backups import archive as archives
 from langchain_art_server.backups.backup import back_up
+from langchain_art_server.backups.databases import SqliteFiles
 from langchain_art_server.backups.restore import restore
 from langchain_art_server.config import sqlite_url
+from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.scrub import Scrub
+from langchain_art_server.storage.store import Store
 from tests.support.live_server import REPO, TLS, ForkedServer
 from tests.support.operations import Operations
 from tests.support.postgres import Postgres
@@ -182,6 +186,45 @@ def rows_of(folder: Path, query: str) -> list[Any]:
 
 def on_disk(folder: Path) -> set[int]:
     return {int(one.name) for one in (folder / "adapters" / "tiny").iterdir()}
+
+
+def test_a_version_that_comes_and_goes_while_the_database_is_copied(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, restored = tmp_path / "data", tmp_path / "restored"
+    shutil.copytree(data, place)
+    copy, copies = SqliteFiles.copy, list[set[str]]()
+
+    async def between(publish: tuple[int, ...], delete: tuple[int, ...]) -> None:
+        store, adapters = Store(sqlite_url(place)), AdapterStore(place / "adapters")
+        for version in publish:
+            staged = adapters.stage()
+            (staged / "adapter_config.json").write_text("{}")
+            about = {"policy": "tiny", "version": version, "parent": 2, "created_at": 1.0}
+            adapters.publish(staged, "tiny", version, about | {"metrics": {}})
+            await store.add_checkpoint(adapters.checkpoint(about))
+        for version in delete:
+            await store.forget_checkpoint("tiny", version)
+            adapters.delete("tiny", version)
+        store.close()
+
+    def busy(databases: SqliteFiles, folder: Path) -> dict[str, Path]:
+        first = not copies
+        if first:  # 1 is linked and gone, 3 and 4 come
+            asyncio.run(between((3, 4), (1,)))
+        files = copy(databases, folder)
+        copies.append({f"{policy}@{n}" for policy, n in databases.named[Path()]})
+        if first:  # 4 is named, was not linked, and goes
+            asyncio.run(between((), (4,)))
+        return files
+
+    monkeypatch.setattr(SqliteFiles, "copy", busy)
+    contents, damaged = back_up(place, tmp_path / "art.tar", None)
+    whole = {"tiny@0", "tiny@2", "tiny@3"}
+    assert copies == [whole | {"tiny@4"}, whole] and not damaged
+    assert restore(tmp_path / "art.tar", restored, None) == (contents, [])
+    assert named(restored) == whole == {f"tiny@{one}" for one in on_disk(restored)}
+    assert AdapterStore(restored / "adapters").unused("tiny") == 5, "a name is used once"
 
 
 @pytest.mark.slow

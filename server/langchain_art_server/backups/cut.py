@@ -54,7 +54,7 @@ class Cut:
             gone = {
                 (place, *one) for place, named in self.named.items() for one in named
             } - self._linked
-            if not gone & self._still_named():  # else nothing removed them: they were lost before
+            if not gone or gone <= self._still_named():  # nothing removed them: they were lost
                 break
         else:
             raise ConfigError(
