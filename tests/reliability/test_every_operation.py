@@ -214,7 +214,8 @@ async def disturbed(service: Service, disk: Disk) -> None:
     else:
         while not disk.failed and not (await service.store.jobs.get(job.id)).ended:
             await asyncio.sleep(0.005)
-        await asyncio.sleep(0.1)  # it was in its retention
+        if not disk.failed:
+            await settled(service)  # it is in its retention
         job = await service.store.jobs.get(job.id)
         assert job.state != "failed" or job.retryable, job
     assert disk.failed

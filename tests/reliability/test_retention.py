@@ -2,7 +2,7 @@
 
 Needed is: the version that serves, pinned ones, what a job that has not ended measures from (as a
 KL penalty's reference or as a teacher, of its own policy or of another), and what a job that was
-begun starts from. Retention keeps the first one, too.
+begun starts from. Retention keeps the first one, too, and what the last step measured from.
 """
 
 from __future__ import annotations
@@ -150,8 +150,9 @@ class Kept:
             self.open.remove(job)
             self.serving[policy] = target
             self.versions[policy].add(target)
-            await self.jobs.retention.retain(policy)
-            free = sorted(self.versions[policy] - self.needed(policy) - {0})
+            reference = job.measures[1] if job.measures[0] == policy else 0
+            await self.jobs.retention.retain(policy, reference)
+            free = sorted(self.versions[policy] - self.needed(policy) - {0, reference})
             self.versions[policy] -= set(free[: max(0, len(free) - self.keep)])
 
     async def cancel(self, index: int) -> None:

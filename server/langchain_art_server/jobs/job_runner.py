@@ -288,7 +288,8 @@ class JobRunner(JobQueue):
         await self._router.serve(policy, version)
         await self._notify()
         await self._router.trim()
-        await self.retention.retain(policy)
+        other, reference = request.reference
+        await self.retention.retain(policy, reference if other == policy else 0)
 
     # --- from groups to rows --------------------------------------------------------------------
 

@@ -24,10 +24,14 @@ class Retention:
         self._store, self._adapters, self._router, self._keep = store, adapters, router, keep
         self._lock = asyncio.Lock()
 
-    async def retain(self, policy: str) -> None:
-        """Delete the oldest versions of a policy beyond `keep`, but for those that are needed."""
+    async def retain(self, policy: str, reference: int) -> None:
+        """Delete the oldest versions of a policy beyond `keep`, but for those that are needed.
+
+        Nor is `reference`, which the last step measured from: the next one of a fit does, too.
+        """
         await self.go_on(policy)
-        free = await self._store.unneeded_versions(policy)
+        unneeded = await self._store.unneeded_versions(policy)
+        free = [version for version in unneeded if version != reference]
         for version in free[: max(0, len(free) - self._keep)]:
             try:
                 await self.drop(policy, version)

@@ -22,7 +22,7 @@ from langchain_art import (
     Trainer,
     capture,
 )
-from langchain_art.errors import ConfigError, JobFailed
+from langchain_art.errors import ConfigError, InvalidRequest
 from langchain_art.wire import LoraConfig, TrainResult, Trajectory, TrajectoryGroup
 from tests.support.live_server import LiveServer
 
@@ -91,7 +91,7 @@ def test_without_its_teacher_an_equal_group_trains_nothing(
     student = Student(art_server, client)
     unscored = student.step(Distillation(teacher=teacher), None)
     assert unscored.excluded["runs.unscored"] == 30 and unscored.metrics["calls_trained"] == 0
-    with pytest.raises(JobFailed, match=r"t-.*@9.* expected a version of .* that is kept: \["):
+    with pytest.raises(InvalidRequest, match=r"t-.*@9.* expected a version of .* that is kept: \["):
         student.step(Distillation(teacher=f"{teacher.partition('@')[0]}@9"), 1.0)
 
 
