@@ -40,6 +40,8 @@ from tests.support.stored_step import RATE, stored
 
 BACKUPS = count(4, 100)
 TENANTS = ("default", "ana")
+#: Of the operations before which a command is killed.
+STRIDE = 8 // count(1, 8)
 
 
 @pytest.fixture(autouse=True)
@@ -383,7 +385,7 @@ def test_a_kill_leaves_nothing_that_looks_whole(data: Path, tmp_path: Path) -> N
     place, root = tmp_path / "data", tmp_path / "work"
     shutil.copytree(data, place)
     archive, restored = root / "art.tar", root / "restored"
-    for at in itertools.count(1, count(7, 1)):
+    for at in itertools.count(1, STRIDE):
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir()
         if not killed_at(lambda: back_up(place, archive, None), root, at):
@@ -395,7 +397,7 @@ def test_a_kill_leaves_nothing_that_looks_whole(data: Path, tmp_path: Path) -> N
         back_up(place, archive, None)  # what was left is not in the way
         assert sorted(one.name for one in root.iterdir()) == ["art.tar"]
     assert at > 10
-    for at in itertools.count(1, count(7, 1)):
+    for at in itertools.count(1, STRIDE):
         if not killed_at(lambda: restore(archive, restored, None), root, at):
             break
         if restored.exists():

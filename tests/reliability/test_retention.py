@@ -86,13 +86,10 @@ class Kept:
 
     async def make(self, policy: str) -> None:
         if policy not in self.versions:
-            number = self.used[policy] + 1
-            checkpoint = self._publish(policy, number, None, "none")
-            await self.store.add_checkpoint(checkpoint)
-            await self.router.serve(policy, number)
+            await self.store.add_checkpoint(self._publish(policy, 0, None, "none"))
+            await self.router.serve(policy, 0)
             await self.store.add_policy(policy, LoraConfig())
-            await self.store.set_serving(policy, number)
-            self.versions[policy], self.serving[policy] = {number}, number
+            self.versions[policy], self.serving[policy] = {0}, 0
 
     def _publish(self, policy: str, number: int, parent: int | None, job: str) -> Any:
         staged = self.adapters.stage()
@@ -101,6 +98,7 @@ class Kept:
         about = {"policy": policy, "version": number, "parent": parent, "job": job}
         about |= {"created_at": 1.0, "metrics": {}}
         self.adapters.publish(staged, policy, number, about)
+        assert not number or number > self.used[policy], "a name is used once"
         self.used[policy] = max(self.used[policy], number)
         return self.adapters.checkpoint(about)
 
