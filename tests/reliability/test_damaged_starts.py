@@ -103,6 +103,18 @@ def test_every_damaged_file_is_found(whole: Path, tmp_path: Path) -> None:
     print(f"{DAMAGES - unused} found, {unused} in bytes of the database that nothing uses")  # noqa: T201
 
 
+def test_a_schema_that_is_no_text_any_more_is_said_in_words(whole: Path, tmp_path: Path) -> None:
+    """SQLite's own message has the byte in it, and Python's module cannot read that."""
+    shutil.copytree(whole, place := tmp_path / "data")
+    written = (place / DATABASE).read_bytes()
+    begins = written.index(b"CREATE TABLE job_events")
+    name = written.rindex(b"job_eventsjob_events", 0, begins)
+    (place / DATABASE).write_bytes(written[:name] + b"\xf3" + written[name + 1 :])
+    [problem] = found(place)
+    assert "malformed" in problem and "restore it from a backup" in problem
+    assert "malformed" in StubServer(place).refusal()
+
+
 @pytest.mark.soak("F4", STARTS, "starts with the serving version damaged")
 @pytest.mark.slow
 @pytest.mark.timeout(count(300, 1800))

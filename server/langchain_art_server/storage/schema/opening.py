@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import sqlite3
 import zlib
 from pathlib import Path
 from typing import IO, Any
@@ -91,8 +92,11 @@ def _sqlite_pragmas(connection: Any, _record: Any) -> None:
     # Text that the disk changed may be no UTF-8; its row's seal shows the change.
     connection.text_factory = _text
     cursor = connection.cursor()
-    for pragma in ("busy_timeout=10000", "journal_mode=WAL", "synchronous=FULL"):
-        cursor.execute(f"PRAGMA {pragma}")
+    try:
+        for pragma in ("busy_timeout=10000", "journal_mode=WAL", "synchronous=FULL"):
+            cursor.execute(f"PRAGMA {pragma}")
+    except UnicodeDecodeError as error:  # of SQLite's message, which has the damaged name in it
+        raise sqlite3.DatabaseError(_text(error.object)) from error
     cursor.close()
 
 
