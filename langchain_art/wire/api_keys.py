@@ -15,7 +15,7 @@ from langchain_art.wire.identifiers import Finite, ScenarioName, Several, Wire
 _RANDOM_BYTES = 32
 #: Characters that 32 random bytes have in base64, the shortest form in use.
 _SHORTEST = 43
-Scope = Literal["infer", "submit", "review", "admin"]
+Scope = Literal["infer", "submit", "review", "metrics", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 #: The tenant of ART_API_KEY, and of a server without a key.
 DEFAULT_TENANT = "default"

@@ -22,9 +22,9 @@ from rich.logging import RichHandler
 from uvicorn.loops.auto import auto_loop_factory
 
 from langchain_art.errors import ArtError, ConfigError
-from langchain_art.wire.redaction import redact
 from langchain_art_server.config import Settings, load_settings
 from langchain_art_server.gateway.app import create_app
+from langchain_art_server.gateway.drain import DrainingServer
 from langchain_art_server.gateway.http_protocol import (
     IDLE_SECONDS,
     DeadlineHttp,
@@ -33,19 +33,13 @@ from langchain_art_server.gateway.http_protocol import (
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.page.routes import page_routes
 from langchain_art_server.start_checks import check_start, with_quantized_base
+from langchain_art_server.telemetry.log_lines import TextLines, log_as_json
 
+log = logging.getLogger("langchain_art_server")
 console = Console(stderr=True)
 cli = typer.Typer(add_completion=False, rich_markup_mode="rich")
 #: Options that are no setting of the same name. All others are; an unknown one is refused.
 _NOT_SETTINGS = {"config", "policy", "lora_rank", "log_level"}
-
-
-class _Redacting(logging.Formatter):
-    """Shows no secret that a message or a traceback holds."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line, with its traceback."""
-        return redact(super().format(record))
 
 
 def build(settings: Settings) -> Service:
@@ -66,52 +60,69 @@ def build(settings: Settings) -> Service:
     return Service(settings, sampler, learner(settings))
 
 
-async def run(settings: Settings) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP."""
+async def run(settings: Settings) -> set[int]:
+    """Serve until SIGINT, SIGTERM or SIGHUP; returns which of them have come."""
     service = build(settings)
-    console.print(f"Loading {settings.model} …")
+    _say(settings, f"Loading {settings.model} …")
+    server: DrainingServer | None = None
     try:
         await service.start()
+        app = create_app(service, page_routes)
         config = uvicorn.Config(
-            create_app(service, page_routes),
+            app,
             host=settings.host,
             port=settings.port,
+            log_config=None,
             log_level="warning",
             access_log=False,
             proxy_headers=False,  # slots are shared by who connects, and anyone can write a header
             http=DeadlineHttp,
             ws="none",
             timeout_keep_alive=IDLE_SECONDS,
-            timeout_graceful_shutdown=10,
         )
-        DeadlineHttp.limit = max_connections()
-        server = uvicorn.Server(config)
-        service.is_stopping = lambda: server.should_exit
+        DeadlineHttp.limit, DeadlineHttp.metrics = max_connections(), service.metrics
+        server = serving = DrainingServer(config, service, app)
+        service.is_stopping = lambda: serving.should_exit
         # The collector of cycles passes over what is there by now, and runs seldom: a call makes
         # hundreds of objects and no cycles, and a fifth of the time went into looking for them.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
-        _drain_on_hangup(server)
-        serving = asyncio.create_task(server.serve())
-        while not server.started and not serving.done():
+        task = asyncio.create_task(server.serve())
+        while not server.started and not task.done():
             await asyncio.sleep(0.02)
         if server.started:
             port = server.servers[0].sockets[0].getsockname()[1]
-            console.print(
-                f"[bold]Ready:[/] http://{settings.host}:{port}/v1  "
+            _say(
+                settings,
+                f"http://{settings.host}:{port}/v1  "
                 f"model {settings.base_name}  policies {sorted(service.router.serving) or '-'}  "
-                f"key {'required' if settings.api_key else 'none (loopback only)'}"
+                f"key {'required' if settings.api_key else 'none (loopback only)'}",
+                "Ready: ",
             )
-        await serving
+        await task
     finally:
         await service.close()
+    log.info("%s", server.summary())
+    return server.signals
 
 
-def _drain_on_hangup(server: uvicorn.Server) -> None:
-    """End as on SIGTERM when the terminal is closed, unless the caller ignores that (nohup)."""
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, server.handle_exit)
+def _say(settings: Settings, text: str, head: str = "") -> None:
+    """Tell who has started the server."""
+    if settings.log_format == "json":
+        log.info("%s%s", head, text)
+    else:
+        console.print(f"[bold]{head}[/]{text}" if head else text)
+
+
+def _log(settings: Settings, level: str) -> None:
+    """Have the log written as the settings say."""
+    if settings.log_format == "json":
+        log_as_json(level.upper())
+        return
+    handler = RichHandler(console=console, show_path=False)
+    handler.setFormatter(TextLines("%(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 @cli.command()
@@ -140,6 +151,9 @@ def main(
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of a whole call.")] = None,
     lora_rank: Annotated[int | None, typer.Option(help="Rank of --policy's adapters.")] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[
+        str | None, typer.Option(help="text or json (one object a line); default: text.")
+    ] = None,
 ) -> None:
     """Serve a base model and the policies that are trained on it, over OpenAI's API.
 
@@ -149,10 +163,8 @@ def main(
     Example:
       ART_API_KEY=… langchain-art serve Qwen/Qwen2.5-0.5B-Instruct --policy email-agent
     """
+    settings: Settings | None = None
     os.umask(0o077)  # what is written is this user's alone, by the engines too
-    handler = RichHandler(console=console, show_path=False)
-    handler.setFormatter(_Redacting("%(message)s"))
-    logging.basicConfig(level=log_level.upper(), handlers=[handler])
     try:
         if model is None and config is None:
             raise ConfigError(
@@ -162,14 +174,21 @@ def main(
         options["policies"] = tuple(policy) if policy else None
         options["lora"] = {"rank": lora_rank} if lora_rank else None
         settings = load_settings(config, **options)
+        _log(settings, log_level)
         check_start(settings)
         if settings.quantization:
-            console.print(f"The base in 4 bits ({settings.quantization}): made once, then read …")
+            bits = f"The base in 4 bits ({settings.quantization}): made once, then read …"
+            _say(settings, bits)
             settings = with_quantized_base(settings)
         os.environ.pop("ART_API_KEY", None)  # the engines need none
         with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:  # uvloop, where it is
-            runner.run(run(settings))
+            signals = runner.run(run(settings))
+        if signal.SIGINT in signals:
+            sys.exit(128 + signal.SIGINT)
     except ArtError as error:
+        if settings is not None and settings.log_format == "json":
+            log.error("%s: %s", type(error).__name__, error)
+            sys.exit(1)
         console.print(f"[bold red]{type(error).__name__}:[/]", end=" ")
         console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)

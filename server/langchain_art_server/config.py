@@ -239,7 +239,13 @@ class Settings(_Table):
     is installed where the learner runs (`langchain_art_server.losses`)."""
     sampler: SamplerTable = TransformersSettings()
     learner: LearnerTable = PeftSettings()
+    drain_seconds: float = Field(default=10, ge=0, le=86_400)
+    """What runs when the server is told to end (SIGTERM, SIGINT, SIGHUP) may take so long to end;
+    then it is cut."""
     page: PageSettings = PageSettings()
+    log_format: Literal["text", "json"] = "text"
+    """``json``: each record of the log is a JSON object on a line of standard error, the engines'
+    too, and each request is one."""
 
     @model_validator(mode="after")
     def _losses_named(self) -> Settings:

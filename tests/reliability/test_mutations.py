@@ -103,6 +103,7 @@ def valid_requests(call: str, run: str, job: str) -> list[Valid]:
         Valid("DELETE", "/v1/keys/{key_id}", {"key_id": "key-of-nobody"}),
         Valid("GET", "/v1/log", query={"limit": 2}),
         Valid("GET", "/status"),
+        Valid("GET", "/metrics"),
         Valid("GET", "/healthz"),
         Valid("GET", "/readyz"),
     ]

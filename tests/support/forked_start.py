@@ -7,6 +7,7 @@ forked, too, instead of being started. All else is what ``python -m MODULE ARGS`
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import runpy
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,7 +90,19 @@ def serve(_channel: object, config: dict[str, Any]) -> None:
     EngineProgram._forks = _ForkedForkServer()
     sys.modules.pop("langchain_art_server.__main__", None)  # it is run, not imported
     sys.argv = [config["module"], *config["args"]]
-    runpy.run_module(config["module"], run_name="__main__", alter_sys=True)
+    status = 0
+    try:
+        runpy.run_module(config["module"], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    except BaseException:  # noqa: BLE001 - its traceback is what Python would show
+        traceback.print_exc()
+        status = 1
+    # To take apart what was imported for the engines would take the server's process a second.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 class _ForkedForkServer(fork_server.ForkServer):

@@ -51,7 +51,9 @@ def create(
     ] = DEFAULT_TENANT,
     scope: Annotated[
         list[str] | None,
-        typer.Option(help=f"Of {', '.join(SCOPES)}; may be repeated. Default: all but admin."),
+        typer.Option(
+            help=f"Of {', '.join(SCOPES)}; may be repeated. Default: infer, submit, review."
+        ),
     ] = None,
     expires: Annotated[
         str | None, typer.Option(help="90m, 12h or 30d.", show_default="never")

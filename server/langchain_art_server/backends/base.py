@@ -141,6 +141,10 @@ class SamplerState:
     free_bytes: float | None
     """Memory of its device that is free for adapters; None: unknown, or the engine has set aside
     what it needs for them."""
+    running: int = 0
+    """Calls that are sampled now."""
+    waiting: int = 0
+    """Calls that wait until they are."""
 
 
 class Engine(Protocol):

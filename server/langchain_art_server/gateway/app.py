@@ -22,11 +22,14 @@ from langchain_art_server.gateway.chat.completions import ChatCompletions
 from langchain_art_server.gateway.keys.routes import key_routes
 from langchain_art_server.gateway.keys.scopes import require_rules
 from langchain_art_server.gateway.lists import After, Limit, ListOf, PageOf
+from langchain_art_server.gateway.metrics import metrics_route
 from langchain_art_server.gateway.openapi import body_docs, document
 from langchain_art_server.gateway.record_routes import record_routes
 from langchain_art_server.gateway.refusals import answer, no_such_route, refuse
 from langchain_art_server.gateway.request_bodies import model_of
+from langchain_art_server.gateway.request_watch import RequestWatch
 from langchain_art_server.gateway.service import Service
+from langchain_art_server.telemetry.log_context import current
 
 MAX_WAIT = 30.0
 MAX_NUMBER = 2**31 - 1  # what every database can hold
@@ -40,13 +43,13 @@ class RollbackTo(wire.Wire):
     why: str = Field(default="", max_length=4096, pattern=r"^[^\x00]*$")
 
 
-def create_app(service: Service, page: Callable[[FastAPI, Service], None]) -> ASGIApp:
+def create_app(service: Service, page: Callable[[FastAPI, Service], None]) -> RequestWatch:
     """The server's ASGI application over a started `Service`; `page` adds the page's routes."""
     tenants = service.tenants
     tenants.make_app = lambda one: _app_of(one, page)
     tenants.app_of(service.tenant)
     context = service.sampler.info.max_model_len
-    return AccessControl(
+    guarded = AccessControl(
         tenants.app_of,
         service.settings,
         context,
@@ -54,6 +57,8 @@ def create_app(service: Service, page: Callable[[FastAPI, Service], None]) -> AS
         service.sessions,
         tenants.stored_bytes_of,
     )
+    log_requests = service.settings.log_format == "json"
+    return RequestWatch(guarded, service.metrics, log_requests=log_requests)
 
 
 def _app_of(service: Service, page: Callable[[FastAPI, Service], None]) -> ASGIApp:
@@ -78,6 +83,7 @@ def _app_of(service: Service, page: Callable[[FastAPI, Service], None]) -> ASGIA
     _job_routes(app, service)
     _status_routes(app, service)
     key_routes(app, service)
+    metrics_route(app, service)
     page(app, service)
     require_rules(app.routes)
     app.openapi = lambda: document(app)
@@ -146,6 +152,7 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
     async def delete_policy(name: str, request: Request) -> dict[str, str]:
         """Delete a policy that no job and no call uses, with all its versions."""
         await service.policies.delete(name)
+        service.metrics.forget(service.tenant, name)
         await service.note(access_of(request.scope), "deleted_policy", name)
         return {"deleted": name}
 
@@ -209,6 +216,8 @@ def _job_routes(app: FastAPI, service: Service) -> None:
                 param="Idempotency-Key",
             )
         job = await service.train(await model_of(request, wire.TrainRequest), idempotency_key)
+        if (context := current()) is not None:
+            context.policy, context.job_id = job.policy, job.id
         await service.note(access_of(request.scope), "trained", f"{job.policy} by {job.id}")
         return job
 
@@ -229,7 +238,7 @@ def _job_routes(app: FastAPI, service: Service) -> None:
         while True:
             found = await service.store.jobs.get(job_id)
             left = deadline - time.monotonic()
-            if found.ended or left <= 0:
+            if found.ended or left <= 0 or service.is_stopping():
                 return found
             await service.jobs.wait(min(left, 1.0))
 
@@ -256,7 +265,7 @@ def _job_routes(app: FastAPI, service: Service) -> None:
             job = await service.store.jobs.get(job_id)
             page = await service.store.jobs.events(job_id, after, limit)
             left = deadline - time.monotonic()
-            if page.items or left <= 0 or job.ended:
+            if page.items or left <= 0 or job.ended or service.is_stopping():
                 return PageOf(data=page.items, last_id=page.last_id, has_more=page.has_more)
             await service.jobs.wait(min(left, 1.0))
 

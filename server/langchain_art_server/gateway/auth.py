@@ -35,6 +35,7 @@ from langchain_art_server.gateway.keys.scopes import (
 from langchain_art_server.gateway.refusals import answer, no_such_path
 from langchain_art_server.gateway.request_bodies import RequestBodies
 from langchain_art_server.gateway.sessions import FILES, Sessions
+from langchain_art_server.telemetry.log_context import current
 
 log = logging.getLogger(__name__)
 CHAT = "/v1/chat/completions"
@@ -200,6 +201,9 @@ class AccessControl:
                 await self._wrong.note(peer_of(scope))
             raise
         scope["art.access"] = access
+        if (context := current()) is not None:
+            context.tenant = access.tenant if access is not None else DEFAULT_TENANT
+            context.key = access.id if access is not None else None
         return access
 
     def _find(self, scope: Scope, headers: dict[bytes, bytes]) -> Access | None:

@@ -87,6 +87,10 @@ class Health:
         self._server = None
         self._task = asyncio.create_task(self._probe_for_ever())
 
+    def drain(self) -> None:
+        """From now on it takes no new requests."""
+        self._server = "is shutting down: running requests end, new ones are refused"
+
     async def close(self) -> None:
         """From now on it does not."""
         self._server = "is shutting down"

@@ -21,6 +21,8 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from langchain_art.errors import EngineUnavailable, InvalidRequest, RequestRefused, RequestTimeout
 from langchain_art_server.gateway.refusals import answer
+from langchain_art_server.telemetry.log_context import request_id_of
+from langchain_art_server.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 #: Seconds for a whole header, for a whole body, and in which a peer reads `_LEAST_READ` bytes.
@@ -83,6 +85,8 @@ class DeadlineHttp(HttpToolsProtocol):
     """One connection. Timers run only while a header or a body is unfinished."""
 
     limit = MAX_CONNECTIONS
+    #: Counts what is refused here.
+    metrics = Metrics()
     #: When as much as `_LINGER_RATE` allows will have been read.
     _lingering_until = 0.0
 
@@ -289,7 +293,11 @@ class DeadlineHttp(HttpToolsProtocol):
         self._end_soon()
 
     def _say(self, error: RequestRefused) -> None:
-        response = answer(error)
+        headers: dict[bytes, bytes] = dict(self.headers or ())  # None before the first request
+        response, given_back = answer(error), request_id_of(headers.get(b"x-request-id"))
+        self.metrics.refused("", error.status, error.code)
+        log.debug("%s was refused (%s): %s", self.client, given_back, error)
         lines = [STATUS_LINE[response.status_code], b"connection: close\r\n"]
+        lines.append(b"x-request-id: %b\r\n" % given_back.encode())
         lines += [b"%b: %b\r\n" % pair for pair in response.raw_headers]
         self.transport.write(b"".join([*lines, b"\r\n", bytes(response.body)]))

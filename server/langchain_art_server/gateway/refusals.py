@@ -21,6 +21,7 @@ from langchain_art.errors import (
     RequestRefused,
 )
 from langchain_art.wire.field_hints import place, unknown_field
+from langchain_art_server.telemetry.log_context import current
 
 #: Characters of a message, and of one value in it: a request of 30 MB gets no answer of 30 MB.
 _MESSAGE, _VALUE = 4000, 200
@@ -28,6 +29,13 @@ _MESSAGE, _VALUE = 4000, 200
 
 def answer(error: Exception) -> JSONResponse:
     """The response to an error. One that nobody expected is 500, without its words."""
+    response, code = _answer(error)
+    if (context := current()) is not None:
+        context.refused = code
+    return response
+
+
+def _answer(error: Exception) -> tuple[JSONResponse, str]:
     if isinstance(error, ConfigError):  # of what the request asks for
         error = InvalidRequest(str(error))
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -39,7 +47,7 @@ def answer(error: Exception) -> JSONResponse:
         said = str(error) if isinstance(error, ArtError) else _UNEXPECTED
         body = RequestRefused(said).body()
         body["error"] |= {"type": "server_error", "code": "internal_error"}
-        return JSONResponse(body, status_code=500)
+        return JSONResponse(body, status_code=500), "internal_error"
     headers = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, round(error.retry_after)))
@@ -47,7 +55,7 @@ def answer(error: Exception) -> JSONResponse:
         headers["WWW-Authenticate"] = "Bearer"
     body = error.body()
     body["error"]["message"] = body["error"]["message"][:_MESSAGE]
-    return JSONResponse(body, status_code=error.status, headers=headers)
+    return JSONResponse(body, status_code=error.status, headers=headers), error.code
 
 
 _UNEXPECTED = "The server failed at this request; its log has the traceback. Please report it."

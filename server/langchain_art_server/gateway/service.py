@@ -32,6 +32,8 @@ from langchain_art_server.policies.adapter_store import AdapterStore, make_direc
 from langchain_art_server.policies.router import Router
 from langchain_art_server.storage.data_dir import make_private, own
 from langchain_art_server.storage.store import Store
+from langchain_art_server.telemetry.job_watch import JobWatch
+from langchain_art_server.telemetry.metrics import Metrics
 
 
 class Service:
@@ -66,8 +68,10 @@ class Service:
         self.store = Store(settings.url)
         self.router = Router(settings.base_name, self.adapters, sampler)
         self._main, beside = main or self, main.jobs if main else None
+        self.metrics = main.metrics if main else Metrics()
+        watch = JobWatch(self.metrics, tenant)
         parts = (settings, self.store, self.adapters, self.router)
-        self.jobs = JobRunner(*parts, sampler, learner, beside)
+        self.jobs = JobRunner(*parts, sampler, learner, beside, watch)
         self._pauses, self._watch = LongestPause(), list[asyncio.Task[None]]()
         self._started = time.monotonic()
         #: Whether the server ends: answers that have no end of their own are ended then.
@@ -116,6 +120,11 @@ class Service:
     def _others_policies(self) -> int:
         """The policies of all other tenants."""
         return sum(len(one.router.serving) for one in self.tenants if one is not self)
+
+    @property
+    def gateway_pause(self) -> float:
+        """Longest time that the event loop did not turn, in the last minute or two, in seconds."""
+        return self._pauses.seconds
 
     @property
     def running_calls(self) -> int:
@@ -307,7 +316,7 @@ class Service:
             min_free_bytes=self.settings.min_free_bytes,
             running_calls=self.running_calls,
             engine_restarts=self.sampler.restarts + self.learner.restarts,
-            gateway_pause=self._pauses.seconds,
+            gateway_pause=self.gateway_pause,
             sampler_pause=None if state is None else state.longest_pause,
             uptime=time.monotonic() - self._started,
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from langchain_art.errors import ArtError, Conflict, EngineUnavailable
 from langchain_art.wire import TrainJob
 from langchain_art_server.storage.job_store import JobStore
+from langchain_art_server.telemetry.job_watch import JobWatch
 
 log = logging.getLogger(__name__)
 #: Pause before jobs go on after the store failed.
@@ -34,11 +35,15 @@ class _Running:
 class JobQueue(ABC):
     """Runs jobs one after the other, oldest first; `_run` does one.
 
-    With a queue `beside` it, of another tenant, they take turns.
+    With a queue `beside` it, of another tenant, they take turns. `watch` is told of each job.
     """
 
-    def __init__(self, jobs: JobStore, beside: JobQueue | None = None) -> None:
-        self._jobs = jobs
+    def __init__(
+        self, jobs: JobStore, beside: JobQueue | None = None, watch: JobWatch | None = None
+    ) -> None:
+        self._jobs, self.watch = jobs, watch or JobWatch()
+        #: Whether no further job is begun, since the server ends.
+        self.draining = False
         #: Whose turn it is among the queues of one learner: each has one job after the other.
         self._turn: asyncio.Lock = beside._turn if beside is not None else asyncio.Lock()
         self._news = asyncio.Event()
@@ -145,9 +150,9 @@ class JobQueue(ABC):
     async def _run_next(self) -> bool:
         """Run the next job. False if there is none. Raises what the store raised."""
         async with self._choosing:
-            if (job := await self._jobs.next_open()) is None:
+            if self.draining or (job := await self._jobs.next_open()) is None:
                 return False
-            task = asyncio.create_task(self._run_safely(job))
+            task = asyncio.create_task(self._run_watched(job))
             running = self._running = _Running(job.id, task)
         try:
             await asyncio.wait({task})
@@ -161,7 +166,12 @@ class JobQueue(ABC):
             await self._jobs.cancel(job.id)
         elif not task.cancelled() and (error := task.exception()):
             raise error
+        self.watch.ended(await self._jobs.get(job.id))
         return True
+
+    async def _run_watched(self, job: TrainJob) -> None:
+        with self.watch.running(job):
+            await self._run_safely(job)
 
     async def _run_safely(self, job: TrainJob) -> None:
         try:
@@ -179,6 +189,11 @@ class JobQueue(ABC):
             await self._failed(job, f"internal error: {error!r}")
 
     @property
+    def running(self) -> str | None:
+        """The id of the job that runs."""
+        return self._running.id if self._running is not None else None
+
+    @property
     def is_cancelled(self) -> bool:
         """Whether the job that runs was cancelled."""
         return self._running is not None and self._running.cancelled
@@ -189,3 +204,4 @@ class JobQueue(ABC):
             if self._running.cancelled:
                 raise asyncio.CancelledError
             self._running.publishing = True
+        self.watch.enter("publish")

@@ -36,6 +36,7 @@ from langchain_art_server.policies.router import Router
 from langchain_art_server.policies.weight_change import check_weights
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot
 from langchain_art_server.storage.store import Store
+from langchain_art_server.telemetry.job_watch import JobWatch
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -53,8 +54,9 @@ class JobRunner(JobQueue):
         sampler: Sampler,
         learner: Learner,
         beside: JobRunner | None = None,
+        watch: JobWatch | None = None,
     ) -> None:
-        super().__init__(store.jobs, beside)
+        super().__init__(store.jobs, beside, watch)
         self._settings, self._store, self._adapters = settings, store, adapters
         self._router, self._sampler, self._learner = router, sampler, learner
         self.retention = Retention(store, adapters, router, settings.keep_checkpoints)
@@ -143,11 +145,13 @@ class JobRunner(JobQueue):
         call = batch.calls[0]
         await self._router.resolve(parent.name)  # loads it
         before = await ask_each(self._sampler, call, parent)
+        self.watch.enter("learn")
         try:
             async with self._device():
                 metrics = await self._settled(self._learner.step(step, on_progress))
                 if pairs is not None:
                     metrics |= await self._settled(pairs.metrics_after(self._learner, staged))
+            self.watch.enter("check")
             begun = time.monotonic()
             sealing = asyncio.create_task(asyncio.to_thread(self._adapters.seal, staged))
             try:

@@ -24,6 +24,9 @@ class FairQueue(Generic[T]):
     def __bool__(self) -> bool:
         return bool(self._of)
 
+    def __len__(self) -> int:
+        return sum(map(len, self._of.values()))
+
     def put(self, client: str, item: T) -> None:
         """Append to the client's queue."""
         self._of.setdefault(client, deque()).append(item)

@@ -22,6 +22,16 @@ class FairSlots:
         self._held: Counter[str] = Counter()
         self._waiting: FairQueue[tuple[str, asyncio.Future[None]]] = FairQueue()
 
+    @property
+    def held(self) -> int:
+        """Slots that are given out."""
+        return self._held.total()
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for one."""
+        return len(self._waiting)
+
     @contextlib.asynccontextmanager
     async def one(self, client: str) -> AsyncGenerator[None]:
         """A slot, when it is this client's turn."""

@@ -20,6 +20,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from langchain_art.errors import ArtError
+from langchain_art_server.backends.base import SamplerState
 from langchain_art_server.backends.chat.fair_queue import FairQueue
 from langchain_art_server.backends.chat.sampler_host import THREADS, ChatCall, SamplerHost
 from langchain_art_server.backends.embedded.model_runner import make_runner
@@ -288,7 +289,14 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
     def _state(self, call: EngineCall) -> None:
         free = free_bytes(self._device)
         known = free if math.isfinite(free) else None
-        self._channel.result(call, {"longest_pause": self._pauses.seconds, "free_bytes": known})
+        running, waiting = self.scheduler.counts
+        state = SamplerState(
+            self._pauses.seconds,
+            known,
+            running=running,
+            waiting=waiting + len(self._slow) + self._preparing.total(),
+        )
+        self._channel.result(call, vars(state))
 
     def _unload_adapter(self, call: EngineCall) -> None:
         self._free(self._retire(call.params["name"]))

@@ -87,6 +87,11 @@ class Scheduler:
         """True while a step has something to do."""
         return bool(self._rows or self._waiting)
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Sequences that run, and those that wait."""
+        return len(self._rows), len(self._waiting)
+
     def add(self, queued: Queued) -> None:
         """Queue a call or a sequence; the next step may admit it."""
         self._waiting.put(queued.client, queued)

@@ -18,11 +18,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from pydantic_core import from_json, to_json
 
 from langchain_art.errors import REFUSALS, ArtError, ConfigError, EngineUnavailable
+from langchain_art_server.telemetry.log_lines import log_as_json
 
 log = logging.getLogger(__name__)
 LENGTH = struct.Struct(">I")
@@ -183,6 +184,8 @@ def run_engine(target: str, sock: socket.socket, config: Any) -> None:
     The function gets ``(channel, config)``, answers call 0 (``start``) when it is ready, and then
     serves until the process ends.
     """
+    if isinstance(config, dict) and cast("dict[str, Any]", config).get("log_format") == "json":
+        log_as_json()
     import_function(target)(Channel(sock), config)
 
 

@@ -195,7 +195,12 @@ class ReplicatedSampler:
             return None
         known = [state.free_bytes for state in states if state.free_bytes is not None]
         longest = max(state.longest_pause for state in states)
-        return SamplerState(longest, min(known, default=None))
+        return SamplerState(
+            longest,
+            min(known, default=None),
+            running=sum(state.running for state in states),
+            waiting=sum(state.waiting for state in states),
+        )
 
     # --- adapters -------------------------------------------------------------------------------
 

@@ -203,7 +203,13 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         self._channel.flush()
 
     async def _state(self, _call: EngineCall) -> dict[str, Any]:
-        return {"longest_pause": self.pauses.seconds, "free_bytes": None}  # set aside
+        queues = self._preparing, self._sampling
+        return {
+            "longest_pause": self.pauses.seconds,
+            "free_bytes": None,  # set aside
+            "running": self._sampling.held,
+            "waiting": self._preparing.held + sum(one.waiting for one in queues),
+        }
 
     # --- chat calls -----------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ from langchain_art_server.gateway.keys.limits import Meter
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.policies.router import RoutedModel
 from langchain_art_server.storage.tables import CallRecord
+from langchain_art_server.telemetry.log_context import current
 
 _LISTEN_AFTER = 0.5  # seconds
 _UNLIMITED = nullcontext()
@@ -144,6 +145,10 @@ class _Completion:
         # Ids that grow with time are adjacent in the table's index: a batch writes few pages.
         self._id = f"chatcmpl-{int(made * 1e6):014x}{random.getrandbits(72):018x}"
         self._frame = {"id": self._id, "created": int(made), "model": target.model}
+        named, self._run = target.policy or target.model, call.body.art.trajectory_id
+        self._series = service.metrics.calls_of(service.tenant, named)
+        if (context := current()) is not None:
+            context.policy, context.call_id, context.run_id = named, self._id, self._run
 
     def _call_id(self, index: int) -> str:
         return self._id if index == 0 else f"{self._id}:{index}"
@@ -157,14 +162,16 @@ class _Completion:
             adapter=self._target.adapter,
             sampling=sampling,
             client=self._client,
-            run=self._call.body.art.trajectory_id or self._call.body.art.thread or "",
+            run=self._run or self._call.body.art.thread or "",
             **self._call.asked,
         )
 
     def _record(self, index: int, reply: ChatReply) -> CallRecord:
+        prompt = 0 if index else len(reply.prompt_token_ids)  # once, as in `usage`
+        sampled, took = len(reply.token_ids), time.monotonic() - self._start
+        self._series.ended(prompt, sampled, reply.finish_reason, took)
         if self._meter is not None:
-            prompt = 0 if index else len(reply.prompt_token_ids)  # once, as in `usage`
-            self._meter.count_tokens(prompt + len(reply.token_ids))
+            self._meter.count_tokens(prompt + sampled)
         return CallRecord(
             id=self._call_id(index),
             created_at=time.time(),
@@ -181,7 +188,7 @@ class _Completion:
             temperature=self._call.sampling.temperature or 1.0,
             finish_reason=reply.finish_reason,
             excluded_because=reply.excluded_because,
-            latency=time.monotonic() - self._start,
+            latency=took,
             began=self._began,
             retry=self._call.retry,
         )
@@ -214,7 +221,9 @@ class _Completion:
     ) -> None:
         """Answer by server-sent events. Errors before the first token are raised, not streamed."""
         async with aclosing(self._pieces()) as pieces:
-            events = self._events(await anext(pieces), pieces)
+            first = await anext(pieces)
+            self._series.first_token(time.monotonic() - self._start)
+            events = self._events(first, pieces)
             response = StreamingResponse(events, media_type="text/event-stream")
             stop_listening()
             await response(scope, receive, send)

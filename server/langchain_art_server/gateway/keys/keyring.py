@@ -98,6 +98,11 @@ class Keyring:
         """The key of a session, as it is now."""
         return self._by_hash.get(digest)
 
+    def valid(self) -> list[Access]:
+        """The keys that are taken now."""
+        now = time.time()
+        return [one for one in self._by_hash.values() if one.ends > now]
+
     async def refresh(self) -> None:
         """Read the keys again if one was made or revoked, by whatever process.
 

@@ -91,6 +91,26 @@ class Meter:
                 "higher limit."
             )
 
+    def state(self, stored_bytes: int) -> list[tuple[str, float, float]]:
+        """Of each limit: its name, how much it is, and how much of that is left.
+
+        `stored_bytes` are those of the key's tenant.
+        """
+        found: list[tuple[str, float, float]] = []
+        for name, bucket in (
+            ("calls_per_minute", self._calls),
+            ("tokens_per_minute", self._tokens),
+        ):
+            if bucket is not None:
+                found.append((name, bucket.limit, max(0.0, bucket.level)))
+        for name, most, taken in (
+            ("concurrent_calls", self._limits.concurrent_calls, self._running),
+            ("stored_bytes", self._limits.stored_bytes, stored_bytes),
+        ):
+            if most is not None:
+                found.append((name, most, max(0, most - taken)))
+        return found
+
     def headers(self) -> list[Header]:
         """What is left, in the headers of OpenAI's API."""
         found: list[Header] = []

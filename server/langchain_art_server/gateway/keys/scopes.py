@@ -10,11 +10,9 @@ from typing import Any
 
 from starlette.routing import BaseRoute, Mount, Route
 
-from langchain_art.wire.api_keys import SCOPES
-
 ADMINISTRATOR = "administrator"
 """In place of a scope: ``ART_API_KEY``, or a key of its tenant with the scope ``admin``."""
-_ANY = SCOPES
+_ANY = ("infer", "submit", "review")
 _READ = ("submit", "review")
 _PARAMETER = re.compile(r"\{[^}]*\}")
 
@@ -48,6 +46,7 @@ RULES: dict[tuple[str, str], Rule] = {
     ("GET", "/v1/models/{name}"): Rule(_ANY),
     ("GET", "/status"): Rule(_ANY),
     ("GET", "/openapi.json"): Rule(_ANY),
+    ("GET", "/metrics"): Rule(("metrics",)),
     ("GET", "/v1/calls/{call_id}"): Rule(_READ),
     ("POST", "/v1/policies"): Rule(("submit",), stores=True),
     ("GET", "/v1/policies"): Rule(_READ),
@@ -103,10 +102,11 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 _PLAIN = {route: rule for route, rule in RULES.items() if "{" not in route[1]}
 _PATTERNS = [
-    (method, _pattern(template), rule)
+    (method, _pattern(template), rule, template)
     for (method, template), rule in RULES.items()
     if "{" in template
 ]
+_PATHS = {template for _, template in RULES.keys() | OPEN if "{" not in template}
 
 
 def is_path(path: str) -> bool:
@@ -115,8 +115,17 @@ def is_path(path: str) -> bool:
     Starlette's own patterns also take a path with a line feed at its end.
     """
     path = path.rstrip("/")
-    known = any(path == template for _, template in RULES.keys() | OPEN)
-    return known or not path or any(pattern.fullmatch(path) for _, pattern, _ in _PATTERNS)
+    return not path or bool(template_of(path))
+
+
+def template_of(path: str) -> str:
+    """The template of a path, of whatever method; empty if there is none."""
+    if path in _PATHS:
+        return path
+    for _, pattern, _, template in _PATTERNS:
+        if pattern.fullmatch(path):
+            return template
+    return ""
 
 
 def rule_of(method: str, path: str) -> Rule | None:
@@ -125,7 +134,7 @@ def rule_of(method: str, path: str) -> Rule | None:
         method = "GET"
     if (rule := _PLAIN.get((method, path))) is not None:
         return rule
-    for of, pattern, rule in _PATTERNS:
+    for of, pattern, rule, _ in _PATTERNS:
         if of == method and pattern.fullmatch(path):
             return rule
     return None

@@ -1,0 +1,69 @@
+"""What records of the log say of the request or the job that they belong to."""
+
+from __future__ import annotations
+
+import random
+import re
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+#: A request id that is taken from a caller: as ids on the wire, and no longer than others.
+_GIVEN = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
+#: Parameters of paths, by the names that records have for them.
+_OF_PATHS = {
+    "trajectory_id": "run_id",
+    "call_id": "call_id",
+    "job_id": "job_id",
+    "name": "policy",
+}
+
+
+@dataclass(slots=True)
+class LogContext:
+    """Of one request, or of one job while it runs. None: it has none, or it is not known yet."""
+
+    request_id: str | None = None
+    tenant: str | None = None
+    key: str | None = None
+    """The id of the API key, never the key."""
+    policy: str | None = None
+    run_id: str | None = None
+    call_id: str | None = None
+    job_id: str | None = None
+    refused: str | None = None
+    """The code of the error that the request was answered with."""
+    path_params: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Of the route that answers."""
+
+    def fields(self) -> dict[str, str]:
+        """What is known, for a record."""
+        known = {
+            "request_id": self.request_id,
+            "tenant": self.tenant,
+            "key": self.key,
+            "policy": self.policy,
+            "run_id": self.run_id,
+            "call_id": self.call_id,
+            "job_id": self.job_id,
+        }
+        found = {name: value for name, value in known.items() if value is not None}
+        for given, name in _OF_PATHS.items():
+            if (value := self.path_params.get(given)) is not None:
+                found.setdefault(name, str(value)[:128])
+        return found
+
+
+CURRENT: ContextVar[LogContext | None] = ContextVar("log_context", default=None)
+
+
+def current() -> LogContext | None:
+    """The context of the code that runs; None outside of requests and jobs."""
+    return CURRENT.get()
+
+
+def request_id_of(given: bytes | None) -> str:
+    """The id of a request: that of its ``x-request-id`` if it is well-formed, else a new one."""
+    if given is not None and _GIVEN.fullmatch(given):
+        return given.decode("ascii")
+    return f"req-{random.getrandbits(96):024x}"
