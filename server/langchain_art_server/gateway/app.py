@@ -58,7 +58,7 @@ def create_app(service: Service, page: Callable[[FastAPI, Service], None]) -> Re
         tenants.stored_bytes_of,
     )
     log_requests = service.settings.log_format == "json"
-    return RequestWatch(guarded, service.metrics, log_requests=log_requests)
+    return RequestWatch(guarded, service.metrics, service.traces, log_requests=log_requests)
 
 
 def _app_of(service: Service, page: Callable[[FastAPI, Service], None]) -> ASGIApp:
@@ -200,6 +200,14 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
         return Response(data, media_type="application/x-tar")
 
 
+def _queued(service: Service, job: wire.TrainJob) -> None:
+    """The log and the traces know which request has queued a job."""
+    if (context := current()) is not None:
+        context.policy, context.job_id = job.policy, job.id
+    if service.traces is not None:
+        service.traces.queued(job.id)
+
+
 def _job_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/train", status_code=202, openapi_extra=body_docs(wire.TrainRequest))
     async def train(
@@ -216,8 +224,7 @@ def _job_routes(app: FastAPI, service: Service) -> None:
                 param="Idempotency-Key",
             )
         job = await service.train(await model_of(request, wire.TrainRequest), idempotency_key)
-        if (context := current()) is not None:
-            context.policy, context.job_id = job.policy, job.id
+        _queued(service, job)
         await service.note(access_of(request.scope), "trained", f"{job.policy} by {job.id}")
         return job
 

@@ -20,6 +20,7 @@ from langchain_art_server.gateway.refusals import answer
 from langchain_art_server.gateway.sessions import FILES
 from langchain_art_server.telemetry.log_context import CURRENT, LogContext, request_id_of
 from langchain_art_server.telemetry.metrics import Metrics
+from langchain_art_server.telemetry.traces import RunningSpan, Traces, Value
 
 log = logging.getLogger("langchain_art_server.requests")
 #: Of a request whose client left before its answer: no status of HTTP's, but a usual one in logs.
@@ -44,10 +45,11 @@ class RequestWatch:
         self,
         app: ASGIApp,
         metrics: Metrics,
+        traces: Traces | None = None,
         *,
         log_requests: bool = False,
     ) -> None:
-        self._app, self._metrics = app, metrics
+        self._app, self._metrics, self._traces = app, metrics, traces
         self._log_requests = log_requests
         #: Requests that are not answered yet, but for probes; those that were refused.
         self.running = self.refused = 0
@@ -72,6 +74,8 @@ class RequestWatch:
                 message["headers"] = [*message.get("headers", ()), given_back]
             await send(message)
 
+        traces = self._traces
+        span = traces.begin_request(scope["method"], headers) if traces is not None else None
         token, counts = CURRENT.set(context), path not in PROBES
         self.running += counts
         try:
@@ -90,10 +94,13 @@ class RequestWatch:
         finally:
             self.running -= counts
             context.path_params = scope.get("path_params") or {}
-            self._tell(scope, status or CLIENT_LEFT, time.monotonic() - begun, context)
+            route = self._tell(scope, status or CLIENT_LEFT, time.monotonic() - begun, context)
             CURRENT.reset(token)
+            if span is not None:
+                _end(span, scope["method"], route, status, context)
 
-    def _tell(self, scope: Scope, status: int, seconds: float, context: LogContext) -> None:
+    def _tell(self, scope: Scope, status: int, seconds: float, context: LogContext) -> str:
+        """Count a request, and write its record; returns the template of its path."""
         method, path = scope["method"], scope["path"]
         if path == CHAT:
             route = CHAT
@@ -105,6 +112,31 @@ class RequestWatch:
         if self._log_requests and (path not in PROBES or context.refused):
             fields = {"method": method, "route": route, "status": status}
             fields |= {"seconds": round(seconds, 6)}
+            if context.finish_reasons:
+                fields |= {"model": context.model, "input_tokens": context.input_tokens}
+                fields |= {"output_tokens": context.output_tokens}
             if context.refused is not None:
                 fields["code"] = context.refused
             log.info("%s %s %d", method, route or "?", status, extra={"fields": fields})
+        return route
+
+
+def _end(span: RunningSpan, method: str, route: str, status: int, context: LogContext) -> None:
+    """End a request's span, with the attributes of OpenTelemetry's conventions."""
+    about: dict[str, Value] = {"http.request.method": method, "http.route": route}
+    if status:
+        about["http.response.status_code"] = status
+    about |= {f"langchain_art.{name}": value for name, value in context.fields().items()}
+    if context.model is not None and context.policy is not None:
+        about |= {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": "langchain_art",
+            "gen_ai.request.model": context.policy,
+            "gen_ai.response.model": context.model,
+            "gen_ai.response.id": context.call_id or "",
+            "gen_ai.response.finish_reasons": context.finish_reasons,
+            "gen_ai.usage.input_tokens": context.input_tokens,
+            "gen_ai.usage.output_tokens": context.output_tokens,
+        }
+    failed = context.refused or str(status) if status >= 500 or not status else None
+    span.end(about, name=f"{method} {route}".strip(), error=failed)

@@ -34,6 +34,7 @@ from langchain_art_server.storage.data_dir import make_private, own
 from langchain_art_server.storage.store import Store
 from langchain_art_server.telemetry.job_watch import JobWatch
 from langchain_art_server.telemetry.metrics import Metrics
+from langchain_art_server.telemetry.traces import open_traces
 
 
 class Service:
@@ -69,7 +70,8 @@ class Service:
         self.router = Router(settings.base_name, self.adapters, sampler)
         self._main, beside = main or self, main.jobs if main else None
         self.metrics = main.metrics if main else Metrics()
-        watch = JobWatch(self.metrics, tenant)
+        self.traces = main.traces if main else open_traces(settings.traces)
+        watch = JobWatch(self.metrics, tenant, self.traces)
         parts = (settings, self.store, self.adapters, self.router)
         self.jobs = JobRunner(*parts, sampler, learner, beside, watch)
         self._pauses, self._watch = LongestPause(), list[asyncio.Task[None]]()
@@ -163,6 +165,8 @@ class Service:
         await self.jobs.close()
         if self._main is self:
             await asyncio.gather(self.sampler.close(), self.learner.close())
+            if self.traces is not None:
+                await self.traces.close()
         await asyncio.to_thread(self.store.close)
         self._lock.close()
 

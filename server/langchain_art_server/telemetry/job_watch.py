@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -11,25 +10,37 @@ from langchain_art.wire import TrainJob
 from langchain_art.wire.api_keys import DEFAULT_TENANT
 from langchain_art_server.telemetry.log_context import CURRENT, LogContext
 from langchain_art_server.telemetry.metrics import Metrics
-
-log = logging.getLogger(__name__)
+from langchain_art_server.telemetry.traces import RunningSpan, Traces
 
 
 class JobWatch:
     """Of one tenant's jobs, of which one runs at a time."""
 
-    def __init__(self, metrics: Metrics | None = None, tenant: str = DEFAULT_TENANT) -> None:
-        self._metrics, self._tenant = metrics or Metrics(), tenant
+    def __init__(
+        self,
+        metrics: Metrics | None = None,
+        tenant: str = DEFAULT_TENANT,
+        traces: Traces | None = None,
+    ) -> None:
+        self._metrics, self._tenant, self._traces = metrics or Metrics(), tenant, traces
         self._phase: tuple[str, float] | None = None
+        self._span: RunningSpan | None = None
+        self._phase_span: RunningSpan | None = None
 
     @contextmanager
     def running(self, job: TrainJob) -> Generator[None]:
         """A context in which a job runs, from its first phase, ``prepare``, to its last."""
         context = LogContext(tenant=self._tenant, policy=job.policy, job_id=job.id)
         token = CURRENT.set(context)
-        self._phase = "prepare", time.monotonic()
+        if self._traces is not None:
+            about = {f"langchain_art.{name}": value for name, value in context.fields().items()}
+            self._span = self._traces.begin_job(job.id, about)
+        self._begin("prepare")
         try:
             yield
+        except BaseException:
+            self._end_span("stopped", "stopped")
+            raise
         finally:
             self._leave()
             CURRENT.reset(token)
@@ -38,14 +49,29 @@ class JobWatch:
         """The phase that ran is over, and another begins."""
         if self._phase is not None:
             self._leave()
-            self._phase = phase, time.monotonic()
+            self._begin(phase)
 
     def ended(self, job: TrainJob) -> None:
         """A job has ended in the store."""
         self._metrics.job_ended(self._tenant, job)
+        self._end_span(job.state, None if job.state == "succeeded" else job.state)
+
+    def _begin(self, phase: str) -> None:
+        self._phase = phase, time.monotonic()
+        if self._traces is not None and self._span is not None:
+            self._phase_span = self._traces.begin_phase(self._span, phase)
 
     def _leave(self) -> None:
         if self._phase is not None:
             phase, begun = self._phase
             self._metrics.phase_ended(self._tenant, phase, time.monotonic() - begun)
             self._phase = None
+        if self._phase_span is not None:
+            self._phase_span.end({})
+            self._phase_span = None
+
+    def _end_span(self, state: str, error: str | None) -> None:
+        if self._span is not None:
+            self._leave()
+            self._span.end({"langchain_art.job.state": state}, error=error)
+            self._span = None

@@ -33,6 +33,14 @@ class LogContext:
     job_id: str | None = None
     refused: str | None = None
     """The code of the error that the request was answered with."""
+    model: str | None = None
+    """What answered: a version, or the base model."""
+    input_tokens: int = 0
+    """Of the prompt of a call."""
+    output_tokens: int = 0
+    """Of all its choices' replies."""
+    finish_reasons: list[str] = field(default_factory=list[str])
+    """Why they ended."""
     path_params: dict[str, Any] = field(default_factory=dict[str, Any])
     """Of the route that answers."""
 

@@ -37,7 +37,7 @@ from langchain_art_server.gateway.keys.limits import Meter
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.policies.router import RoutedModel
 from langchain_art_server.storage.tables import CallRecord
-from langchain_art_server.telemetry.log_context import current
+from langchain_art_server.telemetry.log_context import LogContext, current
 
 _LISTEN_AFTER = 0.5  # seconds
 _UNLIMITED = nullcontext()
@@ -147,8 +147,9 @@ class _Completion:
         self._frame = {"id": self._id, "created": int(made), "model": target.model}
         named, self._run = target.policy or target.model, call.body.art.trajectory_id
         self._series = service.metrics.calls_of(service.tenant, named)
-        if (context := current()) is not None:
-            context.policy, context.call_id, context.run_id = named, self._id, self._run
+        self._context = context = current() or LogContext()
+        context.policy, context.call_id, context.run_id = named, self._id, self._run
+        context.model = target.model
 
     def _call_id(self, index: int) -> str:
         return self._id if index == 0 else f"{self._id}:{index}"
@@ -170,6 +171,9 @@ class _Completion:
         prompt = 0 if index else len(reply.prompt_token_ids)  # once, as in `usage`
         sampled, took = len(reply.token_ids), time.monotonic() - self._start
         self._series.ended(prompt, sampled, reply.finish_reason, took)
+        self._context.input_tokens += prompt
+        self._context.output_tokens += sampled
+        self._context.finish_reasons.append(reply.finish_reason)
         if self._meter is not None:
             self._meter.count_tokens(prompt + sampled)
         return CallRecord(

@@ -1,0 +1,261 @@
+"""The end of a server on SIGTERM: what runs ends, nothing is lost, and what is cut is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sqlite3
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.engines import engines, part_of
+from tests.support.live_server import TLS, FaultyServer, ForkedServer, LiveServer
+from tests.support.soak import count
+
+CHAT = "/v1/chat/completions"
+SAY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "When?"}]}
+CALLERS, DRAINS = 100, count(2, 200)
+SUMMARY = re.compile(
+    r"Stopped after ([\d.]+) s: (\d+) running requests ended, (\d+) were cut, (\d+) new ones were"
+)
+
+
+def summary(server: LiveServer) -> tuple[float, int, int, int]:
+    """Seconds; requests that ended, were cut, were refused. The console breaks lines."""
+    said = " ".join(server.log.read_text().split())
+    seconds, *numbers = SUMMARY.findall(said)[-1]
+    return float(seconds), *map(int, numbers)
+
+
+def configured(server: LiveServer, seconds: float) -> LiveServer:
+    file = server.data_dir.with_suffix(".toml")
+    file.write_text(f"drain_seconds = {seconds}\n")
+    server._args += ["--config", str(file)]
+    return server
+
+
+@dataclass
+class Callers:
+    """Many clients at once, each with one call after the other, until the server takes no more."""
+
+    server: LiveServer
+    acknowledged: set[str] = field(default_factory=set[str])
+    ends: Counter[str] = field(default_factory=Counter[str])
+    wrong: list[str] = field(default_factory=list[str])
+
+    async def run(self, number: int) -> None:
+        body = SAY | {"max_tokens": 12, "seed": number, "stream": number % 2 == 0}
+        async with httpx.AsyncClient(base_url=self.server.root, verify=TLS, timeout=60) as http:
+            while True:
+                try:
+                    async with http.stream("POST", CHAT, json=body) as answer:
+                        try:
+                            said = (await answer.aread()).decode()
+                        except httpx.HTTPError as error:
+                            self.wrong.append(f"an answer was cut: {error!r}")
+                            return
+                except httpx.TransportError:
+                    self.ends["not taken"] += 1  # nothing of an answer had come
+                    return
+                if answer.status_code == 503:
+                    self.ends["refused"] += 1
+                    if "retry-after" not in answer.headers:
+                        self.wrong.append("503 without Retry-After")
+                    return
+                if answer.status_code != 200 or (body["stream"] and "data: [DONE]" not in said):
+                    self.wrong.append(f"{answer.status_code}: {said[-200:]}")
+                    return
+                found = re.search(r'"id":"(chatcmpl-\w+)"', said)
+                assert found is not None, said
+                self.acknowledged.add(found[1])
+
+    async def drain(self) -> float:
+        """Call, send SIGTERM in the middle of it; returns the seconds until the process ended."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(CALLERS):
+                group.create_task(self.run(number))
+            while len(self.acknowledged) < CALLERS // 2:
+                await asyncio.sleep(0.01)
+            process, begun = self.server.process, time.monotonic()
+            assert process is not None
+            process.terminate()
+            assert await asyncio.to_thread(process.wait, 60) == 0
+            return time.monotonic() - begun
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.timeout(max(300, 20 * DRAINS))
+def test_no_call_is_lost_by_a_drain(tmp_path: Path) -> None:
+    """Each call is answered whole and stored, or was refused before anything was done for it."""
+    server = ForkedServer(tmp_path / "data")
+    acknowledged, slowest = set[str](), 0.0
+    for _ in range(DRAINS):
+        callers = Callers(server.start())
+        slowest = max(slowest, asyncio.run(callers.drain()))
+        assert not callers.wrong
+        assert sum(callers.ends.values()) == CALLERS
+        assert summary(server)[2] == 0
+        acknowledged |= callers.acknowledged
+    with sqlite3.connect(server.data_dir / "art.sqlite3") as database:
+        stored = {row[0] for row in database.execute("select id from calls")}
+    assert acknowledged <= stored
+    print(f"{DRAINS} drains, {len(acknowledged)} calls, at most {slowest:.1f} s")  # noqa: T201
+    assert slowest <= 20  # the deadline, and as much for closing on a busy machine
+
+
+def pause_sampler(server: LiveServer) -> None:
+    for pid in engines(server):
+        if part_of(pid) == "sampler":
+            os.kill(pid, signal.SIGSTOP)
+
+
+def test_while_it_drains_it_is_alive_and_not_ready(tmp_path: Path) -> None:
+    server = configured(FaultyServer(tmp_path / "data"), 60).start()
+    with server.http() as http:
+        ids = [f"run-{n}" for n in range(2)]
+        for n, run in enumerate(ids):
+            body = SAY | {"max_tokens": 4, "art": {"trajectory_id": run}, "seed": n}
+            http.post(CHAT, json=body).raise_for_status()
+            http.put(f"/v1/trajectories/{run}/reward", json={"reward": n}).raise_for_status()
+        server.fault("learner waits")
+        train = {"policy": "tiny", "groups": [ids]}
+        job = http.post("/v1/train", json=train, headers={"Idempotency-Key": "one"}).json()
+        while http.get(f"/v1/jobs/{job['id']}").json()["state"] != "running":
+            time.sleep(0.02)
+        polled: list[tuple[float, str]] = []
+
+        def poll() -> None:
+            begun = time.monotonic()
+            with server.http() as other:
+                found = other.get(f"/v1/jobs/{job['id']}", params={"wait": 30}).json()
+            polled.append((time.monotonic() - begun, found["state"]))
+
+        waiter = threading.Thread(target=poll)
+        waiter.start()
+        time.sleep(0.3)
+        process = server.process
+        assert process is not None
+        process.terminate()
+        while (ready := http.get("/readyz")).status_code == 200:
+            time.sleep(0.02)
+        assert "shutting down" in ready.json()["reasons"]["server"]
+        assert http.get("/healthz").status_code == 200
+        assert "langchain_art_ready 0.0" in http.get("/metrics").text
+        refused = http.post(CHAT, json=SAY)
+        assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+        with httpx.Client(base_url=server.root, verify=TLS) as new:  # on a new connection, too
+            assert new.get("/v1/models").status_code == 503
+        waiter.join(20)
+        [(seconds, state)] = polled
+        assert state == "running" and seconds < 15, "a poll is no reason to wait"
+        assert process.poll() is None, "the step runs"
+        server.fault("")
+        assert process.wait(60) == 0
+    _, ended, cut, refusals = summary(server)
+    assert (ended, cut, refusals) == (1, 0, 2)
+    server.start()
+    with server.http() as http:  # the step that ran was finished, not done again
+        found = http.get(f"/v1/jobs/{job['id']}").json()
+        assert (found["state"], found["attempts"]) == ("succeeded", 1)
+        assert http.get("/v1/policies/tiny").json()["version"] == 1
+    server.stop()
+
+
+def test_what_does_not_end_in_time_is_cut_and_counted(tmp_path: Path) -> None:
+    server = configured(FaultyServer(tmp_path / "data"), 0.5).start()
+    answers: dict[str, tuple[int, str, str]] = {}
+    begun = threading.Event()
+
+    def call(name: str, **more: Any) -> None:
+        body = SAY | {"max_tokens": 1500} | more
+        with server.http() as http, http.stream("POST", CHAT, json=body) as answer:
+            said = ""
+            for text in answer.iter_text():
+                said += text
+                if answer.status_code == 200:
+                    begun.set()
+            retry = answer.headers.get("retry-after", "")
+            answers[name] = answer.status_code, retry, said
+
+    with server.http() as http:
+        for n in range(2):
+            body = SAY | {"max_tokens": 4, "art": {"trajectory_id": f"run-{n}"}, "seed": n}
+            http.post(CHAT, json=body).raise_for_status()
+            http.put(f"/v1/trajectories/run-{n}/reward", json={"reward": n}).raise_for_status()
+        server.fault("learner waits")
+        train = {"policy": "tiny", "groups": [["run-0", "run-1"]]}
+        job = http.post("/v1/train", json=train, headers={"Idempotency-Key": "one"}).json()
+        while http.get(f"/v1/jobs/{job['id']}").json()["state"] != "running":
+            time.sleep(0.02)
+    streams = [
+        threading.Thread(target=call, args=(f"stream {n}",), kwargs={"stream": True, "n": 8})
+        for n in range(4)
+    ]
+    for one in streams:
+        one.start()
+    assert begun.wait(60)
+    pause_sampler(server)
+    whole = threading.Thread(target=call, args=("whole",))
+    whole.start()
+    time.sleep(0.3)
+    process = server.process
+    assert process is not None
+    process.terminate()
+    assert process.wait(60) == 0
+    for one in (*streams, whole):
+        one.join(20)
+    status, retry, said = answers.pop("whole")
+    assert (status, json.loads(said)["error"]["code"]) == (503, "engine_unavailable")
+    assert int(retry) > 0
+    cut = 1
+    for status, _, said in answers.values():
+        if status == 200:  # what has begun ends with an error, unless it had ended before
+            last = [line for line in said.splitlines() if line][-1]
+            assert last == "data: [DONE]" or "engine_unavailable" in last
+            cut += last != "data: [DONE]"
+        else:
+            assert status == 503
+            cut += 1
+    assert cut >= 2 and summary(server)[2] == cut
+    assert f"The job {job['id']} goes on at the next start." in " ".join(
+        server.log.read_text().split()
+    )
+    server.fault("")
+    server.start()
+    with server.http() as http:
+        found = http.get(f"/v1/jobs/{job['id']}", params={"wait": 30}).json()
+        assert found["state"] == "succeeded"
+    server.stop()
+
+
+def test_a_second_interrupt_is_the_deadline(tmp_path: Path) -> None:
+    server = configured(ForkedServer(tmp_path / "data"), 3600).start()
+    process = server.process
+    assert process is not None
+    pause_sampler(server)
+
+    def call() -> None:
+        with server.http() as http:
+            assert http.post(CHAT, json=SAY).status_code == 503
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 128 + signal.SIGINT
+    caller.join(20)
+    assert summary(server)[1:3] == (0, 1)
