@@ -7,7 +7,8 @@ over HTTP, as it asks vLLM. Ours has each record on disk before the reply leaves
 memory. agent-lightning stands in an environment of its own, with uvloop and httptools, which are
 not among its requirements but make it faster.
 
-Ours is asked with the key of a tenant, which has limits of every kind.
+Ours is asked with the key of a tenant, which has limits of every kind, while its ``/metrics`` are
+read every two seconds.
 
 ``over_engine``: the embedded engine samples the same calls once behind the gateway, asked by a
 client in a process of its own, and once driven from a program without HTTP and store: tokens per
@@ -23,8 +24,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +44,7 @@ from langchain_art_server.config import Settings
 from tests.support.environments import environment
 from tests.support.live_server import LiveServer, free_port
 
-CALLERS, SECONDS, ROUNDS = 64, 4.0, 5
+CALLERS, SECONDS, ROUNDS, SCRAPE = 64, 4.0, 5, 2.0
 #: Of `over_engine`: calls of each caller in a round, tokens of a reply at most.
 CALLS, MAX_TOKENS = 2, 64
 #: It asks for Python 3.12, but its gateway uses nothing that 3.11 lacks: the same Python for both.
@@ -141,18 +144,38 @@ def tenants_key(server: LiveServer) -> str:
 
 
 @contextmanager
+def scraped(server: LiveServer) -> Iterator[None]:
+    """Read a server's metrics meanwhile, as Prometheus does, but every `SCRAPE` seconds."""
+    over = threading.Event()
+
+    def scrape() -> None:
+        while not over.wait(SCRAPE):
+            http.get("/metrics").raise_for_status()
+
+    with server.http() as http, ThreadPoolExecutor(1) as pool:
+        scraping = pool.submit(scrape)
+        try:
+            yield
+        finally:
+            over.set()
+            scraping.result()
+
+
+@contextmanager
 def ours(folder: Path) -> Iterator[Gateway]:
     env = {"ART_API_KEY": new_api_key()}
     server = LiveServer(folder / "data", module="benchmarks.gateways.ours", env=env).start()
     assert server.process is not None
-    server.api_key = tenants_key(server)
+    key = tenants_key(server)
     try:
         callers: list[list[Any]] = []
         for i in range(CALLERS):
             body = {"model": server.policy, "messages": messages(i)}
             callers.append([(PATH, body | {"art": {"trajectory_id": f"r-{i}", "node": "agent"}})])
-        gateway = Gateway(server.process.pid, server.port, callers, server.api_key)
-        yield gateway
+        gateway = Gateway(server.process.pid, server.port, callers, key)
+        with scraped(server):
+            yield gateway
+        server.api_key = key
         recorded = server.http().get("/status").json()["calls"]
         assert recorded >= gateway.calls, "a reply left without its record"
     finally:
@@ -190,15 +213,16 @@ async def over_engine(folder: Path) -> dict[str, float]:
     bare: list[float] = []
     served: list[float] = []
     try:
-        for turn in range(ROUNDS + 1):
-            work = _work(server.base_name, turn)
-            for rates in (bare, served) if turn % 2 else (served, bare):
-                if rates is bare:
-                    seen = await drive(sampler, work)
-                else:
-                    seen = await asyncio.to_thread(load, server.port, work, None, key)
-                if turn:  # the first is to warm up
-                    rates.append(seen["tokens"] / seen["seconds"])
+        with scraped(server):
+            for turn in range(ROUNDS + 1):
+                work = _work(server.base_name, turn)
+                for rates in (bare, served) if turn % 2 else (served, bare):
+                    if rates is bare:
+                        seen = await drive(sampler, work)
+                    else:
+                        seen = await asyncio.to_thread(load, server.port, work, None, key)
+                    if turn:  # the first is to warm up
+                        rates.append(seen["tokens"] / seen["seconds"])
     finally:
         await sampler.close()
         server.stop()

@@ -34,7 +34,8 @@ def metrics_route(app: FastAPI, service: Service) -> None:
     async def get_metrics() -> Response:
         """Get the server's metrics, in Prometheus' text format."""
         # Not in OpenMetrics: prometheus-client would write vLLM's names without their colon.
-        text = await asyncio.to_thread(generate_latest, await _families(service))
+        found = await _of_now(service)
+        text = await asyncio.to_thread(_text, service, found)
         return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
@@ -55,15 +56,21 @@ class _Families(Collector):
                 yield mine
 
 
-async def _families(service: Service) -> _Families:
-    """What `service` may see: of a tenant's own, what has its label."""
-    whole = service.tenant == DEFAULT_TENANT
-    services = list(service.tenants) if whole else [service]
-    found = list(service.metrics.registry.collect())
-    for one in services:
+async def _of_now(service: Service) -> list[Metric]:
+    """What is read now, as far as `service` may see it: a tenant its own."""
+    if service.tenant != DEFAULT_TENANT:
+        return await _of_tenant(service)
+    found: list[Metric] = []
+    for one in service.tenants:
         found += await _of_tenant(one)
-    found += await _of_server(service) if whole else []
-    return _Families(_merged(found), None if whole else service.tenant)
+    return found + await _of_server(service)
+
+
+def _text(service: Service, read: list[Metric]) -> bytes:
+    """What was read and what was counted; takes a tenth of a second for many policies."""
+    mine = None if service.tenant == DEFAULT_TENANT else service.tenant
+    counted = service.metrics.registry.collect()
+    return generate_latest(_Families(_merged([*counted, *read]), mine))
 
 
 def _merged(metrics: Iterable[Metric]) -> list[Metric]:

@@ -93,7 +93,7 @@ class RequestWatch:
             await answer(EngineUnavailable(problem, retry_after=RETRY_AFTER))(scope, receive, begin)
         finally:
             self.running -= counts
-            context.path_params = scope.get("path_params") or {}
+            context.path_params = scope.get("path_params")
             route = self._tell(scope, status or CLIENT_LEFT, time.monotonic() - begun, context)
             CURRENT.reset(token)
             if span is not None:
@@ -134,7 +134,7 @@ def _end(span: RunningSpan, method: str, route: str, status: int, context: LogCo
             "gen_ai.request.model": context.policy,
             "gen_ai.response.model": context.model,
             "gen_ai.response.id": context.call_id or "",
-            "gen_ai.response.finish_reasons": context.finish_reasons,
+            "gen_ai.response.finish_reasons": list(context.finish_reasons),
             "gen_ai.usage.input_tokens": context.input_tokens,
             "gen_ai.usage.output_tokens": context.output_tokens,
         }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 #: A request id that is taken from a caller: as ids on the wire, and no longer than others.
@@ -39,9 +40,9 @@ class LogContext:
     """Of the prompt of a call."""
     output_tokens: int = 0
     """Of all its choices' replies."""
-    finish_reasons: list[str] = field(default_factory=list[str])
+    finish_reasons: tuple[str, ...] = ()
     """Why they ended."""
-    path_params: dict[str, Any] = field(default_factory=dict[str, Any])
+    path_params: Mapping[str, Any] | None = None
     """Of the route that answers."""
 
     def fields(self) -> dict[str, str]:
@@ -56,8 +57,8 @@ class LogContext:
             "job_id": self.job_id,
         }
         found = {name: value for name, value in known.items() if value is not None}
-        for given, name in _OF_PATHS.items():
-            if (value := self.path_params.get(given)) is not None:
+        for given, value in (self.path_params or {}).items():
+            if (name := _OF_PATHS.get(given)) is not None:
                 found.setdefault(name, str(value)[:128])
         return found
 

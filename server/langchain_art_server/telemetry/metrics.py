@@ -155,6 +155,7 @@ class Metrics:
         )
         self._of_policies = (self._jobs, self._steps, self._trained, self._excluded)
         self._calls: dict[tuple[str, str], CallSeries] = {}
+        self._routes: dict[tuple[str, str, int], Histogram] = {}
 
     def calls_of(self, tenant: str, model: str) -> CallSeries:
         """Of calls to a policy, or to the base model by its name."""
@@ -173,8 +174,13 @@ class Metrics:
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """A request was answered; `route` is its template, empty if there is none."""
-        method = method if method in _METHODS else "_OTHER"
-        self._http.labels(method, route, str(status)).observe(seconds)
+        series = self._routes.get((method, route, status))
+        if series is None:
+            known = method if method in _METHODS else "_OTHER"
+            series = self._http.labels(known, route, str(status))
+            if known == method:
+                self._routes[method, route, status] = series
+        series.observe(seconds)
 
     def refused(self, tenant: str, status: int, code: str) -> None:
         """A request was answered with an error; `tenant` is empty if its key is not known."""

@@ -173,7 +173,7 @@ class _Completion:
         self._series.ended(prompt, sampled, reply.finish_reason, took)
         self._context.input_tokens += prompt
         self._context.output_tokens += sampled
-        self._context.finish_reasons.append(reply.finish_reason)
+        self._context.finish_reasons += (reply.finish_reason,)
         if self._meter is not None:
             self._meter.count_tokens(prompt + sampled)
         return CallRecord(
