@@ -103,7 +103,8 @@ async def run(settings: Settings) -> set[int]:
         await task
     finally:
         await service.close()
-    log.info("%s", server.summary())
+    if summary := server.summary():
+        log.info("%s", summary)
     return server.signals
 
 
