@@ -24,12 +24,12 @@ from uvicorn.loops.auto import auto_loop_factory
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art_server.config import Settings, load_settings
 from langchain_art_server.gateway.app import create_app
-from langchain_art_server.gateway.drain import DrainingServer
 from langchain_art_server.gateway.http_protocol import (
     IDLE_SECONDS,
     DeadlineHttp,
     max_connections,
 )
+from langchain_art_server.gateway.operations.drain import DrainingServer
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.page.routes import page_routes
 from langchain_art_server.start_checks import check_start, with_quantized_base

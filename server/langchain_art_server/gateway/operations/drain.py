@@ -10,7 +10,7 @@ from collections.abc import Generator
 
 import uvicorn
 
-from langchain_art_server.gateway.request_watch import RequestWatch
+from langchain_art_server.gateway.operations.request_watch import RequestWatch
 from langchain_art_server.gateway.service import Service
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from langchain_art_server.gateway.request_watch import CLIENT_LEFT, RequestWatch
+from langchain_art_server.gateway.operations.request_watch import CLIENT_LEFT, RequestWatch
 from langchain_art_server.telemetry.metrics import Metrics
 
 SCOPE: dict[str, Any] = {"type": "http", "method": "GET", "path": "/v1/jobs", "headers": []}
