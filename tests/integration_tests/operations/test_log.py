@@ -101,10 +101,10 @@ def test_a_jobs_records_say_which_job(server: ForkedServer) -> None:
             body = SAY | {"seed": seed, "art": {"trajectory_id": f"far-{seed}"}}
             http.post(CHAT, json=body).raise_for_status()
             http.put(f"/v1/trajectories/far-{seed}/reward", json={"reward": seed})
-        unknown = {"kl": {"estimator": "k3", "coefficient": 0.1, "reference": 7}}
+        strict = {"max_logprob_gap": 1e-12}
         job = http.post(
             "/v1/train",
-            json={"policy": "tiny", "groups": [["far-0", "far-1"]], "config": unknown},
+            json={"policy": "tiny", "groups": [["far-0", "far-1"]], "config": strict},
             headers={"Idempotency-Key": "fails", "x-request-id": "train-1"},
         ).json()
         while not job.get("finished_at"):
@@ -113,7 +113,7 @@ def test_a_jobs_records_say_which_job(server: ForkedServer) -> None:
     assert of_request(server, "train-1")["job_id"] == job["id"]
     [said] = [one for one in records(server) if one["level"] == "error"]
     wanted = {"job_id": job["id"], "policy": "tiny", "tenant": "default"}
-    assert said.items() >= wanted.items() and "tiny@7" in said["message"]
+    assert said.items() >= wanted.items() and "max_logprob_gap" in said["message"]
 
 
 def test_no_prompt_and_no_key_is_in_the_log(server: ForkedServer) -> None:
