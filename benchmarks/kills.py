@@ -36,7 +36,7 @@ from benchmarks.learning.children import ART, art_python
 from tests.support.environments import environment
 from tests.support.live_server import REPO, LiveServer, free_port
 
-KILLS, COLLECTOR_KILLS, ROLLOUTS, SEED = 200, 10, 100, 0
+KILLS, COLLECTOR_KILLS, ROLLOUTS, SEED = 50, 5, 100, 0
 
 
 def saver(python: str | Path, name: str) -> dict[str, float]:

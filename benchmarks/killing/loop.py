@@ -5,6 +5,7 @@ A saver is forked from a process that has imported everything; so is the start a
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -59,6 +60,7 @@ def killed(
         ``resumed``: the optimizer's state is there, too, and of the same save.
     """
     draw, whole, resumed = random.Random(seed), 0, 0
+    gc.freeze()  # a collection in a fork would copy all that was imported
     for _ in range(kills):
         folder = Path(tempfile.mkdtemp(prefix="kills-"))
 
