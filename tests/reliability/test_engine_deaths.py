@@ -104,7 +104,7 @@ def test_a_call_is_whole_or_refused_whenever_the_engine_dies(tmp_path: Path) -> 
     finally:
         stop.set()
         server.stop()
-    print(met)  # noqa: T201
+    print(", ".join(f"{many:,} {what}" for what, many in met.items()))  # noqa: T201
 
 
 def until_replaced(http: httpx.Client, server: StubServer, pid: int) -> None:

@@ -122,13 +122,13 @@ class Killer(threading.Thread):
                 self._look()
                 self._start_again()
             elif kind == "learner" or self._progress() != sampled:
-                if kind == "sampler":
-                    sampled = self._progress()
                 with contextlib.suppress(OSError):  # it has ended already
                     for pid in engines(self.server):
                         if part_of(pid) == kind:
                             os.kill(pid, signal.SIGKILL)
                             self.kills.append(kind)
+                if kind == "sampler":  # after it: the call that it had was sent by now
+                    sampled = self._progress()
 
     def _start_again(self) -> None:
         """As an init would. Now and then it is killed while it starts, too."""
