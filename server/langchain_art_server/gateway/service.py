@@ -248,6 +248,8 @@ class Service:
         lora = (await self.policies.get(request.policy)).lora
         rated = wire.with_learning_rate(request.config, self.sampler.info.parameters, lora)
         request = request.model_copy(update={"config": rated})
+        if (repeated := await self.store.jobs.repeated(key, request)) is not None:
+            return repeated  # also if a run was deleted since
         loss = getattr(request.config, "loss", None)
         if isinstance(loss, wire.OwnLoss) and loss.name not in self.losses:
             raise InvalidRequest(

@@ -69,7 +69,7 @@ class JobStore:
             "id": job_id,
             "key": key,
             "policy": request.policy,
-            "digest": digest(request.model_dump_json(exclude={"seconds"}).encode()),
+            "digest": _digest(request),
             "payload": pack({"request": request, "scored": scored}),
             "state": "queued",
             "attempts": 0,
@@ -78,7 +78,7 @@ class JobStore:
         }
 
         def write(connection: sa.Connection) -> wire.TrainJob:
-            old = connection.execute(sa.select(JOBS).where(JOBS.c.key == key)).first()
+            old = _of_key(connection, key, request)
             if old is None or old.retryable:
                 waiting = sa.select(sa.func.count()).select_from(JOBS).where(_OPEN)
                 if (connection.scalar(waiting) or 0) >= max_open:
@@ -91,12 +91,6 @@ class JobStore:
             if old is None:
                 insert(connection, JOBS, [row])
                 old = connection.execute(sa.select(JOBS).where(JOBS.c.id == job_id)).one()
-            elif old.digest != row["digest"]:
-                raise Conflict(
-                    f"Idempotency-Key {key!r} was used for another request (job {old.id}). "
-                    "A key names one request; use a new one.",
-                    param="Idempotency-Key",
-                )
             elif old.retryable:
                 mine = JOBS.c.id == old.id
                 update(connection, JOBS, mine, _QUEUED_ANEW)
@@ -105,6 +99,15 @@ class JobStore:
             return job_of(old)
 
         return await self._change(write)
+
+    async def repeated(self, key: str, request: wire.TrainRequest) -> wire.TrainJob | None:
+        """The job of the same key and body, unless it is to be queued anew. Raises Conflict."""
+
+        def read(connection: sa.Connection) -> wire.TrainJob | None:
+            old = _of_key(connection, key, request)
+            return None if old is None or old.retryable else job_of(old)
+
+        return await self._database.read(read)
 
     async def get(self, job_id: str) -> wire.TrainJob:
         """Raises NotFound."""
@@ -319,6 +322,22 @@ _QUEUED_ANEW: dict[str, Any] = {
 
 def _event(row: sa.Row[Any]) -> wire.JobEvent:
     return wire.JobEvent.model_validate(intact(EVENTS, row), from_attributes=True)
+
+
+def _digest(request: wire.TrainRequest) -> str:
+    return digest(request.model_dump_json(exclude={"seconds"}).encode())
+
+
+def _of_key(connection: sa.Connection, key: str, request: wire.TrainRequest) -> sa.Row[Any] | None:
+    """The job of a key. Raises Conflict if it is another request's."""
+    old = connection.execute(sa.select(JOBS).where(JOBS.c.key == key)).first()
+    if old is not None and old.digest != _digest(request):
+        raise Conflict(
+            f"Idempotency-Key {key!r} was used for another request (job {old.id}). "
+            "A key names one request; use a new one.",
+            param="Idempotency-Key",
+        )
+    return old
 
 
 def _job(connection: sa.Connection, job_id: str) -> wire.TrainJob:

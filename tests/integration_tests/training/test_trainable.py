@@ -335,3 +335,20 @@ def test_a_job_that_ends_after_a_crash_reports_the_same(tmp_path: Path) -> None:
             assert train(http, runs).excluded["runs.already_trained"] == 2
     finally:
         server.stop()
+
+
+def test_a_key_gives_its_job_also_when_a_run_of_it_was_deleted_since(http: httpx.Client) -> None:
+    runs = [new_id("run") for _ in range(2)]
+    for seed, run in enumerate(runs):
+        call(http, run, seed)
+        scored(http, run, float(seed))
+    body = {"policy": "tiny", "groups": [runs], "config": {"learning_rate": 2e-5}}
+    headers = {"Idempotency-Key": new_id("k")}
+    job = ok(http.post("/v1/train", json=body, headers=headers))
+    assert ok(http.get(f"/v1/jobs/{job['id']}", params={"wait": 30}))["state"] == "succeeded"
+    ok(http.delete(f"/v1/trajectories/{runs[0]}"))
+    assert ok(http.post("/v1/train", json=body, headers=headers))["id"] == job["id"]
+    answer = http.post("/v1/train", json=body | {"retrain": True}, headers=headers)
+    assert answer.status_code == 409, answer.text
+    answer = http.post("/v1/train", json=body, headers={"Idempotency-Key": new_id("k")})
+    assert answer.status_code == 404, answer.text
