@@ -28,6 +28,7 @@ from langchain_art.cli.main import app
 from langchain_art_server.__main__ import cli as server_cli
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.app import create_app
+from langchain_art_server.telemetry.metrics import Metrics
 
 REPO = Path(__file__).parent.parent
 PUBLIC = (
@@ -83,6 +84,7 @@ def openapi() -> dict[str, Any]:
     sampler = SimpleNamespace(info=info)
     service = SimpleNamespace(settings=Settings(model="any"), sampler=sampler, sessions=None)
     service.keys, service.tenant = None, ""
+    service.metrics, service.traces = Metrics(), None
     service.tenants = SimpleNamespace(stored_bytes_of=None)
     service.tenants.app_of = lambda _: service.tenants.make_app(service)
 
