@@ -14,21 +14,14 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 from trl import DPOConfig, DPOTrainer
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.support.trl_child import save_trained, tokenizer
 
 torch.set_num_threads(1)
 HERE, MODEL = Path(sys.argv[1]), sys.argv[2]
-
-
-def tokenizer(vocab: int) -> PreTrainedTokenizerFast:
-    """A word for each token; each reply ends with ``w0``, which TRL would append otherwise."""
-    words = {f"w{i}": i for i in range(vocab)}
-    made = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="w0", pad_token="w0")
 
 
 def words(tokens: list[int]) -> str:
@@ -84,14 +77,7 @@ def main() -> None:
         assert {name: read[f"{name}_ids"] for name in given} == given
     trainer.train()
     (HERE / "losses.json").write_text(json.dumps(trainer.losses))
-    save_file(
-        {
-            name.replace(".default", ""): parameter.detach().clone()
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
-        },
-        HERE / "after.safetensors",
-    )
+    save_trained(model, HERE)
 
 
 if __name__ == "__main__":

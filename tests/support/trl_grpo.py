@@ -16,20 +16,14 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.support.trl_child import save_trained, tokenizer
 
 warnings.filterwarnings("ignore")
 torch.set_num_threads(1)
-
-
-def tokenizer(vocab: int) -> PreTrainedTokenizerFast:
-    words = {f"w{i}": i for i in range(vocab)}
-    made = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="w0", pad_token="w0")
 
 
 def train(case: dict[str, Any]) -> None:
@@ -74,14 +68,7 @@ def train(case: dict[str, Any]) -> None:
         rollout_func=rollout,
     )
     trainer.train()
-    save_file(
-        {
-            name.replace(".default", ""): parameter.detach().clone()
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
-        },
-        where / "after.safetensors",
-    )
+    save_trained(model, where)
 
 
 if __name__ == "__main__":
