@@ -130,20 +130,16 @@ class JobQueue(ABC):
             await self._news.wait()
             self._news.clear()
             try:
-                while await self._room() and await self._take_turn():
+                while await self._take_turn():
                     await self._notify()
             except Exception:  # the disk is full, the database is gone
                 log.exception("The store failed; jobs go on in %g s", RETRY_SECONDS)
                 await asyncio.sleep(RETRY_SECONDS)
                 self._news.set()
 
-    async def _room(self) -> bool:
-        """True, once jobs are not held."""
+    async def _take_turn(self) -> bool:
         while self.is_held():
             await asyncio.sleep(HELD_SECONDS)
-        return True
-
-    async def _take_turn(self) -> bool:
         async with self._turn:
             return await self._run_next()
 

@@ -78,7 +78,7 @@ class JobStore:
         }
 
         def write(connection: sa.Connection) -> wire.TrainJob:
-            old = _of_key(connection, key, request)
+            old = _of_key(connection, key, row["digest"])
             if old is None or old.retryable:
                 waiting = sa.select(sa.func.count()).select_from(JOBS).where(_OPEN)
                 if (connection.scalar(waiting) or 0) >= max_open:
@@ -102,9 +102,10 @@ class JobStore:
 
     async def repeated(self, key: str, request: wire.TrainRequest) -> wire.TrainJob | None:
         """The job of the same key and body, unless it is to be queued anew. Raises Conflict."""
+        asked = _digest(request)
 
         def read(connection: sa.Connection) -> wire.TrainJob | None:
-            old = _of_key(connection, key, request)
+            old = _of_key(connection, key, asked)
             return None if old is None or old.retryable else job_of(old)
 
         return await self._database.read(read)
@@ -328,10 +329,10 @@ def _digest(request: wire.TrainRequest) -> str:
     return digest(request.model_dump_json(exclude={"seconds"}).encode())
 
 
-def _of_key(connection: sa.Connection, key: str, request: wire.TrainRequest) -> sa.Row[Any] | None:
-    """The job of a key. Raises Conflict if it is another request's."""
+def _of_key(connection: sa.Connection, key: str, asked: str) -> sa.Row[Any] | None:
+    """The job of a key. Raises Conflict if its request has another digest than `asked`."""
     old = connection.execute(sa.select(JOBS).where(JOBS.c.key == key)).first()
-    if old is not None and old.digest != _digest(request):
+    if old is not None and old.digest != asked:
         raise Conflict(
             f"Idempotency-Key {key!r} was used for another request (job {old.id}). "
             "A key names one request; use a new one.",
