@@ -98,37 +98,25 @@ _PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options"
 @app.command(context_settings=_PASSED_ON | {"help_option_names": []})  # --help is passed on too
 def serve(context: typer.Context) -> None:
     """Serve a base model and its policies over OpenAI's API; `serve --help` lists the options."""
-    from langchain_art.client.local_server import require_server
-
-    require_server()
-    _become("langchain_art_server", context.args)
+    _become_server("langchain_art_server", context.args)
 
 
 @app.command(context_settings=_PASSED_ON | {"help_option_names": []})
 def scrub(context: typer.Context) -> None:
     """Check all that a server has stored against its digests; `scrub --help` says more."""
-    from langchain_art.client.local_server import require_server
-
-    require_server()
-    _become("langchain_art_server.scrub", context.args)
+    _become_server("langchain_art_server.scrub", context.args)
 
 
 @app.command(context_settings=_PASSED_ON | {"help_option_names": []})
 def backup(context: typer.Context) -> None:
     """Back up a running server into one archive, and check it; `backup --help` says more."""
-    from langchain_art.client.local_server import require_server
-
-    require_server()
-    _become("langchain_art_server.backups.backup", context.args)
+    _become_server("langchain_art_server.backups.backup", context.args)
 
 
 @app.command(context_settings=_PASSED_ON | {"help_option_names": []})
 def restore(context: typer.Context) -> None:
     """Restore a backup into a new data directory; `restore --help` says more."""
-    from langchain_art.client.local_server import require_server
-
-    require_server()
-    _become("langchain_art_server.backups.restore", context.args)
+    _become_server("langchain_art_server.backups.restore", context.args)
 
 
 @app.command(context_settings=_PASSED_ON, options_metavar="[NAME] [OPTIONS]")
@@ -182,6 +170,14 @@ def new(
 
     package = make_project(directory, example)
     console.print(f"{directory} is a project now: README.md says how to train {package}.")
+
+
+def _become_server(module: str, arguments: list[str]) -> None:
+    """Become a program of the server's package. Raises ConfigError if it is not installed."""
+    from langchain_art.client.local_server import require_server
+
+    require_server()
+    _become(module, arguments)
 
 
 def _become(module: str, arguments: list[str]) -> None:
