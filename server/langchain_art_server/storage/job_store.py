@@ -65,11 +65,12 @@ class JobStore:
                 it is.
         """
         scored = {run.id: RewardSnapshot.of(run, request) for run in runs}
+        asked = _digest(request)
         row = {
             "id": job_id,
             "key": key,
             "policy": request.policy,
-            "digest": _digest(request),
+            "digest": asked,
             "payload": pack({"request": request, "scored": scored}),
             "state": "queued",
             "attempts": 0,
@@ -78,7 +79,7 @@ class JobStore:
         }
 
         def write(connection: sa.Connection) -> wire.TrainJob:
-            old = _of_key(connection, key, row["digest"])
+            old = _of_key(connection, key, asked)
             if old is None or old.retryable:
                 waiting = sa.select(sa.func.count()).select_from(JOBS).where(_OPEN)
                 if (connection.scalar(waiting) or 0) >= max_open:
