@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from pydantic_core import from_json
 
+from langchain_art.training.fit_state import read_records
+from langchain_art.training.results.records import StepRecord
 from tests.support import fit_child
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
@@ -45,11 +47,13 @@ def test_a_client_that_is_killed_sends_each_rollout_once(tmp_path: Path) -> None
         while True:
             client = context.Process(target=fit_child.fit, args=(server.base_url, out, STEPS))
             client.start()
-            client.join(draw.uniform(0.3, 2.0) if kills < KILLS else 240)
-            if client.exitcode is not None:
+            if kills == KILLS:
+                client.join(240)
                 assert client.exitcode == 0
                 break
-            client.kill()
+            # Each once the fit is a part further: a fast machine has as many as a slow one.
+            seconds = wait_for_steps(client, out, kills * (STEPS - 1) // KILLS)
+            client.join(draw.uniform(0.0, seconds))
             client.join()
             kills += 1
             if kills == KILLS // 2:
@@ -60,6 +64,18 @@ def test_a_client_that_is_killed_sends_each_rollout_once(tmp_path: Path) -> None
         server.stop()
     assert kills
     print(f"{kills} kills in {STEPS} steps")  # noqa: T201
+
+
+def wait_for_steps(client: Any, out: Path, steps: int) -> float:
+    """Until the fit has so many steps. Returns the seconds that its last step took, at most 2."""
+    history, deadline = out / "history.jsonl", time.monotonic() + 240
+    while client.is_alive() and time.monotonic() < deadline:
+        lines = read_records(history) if history.exists() else ()
+        done = [line for line in lines if isinstance(line, StepRecord)]
+        if len(done) >= steps:
+            return min(2.0, done[-1].seconds["total"]) if done else 1.0
+        time.sleep(0.01)
+    raise AssertionError(f"the fit has no {steps} steps; exit code {client.exitcode}")
 
 
 def check(server: StubServer, out: Path) -> None:
