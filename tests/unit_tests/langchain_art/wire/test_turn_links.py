@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from langchain_art.wire.turn_links import (
     ConversationTree,
     nearest_call,
@@ -21,6 +24,25 @@ def test_a_prompt_continues_the_longest_conversation_that_it_begins_with() -> No
     assert (forked.known, forked.continues) == (2, (0,))
     assert tree.locate(["q"]).continues == tree.locate(["x", "a"]).continues == ()
     assert tree.locate(["q", "a", "other"]).node == forked.node
+
+
+@given(st.lists(st.tuples(st.text("ab", max_size=6), st.sampled_from(["", "a", "b"]))))
+def test_a_tree_finds_what_a_list_of_all_conversations_finds(calls: list[tuple[str, str]]) -> None:
+    """Each a prompt, a letter a message, and the reply that it gets, or none."""
+    tree, answered, nodes = ConversationTree(), list[str](), dict[str, int]()
+    for prompt, reply in calls:
+        found = tree.locate(prompt)
+        longest = max(
+            (one for one in answered if one and prompt.startswith(one)), key=len, default=""
+        )
+        assert found.known == len(longest)
+        same = [call for call, one in enumerate(answered) if one and one == longest]
+        assert found.continues == tuple(same)
+        assert nodes.setdefault(prompt, found.node) == found.node
+        if reply:
+            tree.add_reply(found, reply, len(answered))
+        answered.append(prompt + reply if reply else "")
+    assert len(set(nodes.values())) == len(nodes)
 
 
 def test_the_nearest_of_equal_calls_is_continued() -> None:
