@@ -81,6 +81,31 @@ class _Deadline:
         self._timer.cancel()
 
 
+class _Answer:
+    """What uvicorn writes one request's answer to, as it does to a transport."""
+
+    __slots__ = ("_begun", "_connection")
+
+    def __init__(self, connection: DeadlineHttp) -> None:
+        self._connection, self._begun = connection, False
+
+    def write(self, data: bytes) -> None:
+        """The header, then parts of the body."""
+        if self._begun:
+            self._connection.write(data)
+        else:
+            self._begun = True
+            self._connection.hold(data)
+
+    def close(self) -> None:
+        """The answer is whole, and no request follows."""
+        self._connection.close()
+
+    def is_closing(self) -> bool:
+        """Whether the connection takes nothing more."""
+        return self._connection.transport.is_closing()
+
+
 class DeadlineHttp(HttpToolsProtocol):
     """One connection. Timers run only while a header or a body is unfinished."""
 
@@ -98,6 +123,7 @@ class DeadlineHttp(HttpToolsProtocol):
         self._reading: _Deadline | None = None
         self._lingers = False  # the answer is sent, and what still comes is not kept
         self._after_answer = 0  # bytes of a body whose request was answered
+        self._held = b""  # a header that is not sent yet
 
     # --- connection -----------------------------------------------------------------------------
 
@@ -126,8 +152,19 @@ class DeadlineHttp(HttpToolsProtocol):
         super().timeout_keep_alive_handler()
         self._end_soon()
 
+    def hold(self, header: bytes) -> None:
+        """Write a header with what follows at once: to send both takes half the time of two."""
+        self._held = header
+        self.loop.call_soon(self._release)
+
+    def _release(self) -> None:
+        if self._held:
+            self.write(b"")
+
     def write(self, data: bytes) -> None:
         """Write a part of an answer, unless the peer was told that there is no more."""
+        if self._held:
+            data, self._held = self._held + data, b""
         if not self._lingers:
             self.transport.write(data)
 
@@ -137,6 +174,7 @@ class DeadlineHttp(HttpToolsProtocol):
         In stages if the peer may still send (RFC 9112, 9.6): what comes to a closed connection
         resets it, and a reset may take away the answer that was not read yet.
         """
+        self._release()
         if not self._part:
             self.transport.close()
         if self._lingers or self.transport.is_closing():
@@ -187,7 +225,7 @@ class DeadlineHttp(HttpToolsProtocol):
         self._in_time()
         self._part = "body"
         super().on_headers_complete()
-        self.cycle.transport = cast("asyncio.Transport", self)  # of which it writes and closes
+        self.cycle.transport = cast("asyncio.Transport", _Answer(self))
 
     def on_message_complete(self) -> None:
         """A request is whole."""

@@ -40,7 +40,7 @@ class Small:
     """The gateway's front, with short deadlines, before an application that counts."""
 
     def __init__(self) -> None:
-        self.left = threading.Event()
+        self.left, self.read = threading.Event(), threading.Event()
         front = AccessControl(lambda _: self._answer, Settings(model="m", max_body_bytes=1 << 20))
         config = uvicorn.Config(
             front,
@@ -62,6 +62,9 @@ class Small:
         if scope["path"] == "/endless":
             await StreamingResponse(self._endless())(scope, receive, send)
             return
+        if scope["path"] == "/late":
+            await StreamingResponse(self._late(), headers={"X-A": "b"})(scope, receive, send)
+            return
         if scope["path"] == "/large":
             await Response(bytes(32 << 20))(scope, receive, send)
             return
@@ -75,6 +78,10 @@ class Small:
                 await asyncio.sleep(0)
         finally:
             self.left.set()
+
+    async def _late(self) -> AsyncIterator[bytes]:
+        await asyncio.to_thread(self.read.wait, 10)
+        yield b"late"
 
     def connect(self, timeout: float = 10) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout)
@@ -162,6 +169,25 @@ def test_between_two_requests_there_is_time(small: Small) -> None:
     assert b"200 OK" in one.recv(4096)
     one.sendall(GET)
     assert refusal(one)[0] == 408
+
+
+def test_who_asks_whether_to_send_a_body_is_told(small: Small) -> None:
+    """As curl does with large ones: it sends no byte before it is told to, for a second."""
+    one = small.connect()
+    one.sendall((POST % 3).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
+    assert one.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    one.sendall(b"123")
+    assert b"200 OK" in (answer := one.recv(4096)) and answer.endswith(b"\r\n\r\n3")
+
+
+def test_a_header_goes_out_before_a_body_that_comes_later(small: Small) -> None:
+    one = small.connect()
+    one.sendall(GET.replace(b"healthz", b"late") + b"\r\n")
+    assert (head := one.recv(4096)).endswith(b"\r\n\r\n") and b"x-a: b" in head
+    small.read.set()
+    assert b"late" in one.recv(4096)
+    one.sendall(GET.replace(b"GET", b"HEAD") + b"Connection: close\r\n\r\n")
+    assert (head := whole(one)).endswith(b"\r\n\r\n") and b"200 OK" in head
 
 
 @pytest.mark.parametrize(

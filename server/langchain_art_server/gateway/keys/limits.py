@@ -13,6 +13,10 @@ from langchain_art.wire import KeyLimits
 Clock = Callable[[], float]
 _MINUTE = 60.0
 Header = tuple[bytes, bytes]
+_OF_CALLS, _OF_TOKENS = (
+    [b"x-ratelimit-%b-%b" % (kind, what) for kind in (b"limit", b"remaining", b"reset")]
+    for what in (b"requests", b"tokens")
+)
 
 
 class _Bucket:
@@ -114,17 +118,12 @@ class Meter:
     def headers(self) -> list[Header]:
         """What is left, in the headers of OpenAI's API."""
         found: list[Header] = []
-        for name, bucket in (("requests", self._calls), ("tokens", self._tokens)):
+        for names, bucket in ((_OF_CALLS, self._calls), (_OF_TOKENS, self._tokens)):
             if bucket is not None:
-                values = {
-                    "limit": str(bucket.limit),
-                    "remaining": str(max(0, math.floor(bucket.level))),
-                    "reset": duration(bucket.seconds_until(bucket.limit)),
-                }
-                found += [
-                    (f"x-ratelimit-{kind}-{name}".encode(), value.encode())
-                    for kind, value in values.items()
-                ]
+                level = bucket.level
+                reset = duration((bucket.limit - level) * _MINUTE / bucket.limit)
+                values = (b"%d" % bucket.limit, b"%d" % max(0, math.floor(level)), reset.encode())
+                found += zip(names, values, strict=True)
         return found
 
 
