@@ -15,7 +15,7 @@ from tests.support.soak import count
 from tests.support.stub_engines import StubServer
 
 #: Of each operation, beside some thousands of schemathesis' own that cover every keyword.
-EXAMPLES = count(5, 250)
+EXAMPLES = count(5, 300)
 
 
 @pytest.mark.soak("S4", EXAMPLES, "generated requests of each operation, beside those of coverage")
