@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, cast
 
 from langchain_art.client.conversations import read_jsonl
 from langchain_art.errors import ConfigError
 from langchain_art.rollout.graph_rollout import is_graph
+from langchain_art.rollout.names import load
 from langchain_art.rollout.runner import Rollout
 
 if TYPE_CHECKING:
@@ -30,19 +30,6 @@ _OF_ITS_OWN = {
     "callbacks",
     "metadata",
 }
-
-
-def load(name: str) -> Any:
-    """What ``module:attribute`` names, in the current directory too. Raises ConfigError."""
-    module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute):
-        raise ConfigError(f"got {name!r}, expected MODULE:NAME, such as my_agent:rollout")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        return resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{name!r} cannot be loaded: {error}") from error
 
 
 @dataclass(frozen=True)

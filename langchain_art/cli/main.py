@@ -32,6 +32,7 @@ from langchain_art.cli.options import (
     split_version,
 )
 from langchain_art.cli.tune import tune
+from langchain_art.cli.worker import worker
 from langchain_art.errors import ArtError, ConfigError
 
 app = typer.Typer(
@@ -59,6 +60,7 @@ app.command()(doctor)
 app.command()(fits)
 app.command()(curve)
 app.command()(tune)
+app.command()(worker)
 
 
 def _print_version(wanted: bool) -> None:

@@ -60,6 +60,19 @@ def status_table(status: ServerStatus) -> Table:
     table.add_row("runs", f"{status.trajectories:,}")
     jobs = ", ".join(f"{count} {state}" for state, count in sorted(status.jobs.items()))
     table.add_row("jobs", jobs or "none")
+    if status.rollouts or status.workers:
+        known = [f"{n} {state}" for state, n in sorted(status.rollouts.items())]
+        table.add_row("rollouts", ", ".join(known) or "none put up")
+    for worker in status.workers:
+        failed = f" ({worker.failed} failed)" if worker.failed else ""
+        ended = f", {worker.expired} leases expired" if worker.expired else ""
+        table.add_row(
+            "worker",
+            escape(
+                f"{worker.name}  {worker.rollout}: {worker.leased} of {worker.slots} leased, "
+                f"{worker.finished} finished{failed}{ended}, heard {worker.heard_seconds:.0f} s ago"
+            ),
+        )
     table.add_row("stored", f"{status.stored_bytes / 1e6:,.1f} MB")
     if status.free_bytes is not None:
         little = " (little)" if status.free_bytes < 4 * status.min_free_bytes else ""

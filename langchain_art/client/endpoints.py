@@ -18,6 +18,7 @@ from langchain_art.client.endpoint import endpoint
 from langchain_art.client.http_request import Flow, Request
 from langchain_art.client.job_endpoints import JobEndpoints
 from langchain_art.client.key_endpoints import KeyEndpoints
+from langchain_art.client.rollout_endpoints import RolloutEndpoints
 from langchain_art.client.routes import (
     HasId,
     deleted,
@@ -46,7 +47,7 @@ from langchain_art.wire import (
 )
 
 
-class Endpoints(JobEndpoints, KeyEndpoints):
+class Endpoints(JobEndpoints, KeyEndpoints, RolloutEndpoints):
     """The operations, as methods that both clients have.
 
     What an operation is annotated to return in brackets is what `ArtClient` returns, and

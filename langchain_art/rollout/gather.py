@@ -12,6 +12,7 @@ from langchain_art._callables import run_sync
 from langchain_art.errors import ConfigError
 from langchain_art.rollout.graph_rollout import check_inputs
 from langchain_art.rollout.group_stream import GroupStream
+from langchain_art.rollout.run_source import RunSource
 from langchain_art.rollout.runner import Rollout, RolloutWorker
 from langchain_art.rollout.scenarios import check_scenarios, group_ids, scenario_id
 from langchain_art.wire import Trajectory, TrajectoryGroup
@@ -84,8 +85,6 @@ async def gather(
         raise ConfigError(f"got {group_size=} and {concurrency=}, expected both to be at least 1")
     check_scenarios(scenarios, "scenarios")
     check_inputs(rollout, scenarios)
-    started = time.monotonic()
-    names = list(group_ids(prefix or uuid.uuid4().hex, map(scenario_id, scenarios)))
     worker = RolloutWorker(
         rollout,
         concurrency,
@@ -95,6 +94,19 @@ async def gather(
         max_failed=max_failed,
         on_run=on_run,
     )
+    return await gather_from(worker, scenarios, group_size=group_size, prefix=prefix)
+
+
+async def gather_from(
+    worker: RunSource,
+    scenarios: Sequence[Any],
+    *,
+    group_size: int,
+    prefix: str | None = None,
+) -> GatherResult:
+    """As `gather`, with runs of `worker`, which is closed then."""
+    started = time.monotonic()
+    names = list(group_ids(prefix or uuid.uuid4().hex, map(scenario_id, scenarios)))
     async with GroupStream(
         worker, scenarios.__getitem__, lambda n, _: names[n], group_size
     ) as stream:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from langchain_art.errors import ConfigError
-from langchain_art.rollout.runner import RolloutWorker
+from langchain_art.rollout.run_source import RunSource
 from langchain_art.rollout.scenarios import portable, scenario_id
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
@@ -31,7 +31,7 @@ class GroupStream:
             first = await stream.take(16)   # sixteen groups, whichever ended first
     """
 
-    worker: RolloutWorker
+    worker: RunSource
     """Closed at the end. Its `max_failed` is of each allowance."""
     scenario: Callable[[int], Any]
     """The scenario of the n-th group, from 0."""
@@ -59,7 +59,7 @@ class GroupStream:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        self.worker.close()
+        await self.worker.close()
 
     def allow(self, groups: int) -> None:
         """Let this many more groups start."""

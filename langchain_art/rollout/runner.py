@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -18,14 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import httpx
 
 from langchain_art._callables import call
-from langchain_art.errors import (
-    ConfigError,
-    EngineUnavailable,
-    Overloaded,
-    RolloutFailed,
-    ServerUnreachable,
-)
+from langchain_art.errors import ConfigError, EngineUnavailable, Overloaded, ServerUnreachable
 from langchain_art.rollout.graph_rollout import Graph, as_function, is_graph
+from langchain_art.rollout.run_source import RunSource
 from langchain_art.wire import Trajectory
 
 if TYPE_CHECKING:
@@ -44,39 +38,35 @@ class StopsAll(ConfigError):
     """An error of the program in a run, which more runs would only hide: it is raised on."""
 
 
-@dataclass
-class RolloutWorker:
-    """Makes single runs, counts failures, and owns the runs' threads. Arguments as of `gather`."""
+class RolloutWorker(RunSource):
+    """Makes single runs, and owns their threads.
 
-    rollout: Rollout
-    concurrency: int = 64
-    _: KW_ONLY
-    on_done: Callable[[Trajectory], None] | None = None
-    retries: int = 5
-    ready: Callable[[], Awaitable[object]] | None = None
-    max_failed: float = 0.5
-    on_run: Callable[[Run], None] | None = None
-    """Called with what was recorded of each run, beside its trajectory: for an export."""
+    Args:
+        rollout: see `Rollout`.
+        concurrency: as of `gather`, like those that are not named here.
+        on_run: called with what was recorded of each run, beside its trajectory: for an export.
+    """
 
-    def __post_init__(self) -> None:
-        self._is_graph = is_graph(self.rollout)
-        self._function = _function(self.rollout)
-        self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="rollout")
-        self._failed = 0
-        self._allowed_failures = 0.0
-        self.runs_each = 1
-        """Runs that `run` makes, at most."""
-        self.retried = 0
-        """Runs repeated because the server was unavailable."""
-        self.first_error: str | None = None
-        """Of the first failed run since the latest `expect`."""
+    def __init__(
+        self,
+        rollout: Rollout,
+        concurrency: int = 64,
+        *,
+        on_done: Callable[[Trajectory], None] | None = None,
+        retries: int = 5,
+        ready: Callable[[], Awaitable[object]] | None = None,
+        max_failed: float = 0.5,
+        on_run: Callable[[Run], None] | None = None,
+    ) -> None:
+        super().__init__(max_failed)
+        self.concurrency = concurrency
+        self.on_done, self.on_run = on_done, on_run
+        self.retries, self.ready = retries, ready
+        self._is_graph = is_graph(rollout)
+        self._function = _function(rollout)
+        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="rollout")
 
-    def expect(self, runs: int) -> None:
-        """Count failures anew, as a fraction of this many runs."""
-        self._failed, self.first_error = 0, None
-        self._allowed_failures = self.max_failed * runs
-
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the threads; does not wait for them: one that hangs must not delay Ctrl-C."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -104,7 +94,7 @@ class RolloutWorker:
             if self.ready is not None:
                 await self.ready()
         if error is not None:
-            self._count(error, name)
+            self.count_failure(_words(error), name, error)
         for recorded in within.runs:
             if self.on_run is not None and recorded.id == trajectory.id:
                 self.on_run(recorded)
@@ -146,16 +136,6 @@ class RolloutWorker:
 
     async def _call(self, *given: Any) -> Any:
         return await call(self._function, *given, threads=self._threads)
-
-    def _count(self, error: Exception, name: str) -> None:
-        self._failed += 1
-        self.first_error = self.first_error or f"{_words(error)} (scenario {name!r})"
-        if self._failed > self._allowed_failures:
-            raise RolloutFailed(
-                f"{self._failed} rollouts raised, at most {self._allowed_failures:g} may "
-                f"(max_failed). The first: {self.first_error}. Run the rollout on this one "
-                "scenario to see the traceback."
-            ) from error
 
 
 def _function(rollout: Rollout) -> Callable[..., Any]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ArtError
 from langchain_art.evaluators.scoring import cost_of, score_groups
 from langchain_art.rollout import remote_graph
-from langchain_art.rollout.gather import gather
-from langchain_art.rollout.graph_rollout import is_remote
+from langchain_art.rollout.gather import gather_from
+from langchain_art.rollout.graph_rollout import check_inputs, is_remote
 from langchain_art.rollout.runner import Rollout
+from langchain_art.training.batch.run_sources import run_source
 from langchain_art.training.fit_export import FitExport
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.progress import Display, MeanReward
@@ -26,33 +29,35 @@ async def evaluate(
     plan: FitSettings,
     client: AsyncArtClient,
     display: Display,
-    rollout: Rollout,
+    rollout: Rollout | str,
     scenarios: Sequence[Any],
     *,
     samples: int,
     step: int | None = None,
+    batch: str | None = None,
     export: FitExport | None = None,
 ) -> EvalResult:
     """Run every scenario `samples` times on the policies of `plan` and average the rewards.
 
     The plan's evaluator scores groups in which a run that did not fail has no reward. Raises as
-    `Trainer.evaluate`.
+    `Trainer.evaluate`. `batch`: id under which workers get the runs; None: one that is used once.
     """
+    check_inputs(rollout, scenarios)
     started, paid = time.monotonic(), cost_of(plan.evaluator)
     note = MeanReward()
     expected = await _serving(client, plan.policies)
     with display.bar("evaluating", len(scenarios) * samples) as advance:
-        found = await gather(
+        source = run_source(
+            replace(plan, forks=None),
+            client,
+            display,
             rollout,
-            scenarios,
-            group_size=samples,
-            concurrency=plan.concurrency,
-            prefix=f"eval:{expected[0]}",
+            batch or uuid.uuid4().hex,
             on_done=lambda run: advance(note(run)),
-            ready=client.ready,
-            max_failed=plan.max_failed,
             on_run=None if export is None else export.keep,
         )
+        prefix = f"eval:{expected[0]}"
+        found = await gather_from(source, scenarios, group_size=samples, prefix=prefix)
         groups = found.groups
         unscored = [
             group

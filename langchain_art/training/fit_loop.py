@@ -43,7 +43,7 @@ class FitLoop:
     client: AsyncArtClient
     history: History
     display: Display
-    rollout: Rollout
+    rollout: Rollout | str
     schedule: Schedule
     on_step: OnStep | None = None
     trackers: Sequence[Tracker] = ()
@@ -275,6 +275,7 @@ class FitLoop:
                 schedule.eval_scenarios,
                 samples=schedule.eval_samples,
                 step=step,
+                batch=f"{self.history.state.fit_id}:eval",
                 export=self.export,
             )
             self.history.append(result)

@@ -16,12 +16,15 @@ from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.export.exporter import Exporter
 from langchain_art.rollout.forks import Forks
 from langchain_art.rollout.graph_rollout import is_graph
+from langchain_art.rollout.names import check_portable, rollout_name
 from langchain_art.rollout.runner import Rollout
 from langchain_art.rollout.scenarios import check_scenarios
 from langchain_art.training.batch.advantage_hook import AdvantageHook
 from langchain_art.training.collapse.gate import Gate
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig, Trajectory
 
+Workers: TypeAlias = Literal["server"]
+"""Where a fit's rollouts run, if not in its own process."""
 OnCollapse: TypeAlias = Literal["rollback", "stop", "warn"]
 """What a fit does when its policy has collapsed."""
 Configs: TypeAlias = TrainConfig | Mapping[str, TrainConfig | None] | None
@@ -61,6 +64,7 @@ class FitSettings:
     on_collapse: OnCollapse = "rollback"
     gate: Gate | None = None
     export: Exporter | None = None
+    workers: Workers | None = None
 
     def __post_init__(self) -> None:
         at_least = _AT_LEAST if self.forks is None else _AT_LEAST | {"group_size": 1}
@@ -74,6 +78,16 @@ class FitSettings:
         if self.on_collapse not in get_args(OnCollapse):
             raise ConfigError(
                 f"got on_collapse={self.on_collapse!r}, expected one of {get_args(OnCollapse)}"
+            )
+        if self.workers is not None and self.workers not in get_args(Workers):
+            raise ConfigError(
+                f"got workers={self.workers!r}, expected one of {get_args(Workers)}, or None for "
+                "rollouts in this process"
+            )
+        if self.workers is not None and self.forks is not None:
+            raise ConfigError(
+                f"got workers={self.workers!r} with forks=, expected one of them: the runs of "
+                "workers are not branched"
             )
 
     @property
@@ -142,7 +156,7 @@ def _check_config(config: object) -> TrainConfig:
     return config
 
 
-def check_reward(rollout: Rollout, evaluator: Evaluator | None) -> None:
+def check_reward(rollout: Rollout | str, evaluator: Evaluator | None) -> None:
     """A ConfigError if runs of `rollout` bring no reward and nothing gives them one."""
     if is_graph(rollout) and evaluator is None:
         raise ConfigError(
@@ -154,7 +168,7 @@ def check_reward(rollout: Rollout, evaluator: Evaluator | None) -> None:
 
 def check_scope(
     plan: FitSettings,
-    rollout: Rollout,
+    rollout: Rollout | str,
     scenarios: Sequence[object],
     eval_scenarios: Sequence[object],
     steps: int,
@@ -162,6 +176,7 @@ def check_scope(
     """A ConfigError if `rollout` or the scenarios cannot be trained on as `plan` says."""
     if plan.reads_rewards or eval_scenarios:
         check_reward(rollout, plan.evaluator)
+    check_workers(plan, rollout, train_scenarios=scenarios, eval_scenarios=eval_scenarios)
     if plan.forks is not None:
         from langchain_art.rollout.fork_points import check_graph  # noqa: PLC0415 - LangGraph
 
@@ -171,10 +186,23 @@ def check_scope(
             f"got gate= with {len(eval_scenarios)} eval_scenarios, expected two at least: what is "
             "kept is decided by the evaluations of these"
         )
-    check_scenarios(scenarios, "train_scenarios")
-    check_scenarios(eval_scenarios, "eval_scenarios")
     if steps and not scenarios:
         raise ConfigError("train_scenarios: got none, expected at least one")
+
+
+def check_workers(plan: FitSettings, rollout: Rollout | str, **scenarios: Sequence[object]) -> None:
+    """A ConfigError if scenarios are no list of them, or workers cannot run `rollout` on them."""
+    for name, some in scenarios.items():
+        check_scenarios(some, name)
+        if plan.workers is not None:
+            check_portable(some, name)
+    if plan.workers is not None:
+        rollout_name(rollout)
+    elif isinstance(rollout, str):
+        raise ConfigError(
+            f"got the rollout {rollout!r}, a name, which workers run; expected the function, or "
+            'Trainer(workers="server")'
+        )
 
 
 def check_export(export: object) -> Exporter | None:

@@ -112,7 +112,7 @@ class FitIdentity(Record):
 def identity_of(
     plan: FitSettings,
     models: Mapping[str, dict[str, Any]],
-    rollout: Rollout,
+    rollout: Rollout | str,
     scenarios: Sequence[Any],
     eval_scenarios: Sequence[Any],
 ) -> FitIdentity:
@@ -131,7 +131,7 @@ def identity_of(
         config=config,
         settings=settings,
         models=dict(models),
-        rollout=source_of(rollout, "rollout"),
+        rollout={"rollout": rollout} if isinstance(rollout, str) else source_of(rollout, "rollout"),
         evaluator={} if plan.evaluator is None else _judge(plan.evaluator, "evaluator"),
         gate={} if plan.gate is None else _judged_by(plan.gate),
         advantages={} if own is None else source_of(own, _HOOK),

@@ -18,7 +18,6 @@ from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.export.exporter import Exporter
 from langchain_art.rollout.forks import Forks
 from langchain_art.rollout.runner import Rollout
-from langchain_art.rollout.scenarios import check_scenarios
 from langchain_art.trackers.base import Tracker
 from langchain_art.trackers.choice import chosen_trackers
 from langchain_art.training.addresses import (
@@ -39,11 +38,13 @@ from langchain_art.training.fit_settings import (
     Configs,
     FitSettings,
     OnCollapse,
+    Workers,
     check_configs,
     check_export,
     check_reward,
     check_scope,
     check_trainable,
+    check_workers,
 )
 from langchain_art.training.fit_state import History, alone
 from langchain_art.training.identity import identity_of
@@ -116,6 +117,9 @@ class Trainer(TunesRates):
         trackers: where the fit is shown beside its folder: ``["wandb", "tensorboard"]``, or objects
             (`trackers.Tracker`). None: W&B if WANDB_PROJECT or WANDB_MODE is set.
         export: where runs go for review when they are judged and trained. None: nowhere.
+        workers: where rollouts run. None: in this process. ``"server"``: in processes of
+            ``langchain-art worker`` on any machine, which lease them from the server; there
+            `concurrency` is each worker's own. Scenarios must be JSON values then.
         console: where progress goes. None: standard output.
 
     Raises:
@@ -150,6 +154,7 @@ class Trainer(TunesRates):
         gate: Gate | bool = False,
         trackers: Sequence[str | Tracker] | None = None,
         export: Exporter | None = None,
+        workers: Workers | None = None,
         console: Console | None = None,
     ) -> None:
         self.policies, self._base_url, self._api_key = address_of(model, client)
@@ -174,13 +179,14 @@ class Trainer(TunesRates):
             on_collapse=on_collapse,
             gate=check_gate(gate),
             export=check_export(export),
+            workers=workers,
         )
         self._trackers = chosen_trackers(trackers)
         self._display = Display(console)
 
     async def fit(
         self,
-        rollout: Rollout,
+        rollout: Rollout | str,
         train_scenarios: Sequence[Any],
         *,
         steps: int,
@@ -201,7 +207,8 @@ class Trainer(TunesRates):
 
         Args:
             rollout: see `Rollout`. A graph brings no reward, so it needs an `evaluator`,
-                unless ``config.distillation`` alone teaches and nothing is evaluated.
+                unless ``config.distillation`` alone teaches and nothing is evaluated. With
+                `workers` a function of a module, or the name by which workers run it.
             train_scenarios: what to learn from.
             steps: one version of the adapter each, of ``config.optimizer_steps`` optimizer steps.
             eval_scenarios: held out; evaluated before, after, and every `eval_every` steps. The
@@ -258,7 +265,7 @@ class Trainer(TunesRates):
         return result
 
     def fit_sync(
-        self, rollout: Rollout, train_scenarios: Sequence[Any], **options: Any
+        self, rollout: Rollout | str, train_scenarios: Sequence[Any], **options: Any
     ) -> FitResult:
         """`fit` for programs without an event loop; takes the same options."""
         return run_sync(self.fit(rollout, train_scenarios, **options), "trainer.fit")
@@ -316,7 +323,7 @@ class Trainer(TunesRates):
         return run_sync(self.warm_start(conversations, **options), "trainer.warm_start")
 
     async def evaluate(
-        self, rollout: Rollout, scenarios: Sequence[Any], *, samples: int = 1
+        self, rollout: Rollout | str, scenarios: Sequence[Any], *, samples: int = 1
     ) -> EvalResult:
         """Mean reward of `scenarios`, with its 95 % interval, on one version of each model.
 
@@ -327,7 +334,7 @@ class Trainer(TunesRates):
             RolloutFailed: more than `max_failed` of the rollouts raised.
         """
         check_reward(rollout, self._plan.evaluator)
-        check_scenarios(scenarios, "scenarios")
+        check_workers(self._plan, rollout, scenarios=scenarios)
         plan, display = self._plan, self._display
         with exporting(plan, self.out_dir, display) as out:
             async with self._client() as client:
@@ -337,7 +344,7 @@ class Trainer(TunesRates):
                 )
 
     def evaluate_sync(
-        self, rollout: Rollout, scenarios: Sequence[Any], *, samples: int = 1
+        self, rollout: Rollout | str, scenarios: Sequence[Any], *, samples: int = 1
     ) -> EvalResult:
         """`evaluate` for programs without an event loop."""
         return run_sync(self.evaluate(rollout, scenarios, samples=samples), "trainer.evaluate")

@@ -60,6 +60,22 @@ from langchain_art.wire.policies import (
     default_learning_rate as default_learning_rate,
     with_learning_rate as with_learning_rate,
 )
+from langchain_art.wire.queue.rollouts import (
+    BatchStatus as BatchStatus,
+    FinishedRollout as FinishedRollout,
+    LeaseRequest as LeaseRequest,
+    Leases as Leases,
+    LeasesHeld as LeasesHeld,
+    LeasesLost as LeasesLost,
+    LeasesReturned as LeasesReturned,
+    QueuedRollout as QueuedRollout,
+    RolloutBatch as RolloutBatch,
+    RolloutLease as RolloutLease,
+    AttemptOutcome as AttemptOutcome,
+    TakenRollouts as TakenRollouts,
+    TakeRequest as TakeRequest,
+    WorkerStatus as WorkerStatus,
+)
 from langchain_art.wire.reviews import (
     HUMAN_REWARD as HUMAN_REWARD,
     MAX_REVIEWS as MAX_REVIEWS,

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from langchain_art.wire.field_hints import Options
 from langchain_art.wire.identifiers import Finite, Name, Several, Wire
+from langchain_art.wire.queue.rollouts import WorkerStatus
 from langchain_art.wire.train_config import PreferenceConfig, SFTConfig, TrainConfig
 
 Config = TypeVar("Config", bound=TrainConfig | SFTConfig | PreferenceConfig)
@@ -153,6 +154,10 @@ class ServerStatus(Wire):
     calls: int
     trajectories: int
     jobs: dict[str, int]
+    rollouts: dict[str, int] = Field(default_factory=dict)
+    """Rollouts that workers are to run, by state: ``queued``, ``leased`` and ``finished``."""
+    workers: Several[WorkerStatus] = ()
+    """Processes that lease rollouts."""
     stored_bytes: int
     """Of the database and the adapters, a few seconds ago."""
     free_bytes: int | None

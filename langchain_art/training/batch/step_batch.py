@@ -15,15 +15,15 @@ from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ArtError, ConfigError, RolloutFailed, ServerUnreachable
 from langchain_art.evaluators.scoring import cost_of, score_groups
 from langchain_art.rollout import remote_graph
-from langchain_art.rollout.forks import Forks
 from langchain_art.rollout.graph_rollout import check_inputs, is_remote
 from langchain_art.rollout.group_stream import GroupStream
-from langchain_art.rollout.runner import Rollout, RolloutWorker
+from langchain_art.rollout.runner import Rollout
 from langchain_art.rollout.scenarios import group_ids
 from langchain_art.tracing.run import Run
 from langchain_art.training.batch.advantage_hook import RunAdvantages, advantages_of
 from langchain_art.training.batch.difficulty import DifficultyPools, Drawing
 from langchain_art.training.batch.fork_advantages import fork_of
+from langchain_art.training.batch.run_sources import run_source
 from langchain_art.training.batch.zero_variance import group_has_zero_variance, is_rewarded
 from langchain_art.training.fit_settings import FitSettings, unmatched_frozen_names
 from langchain_art.training.fit_state import History, PendingStep
@@ -43,7 +43,7 @@ class StepBatchBuilder:
     client: AsyncArtClient
     history: History
     display: Display
-    rollout: Rollout
+    rollout: Rollout | str
     scenarios: Sequence[Any]
     steps: int
     on_run: Callable[[Run], None] | None = None
@@ -66,13 +66,13 @@ class StepBatchBuilder:
         self._names: dict[str, str] = {}  # group's id -> scenario's
         self._advance: Callable[[str], None] | None = None
         self._note = MeanReward()
-        self._worker = worker_of(
+        self._worker = run_source(
+            self.plan,
+            self.client,
+            self.display,
             self.rollout,
-            self.plan.concurrency,
-            self.plan.forks,
+            f"{self.history.state.fit_id}:train",
             on_done=self._on_done,
-            ready=self.client.ready,
-            max_failed=self.plan.max_failed,
             on_run=self.on_run,
         )
         self.stream = GroupStream(
@@ -233,17 +233,6 @@ class StepBatchBuilder:
             self.display.line(f"{judged.unjudged} groups were not judged: {judged.first_error}")
         seconds["judge"] = time.monotonic() - started
         return judged.groups, seconds, judged.unjudged
-
-
-def worker_of(
-    rollout: Rollout, concurrency: int, forks: Forks | None, **options: Any
-) -> RolloutWorker:
-    """The worker of a rollout; with `forks`, one that branches its runs."""
-    if forks is None:
-        return RolloutWorker(rollout, concurrency, **options)
-    from langchain_art.rollout.fork_worker import ForkWorker  # noqa: PLC0415 - LangGraph
-
-    return ForkWorker(rollout, concurrency, forks=forks, **options)
 
 
 def _require_rewards(groups: Sequence[TrajectoryGroup], config: TrainConfig) -> None:

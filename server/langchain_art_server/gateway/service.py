@@ -114,6 +114,7 @@ class Service:
             self._watch.append(asyncio.create_task(watch_event_loop(self._pauses)))
             await self._start_engines()
         await self.policies.start()
+        await self.store.rollouts.resume()
         await self.jobs.start()
         if self._main is self:
             await self.tenants.start()
@@ -297,6 +298,7 @@ class Service:
         info, sampler = self.sampler.info, self.settings.sampler
         state = await self.sampler.state()
         calls, trajectories, jobs = await self.store.counts()
+        rollouts, workers = await self.store.rollouts.counts()
         return wire.ServerStatus(
             version=__version__,
             ready=not self.health.reasons,
@@ -317,6 +319,8 @@ class Service:
             calls=calls,
             trajectories=trajectories,
             jobs=jobs,
+            rollouts=rollouts,
+            workers=workers,
             stored_bytes=self.stored_bytes,
             free_bytes=self.health.free_bytes,
             min_free_bytes=self.settings.min_free_bytes,

@@ -1,6 +1,7 @@
 """The durable store: calls, trajectories, policies and checkpoints.
 
-Jobs are in `Store.jobs`, reviews in `Store.reviews`; `Store.runs` finds trajectories.
+Jobs are in `Store.jobs`, reviews in `Store.reviews`, rollouts that workers lease in
+`Store.rollouts`; `Store.runs` finds trajectories.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from langchain_art_server.storage.pages import Page, no_such_cursor, take_page
 from langchain_art_server.storage.queries import select_among, with_jobs
 from langchain_art_server.storage.review_store import ReviewStore
 from langchain_art_server.storage.reward_snapshot import changed, rewards_in_words
+from langchain_art_server.storage.rollouts.queue import RolloutQueue
 from langchain_art_server.storage.run_index import RunIndex, write_index
 from langchain_art_server.storage.run_list import RunList
 from langchain_art_server.storage.schema.rollback_table import roll_back, rolled_back
@@ -64,6 +66,7 @@ class Store(Database):
         self.reviews = ReviewStore(self)
         self.runs = RunList(self)
         self.keys = KeyStore(self)
+        self.rollouts = RolloutQueue(self)
         self._calls, self._runs = RowCount(CALLS), RowCount(TRAJECTORIES)
 
     # --- calls ----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
+from langchain_art_server.storage.rollouts.tables import BATCHES, ROLLOUTS, WORKERS
 from langchain_art_server.storage.run_index import (
     RUN_FACTS,
     RUN_MARKS,
@@ -52,6 +53,7 @@ STEPS: dict[int, Callable[[sa.Connection], None]] = {
     5: _key_by_job,
     6: lambda connection: META.create_all(connection, tables=[API_KEYS, ACTIONS]),
     7: lambda connection: META.create_all(connection, tables=[ROLLBACKS]),
+    8: lambda connection: META.create_all(connection, tables=[BATCHES, ROLLOUTS, WORKERS]),
 }
 
 

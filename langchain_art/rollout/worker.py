@@ -1,0 +1,289 @@
+"""A worker: leases rollouts from the server, runs them, and completes them.
+
+It may be killed at any time: its leases end by the server's clock, and other workers run what it
+had. What it completes after that is refused there, and discarded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import platform
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from langchain_art.client.async_client import AsyncArtClient
+from langchain_art.errors import (
+    ArtError,
+    AuthenticationFailed,
+    ConfigError,
+    Conflict,
+    NotFound,
+    PermissionDenied,
+    RequestRefused,
+)
+from langchain_art.rollout.graph_rollout import is_remote
+from langchain_art.rollout.runner import Rollout, RolloutWorker
+from langchain_art.rollout.scenarios import scenario_id
+from langchain_art.wire import (
+    AttemptOutcome,
+    LeaseRequest,
+    LeasesHeld,
+    LeasesReturned,
+    RolloutLease,
+)
+
+#: Seconds of a request that waits for work.
+_HOLD = 20.0
+#: Leases are renewed so often in the time after which they end.
+_BEATS = 4
+#: Most rollouts of one worker at once.
+MAX_CONCURRENCY = 500
+
+
+@dataclass(frozen=True)
+class WorkerCounts:
+    """What a worker has done so far."""
+
+    running: int
+    finished: int
+    """Completed with a trajectory."""
+    failed: int
+    """Of these: runs that raised; and attempts that ended with an error of the program."""
+    discarded: int
+    """Runs whose lease had ended before they did."""
+    handed_back: int
+    """Runs that were stopped at the end, for other workers."""
+    first_error: str | None
+
+
+class LeaseWorker:
+    """Runs one rollout on scenarios that the server leases it, until it is told to stop.
+
+    Example::
+
+        async with AsyncArtClient(server, patience=float("inf")) as client:
+            worker = LeaseWorker(rollout, "my_agent:rollout", client)
+            await worker.run()
+
+    Args:
+        rollout: see `Rollout`; a plain ``def`` runs in a thread.
+        name: by which the rollout is put up (`names.rollout_name`).
+        client: of the server. Its `patience` is how long it waits for a server that is away.
+        concurrency: most runs at once.
+        lease_seconds: after which the server gives a rollout to others, if this is not heard.
+        say: told what a person should know.
+
+    Raises:
+        ConfigError: a number is out of range, or the rollout is a `RemoteGraph`.
+    """
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        name: str,
+        client: AsyncArtClient,
+        *,
+        concurrency: int = 64,
+        lease_seconds: float = 60.0,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        if not 1 <= concurrency <= MAX_CONCURRENCY:
+            raise ConfigError(f"got {concurrency=}, expected a number from 1 to {MAX_CONCURRENCY}")
+        if not 1 <= lease_seconds <= 3600:
+            raise ConfigError(f"got {lease_seconds=}, expected seconds from 1 to 3600")
+        if is_remote(rollout):
+            raise ConfigError(
+                "got a RemoteGraph for a worker, expected a rollout that runs in this process; "
+                "pass it to `fit` without workers"
+            )
+        self.id = uuid.uuid4().hex
+        self._name, self._client = name, client
+        self._concurrency, self._seconds = concurrency, lease_seconds
+        self._tell = say
+        self._worker = RolloutWorker(
+            rollout, concurrency, ready=client.ready, max_failed=math.inf, on_done=self._note
+        )
+        self._worker.expect(1)
+        self._held: set[str] = set()  # leases that are not completed
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._completing: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._draining, self._drain_by = asyncio.Event(), 0.0
+        self._counts: Counter[str] = Counter()
+        self._others: frozenset[str] = frozenset()
+
+    @property
+    def counts(self) -> WorkerCounts:
+        """What it has done so far."""
+        known = {name: self._counts[name] for name in ("finished", "failed", "discarded")}
+        return WorkerCounts(
+            running=len(self._running),
+            handed_back=self._counts["handed_back"],
+            first_error=self._worker.first_error,
+            **known,
+        )
+
+    def drain(self, grace: float = 20.0) -> None:
+        """Lease no more; finish what is finished within `grace` seconds, hand the rest back."""
+        self._drain_by = time.monotonic() + grace
+        self._draining.set()
+
+    async def run(self) -> WorkerCounts:
+        """Work until `drain` is called.
+
+        Raises:
+            ServerUnreachable: the server was away for longer than the client's patience.
+            RequestRefused: it does not let this worker lease: the key, say.
+        """
+        beat = asyncio.create_task(self._beat())
+        drained = asyncio.create_task(self._draining.wait())
+        try:
+            while not self._draining.is_set():
+                self._changed.clear()
+                work = asyncio.create_task(self._lease() if self._free > 0 else self._freed())
+                try:
+                    await asyncio.wait({work, drained}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    work.cancel()  # what it has leased meanwhile is handed back at the end
+                    await asyncio.wait({work})
+                if not work.cancelled():
+                    work.result()
+            await self._finish()
+        finally:
+            for task in (beat, drained):
+                task.cancel()
+            await asyncio.gather(beat, drained, return_exceptions=True)
+            await self._stop()
+        return self.counts
+
+    @property
+    def _free(self) -> int:
+        running = self._concurrency - len(self._running)
+        # Where completions do not get through, no more is begun.
+        return min(running, 2 * self._concurrency - len(self._held))
+
+    def _say(self, words: str) -> None:
+        if self._tell is not None:
+            self._tell(words)
+
+    async def _freed(self) -> None:
+        await self._changed.wait()
+
+    async def _lease(self) -> None:
+        asked = LeaseRequest(
+            worker=self.id,
+            name=f"{platform.node()}:{os.getpid()}",
+            rollout=self._name,
+            slots=self._concurrency,
+            free=self._free,
+            holds=tuple(self._held),
+            seconds=self._seconds,
+            wait=_HOLD,
+        )
+        found = await self._client.lease_rollouts(asked)
+        self._drop(found.lost)
+        for lease in found.leases:
+            self._held.add(lease.trajectory_id)
+            task = asyncio.create_task(self._run(lease))
+            self._running[lease.trajectory_id] = task
+        others = frozenset(found.others) - {self._name}
+        if not found.leases and others - self._others:
+            self._say(f"Rollouts of {', '.join(sorted(others))} wait; this runs {self._name}.")
+        self._others |= others
+
+    async def _run(self, lease: RolloutLease) -> None:
+        """Run a lease; it is completed by a task of its own, so that its slot is free at once."""
+        try:
+            name = lease.name if lease.name is not None else scenario_id(lease.scenario)
+            [run] = await self._worker.run(lease.scenario, name)
+            outcome = AttemptOutcome(trajectory_id=lease.trajectory_id, trajectory=run)
+        except Exception as error:  # noqa: BLE001 - what a run raises is in its trajectory
+            outcome = _error(lease, error, fatal=isinstance(error, ConfigError))
+            self._counts["failed"] += 1
+        except asyncio.CancelledError:
+            self._held.discard(lease.trajectory_id)
+            raise
+        finally:
+            self._running.pop(lease.trajectory_id, None)
+            self._changed.set()
+        task = asyncio.create_task(self._complete(lease, outcome))
+        self._completing.add(task)
+        task.add_done_callback(self._completing.discard)
+
+    async def _complete(self, lease: RolloutLease, outcome: AttemptOutcome) -> None:
+        try:
+            try:
+                await self._client.complete_rollout(lease.id, outcome)
+            except (Conflict, NotFound, AuthenticationFailed, PermissionDenied):
+                raise
+            except RequestRefused as error:  # a body that the server does not take, say
+                await self._client.complete_rollout(lease.id, _error(lease, error))
+                self._counts["failed"] += 1
+        except ArtError as error:
+            self._counts["discarded"] += 1
+            if not isinstance(error, Conflict | NotFound):
+                self._say(f"A run of scenario {lease.name!r} is lost: {error}")
+        else:
+            self._counts["finished"] += outcome.trajectory is not None
+        finally:
+            self._held.discard(lease.trajectory_id)
+            self._changed.set()
+
+    async def _beat(self) -> None:
+        """Renew the leases for ever."""
+        while True:
+            await asyncio.sleep(self._seconds / _BEATS)
+            if not self._held:
+                continue
+            held = LeasesHeld(worker=self.id, holds=tuple(self._held), seconds=self._seconds)
+            try:
+                self._drop((await self._client.renew_leases(held)).lost)
+            except ArtError as error:
+                self._say(f"The leases could not be renewed: {error}")
+
+    def _drop(self, lost: tuple[str, ...]) -> None:
+        """Stop the runs whose leases have ended; what is being completed is refused there."""
+        for one in lost:
+            if (task := self._running.get(one)) is not None:
+                self._counts["discarded"] += 1
+                task.cancel()
+
+    async def _finish(self) -> None:
+        """Wait for what runs, but not for longer than `drain` allowed."""
+        while self._running or self._completing:
+            left = self._drain_by - time.monotonic()
+            if left <= 0:
+                break
+            tasks = {*self._running.values(), *self._completing}
+            await asyncio.wait(tasks, timeout=min(left, 0.5), return_when=asyncio.FIRST_COMPLETED)
+
+    async def _stop(self) -> None:
+        """Stop what still runs, and hand its leases back."""
+        running = list(self._running.values())
+        self._counts["handed_back"] += len(running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await self._worker.close()
+        try:
+            async with asyncio.timeout(5):
+                await asyncio.gather(*self._completing)
+                await self._client.return_leases(LeasesReturned(worker=self.id, leaving=True))
+        except (ArtError, TimeoutError) as error:
+            self._say(f"The leases could not be handed back; they end by themselves: {error}")
+
+    def _note(self, run: object) -> None:
+        if getattr(run, "status", None) == "failed":
+            self._counts["failed"] += 1
+            if self._counts["failed"] == 1:
+                self._say(f"The first failed run: {self._worker.first_error}")
+
+
+def _error(lease: RolloutLease, error: Exception, *, fatal: bool = False) -> AttemptOutcome:
+    words = f"{type(error).__name__}: {error}"[:4000].replace("\0", "")
+    return AttemptOutcome(trajectory_id=lease.trajectory_id, error=words, fatal=fatal)

@@ -1,0 +1,61 @@
+"""Where the runs of a fit or an evaluation are made: here, branched, or by workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from langchain_art.client.async_client import AsyncArtClient
+from langchain_art.errors import ConfigError
+from langchain_art.rollout.names import rollout_name
+from langchain_art.rollout.queued_runs import QueuedRuns
+from langchain_art.rollout.run_source import RunSource
+from langchain_art.rollout.runner import Rollout, RolloutWorker
+from langchain_art.tracing.run import Run
+from langchain_art.training.fit_settings import FitSettings
+from langchain_art.training.progress import Display
+from langchain_art.wire import Trajectory
+
+
+def run_source(
+    plan: FitSettings,
+    client: AsyncArtClient,
+    display: Display,
+    rollout: Rollout | str,
+    batch: str,
+    *,
+    on_done: Callable[[Trajectory], None],
+    on_run: Callable[[Run], None] | None,
+) -> RunSource:
+    """What makes the runs, as `plan` says.
+
+    Args:
+        plan: of the fit.
+        client: of the server.
+        display: told that no worker is there.
+        rollout: what is run.
+        batch: id under which workers get the runs.
+        on_done: as of `gather`.
+        on_run: as of `gather`; not called for runs of workers.
+
+    Raises:
+        ConfigError: the rollout is none that can be run there.
+    """
+    if plan.workers is not None:
+        name, warn = rollout_name(rollout), display.warn
+        return QueuedRuns(
+            client, name, batch, max_failed=plan.max_failed, on_done=on_done, warn=warn
+        )
+    if isinstance(rollout, str):
+        raise ConfigError(f"got the rollout {rollout!r}, expected a function")
+    options: dict[str, Any] = {
+        "on_done": on_done,
+        "ready": client.ready,
+        "max_failed": plan.max_failed,
+        "on_run": on_run,
+    }
+    if plan.forks is None:
+        return RolloutWorker(rollout, plan.concurrency, **options)
+    from langchain_art.rollout.fork_worker import ForkWorker  # noqa: PLC0415 - LangGraph
+
+    return ForkWorker(rollout, plan.concurrency, forks=plan.forks, **options)

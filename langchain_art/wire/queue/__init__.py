@@ -1,0 +1,1 @@
+"""The values of the queue of rollouts: scenarios that workers lease, run and complete."""

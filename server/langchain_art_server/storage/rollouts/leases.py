@@ -1,0 +1,247 @@
+"""Leases of rollouts, decided in a transaction of the database and by its clock.
+
+On PostgreSQL rows are locked where they are chosen (``FOR UPDATE SKIP LOCKED``), so that two
+gateways never lease one rollout; SQLite has one writer.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from pydantic_core import from_json
+
+from langchain_art.wire import LeaseRequest, Leases, RolloutLease
+from langchain_art_server.storage.queries import select_among
+from langchain_art_server.storage.rollouts.tables import BATCHES, ROLLOUTS, WORKERS
+from langchain_art_server.storage.seals import insert, intact, sealed, update, values_of
+
+#: Seconds since it was heard after which a worker counts as gone, and after which it is forgotten.
+LIVE_SECONDS, FORGET_SECONDS = 45.0, 600.0
+#: Seconds without a sign of its owner after which a batch is deleted.
+BATCH_SECONDS = 600.0
+_QUEUED = ROLLOUTS.c.state == "queued"
+_LEASED = ROLLOUTS.c.state == "leased"
+
+
+def now_of(connection: sa.Connection) -> float:
+    """The database's time, in seconds since the epoch: the same for all servers that use it."""
+    if connection.dialect.name == "postgresql":
+        clock = sa.func.extract("epoch", sa.func.clock_timestamp())
+        return float(connection.execute(sa.select(clock)).scalar_one())
+    return time.time()
+
+
+def set_rollout(connection: sa.Connection, row: sa.Row[Any], **values: Any) -> None:
+    """Change a rollout that is locked, and its seal. Raises Damaged."""
+    known = values_of(ROLLOUTS, intact(ROLLOUTS, row))
+    changed = sealed(ROLLOUTS, known | values)
+    written = {name: changed[name] for name in (*values, "seal")}
+    mine = ROLLOUTS.c.number == row.number
+    connection.execute(sa.update(ROLLOUTS).where(mine).values(written))
+
+
+def locked(
+    connection: sa.Connection, where: sa.ColumnElement[bool], limit: int | None = None
+) -> Sequence[sa.Row[Any]]:
+    """The oldest rollouts that `where` chooses and no other transaction has, locked."""
+    query = sa.select(ROLLOUTS).where(where).order_by(ROLLOUTS.c.number).limit(limit)
+    return connection.execute(query.with_for_update(skip_locked=True)).all()
+
+
+def requeue(connection: sa.Connection, row: sa.Row[Any]) -> None:
+    """Let a rollout be leased anew. What the attempt came to does not count."""
+    set_rollout(connection, row, state="queued", trajectory_id=None, worker=None, expires_at=None)
+
+
+def fail_attempt(
+    connection: sa.Connection, row: sa.Row[Any], error: str, *, fatal: bool = False
+) -> None:
+    """End an attempt with an error: the rollout is leased anew, or finished if it was the last."""
+    most = connection.execute(
+        sa.select(BATCHES.c.max_attempts).where(BATCHES.c.id == row.batch)
+    ).scalar_one()
+    failures = row.failures + 1
+    ended: dict[str, Any] = {"failures": failures, "error": error, "expires_at": None}
+    if fatal or failures >= most:
+        set_rollout(connection, row, **ended, state="finished", fatal=fatal)
+    else:
+        set_rollout(connection, row, **ended, state="queued", trajectory_id=None, worker=None)
+
+
+def sweep(connection: sa.Connection, now: float) -> int:
+    """End the leases that were not renewed, and delete what nobody asks for.
+
+    Returns:
+        How many leases ended.
+    """
+    ended = locked(connection, _LEASED & (ROLLOUTS.c.expires_at < now))
+    for row in ended:
+        late = now - row.expires_at
+        fail_attempt(
+            connection,
+            row,
+            f"The worker {_name_of(connection, row.worker)} did not renew its lease of attempt "
+            f"{row.attempt}, which ended {late:.0f} s before this was seen. It was stopped, or "
+            "its event loop did not turn.",
+        )
+        _count(connection, BATCHES, row.batch, "expired")
+        _count(connection, WORKERS, row.worker, "expired")
+    silent = sa.select(BATCHES.c.id).where(BATCHES.c.asked_at < now - BATCH_SECONDS)
+    for batch in connection.scalars(silent).all():
+        delete_batch(connection, batch)
+    gone = WORKERS.c.heard_at < now - FORGET_SECONDS
+    connection.execute(sa.delete(WORKERS).where(gone))
+    return len(ended)
+
+
+def is_due(connection: sa.Connection, rollout: str) -> bool:
+    """Whether `lease` would find something to do."""
+    waits = _QUEUED & (ROLLOUTS.c.rollout == rollout)
+    ended = _LEASED & (ROLLOUTS.c.expires_at < now_of(connection))
+    query = sa.select(ROLLOUTS.c.number).where(waits | ended).limit(1)
+    return connection.execute(query).first() is not None
+
+
+def lease(connection: sa.Connection, asked: LeaseRequest) -> Leases:
+    """Lease a worker its share of what waits: by how many it could begin, among all that could."""
+    now = now_of(connection)
+    sweep(connection, now)
+    lost = hold(connection, asked.worker, asked.holds, now + asked.seconds)
+    _greet(connection, asked, now)
+    mine = _LEASED & (ROLLOUTS.c.worker == asked.worker)
+    for row in locked(connection, mine):
+        if row.trajectory_id not in asked.holds:
+            requeue(connection, row)  # its answer did not arrive
+    waits = _QUEUED & (ROLLOUTS.c.rollout == asked.rollout)
+    count = connection.execute(
+        sa.select(sa.func.count()).select_from(ROLLOUTS).where(waits)
+    ).scalar_one()
+    free = asked.free + _free_elsewhere(connection, asked, now)
+    share = min(asked.free, math.ceil(count * asked.free / free)) if free else 0
+    found: list[RolloutLease] = []
+    for row in locked(connection, waits, share) if share else ():
+        id_ = uuid.uuid4().hex
+        ends = now + asked.seconds
+        set_rollout(
+            connection,
+            row,
+            state="leased",
+            attempt=row.attempt + 1,
+            trajectory_id=id_,
+            worker=asked.worker,
+            expires_at=ends,
+        )
+        found.append(
+            RolloutLease(
+                id=row.id,
+                batch=row.batch,
+                scenario=from_json(row.scenario),
+                name=row.name,
+                attempt=row.attempt + 1,
+                trajectory_id=id_,
+            )
+        )
+    others = sa.select(ROLLOUTS.c.rollout).where(_QUEUED).distinct().limit(8)
+    names = () if found else tuple(connection.scalars(others))
+    return Leases(leases=tuple(found), lost=tuple(lost), others=names)
+
+
+def hold(connection: sa.Connection, worker: str, holds: Collection[str], until: float) -> list[str]:
+    """Renew the leases of a worker; returns those that it has no more."""
+    heard = {"heard_at": now_of(connection)}
+    update(connection, WORKERS, WORKERS.c.id == worker, heard)
+    kept: set[str] = set()
+    query = sa.select(ROLLOUTS).where(_LEASED & (ROLLOUTS.c.worker == worker)).with_for_update()
+    for row in select_among(connection, query, ROLLOUTS.c.trajectory_id, holds):
+        kept.add(row.trajectory_id)
+        set_rollout(connection, row, expires_at=max(until, row.expires_at))
+    return [one for one in holds if one not in kept]
+
+
+def prolong(connection: sa.Connection) -> None:
+    """Let every lease, and every batch, live for its time from now on."""
+    now = now_of(connection)
+    for row in locked(connection, _LEASED & (ROLLOUTS.c.expires_at < now + LIVE_SECONDS)):
+        set_rollout(connection, row, expires_at=now + LIVE_SECONDS)
+    update(connection, BATCHES, BATCHES.c.asked_at < now, {"asked_at": now})
+
+
+def give_back(
+    connection: sa.Connection, worker: str, holds: Collection[str], *, leaving: bool
+) -> None:
+    """Let other workers have leases of a worker; of one that is `leaving` all, and forget it."""
+    for row in locked(connection, _LEASED & (ROLLOUTS.c.worker == worker)):
+        if leaving or row.trajectory_id in holds:
+            requeue(connection, row)
+    if leaving:
+        connection.execute(sa.delete(WORKERS).where(WORKERS.c.id == worker))
+
+
+def delete_batch(connection: sa.Connection, batch: str) -> None:
+    """Delete a batch with all its rollouts."""
+    connection.execute(sa.delete(ROLLOUTS).where(ROLLOUTS.c.batch == batch))
+    connection.execute(sa.delete(BATCHES).where(BATCHES.c.id == batch))
+
+
+def live_workers(connection: sa.Connection, rollout: str) -> int:
+    """How many workers lease a rollout and were heard lately."""
+    live = WORKERS.c.heard_at >= now_of(connection) - LIVE_SECONDS
+    mine = sa.select(sa.func.count()).select_from(WORKERS).where(WORKERS.c.rollout == rollout, live)
+    return connection.execute(mine).scalar_one()
+
+
+def held_by(connection: sa.Connection) -> dict[str, int]:
+    """Worker -> the leases that it has."""
+    query = sa.select(ROLLOUTS.c.worker, sa.func.count()).where(_LEASED)
+    return {row[0]: row[1] for row in connection.execute(query.group_by(ROLLOUTS.c.worker))}
+
+
+def count_outcome(connection: sa.Connection, worker: str, *, failed: bool, ended: bool) -> None:
+    """Count what a worker completed."""
+    for name, counts in (("failed", failed), ("finished", ended)):
+        if counts:
+            _count(connection, WORKERS, worker, name)
+
+
+def count_late(connection: sa.Connection, batch: str) -> None:
+    """Count an attempt that was completed after its lease had gone."""
+    _count(connection, BATCHES, batch, "late")
+
+
+def _count(connection: sa.Connection, table: sa.Table, id_: str | None, name: str) -> None:
+    row = connection.execute(sa.select(table).where(table.c.id == id_)).first()
+    if row is not None:
+        update(connection, table, table.c.id == id_, {name: getattr(row, name) + 1})
+
+
+def _name_of(connection: sa.Connection, worker: str | None) -> str:
+    known = connection.scalar(sa.select(WORKERS.c.name).where(WORKERS.c.id == worker))
+    return known or repr(worker)
+
+
+def _greet(connection: sa.Connection, asked: LeaseRequest, now: float) -> None:
+    """Write down that a worker is there."""
+    known = {"name": asked.name, "rollout": asked.rollout, "slots": asked.slots, "heard_at": now}
+    mine = WORKERS.c.id == asked.worker
+    if connection.execute(sa.select(WORKERS.c.id).where(mine)).first() is not None:
+        update(connection, WORKERS, mine, known)
+    else:
+        row = known | {"id": asked.worker, "finished": 0, "failed": 0, "expired": 0}
+        insert(connection, WORKERS, [row])
+
+
+def _free_elsewhere(connection: sa.Connection, asked: LeaseRequest, now: float) -> int:
+    """How many rollouts the other workers could begin now."""
+    held = held_by(connection)
+    others = sa.select(WORKERS.c.id, WORKERS.c.slots).where(
+        WORKERS.c.rollout == asked.rollout,
+        WORKERS.c.id != asked.worker,
+        WORKERS.c.heard_at >= now - LIVE_SECONDS,
+    )
+    free = (row.slots - held.get(row.id, 0) for row in connection.execute(others))
+    return sum(max(0, one) for one in free)

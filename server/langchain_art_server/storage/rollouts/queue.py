@@ -1,0 +1,332 @@
+"""The queue of rollouts of one database: put up, leased, completed, taken."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from pydantic_core import to_json
+
+from langchain_art import wire
+from langchain_art.errors import Conflict, NotFound, Overloaded
+from langchain_art_server.storage.database import Database
+from langchain_art_server.storage.pages import take_page
+from langchain_art_server.storage.queries import select_among
+from langchain_art_server.storage.rollouts import leases
+from langchain_art_server.storage.rollouts.tables import BATCHES, ROLLOUTS, WORKERS
+from langchain_art_server.storage.seals import insert, intact, update
+from langchain_art_server.storage.tables import pack, unpack
+
+T = TypeVar("T")
+#: Rollouts that one database holds.
+MAX_HELD = 100_000
+#: Seconds between looks of a request that waits: another server may have changed something.
+LOOK_SECONDS = 1.0
+
+
+class RolloutQueue:
+    """The rollouts of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._changed = asyncio.Event()
+
+    async def put(self, batch: wire.RolloutBatch) -> int:
+        """Put rollouts up; returns how many are new.
+
+        Raises:
+            Conflict: an id was used for another rollout, or the batch has others.
+            Overloaded: there are too many.
+        """
+
+        def write(connection: sa.Connection) -> int:
+            known = _batch_of(connection, batch.batch)
+            about = {"rollout": batch.rollout, "max_attempts": batch.max_attempts}
+            now = leases.now_of(connection)
+            if known is None:
+                row = about | {"id": batch.batch, "asked_at": now, "expired": 0, "late": 0}
+                insert(connection, BATCHES, [row])
+            elif known.rollout != batch.rollout or known.max_attempts != batch.max_attempts:
+                raise Conflict(
+                    f"got rollouts of {batch.rollout!r} with {batch.max_attempts} attempts for the "
+                    f"batch {batch.batch!r}, which is of {known.rollout!r} with "
+                    f"{known.max_attempts}; give them a batch of their own",
+                    param="batch",
+                )
+            _ask(connection, batch.batch)
+            rows = [_row(batch, one) for one in batch.rollouts]
+            query = sa.select(ROLLOUTS)
+            ids = [row["id"] for row in rows]
+            there = {row.id: row for row in select_among(connection, query, ROLLOUTS.c.id, ids)}
+            for row in rows:
+                found = there.get(row["id"])
+                if found is not None and any(
+                    getattr(found, name) != row[name] for name in ("batch", "scenario", "name")
+                ):
+                    raise Conflict(
+                        f"got the rollout {row['id']!r} with another scenario or batch than "
+                        "before; ids are used once",
+                        param="rollouts",
+                    )
+            new = [row for row in rows if row["id"] not in there]
+            held = connection.execute(sa.select(sa.func.count()).select_from(ROLLOUTS))
+            if new and held.scalar_one() + len(new) > MAX_HELD:
+                raise Overloaded(
+                    f"{MAX_HELD} rollouts are put up and not taken. Take finished ones, or cancel "
+                    "batches that nobody waits for.",
+                    retry_after=5,
+                )
+            insert(connection, ROLLOUTS, new)
+            return len(new)
+
+        return await self._change(write)
+
+    async def lease(self, asked: wire.LeaseRequest) -> wire.Leases:
+        """Lease rollouts to a worker, if some wait."""
+        found = await self._database.write(lambda c: leases.lease(c, asked))
+        if found.lost or found.leases:
+            self._ring()
+        return found
+
+    async def wait_for_work(self, asked: wire.LeaseRequest, seconds: float) -> bool:
+        """Whether, within so many seconds, there is something to lease or a lease has ended."""
+
+        async def look() -> bool:
+            return await self._database.read(lambda c: leases.is_due(c, asked.rollout))
+
+        return await self._wait_until(look, bool, seconds)
+
+    async def hold(self, held: wire.LeasesHeld) -> list[str]:
+        """Renew leases; returns those that have ended."""
+
+        def write(connection: sa.Connection) -> list[str]:
+            until = leases.now_of(connection) + held.seconds
+            return leases.hold(connection, held.worker, held.holds, until)
+
+        return await self._database.write(write)
+
+    async def give_back(self, returned: wire.LeasesReturned) -> None:
+        """Give leases to other workers."""
+        await self._change(
+            lambda c: leases.give_back(c, returned.worker, returned.holds, leaving=returned.leaving)
+        )
+
+    async def complete(self, rollout_id: str, outcome: wire.AttemptOutcome) -> None:
+        """End an attempt. The same again changes nothing.
+
+        Raises:
+            NotFound: there is no such rollout: its batch was cancelled, or it was taken.
+            Conflict: another attempt has the rollout now; this one is discarded, and counted.
+        """
+        sent = outcome.trajectory
+        blob = None if sent is None else await asyncio.to_thread(pack, sent.model_dump(mode="json"))
+
+        def write(connection: sa.Connection) -> Conflict | None:
+            mine = sa.select(ROLLOUTS).where(ROLLOUTS.c.id == rollout_id).with_for_update()
+            row = connection.execute(mine).first()
+            if row is None:
+                raise NotFound(
+                    f"No rollout {rollout_id!r} is put up here: its batch was cancelled, or it was "
+                    "finished and taken. Discard the run."
+                )
+            if row.trajectory_id != outcome.trajectory_id:
+                leases.count_late(connection, row.batch)
+                return Conflict(
+                    f"got the end of attempt {outcome.trajectory_id!r} of rollout {rollout_id!r}, "
+                    f"whose lease has ended: the rollout is {row.state}, at attempt {row.attempt}. "
+                    "Discard the run; it is not trained.",
+                    param="trajectory_id",
+                )
+            if row.state == "finished":
+                return None
+            failed = outcome.error is not None or (sent is not None and sent.status == "failed")
+            leases.count_outcome(connection, row.worker, failed=failed, ended=sent is not None)
+            if outcome.error is not None:
+                leases.fail_attempt(connection, row, outcome.error, fatal=outcome.fatal)
+            else:
+                ended = {"state": "finished", "trajectory": blob, "error": None, "expires_at": None}
+                leases.set_rollout(connection, row, **ended)
+            return None
+
+        if (refusal := await self._change(write)) is not None:
+            raise refusal
+
+    async def take(self, batch: str, asked: wire.TakeRequest) -> tuple[list[bytes], bytes]:
+        """The next finished rollouts, each as JSON, and the status of the batch as JSON.
+
+        Raises:
+            NotFound: there is no such batch.
+        """
+
+        def write(connection: sa.Connection) -> None:
+            _require_batch(connection, batch)
+            _ask(connection, batch)
+            mine = (ROLLOUTS.c.batch == batch) & (ROLLOUTS.c.state == "finished")
+            done = select_among(
+                connection, sa.select(ROLLOUTS).where(mine), ROLLOUTS.c.id, asked.done
+            )
+            for row in list(done):
+                connection.execute(sa.delete(ROLLOUTS).where(ROLLOUTS.c.number == row.number))
+
+        await self._database.write(write)
+
+        async def look() -> tuple[list[bytes], bytes]:
+            if await self._database.read(_any_ended):
+                swept = await self._database.write(lambda c: leases.sweep(c, leases.now_of(c)))
+                if swept:
+                    self._ring()
+            return await self._database.read(lambda c: _finished(c, batch, asked.limit))
+
+        return await self._wait_until(look, lambda found: bool(found[0]), asked.wait)
+
+    async def status(self, batch: str) -> wire.BatchStatus:
+        """Raises NotFound."""
+        return await self._database.read(lambda c: _status(c, batch))
+
+    async def cancel(self, batch: str) -> None:
+        """Delete a batch, if there is one; its leases end."""
+        await self._change(lambda c: leases.delete_batch(c, batch))
+
+    async def lease_of(self, rollout_id: str, trajectory_id: str) -> str | None:
+        """The scenario's name, if this attempt has the rollout."""
+        mine = (ROLLOUTS.c.id == rollout_id) & (ROLLOUTS.c.trajectory_id == trajectory_id)
+        return await self._database.read(lambda c: c.scalar(sa.select(ROLLOUTS.c.name).where(mine)))
+
+    async def resume(self) -> None:
+        """Let no lease end by the time during which no server was there to renew it."""
+        await self._database.write(leases.prolong)
+
+    async def counts(self) -> tuple[dict[str, int], tuple[wire.WorkerStatus, ...]]:
+        """Rollouts by state, and the workers, those that were heard last among the first."""
+
+        def read(connection: sa.Connection) -> tuple[dict[str, int], tuple[wire.WorkerStatus, ...]]:
+            by_state = sa.select(ROLLOUTS.c.state, sa.func.count()).group_by(ROLLOUTS.c.state)
+            states = {row[0]: row[1] for row in connection.execute(by_state)}
+            held, now = leases.held_by(connection), leases.now_of(connection)
+            recent = WORKERS.c.heard_at >= now - leases.FORGET_SECONDS
+            query = sa.select(WORKERS).where(recent).order_by(WORKERS.c.name, WORKERS.c.id)
+            workers = tuple(
+                wire.WorkerStatus(
+                    id=row.id,
+                    name=row.name,
+                    rollout=row.rollout,
+                    slots=row.slots,
+                    leased=held.get(row.id, 0),
+                    finished=row.finished,
+                    failed=row.failed,
+                    expired=row.expired,
+                    heard_seconds=max(0.0, now - row.heard_at),
+                )
+                for row in connection.execute(query)
+                if intact(WORKERS, row)
+            )
+            return states, workers
+
+        return await self._database.read(read)
+
+    async def _change(self, write: Callable[[sa.Connection], T]) -> T:
+        """Write, and wake the requests that wait."""
+        result = await self._database.write(write)
+        self._ring()
+        return result
+
+    def _ring(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _wait_until(
+        self,
+        look: Callable[[], Coroutine[Any, Any, T]],
+        enough: Callable[[T], bool],
+        seconds: float,
+    ) -> T:
+        """What `look` finds as soon as it is `enough`, or after so many seconds."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while True:
+            changed = self._changed  # before the look, so that nothing is missed
+            found = await look()
+            left = deadline - loop.time()
+            if enough(found) or left <= 0:
+                return found
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), min(left, LOOK_SECONDS))
+
+
+def _row(batch: wire.RolloutBatch, one: wire.QueuedRollout) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "batch": batch.batch,
+        "rollout": batch.rollout,
+        "name": one.name,
+        "scenario": to_json(one.scenario),
+        "state": "queued",
+        "attempt": 0,
+        "failures": 0,
+        "fatal": False,
+    }
+
+
+def _batch_of(connection: sa.Connection, batch: str) -> sa.Row[Any] | None:
+    row = connection.execute(sa.select(BATCHES).where(BATCHES.c.id == batch)).first()
+    return None if row is None else intact(BATCHES, row)
+
+
+def _require_batch(connection: sa.Connection, batch: str) -> sa.Row[Any]:
+    if (row := _batch_of(connection, batch)) is None:
+        raise NotFound(
+            f"No batch {batch!r} of rollouts is put up here: it was cancelled, or nobody asked for "
+            f"it for {leases.BATCH_SECONDS:.0f} s."
+        )
+    return row
+
+
+def _ask(connection: sa.Connection, batch: str) -> None:
+    """Note that the owner of a batch is there."""
+    heard = {"asked_at": leases.now_of(connection)}
+    update(connection, BATCHES, BATCHES.c.id == batch, heard)
+
+
+def _any_ended(connection: sa.Connection) -> bool:
+    ended = (ROLLOUTS.c.state == "leased") & (ROLLOUTS.c.expires_at < leases.now_of(connection))
+    return (
+        connection.execute(sa.select(ROLLOUTS.c.number).where(ended).limit(1)).first() is not None
+    )
+
+
+def _status(connection: sa.Connection, batch: str) -> wire.BatchStatus:
+    known = _require_batch(connection, batch)
+    query = sa.select(ROLLOUTS.c.state, sa.func.count()).where(ROLLOUTS.c.batch == batch)
+    states = Counter(
+        {row[0]: row[1] for row in connection.execute(query.group_by(ROLLOUTS.c.state))}
+    )
+    return wire.BatchStatus(
+        batch=batch,
+        rollout=known.rollout,
+        queued=states["queued"],
+        leased=states["leased"],
+        finished=states["finished"],
+        expired=known.expired,
+        late=known.late,
+        workers=leases.live_workers(connection, known.rollout),
+    )
+
+
+def _finished(connection: sa.Connection, batch: str, limit: int) -> tuple[list[bytes], bytes]:
+    mine = (ROLLOUTS.c.batch == batch) & (ROLLOUTS.c.state == "finished")
+    query = sa.select(ROLLOUTS).where(mine).order_by(ROLLOUTS.c.number).limit(limit + 1)
+
+    def item(row: sa.Row[Any]) -> tuple[str, bytes, int]:
+        blob = intact(ROLLOUTS, row).trajectory
+        about = {"id": row.id, "attempt": row.attempt, "error": row.error, "fatal": row.fatal}
+        about["trajectory"] = None if blob is None else unpack(blob)
+        body = to_json(about)
+        return row.id, body, len(body)
+
+    with connection.execute(query, execution_options={"yield_per": 8}) as rows:
+        page = take_page(rows, limit, item)
+    return page.items, _status(connection, batch).model_dump_json().encode()

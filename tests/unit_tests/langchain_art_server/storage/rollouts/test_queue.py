@@ -1,0 +1,222 @@
+"""The queue of rollouts: who has which, until when, on both databases."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from pydantic_core import from_json
+
+from langchain_art import wire
+from langchain_art.errors import Conflict, NotFound
+from langchain_art_server.storage.rollouts import leases
+from langchain_art_server.storage.rollouts.queue import RolloutQueue
+from langchain_art_server.storage.store import Store
+
+ROLLOUT = "my_agent:rollout"
+
+
+@dataclass
+class Queue:
+    """A queue whose clock is set by hand."""
+
+    queue: RolloutQueue
+    now: list[float]
+    holds: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+
+    async def put(self, count: int, batch: str = "b", start: int = 0, **more: Any) -> None:
+        names = range(start, start + count)
+        rollouts = tuple(
+            wire.QueuedRollout(id=f"{batch}-{n}", scenario={"q": n}, name=str(n)) for n in names
+        )
+        about = {"batch": batch, "rollout": ROLLOUT, "rollouts": rollouts}
+        await self.queue.put(wire.RolloutBatch.model_validate(about | more))
+
+    async def lease(
+        self, worker: str, free: int, slots: int = 8, **more: Any
+    ) -> list[wire.RolloutLease]:
+        held = self.holds.setdefault(worker, [])
+        known = {"worker": worker, "name": f"vm:{worker}", "rollout": ROLLOUT, "slots": slots}
+        known |= {"free": free, "holds": tuple(held), "seconds": 60.0}
+        found = await self.queue.lease(wire.LeaseRequest.model_validate(known | more))
+        self.holds[worker] = [one for one in held if one not in found.lost]
+        self.holds[worker] += [one.trajectory_id for one in found.leases]
+        return list(found.leases)
+
+    async def complete(self, lease: wire.RolloutLease, **more: Any) -> None:
+        if "error" not in more:
+            more["trajectory"] = wire.Trajectory(id=f"run-{lease.trajectory_id}", reward=1.0)
+        outcome = wire.AttemptOutcome(trajectory_id=lease.trajectory_id, **more)
+        await self.queue.complete(lease.id, outcome)
+
+    async def take(self, batch: str = "b", *done: str) -> list[wire.FinishedRollout]:
+        found, _ = await self.queue.take(batch, wire.TakeRequest(done=done))
+        return [wire.FinishedRollout.model_validate(from_json(one)) for one in found]
+
+
+@pytest.fixture
+async def queue(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Queue]:
+    now = [1000.0]
+    monkeypatch.setattr(leases, "now_of", lambda _: now[0])
+    store = Store(database_url)
+    yield Queue(store.rollouts, now)
+    store.close()
+
+
+async def test_what_is_put_up_is_leased_once_completed_and_taken(queue: Queue) -> None:
+    await queue.put(3)
+    await queue.put(3)  # the same again
+    first = await queue.lease("a", free=8)
+    assert [one.scenario for one in first] == [{"q": 0}, {"q": 1}, {"q": 2}]
+    assert {one.attempt for one in first} == {1}
+    assert await queue.lease("b", free=8) == []
+    await queue.complete(first[1])
+    await queue.complete(first[1])  # the answer was lost
+    [taken] = await queue.take()
+    assert taken.id == "b-1" and taken.trajectory is not None and taken.trajectory.reward == 1.0
+    assert await queue.take("b", "b-1") == []
+    status = await queue.queue.status("b")
+    assert (status.queued, status.leased, status.finished, status.workers) == (0, 2, 0, 2)
+
+
+async def test_the_end_of_a_lease_by_the_servers_clock(queue: Queue) -> None:
+    await queue.put(1)
+    [first] = await queue.lease("a", free=1)
+    queue.now[0] += 59
+    assert await queue.lease("b", free=1) == []
+    queue.now[0] += 2
+    [second] = await queue.lease("b", free=1)
+    assert (second.id, second.attempt) == (first.id, 2)
+    assert second.trajectory_id != first.trajectory_id
+    with pytest.raises(
+        Conflict, match="whose lease has ended: the rollout is leased, at attempt 2"
+    ):
+        await queue.complete(first)
+    await queue.complete(second)
+    with pytest.raises(Conflict, match="the rollout is finished, at attempt 2"):
+        await queue.complete(first)
+    [taken] = await queue.take()
+    assert taken.attempt == 2 and taken.trajectory is not None
+    assert taken.trajectory.id == f"run-{second.trajectory_id}"
+    status = await queue.queue.status("b")
+    assert (status.expired, status.late) == (1, 2)
+
+
+async def test_a_lease_that_is_renewed_goes_on(queue: Queue) -> None:
+    await queue.put(1)
+    [lease] = await queue.lease("a", free=1)
+    held = wire.LeasesHeld(worker="a", holds=(lease.trajectory_id, "gone"), seconds=60.0)
+    for _ in range(4):
+        queue.now[0] += 50
+        assert await queue.queue.hold(held) == ["gone"]
+        assert await queue.lease("b", free=1) == []
+    queue.now[0] += 61
+    assert len(await queue.lease("b", free=1)) == 1
+    assert await queue.queue.hold(held) == [lease.trajectory_id, "gone"]
+
+
+async def test_after_its_last_attempt_a_rollout_is_finished_with_its_last_error(
+    queue: Queue,
+) -> None:
+    await queue.put(1, max_attempts=3)
+    [first] = await queue.lease("a", free=1)
+    await queue.complete(first, error="ValueError: no such tool")
+    [second] = await queue.lease("a", free=1, holds=())
+    queue.now[0] += 61
+    [third] = await queue.lease("b", free=1)
+    assert [one.attempt for one in (first, second, third)] == [1, 2, 3]
+    assert await queue.take() == []
+    queue.now[0] += 61
+    [taken] = await queue.take()
+    assert taken.trajectory is None and taken.error is not None
+    assert "vm:b did not renew its lease of attempt 3" in taken.error
+
+
+async def test_a_fatal_error_has_no_further_attempt(queue: Queue) -> None:
+    await queue.put(1)
+    [lease] = await queue.lease("a", free=1)
+    await queue.complete(lease, error="ConfigError: returned None", fatal=True)
+    [taken] = await queue.take()
+    assert (taken.error, taken.fatal) == ("ConfigError: returned None", True)
+
+
+async def test_what_is_handed_back_or_lost_on_the_way_counts_as_no_attempt(queue: Queue) -> None:
+    await queue.put(2, max_attempts=1)
+    first = await queue.lease("a", free=2)
+    again = await queue.lease("a", free=2, holds=())  # the answer did not arrive
+    assert {one.id for one in again} == {one.id for one in first}
+    await queue.queue.give_back(wire.LeasesReturned(worker="a", holds=(again[0].trajectory_id,)))
+    [other] = await queue.lease("b", free=2)
+    assert (other.id, other.attempt) == (again[0].id, 3)
+    await queue.queue.give_back(wire.LeasesReturned(worker="a", leaving=True))
+    [last] = await queue.lease("b", free=2)
+    assert last.id == again[1].id
+    assert [one.id for one in (await queue.queue.counts())[1]] == ["b"]
+    assert await queue.take() == []
+
+
+async def test_workers_get_shares_by_what_they_have_free(queue: Queue) -> None:
+    for worker, slots in (("a", 8), ("b", 4)):
+        assert await queue.lease(worker, free=slots, slots=slots) == []
+    await queue.put(6)
+    got = Counter(dict.fromkeys("ab", 0))
+    for worker, slots in (("a", 8), ("b", 4)):
+        got[worker] += len(await queue.lease(worker, free=slots, slots=slots))
+    assert got["a"] == 4 and got["b"] >= 1
+    got["b"] += len(await queue.lease("b", free=4 - got["b"], slots=4))
+    assert got == {"a": 4, "b": 2}
+
+
+async def test_a_worker_that_was_not_heard_for_long_takes_no_share(queue: Queue) -> None:
+    await queue.lease("a", free=8)
+    await queue.lease("b", free=8)
+    queue.now[0] += 46
+    await queue.put(4)
+    assert (await queue.queue.status("b")).workers == 0
+    assert len(await queue.lease("a", free=8)) == 4
+
+
+async def test_a_batch_is_cancelled_or_forgotten_and_its_ends_are_refused(queue: Queue) -> None:
+    await queue.put(1)
+    [lease] = await queue.lease("a", free=1)
+    await queue.queue.cancel("b")
+    with pytest.raises(NotFound, match="its batch was cancelled"):
+        await queue.complete(lease)
+    assert await queue.queue.hold(wire.LeasesHeld(worker="a", holds=(lease.trajectory_id,))) == [
+        lease.trajectory_id
+    ]
+    await queue.put(1, batch="other")
+    queue.now[0] += 601
+    assert await queue.lease("a", free=1) == []
+    with pytest.raises(NotFound, match="nobody asked for it for 600 s"):
+        await queue.queue.status("other")
+
+
+async def test_an_id_is_used_once(queue: Queue) -> None:
+    await queue.put(1)
+    other = wire.QueuedRollout(id="b-0", scenario="another", name="0")
+    batch = {"batch": "b", "rollout": ROLLOUT, "rollouts": (other,)}
+    with pytest.raises(Conflict, match="ids are used once"):
+        await queue.queue.put(wire.RolloutBatch.model_validate(batch))
+    with pytest.raises(Conflict, match="give them a batch of their own"):
+        await queue.queue.put(wire.RolloutBatch.model_validate(batch | {"rollout": "x:y"}))
+
+
+async def test_rollouts_of_another_program_are_named(queue: Queue) -> None:
+    await queue.put(1)
+    known = {"worker": "a", "rollout": "other:rollout", "slots": 1, "free": 1}
+    found = await queue.queue.lease(wire.LeaseRequest.model_validate(known))
+    assert found.leases == () and found.others == (ROLLOUT,)
+
+
+async def test_a_server_that_was_away_ends_no_lease(queue: Queue) -> None:
+    await queue.put(1)
+    [lease] = await queue.lease("a", free=1)
+    queue.now[0] += 1000
+    await queue.queue.resume()
+    assert await queue.lease("b", free=1) == []
+    await queue.complete(lease)
+    assert len(await queue.take()) == 1
