@@ -13,6 +13,8 @@ from langchain_art_server.gateway.openapi import body_docs
 from langchain_art_server.gateway.request_bodies import model_of
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.jobs.trajectory_assembly import assemble
+from langchain_art_server.storage.rollouts.bell import heard
+from langchain_art_server.storage.rollouts.queue import LOOK_SECONDS
 
 
 def rollout_routes(app: FastAPI, service: Service) -> None:
@@ -101,13 +103,17 @@ async def _lease(service: Service, request: Request, asked: wire.LeaseRequest) -
     """Leases, as soon as there are some, or after the seconds that were asked for."""
     queue, deadline = service.store.rollouts, time.monotonic() + asked.wait
     while True:
+        news = queue.work.news()
         found = await queue.lease(asked)
-        left = deadline - time.monotonic()
-        if found.leases or found.lost or not asked.free or left <= 0 or service.is_stopping():
+        if found.leases or found.lost or not asked.free:
             return found
-        while not await queue.wait_for_work(asked, min(left, 1.0)):
+        is_due = False
+        while not is_due:
             left = deadline - time.monotonic()
-            if left <= 0 or service.is_stopping() or await request.is_disconnected():
+            if left <= 0 or service.is_stopping():
+                return found
+            is_due = await heard(news, min(left, LOOK_SECONDS)) or await queue.is_due(asked.rollout)
+            if await request.is_disconnected():  # one that has gone is given nothing
                 return found
 
 
@@ -118,7 +124,7 @@ async def _take(
     queue, deadline = service.store.rollouts, time.monotonic() + asked.wait
     while True:
         left = max(0.0, deadline - time.monotonic())
-        some = asked.model_copy(update={"wait": min(left, 1.0)})
+        some = asked.model_copy(update={"wait": min(left, LOOK_SECONDS)})
         found = await queue.take(batch, some)
         over = time.monotonic() >= deadline or await request.is_disconnected()
         if found[0] or over or service.is_stopping():

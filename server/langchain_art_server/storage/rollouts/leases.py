@@ -108,7 +108,10 @@ def is_due(connection: sa.Connection, rollout: str) -> bool:
 
 
 def lease(connection: sa.Connection, asked: LeaseRequest) -> Leases:
-    """Lease a worker its share of what waits: by how many it could begin, among all that could."""
+    """Lease a worker its share of what waits and is leased, by its slots among those of all.
+
+    It gets one at least, if it can begin one and one waits: another worker may be gone.
+    """
     now = now_of(connection)
     sweep(connection, now)
     lost = hold(connection, asked.worker, asked.holds, now + asked.seconds)
@@ -121,8 +124,7 @@ def lease(connection: sa.Connection, asked: LeaseRequest) -> Leases:
     count = connection.execute(
         sa.select(sa.func.count()).select_from(ROLLOUTS).where(waits)
     ).scalar_one()
-    free = asked.free + _free_elsewhere(connection, asked, now)
-    share = min(asked.free, math.ceil(count * asked.free / free)) if free else 0
+    share = min(count, asked.free, _share(connection, asked, count, now))
     found: list[RolloutLease] = []
     for row in locked(connection, waits, share) if share else ():
         id_ = uuid.uuid4().hex
@@ -235,13 +237,15 @@ def _greet(connection: sa.Connection, asked: LeaseRequest, now: float) -> None:
         insert(connection, WORKERS, [row])
 
 
-def _free_elsewhere(connection: sa.Connection, asked: LeaseRequest, now: float) -> int:
-    """How many rollouts the other workers could begin now."""
+def _share(connection: sa.Connection, asked: LeaseRequest, waiting: int, now: float) -> int:
+    """How many more a worker should have, so that all are busy alike; at least one."""
     held = held_by(connection)
     others = sa.select(WORKERS.c.id, WORKERS.c.slots).where(
         WORKERS.c.rollout == asked.rollout,
         WORKERS.c.id != asked.worker,
         WORKERS.c.heard_at >= now - LIVE_SECONDS,
     )
-    free = (row.slots - held.get(row.id, 0) for row in connection.execute(others))
-    return sum(max(0, one) for one in free)
+    slots = {row.id: row.slots for row in connection.execute(others)} | {asked.worker: asked.slots}
+    work = waiting + sum(held.get(worker, 0) for worker in slots)
+    mine = math.ceil(work * asked.slots / sum(slots.values()))
+    return max(1, mine - held.get(asked.worker, 0))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 from pydantic_core import to_json
@@ -17,11 +16,11 @@ from langchain_art_server.storage.database import Database
 from langchain_art_server.storage.pages import take_page
 from langchain_art_server.storage.queries import select_among
 from langchain_art_server.storage.rollouts import leases
+from langchain_art_server.storage.rollouts.bell import Bell, heard
 from langchain_art_server.storage.rollouts.tables import BATCHES, ROLLOUTS, WORKERS
 from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import pack, unpack
 
-T = TypeVar("T")
 #: Rollouts that one database holds.
 MAX_HELD = 100_000
 #: Seconds between looks of a request that waits: another server may have changed something.
@@ -33,7 +32,8 @@ class RolloutQueue:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._changed = asyncio.Event()
+        #: Rung when there may be something to lease, and when something has ended.
+        self.work, self.ends = Bell(), Bell()
 
     async def put(self, batch: wire.RolloutBatch) -> int:
         """Put rollouts up; returns how many are new.
@@ -83,22 +83,17 @@ class RolloutQueue:
             insert(connection, ROLLOUTS, new)
             return len(new)
 
-        return await self._change(write)
+        added = await self._database.write(write)
+        self.work.ring()
+        return added
 
     async def lease(self, asked: wire.LeaseRequest) -> wire.Leases:
         """Lease rollouts to a worker, if some wait."""
-        found = await self._database.write(lambda c: leases.lease(c, asked))
-        if found.lost or found.leases:
-            self._ring()
-        return found
+        return await self._database.write(lambda c: leases.lease(c, asked))
 
-    async def wait_for_work(self, asked: wire.LeaseRequest, seconds: float) -> bool:
-        """Whether, within so many seconds, there is something to lease or a lease has ended."""
-
-        async def look() -> bool:
-            return await self._database.read(lambda c: leases.is_due(c, asked.rollout))
-
-        return await self._wait_until(look, bool, seconds)
+    async def is_due(self, rollout: str) -> bool:
+        """Whether there is something to lease, or a lease has ended."""
+        return await self._database.read(lambda c: leases.is_due(c, rollout))
 
     async def hold(self, held: wire.LeasesHeld) -> list[str]:
         """Renew leases; returns those that have ended."""
@@ -111,9 +106,10 @@ class RolloutQueue:
 
     async def give_back(self, returned: wire.LeasesReturned) -> None:
         """Give leases to other workers."""
-        await self._change(
+        await self._database.write(
             lambda c: leases.give_back(c, returned.worker, returned.holds, leaving=returned.leaving)
         )
+        self.work.ring()
 
     async def complete(self, rollout_id: str, outcome: wire.AttemptOutcome) -> None:
         """End an attempt. The same again changes nothing.
@@ -152,7 +148,11 @@ class RolloutQueue:
                 leases.set_rollout(connection, row, **ended)
             return None
 
-        if (refusal := await self._change(write)) is not None:
+        refusal = await self._database.write(write)
+        if outcome.error is not None:
+            self.work.ring()  # its next attempt
+        self.ends.ring()
+        if refusal is not None:
             raise refusal
 
     async def take(self, batch: str, asked: wire.TakeRequest) -> tuple[list[bytes], bytes]:
@@ -174,14 +174,17 @@ class RolloutQueue:
 
         await self._database.write(write)
 
-        async def look() -> tuple[list[bytes], bytes]:
+        deadline = time.monotonic() + asked.wait
+        while True:
+            news = self.ends.news()
             if await self._database.read(_any_ended):
-                swept = await self._database.write(lambda c: leases.sweep(c, leases.now_of(c)))
-                if swept:
-                    self._ring()
-            return await self._database.read(lambda c: _finished(c, batch, asked.limit))
-
-        return await self._wait_until(look, lambda found: bool(found[0]), asked.wait)
+                await self._database.write(lambda c: leases.sweep(c, leases.now_of(c)))
+                self.work.ring()
+            found = await self._database.read(lambda c: _finished(c, batch, asked.limit))
+            left = deadline - time.monotonic()
+            if found[0] or left <= 0:
+                return found
+            await heard(news, min(left, LOOK_SECONDS))
 
     async def status(self, batch: str) -> wire.BatchStatus:
         """Raises NotFound."""
@@ -189,7 +192,8 @@ class RolloutQueue:
 
     async def cancel(self, batch: str) -> None:
         """Delete a batch, if there is one; its leases end."""
-        await self._change(lambda c: leases.delete_batch(c, batch))
+        await self._database.write(lambda c: leases.delete_batch(c, batch))
+        self.ends.ring()
 
     async def lease_of(self, rollout_id: str, trajectory_id: str) -> str | None:
         """The scenario's name, if this attempt has the rollout."""
@@ -227,34 +231,6 @@ class RolloutQueue:
             return states, workers
 
         return await self._database.read(read)
-
-    async def _change(self, write: Callable[[sa.Connection], T]) -> T:
-        """Write, and wake the requests that wait."""
-        result = await self._database.write(write)
-        self._ring()
-        return result
-
-    def _ring(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    async def _wait_until(
-        self,
-        look: Callable[[], Coroutine[Any, Any, T]],
-        enough: Callable[[T], bool],
-        seconds: float,
-    ) -> T:
-        """What `look` finds as soon as it is `enough`, or after so many seconds."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
-        while True:
-            changed = self._changed  # before the look, so that nothing is missed
-            found = await look()
-            left = deadline - loop.time()
-            if enough(found) or left <= 0:
-                return found
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), min(left, LOOK_SECONDS))
 
 
 def _row(batch: wire.RolloutBatch, one: wire.QueuedRollout) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,7 +59,11 @@ class Queue:
 @pytest.fixture
 async def queue(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Queue]:
     now = [1000.0]
-    monkeypatch.setattr(leases, "now_of", lambda _: now[0])
+
+    def clock(_connection: object) -> float:
+        return now[0]
+
+    monkeypatch.setattr(leases, "now_of", clock)
     store = Store(database_url)
     yield Queue(store.rollouts, now)
     store.close()
@@ -158,16 +161,24 @@ async def test_what_is_handed_back_or_lost_on_the_way_counts_as_no_attempt(queue
     assert await queue.take() == []
 
 
-async def test_workers_get_shares_by_what_they_have_free(queue: Queue) -> None:
+async def test_workers_get_shares_by_their_slots_and_what_they_have(queue: Queue) -> None:
     for worker, slots in (("a", 8), ("b", 4)):
         assert await queue.lease(worker, free=slots, slots=slots) == []
     await queue.put(6)
-    got = Counter(dict.fromkeys("ab", 0))
-    for worker, slots in (("a", 8), ("b", 4)):
-        got[worker] += len(await queue.lease(worker, free=slots, slots=slots))
-    assert got["a"] == 4 and got["b"] >= 1
-    got["b"] += len(await queue.lease("b", free=4 - got["b"], slots=4))
-    assert got == {"a": 4, "b": 2}
+    assert len(await queue.lease("a", free=8, slots=8)) == 4
+    assert len(await queue.lease("b", free=4, slots=4)) == 2
+    await queue.put(6, start=6)
+    assert len(await queue.lease("b", free=2, slots=4)) == 2
+    assert len(await queue.lease("a", free=4, slots=8)) == 4
+
+
+async def test_what_waits_is_leased_though_another_worker_does_not_come_for_its_share(
+    queue: Queue,
+) -> None:
+    await queue.lease("a", free=8)
+    await queue.put(4)
+    got = [len(await queue.lease("b", free=free)) for free in (8, 6, 5, 4)]
+    assert got == [2, 1, 1, 0]
 
 
 async def test_a_worker_that_was_not_heard_for_long_takes_no_share(queue: Queue) -> None:

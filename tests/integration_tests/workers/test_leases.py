@@ -1,0 +1,239 @@
+"""Fits whose rollouts are run by workers, over a real server: kills, stops, failures."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from langchain_art import ArtClient, ChatART, ConfigError, RolloutFailed, TrainConfig, Trainer
+from langchain_art.wire import QueuedRollout, ServerStatus
+from tests.support.leased_agent import NAME, rollout, start
+from tests.support.stub_engines import StubServer
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubServer]:
+    started = StubServer(tmp_path_factory.mktemp("leases") / "data", seconds=(0.0, 0.01)).start()
+    yield started
+    started.stop()
+
+
+@contextmanager
+def workers(
+    server: StubServer, count: int, **options: Any
+) -> Generator[list[subprocess.Popen[str]]]:
+    """Workers that are known to the server, by the order of their start."""
+    with ExitStack() as stack:
+        found: list[subprocess.Popen[str]] = []
+        for _ in range(count):
+            found.append(start(server.base_url, **options))
+            stack.callback(end, found[-1])
+        names = {str(one.pid) for one in found}
+        until(server, lambda seen: names <= {one.name.split(":")[1] for one in seen.workers})
+        yield found
+
+
+@contextmanager
+def batch(server: StubServer, name: str) -> Generator[ArtClient]:
+    with ArtClient(server.base_url) as client:
+        try:
+            yield client
+        finally:
+            client.cancel_rollouts(name)
+
+
+def end(worker: subprocess.Popen[str]) -> dict[str, Any]:
+    """What a worker says that it has done; empty if it was killed."""
+    if worker.poll() is None:
+        worker.send_signal(signal.SIGCONT)
+        worker.terminate()
+    said, _ = worker.communicate(timeout=60)
+    return json.loads(said) if said else {}
+
+
+def until(server: StubServer, true: Callable[[ServerStatus], bool]) -> ServerStatus:
+    deadline = time.monotonic() + 20
+    with ArtClient(server.base_url) as client:
+        while not true(seen := client.status()):
+            assert time.monotonic() < deadline, seen
+            time.sleep(0.02)
+    return seen
+
+
+def held(seen: ServerStatus, worker: subprocess.Popen[str]) -> int:
+    return sum(one.leased for one in seen.workers if one.name.endswith(f":{worker.pid}"))
+
+
+def trainer(server: StubServer, out: Path, **options: Any) -> Trainer:
+    known: dict[str, Any] = {
+        "group_size": 4,
+        "groups_per_step": 2,
+        "config": TrainConfig(learning_rate=1e-4),
+        "out_dir": out,
+        "workers": "server",
+        "console": Console(file=io.StringIO(), width=200),
+    }
+    model = ChatART(model="tiny", base_url=server.base_url, max_tokens=4)
+    return Trainer(model, **(known | options))
+
+
+def scenarios(count: int, **more: Any) -> list[dict[str, Any]]:
+    return [{"id": f"q-{n}", "q": n, **more} for n in range(count)]
+
+
+def ids(server: StubServer, query: str) -> set[str]:
+    with sqlite3.connect(server.data_dir / "art.sqlite3") as connection:
+        return {row[0] for row in connection.execute(query)}
+
+
+def test_a_killed_workers_rollouts_are_run_by_another_and_trained_once(tmp_path: Path) -> None:
+    server = StubServer(tmp_path / "data", seconds=(0.0, 0.01)).start()
+    try:
+        kill_one_of_two(server, tmp_path / "fit")
+    finally:
+        server.stop()
+
+
+def kill_one_of_two(server: StubServer, out: Path) -> None:
+    with workers(server, 2) as (first, second):
+
+        def kill() -> None:
+            until(server, lambda seen: held(seen, first) >= 2)
+            first.kill()
+
+        killing = threading.Thread(target=kill)
+        killing.start()
+        result = trainer(server, out).fit_sync(
+            rollout, scenarios(16, pause=0.2), steps=3, eval_scenarios=scenarios(2)
+        )
+        killing.join()
+        assert end(second)["discarded"] == 0
+    assert [step.failed for step in result.history] == [0, 0, 0]
+    assert sum(step.retried for step in result.history) >= 1
+    assert result.before is not None and result.after is not None and result.after.n == 2
+    assert len(ids(server, "SELECT trajectory_id FROM trained")) == 3 * 2 * 4
+
+
+def test_a_worker_that_was_stopped_has_its_late_attempt_discarded(
+    server: StubServer, tmp_path: Path
+) -> None:
+    with workers(server, 1, concurrency=8) as [first], ExitStack() as stack:
+        found: list[Any] = []
+
+        def fit() -> None:
+            given = scenarios(2, pause=1.0)
+            found.append(trainer(server, tmp_path).fit_sync(NAME, given, steps=1))
+
+        fitting = threading.Thread(target=fit)
+        fitting.start()
+        until(server, lambda seen: held(seen, first) == 8)
+        time.sleep(0.4)  # their first calls are recorded
+        first.send_signal(signal.SIGSTOP)
+        [second] = stack.enter_context(workers(server, 1, concurrency=8))
+        fitting.join()
+        first.send_signal(signal.SIGCONT)
+        time.sleep(1.5)  # its runs go on, or it hears that its leases are gone
+        assert end(first)["discarded"] == 8
+        end(second)
+    [step] = found[0].history
+    assert step.retried == 8 and step.failed == 0
+    late = ids(
+        server,
+        "SELECT id FROM calls WHERE trajectory_id NOT IN (SELECT id FROM trajectories)",
+    )
+    trained = ids(server, "SELECT call_id FROM trained_calls")
+    assert len(late) >= 8 and len(trained) >= 16
+    assert not late & trained
+
+
+def test_two_workers_get_equal_shares_of_what_they_have_free(server: StubServer) -> None:
+    with workers(server, 2, concurrency=8) as two, batch(server, "even") as client:
+        tasks = [QueuedRollout(id=f"even-{n}", scenario={"q": n, "pause": 0.5}) for n in range(8)]
+        client.put_rollouts("even", NAME, tasks)
+        seen = until(server, lambda seen: seen.rollouts.get("leased") == 8)
+        assert [held(seen, one) for one in two] == [4, 4]
+        until(server, lambda seen: seen.rollouts.get("finished") == 8)
+        taken = client.take_rollouts("even")
+        by = [one.trajectory.metadata["pid"] for one in taken.finished if one.trajectory]
+        assert sorted(map(by.count, (one.pid for one in two))) == [4, 4]
+
+
+def test_failed_runs_count_as_they_do_in_this_process(server: StubServer, tmp_path: Path) -> None:
+    given = scenarios(2)
+    given[1]["raises"] = True
+    with workers(server, 1, concurrency=8):
+        with pytest.raises(RolloutFailed, match=r"ValueError: no such tool \(scenario 'q-1'\)"):
+            trainer(server, tmp_path / "none", max_failed=0.2).fit_sync(rollout, given, steps=1)
+        result = trainer(server, tmp_path / "half").fit_sync(rollout, given, steps=1)
+        assert [step.failed for step in result.history] == [4]
+        assert until(server, lambda seen: bool(seen.rollouts) is False).rollouts == {}
+
+
+def test_the_command_drains_at_sigterm_and_says_what_it_did(server: StubServer) -> None:
+    argv = [sys.executable, "-m", "langchain_art.cli.main", "worker", NAME]
+    argv += ["--server", server.base_url, "--concurrency", "3"]
+    worker = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+    with batch(server, "drained") as client:
+        pauses = (0.0, 0.0, 60.0)
+        tasks = [
+            QueuedRollout(id=f"t-{n}", scenario={"q": n, "pause": p}) for n, p in enumerate(pauses)
+        ]
+        client.put_rollouts("drained", NAME, tasks)
+        until(server, lambda seen: seen.rollouts == {"finished": 2, "leased": 1})
+        worker.terminate()
+        time.sleep(0.2)
+        worker.terminate()
+        _, said = worker.communicate(timeout=30)
+        assert worker.returncode == 0, said
+        assert "Stopping: 1 runs have 20 s to end" in said
+        assert "2 runs finished, 0 of them failed, 1 handed back." in said
+        status = client.rollouts("drained")
+        assert (status.queued, status.expired, status.workers) == (1, 0, 0)
+
+
+def test_a_fit_without_workers_says_what_to_type_and_waits(
+    server: StubServer, tmp_path: Path
+) -> None:
+    said = io.StringIO()
+    console = Console(file=said, width=400)
+    waiting = trainer(server, tmp_path, console=console)
+    fitting = threading.Thread(
+        target=waiting.fit_sync, args=(rollout, scenarios(2)), kwargs={"steps": 1}
+    )
+    fitting.start()
+    words = f"type: langchain-art worker {NAME} --server {server.base_url}"
+    deadline = time.monotonic() + 20
+    while words not in said.getvalue():
+        assert time.monotonic() < deadline, said.getvalue()
+        time.sleep(0.05)
+    assert f"No worker runs {NAME}: 8 rollouts wait." in said.getvalue()
+    with workers(server, 1, concurrency=8):
+        fitting.join(60)
+    assert not fitting.is_alive()
+    assert f"1 worker runs {NAME} now." in said.getvalue()
+
+
+def test_a_program_that_is_wrong_ends_the_fit(server: StubServer, tmp_path: Path) -> None:
+    name = "tests.support.leased_agent:no_run"
+    argv = [sys.executable, "-m", "langchain_art.cli.main", "worker", name]
+    worker = subprocess.Popen(argv, env=os.environ | {"ART_BASE_URL": server.base_url})
+    try:
+        with pytest.raises(ConfigError, match="The rollout returned 'done', expected the run"):
+            trainer(server, tmp_path).fit_sync(name, scenarios(2), steps=1)
+    finally:
+        worker.terminate()
+        worker.wait(30)

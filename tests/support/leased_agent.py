@@ -1,0 +1,57 @@
+"""A rollout that workers run by its name, and a worker of it with short leases.
+
+``python -m tests.support.leased_agent URL SECONDS CONCURRENCY``: until SIGTERM, then it writes what
+it has done as JSON to standard output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+
+from langchain_art import AsyncArtClient, ChatART, Run, capture
+from langchain_art.rollout.worker import LeaseWorker
+
+NAME = "tests.support.leased_agent:rollout"
+
+
+async def rollout(scenario: dict[str, float]) -> Run:
+    """Two calls with a pause between them; the reward is drawn from the reply."""
+    model = ChatART(model="tiny", max_tokens=4)
+    async with capture() as told:
+        if scenario.get("raises"):
+            raise ValueError("no such tool")
+        first = await model.ainvoke(f"Say {scenario['q']}, {told.id}")
+        await asyncio.sleep(scenario.get("pause", 0.0))
+        second = await model.ainvoke(f"And after {first.text}?")
+        told.reward = (sum(second.text.encode()) % 97) / 97
+        told.metadata["pid"] = os.getpid()
+    return told
+
+
+async def no_run(scenario: object) -> str:
+    """What no rollout may return."""
+    return "done"
+
+
+async def work(url: str, seconds: float, concurrency: int) -> None:
+    async with AsyncArtClient(url, patience=float("inf")) as client:
+        worker = LeaseWorker(rollout, NAME, client, concurrency=concurrency, lease_seconds=seconds)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.drain, 0.0)
+        sys.stdout.write(json.dumps(dataclasses.asdict(await worker.run())))
+
+
+def start(url: str, seconds: float = 2.0, concurrency: int = 4) -> subprocess.Popen[str]:
+    """A worker in a process of its own."""
+    argv = [sys.executable, "-m", __name__, url, str(seconds), str(concurrency)]
+    env = os.environ | {"ART_BASE_URL": url}
+    return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(work(sys.argv[1], float(sys.argv[2]), int(sys.argv[3])))
