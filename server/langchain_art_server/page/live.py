@@ -41,7 +41,8 @@ class Happened(BaseModel):
     """One event: what changed, and what runs now."""
 
     changed: list[str]
-    """Of ``runs``, ``calls``, ``reviews``, ``jobs``, ``event`` (a job's log) and ``health``."""
+    """Of ``runs``, ``calls``, ``reviews``, ``jobs``, ``event`` (a job's log), ``workers`` and
+    ``health``."""
     running_calls: int
     job: str | None
     message: str
@@ -109,7 +110,7 @@ class Live:
         return True
 
     async def _watch(self) -> None:
-        before: tuple[Activity, object] | None = None
+        before: tuple[Activity, object, object] | None = None
         while self._viewers or time.monotonic() - self._left < NOTED_SECONDS:
             if self._service.is_stopping():
                 break
@@ -129,21 +130,27 @@ class Live:
         async with self._news:
             self._news.notify_all()
 
-    async def _look(self) -> tuple[Activity, object]:
+    async def _look(self) -> tuple[Activity, object, object]:
         service = self._service
         restarts = service.sampler.restarts + service.learner.restarts
         replicas = [one.problem for one in service.sampler.replicas]
         health = (service.health.reasons, restarts, replicas, dict(service.router.serving))
-        return await service.store.read(read_activity), health
+        rollouts, workers = await service.store.rollouts.counts()
+        done = [one.model_dump(exclude={"heard_seconds"}) for one in workers]
+        return await service.store.read(read_activity), health, (rollouts, done)
 
-    def _note(self, before: tuple[Activity, object], now: tuple[Activity, object]) -> None:
-        (old, was), (new, health) = before, now
+    def _note(
+        self, before: tuple[Activity, object, object], now: tuple[Activity, object, object]
+    ) -> None:
+        (old, was, did), (new, health, done) = before, now
         names = [one.name for one in fields(Activity) if one.name in _KINDS]
         changed = [one for one in names if getattr(old, one) != getattr(new, one)]
         if (old.job, old.event) != (new.job, new.event):
             changed.append("event")
         if was != health:
             changed.append("health")
+        if did != done:
+            changed.append("workers")
         happened = Happened(
             changed=changed,
             running_calls=self._service.running_calls,

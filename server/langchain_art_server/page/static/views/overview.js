@@ -4,6 +4,7 @@ import { ask } from "../api.js";
 import { Curve, Legend, MOST_CURVES } from "../components/curves.js";
 import { Ago, Badge, Fact, Help, Table } from "../components/facts.js";
 import { Empty, Failed, useAnswer, Waiting } from "../components/states.js";
+import { Workers } from "../components/workers.js";
 import { bytes, duration, number } from "../format.js";
 import { useLatest, useLive } from "../live.js";
 import { METRICS } from "../metrics.js";
@@ -14,7 +15,7 @@ const SHOWN = 4;
 const NONE = [];
 
 export default function Overview() {
-  const { data, error } = useAnswer("/page/overview", useLive("jobs", "event", "health", "runs"));
+  const { data, error } = useAnswer("/page/overview", useLive("jobs", "event", "health", "runs", "workers"));
   const happened = useLatest();
   /** @type {any[]} */
   const evaluations = useAnswer("/page/evaluations", useLive("runs")).data?.evaluations ?? NONE;
@@ -45,6 +46,7 @@ export default function Overview() {
           <${Excluded} series=${series.filter((/** @type {any} */ one) => shown.includes(nameOf(one)))} reasons=${data.reasons} />`
       : html`<${NothingTrained} status=${status} />`}
     <${Policies} status=${status} />
+    <${Workers} status=${status} />
     <${Server} status=${status} running=${happened?.running_calls ?? status.running_calls} />
     <${Clients} clients=${data.clients} />
   `;

@@ -1,0 +1,127 @@
+"""Rollouts per second against the number of workers, and what a lease costs.
+
+``workers_2``, ``workers_4``, ``workers_8``: rollouts per second with so many processes of
+``langchain-art worker`` over those with one. Each runs two rollouts at once; a rollout is four
+calls with a tool of 0.5 s after each, so that eight workers take a part of one core and the machine
+is no limit. The engine answers at once; all else is as it is: HTTP, leases, heartbeats, the store
+with a record on disk for each call, completions, and the process that takes what is finished.
+
+``lease_overhead``: seconds for the same rollouts by one worker, over those by `gather` in a process
+of its own, less 1. Two at once; sixteen calls with a tool of 20 ms after each. Rounds alternate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.stubs.rollouts import NAME, tools
+from langchain_art import AsyncArtClient, gather
+from langchain_art.rollout.gather import GatherResult, gather_from
+from langchain_art.rollout.queued_runs import QueuedRuns
+from tests.support.live_server import LiveServer
+
+WORKERS, ROUNDS, AT_ONCE, EACH = (1, 2, 4, 8), 3, 2, 8
+TURNS, TOOL_SECONDS = 4, 0.5
+OVERHEAD_ROUNDS, OVERHEAD_RUNS, OVERHEAD_TURNS, OVERHEAD_TOOL = 7, 32, 16, 0.02
+
+
+@contextmanager
+def workers(url: str, count: int) -> Generator[None]:
+    """So many processes, all of which lease by the time that this is entered."""
+    argv = [sys.executable, "-m", "langchain_art.cli.main", "worker", NAME]
+    argv += ["--server", url, "--concurrency", str(AT_ONCE)]
+    some = [subprocess.Popen(argv, stderr=subprocess.DEVNULL) for _ in range(count)]
+    try:
+        asyncio.run(_all_there(url, count))
+        yield
+    finally:
+        for one in some:
+            one.terminate()
+        for one in some:
+            one.wait()
+
+
+async def _all_there(url: str, count: int) -> None:
+    async with AsyncArtClient(url) as client:
+        while len((await client.status()).workers) != count:
+            await asyncio.sleep(0.1)
+        await _queued(client, _scenarios(4 * count, 1, 0.05))  # their first rollouts import
+
+
+def _scenarios(count: int, turns: int, seconds: float) -> list[dict[str, Any]]:
+    return [{"id": f"q-{n}", "turns": turns, "seconds": seconds} for n in range(count)]
+
+
+async def _queued(client: AsyncArtClient, scenarios: list[dict[str, Any]]) -> GatherResult:
+    runs = QueuedRuns(client, NAME, uuid.uuid4().hex, max_failed=0.0, warn=_complain)
+    return await gather_from(runs, scenarios, group_size=1)
+
+
+def _complain(words: str) -> None:
+    raise RuntimeError(words)
+
+
+async def _rate(url: str, count: int) -> float:
+    """Rollouts per second of so many workers that are there."""
+    async with AsyncArtClient(url) as client:
+        number = count * AT_ONCE * EACH
+        begun = time.monotonic()
+        found = await _queued(client, _scenarios(number, TURNS, TOOL_SECONDS))
+        assert len(found.trajectories) == number and not found.failed
+        return number / (time.monotonic() - begun)
+
+
+def throughput(url: str) -> dict[str, float]:
+    rates: dict[int, list[float]] = {count: [] for count in WORKERS}
+    for _ in range(ROUNDS):
+        for count in WORKERS:
+            with workers(url, count):
+                rates[count].append(asyncio.run(_rate(url, count)))
+    over = {n: [a / b for a, b in zip(rates[n], rates[1], strict=True)] for n in WORKERS[1:]}
+    figures = {f"workers_{n}": statistics.median(ratios) for n, ratios in over.items()}
+    return figures | {f"rollouts_per_second_{n}": statistics.median(rates[n]) for n in WORKERS}
+
+
+async def _overhead(url: str) -> dict[str, float]:
+    scenarios = _scenarios(OVERHEAD_RUNS, OVERHEAD_TURNS, OVERHEAD_TOOL)
+    here: list[float] = []
+    leased: list[float] = []
+    async with AsyncArtClient(url) as client:
+        for number in range(OVERHEAD_ROUNDS + 1):
+            found = await gather(tools, scenarios, group_size=1, concurrency=AT_ONCE)
+            other = await _queued(client, scenarios)
+            assert len(other.trajectories) == len(found.trajectories) == OVERHEAD_RUNS
+            if number:  # the first is to warm up
+                here.append(found.seconds)
+                leased.append(other.seconds)
+    ratios = [a / b - 1 for a, b in zip(leased, here, strict=True)]
+    return {
+        "lease_overhead": statistics.median(ratios),
+        "seconds_here": statistics.median(here),
+        "seconds_leased": statistics.median(leased),
+    }
+
+
+def run() -> tuple[dict[str, float], dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as name:
+        server = LiveServer(Path(name) / "data", module="benchmarks.gateways.ours").start()
+        os.environ["ART_BASE_URL"] = server.base_url
+        try:
+            figures = throughput(server.base_url)
+            with workers(server.base_url, 1):
+                figures |= asyncio.run(_overhead(server.base_url))
+        finally:
+            server.stop()
+    about = {"rounds": ROUNDS, "at_once": AT_ONCE, "turns": TURNS, "tool_seconds": TOOL_SECONDS}
+    return figures, about | {"load_at_end": round(os.getloadavg()[0], 2)}
