@@ -66,7 +66,7 @@ def end(worker: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def until(server: StubServer, true: Callable[[ServerStatus], bool]) -> ServerStatus:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     with ArtClient(server.base_url) as client:
         while not true(seen := client.status()):
             assert time.monotonic() < deadline, seen
@@ -216,7 +216,7 @@ def test_a_fit_without_workers_says_what_to_type_and_waits(
     )
     fitting.start()
     words = f"type: langchain-art worker {NAME} --server {server.base_url}"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while words not in said.getvalue():
         assert time.monotonic() < deadline, said.getvalue()
         time.sleep(0.05)
