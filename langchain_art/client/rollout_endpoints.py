@@ -53,7 +53,9 @@ class RolloutEndpoints(Address):
     @endpoint
     def rollouts(self, batch: str) -> Request[BatchStatus]:
         """How far a batch of rollouts is. Raises NotFound."""
-        return Request("GET", path_of("rollouts", batch), BatchStatus.model_validate_json)
+        return Request(
+            "GET", path_of("rollouts", "batches", batch), BatchStatus.model_validate_json
+        )
 
     @endpoint
     def take_rollouts(
@@ -68,15 +70,18 @@ class RolloutEndpoints(Address):
             wait: seconds, up to 30, to wait for one.
         """
         path, body = (
-            path_of("rollouts", batch, "take"),
+            path_of("rollouts", "batches", batch, "take"),
             TakeRequest(done=tuple(done), limit=limit, wait=wait),
         )
         return Request("POST", path, TakenRollouts.model_validate_json, body=body, hold=wait)
 
     @endpoint
     def cancel_rollouts(self, batch: str) -> Request[str]:
-        """Delete a batch with its rollouts, whatever their state; returns its id."""
-        return Request("DELETE", path_of("rollouts", batch), deleted)
+        """Delete a batch with its rollouts, whatever their state; returns its id.
+
+        Raises NotFound.
+        """
+        return Request("DELETE", path_of("rollouts", "batches", batch), deleted)
 
     @endpoint
     def lease_rollouts(self, asked: LeaseRequest) -> Request[Leases]:

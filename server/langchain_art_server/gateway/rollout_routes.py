@@ -71,13 +71,13 @@ def _owners_routes(app: FastAPI, service: Service) -> None:
         service.health.require_space()
         return {"new": await queue.put(await model_of(request, wire.RolloutBatch))}
 
-    @app.get("/v1/rollouts/{batch}")
+    @app.get("/v1/rollouts/batches/{batch}")
     async def get_batch(batch: str) -> wire.BatchStatus:
         """Get how far a batch of rollouts is."""
         return await queue.status(batch)
 
     @app.post(
-        "/v1/rollouts/{batch}/take",
+        "/v1/rollouts/batches/{batch}/take",
         openapi_extra=body_docs(wire.TakeRequest),
         response_model=wire.TakenRollouts,
     )
@@ -92,9 +92,9 @@ def _owners_routes(app: FastAPI, service: Service) -> None:
         whole = b'{"finished":[' + b",".join(finished) + b'],"status":' + status + b"}"
         return Response(whole, media_type="application/json")
 
-    @app.delete("/v1/rollouts/{batch}")
+    @app.delete("/v1/rollouts/batches/{batch}")
     async def cancel_batch(batch: str) -> dict[str, str]:
-        """Cancel a batch: its rollouts are deleted, whatever their state. Idempotent."""
+        """Cancel a batch: its rollouts are deleted, whatever their state."""
         await queue.cancel(batch)
         return {"deleted": batch}
 

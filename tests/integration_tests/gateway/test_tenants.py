@@ -207,7 +207,10 @@ def test_ids_of_another_tenant_answer_as_unknown_ones_do(
     """By every route that has an id in its path; the version is one that there is."""
     mine = {"trajectory_id": RUN, "name": POLICY, "job_id": shared.job, "call_id": shared.call}
     mine |= {"version": "1", "key_id": shared.made["ana"].id}
-    nobodys = {"name": "tinx", "version": "1"}
+    mine |= {"batch": "anas", "rollout_id": "anas-1"}
+    put = {"batch": "anas", "rollout": "agent:run", "rollouts": [{"id": "anas-1"}]}
+    assert shared.ask("ana", "POST", "/v1/rollouts", put).json() == {"new": 1}
+    nobodys = {"name": "tinx", "version": "1", "batch": "anax", "rollout_id": "anas-x"}
     nobodys |= {name: f"{mine[name][:-1]}~" for name in ("trajectory_id", "job_id", "call_id")}
     asked = 0
     for method, template in routes:
@@ -216,6 +219,8 @@ def test_ids_of_another_tenant_answer_as_unknown_ones_do(
             continue
         body = {"version": 0} if template.endswith("rollback") else None
         body = {"reward": 1.0} if template.endswith("reward") else body
+        body = {"trajectory_id": "t", "error": "no"} if template.endswith("complete") else body
+        body = {} if template.endswith("take") else body
         theirs = shared.ask("bob", method, filled(template, **mine), body)
         unknown = shared.ask("bob", method, filled(template, **nobodys), body)
         said, expected = theirs.text, unknown.text
@@ -230,6 +235,10 @@ def test_ids_of_another_tenant_answer_as_unknown_ones_do(
     assert asked > 20
     kept = shared.ask("ana", "GET", f"/v1/trajectories/{RUN}").json()
     assert kept["reward"] == 0.0  # nothing was changed by it
+    assert shared.ask("ana", "GET", "/v1/rollouts/batches/anas").json()["queued"] == 1
+    asked_for = {"worker": "w", "rollout": "agent:run", "slots": 1, "free": 1}
+    assert shared.ask("bob", "POST", "/v1/rollouts/lease", asked_for).json()["leases"] == []
+    assert shared.ask("bob", "GET", "/status").json()["rollouts"] == {}
     assert shared.ask("ana", "GET", f"/v1/policies/{POLICY}").json()["version"] == 1
 
 

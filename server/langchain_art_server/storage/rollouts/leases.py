@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from pydantic_core import from_json
 
-from langchain_art.wire import LeaseRequest, Leases, RolloutLease
+from langchain_art.wire import LeaseRequest, Leases, LeasesHeld, RolloutLease
 from langchain_art_server.storage.queries import select_among
 from langchain_art_server.storage.rollouts.tables import BATCHES, ROLLOUTS, WORKERS
 from langchain_art_server.storage.seals import insert, intact, sealed, update, values_of
@@ -114,12 +114,14 @@ def lease(connection: sa.Connection, asked: LeaseRequest) -> Leases:
     """
     now = now_of(connection)
     sweep(connection, now)
-    lost = hold(connection, asked.worker, asked.holds, now + asked.seconds)
     _greet(connection, asked, now)
-    mine = _LEASED & (ROLLOUTS.c.worker == asked.worker)
-    for row in locked(connection, mine):
-        if row.trajectory_id not in asked.holds:
-            requeue(connection, row)  # its answer did not arrive
+    mine = locked(connection, _LEASED & (ROLLOUTS.c.worker == asked.worker))
+    kept = {row.trajectory_id: row for row in mine}
+    for id_ in kept.keys() - set(asked.holds):
+        requeue(connection, kept.pop(id_))  # its answer did not arrive
+    for row in kept.values():
+        _renew(connection, row, now, asked.seconds)
+    lost = [one for one in asked.holds if one not in kept]
     waits = _QUEUED & (ROLLOUTS.c.rollout == asked.rollout)
     count = connection.execute(
         sa.select(sa.func.count()).select_from(ROLLOUTS).where(waits)
@@ -153,16 +155,22 @@ def lease(connection: sa.Connection, asked: LeaseRequest) -> Leases:
     return Leases(leases=tuple(found), lost=tuple(lost), others=names)
 
 
-def hold(connection: sa.Connection, worker: str, holds: Collection[str], until: float) -> list[str]:
+def hold(connection: sa.Connection, held: LeasesHeld) -> list[str]:
     """Renew the leases of a worker; returns those that it has no more."""
-    heard = {"heard_at": now_of(connection)}
-    update(connection, WORKERS, WORKERS.c.id == worker, heard)
-    kept: set[str] = set()
-    query = sa.select(ROLLOUTS).where(_LEASED & (ROLLOUTS.c.worker == worker)).with_for_update()
-    for row in select_among(connection, query, ROLLOUTS.c.trajectory_id, holds):
+    now, kept = now_of(connection), set[str]()
+    update(connection, WORKERS, WORKERS.c.id == held.worker, {"heard_at": now})
+    mine = _LEASED & (ROLLOUTS.c.worker == held.worker)
+    query = sa.select(ROLLOUTS).where(mine).with_for_update()
+    for row in select_among(connection, query, ROLLOUTS.c.trajectory_id, held.holds):
         kept.add(row.trajectory_id)
-        set_rollout(connection, row, expires_at=max(until, row.expires_at))
-    return [one for one in holds if one not in kept]
+        _renew(connection, row, now, held.seconds)
+    return [one for one in held.holds if one not in kept]
+
+
+def _renew(connection: sa.Connection, row: sa.Row[Any], now: float, seconds: float) -> None:
+    """Let a lease end so many seconds from now, unless more than half of them are left."""
+    if row.expires_at - now <= seconds / 2:
+        set_rollout(connection, row, expires_at=now + seconds)
 
 
 def prolong(connection: sa.Connection) -> None:

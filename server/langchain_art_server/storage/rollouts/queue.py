@@ -97,12 +97,7 @@ class RolloutQueue:
 
     async def hold(self, held: wire.LeasesHeld) -> list[str]:
         """Renew leases; returns those that have ended."""
-
-        def write(connection: sa.Connection) -> list[str]:
-            until = leases.now_of(connection) + held.seconds
-            return leases.hold(connection, held.worker, held.holds, until)
-
-        return await self._database.write(write)
+        return await self._database.write(lambda c: leases.hold(c, held))
 
     async def give_back(self, returned: wire.LeasesReturned) -> None:
         """Give leases to other workers."""
@@ -191,8 +186,13 @@ class RolloutQueue:
         return await self._database.read(lambda c: _status(c, batch))
 
     async def cancel(self, batch: str) -> None:
-        """Delete a batch, if there is one; its leases end."""
-        await self._database.write(lambda c: leases.delete_batch(c, batch))
+        """Delete a batch; its leases end. Raises NotFound."""
+
+        def write(connection: sa.Connection) -> None:
+            _require_batch(connection, batch)
+            leases.delete_batch(connection, batch)
+
+        await self._database.write(write)
         self.ends.ring()
 
     async def lease_of(self, rollout_id: str, trajectory_id: str) -> str | None:

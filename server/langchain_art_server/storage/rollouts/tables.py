@@ -31,7 +31,7 @@ ROLLOUTS = sealed_table(
     sa.Column("failures", sa.Integer, nullable=False),  # attempts that count to `max_attempts`
     sa.Column("trajectory_id", sa.String(128), index=True),  # of the attempt
     sa.Column("worker", sa.String(128)),
-    sa.Column("expires_at", sa.Float),
+    sa.Column("expires_at", sa.Float, index=True),
     sa.Column("trajectory", Blob),
     sa.Column("error", sa.Text),
     sa.Column("fatal", sa.Boolean, nullable=False),
