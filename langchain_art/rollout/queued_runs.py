@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from langchain_art.client.async_client import AsyncArtClient
-from langchain_art.errors import ConfigError, NotFound
+from langchain_art.errors import ArtError, ConfigError, NotFound
 from langchain_art.rollout.run_source import RunSource
 from langchain_art.wire import BatchStatus, FinishedRollout, QueuedRollout, Trajectory
 
@@ -20,6 +20,8 @@ _MOST = 10_000
 _HOLD, _HOLD_ALONE = 20.0, 3.0
 #: Seconds without a worker until it is said, and until it is said again.
 _ALONE, _AGAIN = 2.0, 60.0
+#: For which the end of a fit waits for a server that is away.
+_CANCEL_SECONDS = 10.0
 
 
 class QueuedRuns(RunSource):
@@ -96,8 +98,16 @@ class QueuedRuns(RunSource):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._tasks:
-            await self._cancel()
+        if not self._tasks:
+            return
+        try:
+            async with asyncio.timeout(_CANCEL_SECONDS):
+                await self._cancel()
+        except (ArtError, TimeoutError) as error:
+            self._warn(
+                f"The server was not told that nobody waits for rollouts of {self._rollout} any "
+                f"more; it drops them in ten minutes ({type(error).__name__}: {error})."
+            )
 
     async def _cancel(self) -> None:
         with contextlib.suppress(NotFound):
@@ -121,6 +131,7 @@ class QueuedRuns(RunSource):
             try:
                 taken = await self._client.take_rollouts(self._batch, done, wait=hold)
             except NotFound:  # this process was stopped for longer than the server keeps a batch
+                await asyncio.sleep(1)
                 again = [queued for queued, _ in self._waiting.values()]
                 await self._client.put_rollouts(self._batch, self._rollout, again)
                 continue

@@ -24,8 +24,6 @@ def rollout_routes(app: FastAPI, service: Service) -> None:
 
 
 def _workers_routes(app: FastAPI, service: Service) -> None:
-    queue = service.store.rollouts
-
     @app.post("/v1/rollouts/lease", openapi_extra=body_docs(wire.LeaseRequest))
     async def lease_rollouts(request: Request) -> wire.Leases:
         """Lease rollouts to a worker: as many as it has slots free, or its share of what waits.
@@ -37,13 +35,13 @@ def _workers_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/rollouts/heartbeat", openapi_extra=body_docs(wire.LeasesHeld))
     async def renew_leases(request: Request) -> wire.LeasesLost:
         """Renew a worker's leases. The answer names those that have ended: stop their runs."""
-        lost = await queue.hold(await model_of(request, wire.LeasesHeld))
+        lost = await service.store.rollouts.hold(await model_of(request, wire.LeasesHeld))
         return wire.LeasesLost(lost=tuple(lost))
 
     @app.post("/v1/rollouts/return", openapi_extra=body_docs(wire.LeasesReturned))
     async def return_leases(request: Request) -> dict[str, bool]:
         """Hand leases back: their rollouts are given to other workers at once. Idempotent."""
-        await queue.give_back(await model_of(request, wire.LeasesReturned))
+        await service.store.rollouts.give_back(await model_of(request, wire.LeasesReturned))
         return {"ok": True}
 
     @app.post("/v1/rollouts/{rollout_id}/complete", openapi_extra=body_docs(wire.AttemptOutcome))
@@ -58,23 +56,21 @@ def _workers_routes(app: FastAPI, service: Service) -> None:
         if outcome.trajectory is None and outcome.error is None:
             run = await _assembled(service, rollout_id, outcome)
             outcome = outcome.model_copy(update={"trajectory": run})
-        await queue.complete(rollout_id, outcome)
+        await service.store.rollouts.complete(rollout_id, outcome)
         return {"completed": rollout_id}
 
 
 def _owners_routes(app: FastAPI, service: Service) -> None:
-    queue = service.store.rollouts
-
     @app.post("/v1/rollouts", openapi_extra=body_docs(wire.RolloutBatch))
     async def put_rollouts(request: Request) -> dict[str, int]:
         """Put rollouts up, for workers to lease. Idempotent by their ids."""
         service.health.require_space()
-        return {"new": await queue.put(await model_of(request, wire.RolloutBatch))}
+        return {"new": await service.store.rollouts.put(await model_of(request, wire.RolloutBatch))}
 
     @app.get("/v1/rollouts/batches/{batch}")
     async def get_batch(batch: str) -> wire.BatchStatus:
         """Get how far a batch of rollouts is."""
-        return await queue.status(batch)
+        return await service.store.rollouts.status(batch)
 
     @app.post(
         "/v1/rollouts/batches/{batch}/take",
@@ -95,7 +91,7 @@ def _owners_routes(app: FastAPI, service: Service) -> None:
     @app.delete("/v1/rollouts/batches/{batch}")
     async def cancel_batch(batch: str) -> dict[str, str]:
         """Cancel a batch: its rollouts are deleted, whatever their state."""
-        await queue.cancel(batch)
+        await service.store.rollouts.cancel(batch)
         return {"deleted": batch}
 
 
