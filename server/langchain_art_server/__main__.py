@@ -13,15 +13,17 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import uvicorn
 from rich.console import Console
 from rich.logging import RichHandler
+from typer.core import TyperCommand
 from uvicorn.loops.auto import auto_loop_factory
 
 from langchain_art.errors import ArtError, ConfigError
+from langchain_art.ray import require_ray
 from langchain_art_server.config import Settings, load_settings
 from langchain_art_server.gateway.app import create_app
 from langchain_art_server.gateway.http_protocol import (
@@ -39,7 +41,19 @@ log = logging.getLogger("langchain_art_server")
 console = Console(stderr=True)
 cli = typer.Typer(add_completion=False, rich_markup_mode="rich")
 #: Options that are no setting of the same name. All others are; an unknown one is refused.
-_NOT_SETTINGS = {"config", "policy", "lora_rank", "log_level"}
+_NOT_SETTINGS = {"config", "policy", "lora_rank", "log_level", "ray"}
+
+
+class _RayAlone(TyperCommand):
+    """``--ray`` without an address is ``--ray auto``, which Typer has no words for."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """See click."""
+        for index, argument in enumerate(args):
+            alone = args[index + 1 : index + 2]
+            if argument == "--ray" and (not alone or alone[0].startswith("-")):
+                args = [*args[:index], "--ray=auto", *args[index + 1 :]]
+        return super().parse_args(ctx, args)
 
 
 def build(settings: Settings) -> Service:
@@ -50,7 +64,12 @@ def build(settings: Settings) -> Service:
     from langchain_art_server.backends.unsloth.learner import UnslothLearner
     from langchain_art_server.backends.vllm.sampler import VllmSampler
 
-    if settings.sampler.kind == "transformers":
+    if settings.ray is not None:
+        require_ray()
+        from langchain_art_server.backends.ray.samplers import ray_samplers
+
+        sampler = ReplicatedSampler(ray_samplers(settings))
+    elif settings.sampler.kind == "transformers":
         sampler = TransformersSampler(settings)
     elif (replicas := settings.sampler.replicas) == 1:
         sampler = VllmSampler(settings)
@@ -126,7 +145,7 @@ def _log(settings: Settings, level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
-@cli.command()
+@cli.command(cls=_RayAlone)
 def main(
     context: typer.Context,
     model: Annotated[
@@ -151,6 +170,13 @@ def main(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of a whole call.")] = None,
     lora_rank: Annotated[int | None, typer.Option(help="Rank of --policy's adapters.")] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[ADDRESS]",
+            help="Samplers on a Ray cluster: its head's HOST:PORT; without one, this machine's.",
+        ),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[
         str | None, typer.Option(help="text or json (one object a line); default: text.")
@@ -174,6 +200,7 @@ def main(
         options = {n: v for n, v in context.params.items() if n not in _NOT_SETTINGS}
         options["policies"] = tuple(policy) if policy else None
         options["lora"] = {"rank": lora_rank} if lora_rank else None
+        options["ray"] = {"address": ray} if ray else None
         settings = load_settings(config, **options)
         _log(settings, log_level)
         check_start(settings)

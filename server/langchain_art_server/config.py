@@ -40,6 +40,10 @@ class _SamplerSettings(_Table):
     more threads than free cores, decoding gets slower by an order of magnitude)."""
     max_batch: int = Field(default=128, ge=1, le=4096)
     """Completions that are decoded at once; more wait."""
+    replicas: int = Field(default=1, ge=1, le=64)
+    """Samplers, each of which serves all versions. vLLMs are on GPUs one on each (with
+    ``--tensor-parallel-size=2`` on two), from the first on; with `ray`, those of any kind are on
+    the cluster's nodes. A run's calls go to one of them, and to another if that ends."""
     hang_seconds: float = Field(default=300, gt=0)
     """The sampler is ended and started again if calls run and it makes no token for so long. One
     that was stopped, and so answers nothing at all, is noticed within 30 s."""
@@ -60,10 +64,6 @@ class VllmSettings(_SamplerSettings):
     python: Path = Path(sys.executable)
     """Python of the environment that vLLM is installed in; may be one of its own, so that its pins
     never meet the learner's."""
-    replicas: int = Field(default=1, ge=1, le=64)
-    """vLLMs, each of which serves all versions: on GPUs one on each (with
-    ``--tensor-parallel-size=2`` on two), from the first on. A run's calls go to one of them, and to
-    another if that ends."""
     gpu_memory: float | None = Field(default=None, gt=0, lt=1)
     """On a GPU: share of its memory for vLLM's weights, activations and cache. The learner needs
     the rest; with `take_turns` its weights alone do, since vLLM's share is free during a step.
@@ -159,6 +159,21 @@ class PageSettings(_Table):
     trace: ``https://cloud.langfuse.com/project/ID``; None: no link."""
 
 
+class RaySettings(_Table):
+    """Samplers and the learner on the nodes of a Ray cluster: ``[ray]``, or ``--ray``.
+
+    The server is on one of the nodes. Each of the others has the same packages, at the same paths.
+    """
+
+    address: str = "auto"
+    """Of the head, ``10.0.0.1:6379``; ``auto``: the cluster that this machine is a node of."""
+    replica: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = None
+    """What a replica of the sampler takes of one node, in Ray's resources; None: its `threads` (or
+    else 1) of ``CPU``, and ``GPU`` as vLLM's options say, unless `device` is cpu."""
+    start_seconds: float = Field(default=600, gt=0)
+    """How long the server's start waits for room on the cluster."""
+
+
 def _with_kind(default: str) -> BeforeValidator:
     """Makes `kind` optional in a table that is discriminated by it."""
 
@@ -237,6 +252,7 @@ class Settings(_Table):
     losses: dict[Name, str] = Field(default_factory=dict)
     """Losses of your own beside the built-in ones: name -> ``MODULE:FUNCTION``, of a package that
     is installed where the learner runs (`langchain_art_server.losses`)."""
+    ray: RaySettings | None = None
     sampler: SamplerTable = TransformersSettings()
     learner: LearnerTable = PeftSettings()
     drain_seconds: float = Field(default=10, ge=0, le=86_400)
@@ -260,6 +276,27 @@ class Settings(_Table):
                     f"losses.{name}: got {where!r}, expected MODULE:FUNCTION, such as "
                     "'my_package.losses:mine'"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _places(self) -> Settings:
+        chosen = self.sampler
+        if self.ray is None:
+            if chosen.kind == "transformers" and chosen.replicas > 1:
+                raise ValueError(
+                    f"sampler: got replicas={chosen.replicas} with kind='transformers', expected "
+                    "it with kind='vllm', or with [ray]: on one machine a second one gains nothing"
+                )
+        elif self.take_turns:
+            raise ValueError(
+                "got take_turns with [ray], where sampler and learner have devices of their own; "
+                "leave one of the two out"
+            )
+        elif ":" in (self.device or ""):
+            raise ValueError(
+                f"got device={self.device!r} with [ray], which gives each engine its own GPUs; "
+                "expected cuda, cpu or nothing"
+            )
         return self
 
     @model_validator(mode="after")
@@ -314,7 +351,10 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
             raise ConfigError(f"{path}: {error}") from error
     if key := os.environ.get("ART_API_KEY"):
         values["api_key"] = key
-    values |= {name: value for name, value in overrides.items() if value is not None}
+    for name, value in overrides.items():
+        if value is not None:
+            table: Any = values.get(name)
+            values[name] = table | value if isinstance(table, dict) and name == "ray" else value
     if isinstance(model := values.get("model"), str) and Path(model).is_dir():
         values["model"] = str(Path(model).absolute())  # adapters say so where they are from
     try:

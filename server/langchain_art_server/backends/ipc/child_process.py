@@ -8,13 +8,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import langchain_art
 import langchain_art_server
-from langchain_art.errors import ConfigError
+from langchain_art.errors import ConfigError, EngineUnavailable
 from langchain_art_server.backends.ipc.fork_server import ForkRequest, ForkServer, can_fork
 
 
@@ -54,6 +55,8 @@ class EngineProgram:
         python: str,
     ) -> None:
         self.target = target
+        #: With which another machine makes the same (`ray.engine_host`).
+        self.arguments = (target, config, env, imports, python)
         self._config, self._env, self._python = config, dict(env), python
         self._imports = imports if can_fork() else ()
         if Path(python) != Path(sys.executable):
@@ -100,6 +103,58 @@ class EngineProgram:
             # Ctrl-C reaches the parent only, which ends the child.
             start_new_session=True,
         )
+
+
+class EnginePlace(Protocol):
+    """Where an engine's process runs: on this machine (`Here`), or on another one."""
+
+    same_disk: bool
+    """Whether it reads the folders that this process names, after each start."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why there is no place now, in words for anyone to read; None: not known to be so."""
+        ...
+
+    async def launch(self, program: EngineProgram) -> tuple[ChildProcess, socket.socket]:
+        """Start a child and return it with our end of its socket.
+
+        Raises:
+            ConfigError: its Python cannot be run.
+            NoPlace: there is none for it.
+        """
+        ...
+
+    def folder(self, path: Path, files: Sequence[str]) -> AbstractAsyncContextManager[Path]:
+        """A folder's `files` where the engine reads them, until it has. Raises NoPlace."""
+        ...
+
+    async def close(self) -> None:
+        """Give the place back; the engine has ended."""
+        ...
+
+
+class NoPlace(EngineUnavailable):
+    """No machine has room for the engine now. Retryable; says what is missing."""
+
+
+class Here:
+    """This machine."""
+
+    same_disk = True
+    problem: str | None = None
+
+    async def launch(self, program: EngineProgram) -> tuple[ChildProcess, socket.socket]:
+        """See `EnginePlace.launch`."""
+        return program.launch()
+
+    @asynccontextmanager
+    async def folder(self, path: Path, files: Sequence[str]) -> AsyncGenerator[Path, None]:
+        """The folder itself."""
+        yield path
+
+    async def close(self) -> None:
+        """Do nothing."""
 
 
 def _package_links() -> tempfile.TemporaryDirectory[str]:

@@ -24,6 +24,7 @@ from langchain_art_server.backends.base import (
     SamplerState,
 )
 from langchain_art_server.backends.ipc.chat_codec import unpack_reply
+from langchain_art_server.backends.ipc.child_process import EnginePlace
 from langchain_art_server.backends.ipc.crash_suspects import CrashSuspects
 from langchain_art_server.backends.ipc.pending_call import WorkerDied
 from langchain_art_server.backends.ipc.worker import Worker
@@ -53,9 +54,17 @@ class ProcessSampler:
     """See `Worker`."""
 
     def __init__(
-        self, settings: Settings, *, config: Mapping[str, Any] = {}, env: Mapping[str, str] = {}
+        self,
+        settings: Settings,
+        *,
+        config: Mapping[str, Any] = {},
+        env: Mapping[str, str] = {},
+        place: EnginePlace | None = None,
     ) -> None:
-        """`config` is for the child beside the settings, `env` beside the variables set here."""
+        """`config` is for the child beside the settings, `env` beside the variables set here.
+
+        `place` is where it runs; None: on this machine.
+        """
         told = settings.model_dump(mode="json", exclude={"api_key", "host", "database_url"})
         # OpenMP reads its variable when torch is imported: a later change leaves idle threads.
         added = {"TOKENIZERS_PARALLELISM": "false"}
@@ -68,6 +77,7 @@ class ProcessSampler:
             hang_seconds=settings.sampler.hang_seconds,
             env={**added, **env},
             imports=self.imports,
+            place=place,
         )
         self._suspects = CrashSuspects()
         self._info: ModelInfo | None = None
@@ -147,8 +157,11 @@ class ProcessSampler:
         """See `Sampler.load_adapter`."""
         path, files = path.resolve(), await asyncio.to_thread(identity, path)
         if name not in self._adapters or self._adapters[name][1] != files:
-            params = {"name": name, "path": str(path), "probe": probe}
-            await self.worker.call("load_adapter", params)
+            place = self.worker.place
+            async with place.folder(path, _READ) as there:
+                params = {"name": name, "path": str(there), "probe": probe}
+                # Started again elsewhere, it would look for the files in vain.
+                await self.worker.call("load_adapter", params, resend=place.same_disk)
         self._adapters[name] = path, files
         self._damaged.pop(name, None)
 
@@ -180,11 +193,12 @@ class ProcessSampler:
 
     async def _reload(self, name: str) -> None:
         while (adapter := self._adapters.get(name)) is not None:
-            params = {"name": name, "path": str(adapter[0]), "probe": True}
             try:
                 if (adapter[0] / MANIFEST).exists():  # a version that is being made has none yet
                     await asyncio.to_thread(check_files, adapter[0], _READ)
-                await self.worker.call("load_adapter", params, early=True)
+                async with self.worker.place.folder(adapter[0], _READ) as there:
+                    params = {"name": name, "path": str(there), "probe": True}
+                    await self.worker.call("load_adapter", params, early=True)
             except (ConfigError, Damaged) as error:
                 if self._adapters.get(name) == adapter:  # otherwise its files were moved: try again
                     # Its calls get Damaged or UnknownModel; other adapters and the base go on.

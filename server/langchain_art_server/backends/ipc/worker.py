@@ -25,7 +25,13 @@ from typing import Any, cast
 
 from langchain_art.errors import ArtError, ConfigError, EngineUnavailable
 from langchain_art_server.backends.ipc.channel import PING, frames, pack, revive
-from langchain_art_server.backends.ipc.child_process import ChildProcess, EngineProgram
+from langchain_art_server.backends.ipc.child_process import (
+    ChildProcess,
+    EnginePlace,
+    EngineProgram,
+    Here,
+    NoPlace,
+)
 from langchain_art_server.backends.ipc.pending_call import PendingCall, WorkerDied, WorkerHung
 from langchain_art_server.backends.ipc.pulse import TICK_SECONDS, Pulse
 
@@ -78,6 +84,7 @@ class Worker:
         hang_seconds: the child is ended if it has calls and its loop makes no turn for so long.
         python: that the child runs. In another environment than the server's, the child imports
             the server's own copy of the two packages: both ends are of one version.
+        place: where the child runs; None: on this machine.
     """
 
     def __init__(
@@ -90,7 +97,9 @@ class Worker:
         env: dict[str, str] | None = None,
         imports: Sequence[str] = (),
         python: str = sys.executable,
+        place: EnginePlace | None = None,
     ) -> None:
+        self.place: EnginePlace = place or Here()
         self._program = EngineProgram(target, config, env or {}, imports, python)
         self._on_ready = on_ready
         self._pending: dict[int, PendingCall] = {}
@@ -117,9 +126,13 @@ class Worker:
     @property
     def problem(self) -> str | None:
         """Why calls are not answered now, for anyone to read; None: they are."""
-        if self._broken:
+        if self.ready.is_set():
+            return self._pulse.problem
+        if (problem := self.place.problem) is not None:
+            return problem
+        if self._broken and not isinstance(self._broken, NoPlace):
             return "its process cannot be started, which is tried again; the log says why"
-        return self._pulse.problem if self.ready.is_set() else "its process is being started"
+        return "its process is being started"
 
     async def start(self) -> None:
         """Start the child and wait until it is ready. Raises the error of its ``start``."""
@@ -144,6 +157,7 @@ class Worker:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await self._reap()
+        await self.place.close()
         self._fail_all("The engine is shut down.")
 
     async def call(
@@ -254,7 +268,7 @@ class Worker:
             self._send(pending)
 
     async def _launch(self) -> None:
-        self._process, ours = self._program.launch()
+        self._process, ours = await self.place.launch(self._program)
         self._pulse = Pulse(self._hang_seconds)
         loop = asyncio.get_running_loop()
         _, self._socket = await loop.create_connection(
@@ -308,10 +322,12 @@ class Worker:
                     break
                 except Exception as error:  # noqa: BLE001  any failed start is tried again
                     log.error("The engine could not be started (%d in a row): %s", failures, error)
-                    if failures >= MAX_FAILED_STARTS:
-                        self._broken = ConfigError(str(error))
+                    no_place = isinstance(error, NoPlace)
+                    if no_place or failures >= MAX_FAILED_STARTS:
+                        self._broken = error if no_place else ConfigError(str(error))
                         self._fail_all(f"The engine cannot be started: {error}")
-                    await asyncio.sleep(min(MAX_PAUSE, 0.5 * 2 ** min(failures, 10)))
+                    pause = 0.5 if no_place else 0.5 * 2 ** min(failures, 10)
+                    await asyncio.sleep(min(MAX_PAUSE, pause))
 
     def _drop_lost_calls(self) -> None:
         """Fail the calls that are not sent again."""

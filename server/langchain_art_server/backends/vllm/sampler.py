@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from langchain_art.errors import ConfigError
 from langchain_art.hardware.gpus import gpus
+from langchain_art_server.backends.ipc.child_process import EnginePlace
 from langchain_art_server.backends.ipc.process_sampler import ProcessSampler
 from langchain_art_server.config import Settings
 
@@ -35,12 +36,14 @@ class VllmSampler(ProcessSampler):
 
     target: ClassVar[str] = "langchain_art_server.backends.vllm.host:serve"
 
-    def __init__(self, settings: Settings, replica: int | None = None) -> None:
-        on_cpu = settings.device == "cpu"
+    def __init__(
+        self, settings: Settings, replica: int | None = None, place: EnginePlace | None = None
+    ) -> None:
+        no_cards_here = settings.device == "cpu" or place is not None
         # The GPUs as they are before the learner starts: a restart gets the same share.
-        config: dict[str, Any] = {"replica": replica, "cards": [] if on_cpu else gpus()}
-        env = {} if on_cpu or replica is None else {_VISIBLE: _gpus(settings, replica)}
-        super().__init__(settings, config=config, env=env)
+        config: dict[str, Any] = {"replica": replica, "cards": [] if no_cards_here else gpus()}
+        env = {} if no_cards_here or replica is None else {_VISIBLE: _gpus(settings, replica)}
+        super().__init__(settings, config=config, env=env, place=place)
 
     async def sleep(self) -> None:
         """Move the weights to the host's memory and drop the KV cache (vLLM's sleep, level 1)."""

@@ -1,0 +1,127 @@
+"""A node of a Ray cluster as the place of an engine: the server's side of `engine_host`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import uuid
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from langchain_art.ray.seat import NoRoom, Seat
+from langchain_art_server.backends.ipc.child_process import ChildProcess, EngineProgram, NoPlace
+from langchain_art_server.backends.ray.engine_host import EngineHost, keep_alive
+
+T = TypeVar("T")
+#: Seconds in which a place is found again for an engine that was lost, before its calls are
+#: refused; it is looked for on and on.
+_FIND_SECONDS = 20.0
+#: Of a call of the actor: to start a process, or to write an adapter's files.
+_CALL_SECONDS = 120.0
+_CONNECT_SECONDS = 10.0
+
+
+class RemoteProcess:
+    """An engine's process on another machine, which ends when its connection does."""
+
+    pid = None
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._status = connection, None
+
+    def poll(self) -> int | None:
+        """The exit status, once it was killed; else it is not known here."""
+        return self._status
+
+    def kill(self) -> None:
+        """Close the connection: the actor ends the process."""
+        with contextlib.suppress(OSError), self._connection:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._status = -signal.SIGKILL
+
+    def wait(self) -> int:
+        """Return at once: the machine may be gone. The actor ends it before it starts another."""
+        return self._status or 0
+
+
+class RayPlace:
+    """A `EnginePlace` on a Ray cluster, for one engine.
+
+    Args:
+        what: what the engine is, for messages: ``Replica 1``.
+        needs: what it takes of one node, in Ray's resources.
+        start_seconds: how long the first start waits for room.
+    """
+
+    same_disk = False
+
+    def __init__(self, what: str, needs: Mapping[str, float], start_seconds: float) -> None:
+        self._what, self._needs, self._seconds = what, needs, start_seconds
+        self._seat: Seat | None = None
+        # Not asyncio's threads, which a few places without room would keep from everybody.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
+
+    @property
+    def problem(self) -> str | None:
+        """See `EnginePlace.problem`."""
+        return self._seat.problem if self._seat else None
+
+    async def launch(self, program: EngineProgram) -> tuple[ChildProcess, socket.socket]:
+        """See `EnginePlace.launch`. Waits for room."""
+        return await self._in_thread(self._launch, program)
+
+    @contextlib.asynccontextmanager
+    async def folder(self, path: Path, files: Sequence[str]) -> AsyncGenerator[Path, None]:
+        """See `EnginePlace.folder`: a copy on the node, removed at the end."""
+        name = uuid.uuid4().hex
+        there = await self._in_thread(self._put, name, path, files)
+        try:
+            yield there
+        finally:
+            with contextlib.suppress(NoPlace):  # the copy is gone with the node
+                await self._in_thread(self._call, "drop", name)
+
+    async def close(self) -> None:
+        """See `EnginePlace.close`."""
+        if self._seat is not None:
+            await asyncio.to_thread(self._seat.close)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_thread(self, do: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, do, *arguments)
+
+    def _launch(self, program: EngineProgram) -> tuple[ChildProcess, socket.socket]:
+        seat = self._seat = self._seat or Seat(self._what, EngineHost, self._needs)
+        try:
+            seat.wait(self._seconds)
+            self._seconds = _FIND_SECONDS
+        except NoRoom as error:
+            raise NoPlace(str(error), retry_after=5) from error
+        host, port, secret = self._call("start", program.arguments)
+        try:
+            connection = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
+            connection.sendall(secret)
+        except OSError as error:
+            raise NoPlace(
+                f"{self._what} runs on a node whose port {port} does not answer ({error}); the "
+                "server must reach all ports of the nodes.",
+                retry_after=5,
+            ) from error
+        connection.settimeout(None)
+        keep_alive(connection)
+        return RemoteProcess(connection.dup()), connection
+
+    def _put(self, name: str, path: Path, files: Sequence[str]) -> Path:
+        contents = {file: Path(path, file).read_bytes() for file in files}
+        return Path(self._call("put", name, contents))
+
+    def _call(self, method: str, *arguments: object) -> Any:
+        assert self._seat is not None
+        try:
+            return self._seat.call(method, *arguments, seconds=_CALL_SECONDS)
+        except NoRoom as error:
+            raise NoPlace(str(error), retry_after=5) from error

@@ -1,0 +1,49 @@
+"""The samplers of a server whose engines are on a Ray cluster."""
+
+from __future__ import annotations
+
+from langchain_art.ray.cluster import connect
+from langchain_art_server.backends.embedded.sampler import TransformersSampler
+from langchain_art_server.backends.ipc.process_sampler import ProcessSampler
+from langchain_art_server.backends.ray.place import RayPlace
+from langchain_art_server.backends.vllm.sampler import VllmSampler, gpus_of_replica
+from langchain_art_server.config import Settings
+
+#: vLLM's share of a GPU that it has alone, as is vLLM's own default.
+_WHOLE_GPU = 0.9
+
+
+def ray_samplers(settings: Settings) -> list[ProcessSampler]:
+    """One for each of ``sampler.replicas``; joins the cluster.
+
+    Raises:
+        ConfigError: the cluster cannot be joined.
+    """
+    assert settings.ray is not None
+    connect(settings.ray.address)
+    chosen, needs = settings.sampler, replica_needs(settings)
+    own = {"replicas": 1}
+    if chosen.kind == "vllm" and settings.device != "cpu" and chosen.gpu_memory is None:
+        own |= {"gpu_memory": _WHOLE_GPU}
+    # One that is alone on its node, as far as it can see.
+    alone = settings.model_copy(update={"sampler": chosen.model_copy(update=own)})
+    found: list[ProcessSampler] = []
+    for number in range(chosen.replicas):
+        place = RayPlace(f"Replica {number}", needs, settings.ray.start_seconds)
+        if chosen.kind == "vllm":
+            found.append(VllmSampler(alone, number, place))
+        else:
+            found.append(TransformersSampler(alone, place=place))
+    return found
+
+
+def replica_needs(settings: Settings) -> dict[str, float]:
+    """What a replica takes of one node, in Ray's resources."""
+    assert settings.ray is not None
+    if settings.ray.replica is not None:
+        return settings.ray.replica
+    chosen = settings.sampler
+    needs: dict[str, float] = {"CPU": chosen.threads or 1}
+    if chosen.kind == "vllm" and settings.device != "cpu":
+        needs["GPU"] = gpus_of_replica(chosen.args)
+    return needs

@@ -1,0 +1,131 @@
+"""Three raylets on this machine: what is lost with one comes back on another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import ray
+
+from langchain_art.errors import ConfigError
+from langchain_art.ray.cluster import connect
+from langchain_art.ray.seat import NoRoom, Seat
+from tests.support.hot_swap import train_once
+from tests.support.live_server import LiveServer
+from tests.support.ray_cluster import LocalCluster, local_cluster
+
+pytestmark = pytest.mark.slow
+CALLS = 12
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with local_cluster(nodes=3, cpus=1) as made:
+        yield made
+
+
+@pytest.fixture
+def joined(cluster: LocalCluster) -> Iterator[None]:
+    connect(cluster.address)
+    yield
+    ray.shutdown()
+
+
+class Refusing:
+    """An actor."""
+
+    def refuse(self, what: str) -> None:
+        raise ConfigError(f"got {what}")
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+@pytest.mark.usefixtures("joined")
+def test_without_room_the_message_says_what_is_missing_in_time() -> None:
+    for needs, missing in (({"CPU": 2, "GPU": 1}, "CPU, GPU"), ({"CPU": 0, "spot": 1}, "spot")):
+        begun = time.monotonic()
+        seat = Seat("Replica 3", Refusing, needs)
+        with pytest.raises(NoRoom, match=f"Replica 3 waits for room .* Missing: {missing}.$") as no:
+            seat.wait(1)
+        assert time.monotonic() - begun < 20  # one answer of the head's, and one look
+        if "GPU" in needs:
+            assert "needs CPU 2 and GPU 1 on one node" in str(no.value)
+            assert "4 nodes with CPU 3 (3 free), GPU 0 (0 free), and at most CPU 1" in str(no.value)
+        seat.close()
+
+
+@pytest.mark.usefixtures("joined")
+def test_a_call_of_an_actor_has_a_deadline_and_its_error() -> None:
+    seat = Seat("Replica 0", Refusing, {"CPU": 1})
+    seat.wait(60)
+    assert seat.problem is None
+    with pytest.raises(ConfigError, match=r"^got this$"):
+        seat.call("refuse", "this", seconds=30)
+    with pytest.raises(NoRoom, match=r"did nothing for 0\.2 s, in sleep"):
+        seat.call("sleep", 5, seconds=0.2)
+    seat.close()
+
+
+def test_a_cluster_that_is_not_there_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"Ray cluster 'nonsense', which cannot be joined"):
+        connect("nonsense")
+
+
+def until(http: httpx.Client, holds: Callable[[list[dict[str, Any]]], bool]) -> Any:
+    deadline = time.monotonic() + 120
+    while not holds(found := http.get("/status").json()["replicas"]):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+    return found
+
+
+def ask(http: httpx.Client, number: int, tokens: int) -> httpx.Response:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": f"When is audit {number}?"}]}
+    body |= {"max_tokens": tokens, "temperature": 2.0, "art": {"trajectory_id": f"run-{number}"}}
+    return http.post("/v1/chat/completions", json=body)
+
+
+def test_a_lost_nodes_replica_comes_back_on_another_with_all_versions(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text("[sampler]\nreplicas = 2\n")
+    options = ("--config", str(config), "--ray", cluster.address)
+    server = LiveServer(tmp_path / "data", *options).start()
+    try:
+        with server.http() as http, ThreadPoolExecutor(CALLS) as pool:
+            assert sorted(cluster.hosts("EngineHost")) == [0, 1, 1]
+            train_once(http, 0)
+            calls = [pool.submit(ask, http, number, 200) for number in range(CALLS)]
+            until(http, lambda found: all(one["running_calls"] for one in found))
+            cluster.kill(lost := cluster.hosts("EngineHost").index(1))
+            # Its calls are made again on the other one.
+            answers = [call.result() for call in calls]
+            assert {answer.status_code for answer in answers} == {200}
+            assert {answer.json()["model"] for answer in answers} == {"tiny@1"}
+            back = until(http, lambda found: not any(one["problem"] for one in found))
+            assert sum(one["restarts"] for one in back) == 1
+            assert [one["missing"] for one in back] == [0, 0]
+            hosts = cluster.hosts("EngineHost")
+            assert hosts[lost] == 0 and sum(hosts) == 2
+            # Two nodes are left. With one, a replica waits, and says for what.
+            cluster.kill(hosts.index(1))
+            waits = until(
+                http, lambda found: any("waits" in (one["problem"] or "") for one in found)
+            )
+            [problem] = [one["problem"] for one in waits if one["problem"]]
+            assert "needs CPU 1 on one node" in problem and problem.endswith("Missing: CPU")
+            assert ask(http, 99, 8).json()["model"] == "tiny@1"
+            train_once(http, 1)
+            cluster.add(1)
+            until(http, lambda found: not any(one["problem"] for one in found))
+            models = [ask(http, 100 + number, 4).json()["model"] for number in range(4)]
+            assert models == ["tiny@2"] * 4
+    finally:
+        server.stop()

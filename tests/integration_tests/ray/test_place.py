@@ -1,0 +1,187 @@
+"""An engine whose process another process holds: over TCP, with files that are copied to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_art.errors import EngineUnavailable
+from langchain_art.ray.seat import NoRoom
+from langchain_art_server.backends.ipc.child_process import NoPlace
+from langchain_art_server.backends.ipc.pending_call import WorkerDied
+from langchain_art_server.backends.ipc.worker import Worker
+from langchain_art_server.backends.ray import place as place_module
+from langchain_art_server.backends.ray.engine_host import SECRET_BYTES, EngineHost
+from langchain_art_server.backends.ray.place import RayPlace
+
+REPO = Path(__file__).parents[3]
+TARGET = "tests.support.worker_child:serve"
+ENV = {"PYTHONPATH": f"{REPO}:{REPO / 'server'}"}
+
+
+class SeatHere:
+    """A `Seat` whose actor is in this process; `missing` says why there is no room."""
+
+    missing = ""
+
+    def __init__(self, what: str, actor: type[EngineHost], needs: dict[str, float]) -> None:
+        self.problem: str | None = None
+        self._actor, self.closed = actor(), False
+
+    def wait(self, seconds: float) -> None:
+        self.problem = self.missing or None
+        if self.missing:
+            raise NoRoom(self.missing)
+
+    def call(self, method: str, *arguments: Any, seconds: float) -> Any:
+        return getattr(self._actor, method)(*arguments)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture(autouse=True)
+def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SeatHere, "missing", "")
+    monkeypatch.setattr(place_module, "Seat", SeatHere)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Callable[[], Any]]:
+    made: list[Worker] = []
+
+    async def start() -> Worker:
+        made.append(Worker(TARGET, {}, env=ENV, place=RayPlace("Replica 0", {"CPU": 1}, 5)))
+        await made[-1].start()
+        return made[-1]
+
+    yield start
+    for worker in made:
+        await worker.close()
+
+
+def there(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+async def pid_of(worker: Worker) -> int:
+    infos: list[dict[str, Any]] = []
+
+    async def note(info: dict[str, Any]) -> None:
+        infos.append(info)
+
+    worker._on_ready = note
+    worker.end()
+    while not infos:
+        await asyncio.sleep(0.02)
+    await worker.call("echo", {})
+    return infos[-1]["pid"]
+
+
+async def test_calls_pass_through_as_they_are(make: Any) -> None:
+    worker = await make()
+    sent = {"text": 'é😀\x00"\n' + "x" * (2 << 20), "floats": [0.1, -5.342500686645508, 1e-300]}
+    assert await worker.call("echo", sent) == sent
+    found = await asyncio.gather(*(worker.call("echo", {"i": i}) for i in range(100)))
+    assert found == [{"i": i} for i in range(100)]
+
+
+async def test_a_killed_engine_is_started_again_and_a_running_call_fails(make: Any) -> None:
+    worker = await make()
+    pid = await pid_of(worker)
+    stream = worker.stream("wait", {}, resend=False)
+    assert await anext(stream) == ("event", "waiting")
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied):
+        await anext(stream)
+    assert await worker.call("echo", {"again": True}) == {"again": True}
+    assert worker.restarts == 2
+
+
+async def test_an_engine_ends_with_its_connection(make: Any) -> None:
+    worker = await make()
+    pid = await pid_of(worker)
+    assert there(pid)
+    seat = worker.place._seat
+    await worker.close()
+    for _ in range(250):
+        if not there(pid):
+            break
+        await asyncio.sleep(0.02)
+    assert not there(pid) and seat.closed
+
+
+async def test_without_room_calls_are_refused_with_what_is_missing(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await make()
+    monkeypatch.setattr(SeatHere, "missing", "Replica 0 waits for room: Missing: GPU")
+    worker.end()
+    with pytest.raises(EngineUnavailable, match="Missing: GPU"):
+        async with asyncio.timeout(20):
+            while True:
+                await worker.call("echo", {})
+                await asyncio.sleep(0.02)
+    assert worker.problem == "Replica 0 waits for room: Missing: GPU"
+    monkeypatch.setattr(SeatHere, "missing", "")
+    async with asyncio.timeout(20):
+        while not worker.ready.is_set():
+            await asyncio.sleep(0.02)
+    assert await worker.call("echo", {"i": 1}) == {"i": 1} and worker.problem is None
+
+
+async def test_a_start_without_room_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SeatHere, "missing", "Missing: CPU")
+    worker = Worker(TARGET, {}, env=ENV, place=RayPlace("Replica 0", {"CPU": 1}, 5))
+    with pytest.raises(NoPlace, match="Missing: CPU"):
+        await worker.start()
+    await worker.close()
+
+
+async def test_files_are_where_the_engine_is_while_they_are_needed(
+    make: Any, tmp_path: Path
+) -> None:
+    worker = await make()
+    for name, content in (("a", b"\x00\xff"), ("b", b"b"), ("c", b"not asked for")):
+        (tmp_path / name).write_bytes(content)
+    async with worker.place.folder(tmp_path, ("a", "b")) as copy:
+        assert copy != tmp_path and copy.parent.stat().st_mode & 0o777 == 0o700
+        assert {one.name: one.read_bytes() for one in copy.iterdir()} == {
+            "a": b"\x00\xff",
+            "b": b"b",
+        }
+    assert not copy.exists()
+
+
+def test_only_who_knows_the_secret_gets_the_engine() -> None:
+    host = EngineHost()
+    address, port, secret = host.start((TARGET, {}, ENV, (), sys.executable))
+    assert len(secret) == SECRET_BYTES
+    for wrong in (b"\x00" * SECRET_BYTES, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+        with socket.create_connection((address, port), timeout=10) as stranger:
+            stranger.sendall(wrong)
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+    with socket.create_connection((address, port), timeout=10) as server:
+        server.sendall(secret)
+        body = b'[1,"call",{"method":"echo","params":{"i":1}}]'
+        server.sendall(len(body).to_bytes(4, "big") + body)
+        size = int.from_bytes(server.recv(4, socket.MSG_WAITALL), "big")
+        assert server.recv(size, socket.MSG_WAITALL) == b'[1,"result",{"i":1}]'
+        with pytest.raises(ConnectionRefusedError):  # one connection, and no second
+            socket.create_connection((address, port), timeout=10)
+    host._end()
