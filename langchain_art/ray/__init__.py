@@ -5,6 +5,9 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 
 from langchain_art.errors import ConfigError
+from langchain_art.ray.choice import RayWorkers
+
+__all__ = ["RayWorkers", "require_ray"]
 
 
 def require_ray() -> None:

@@ -14,6 +14,7 @@ from pydantic import StrictBool, StrictStr, TypeAdapter, ValidationError
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.export.exporter import Exporter
+from langchain_art.ray import RayWorkers
 from langchain_art.rollout.forks import Forks
 from langchain_art.rollout.graph_rollout import is_graph
 from langchain_art.rollout.names import check_portable, rollout_name
@@ -23,8 +24,9 @@ from langchain_art.training.batch.advantage_hook import AdvantageHook
 from langchain_art.training.collapse.gate import Gate
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig, Trajectory
 
-Workers: TypeAlias = Literal["server"]
+Workers: TypeAlias = Literal["server", "ray"] | RayWorkers
 """Where a fit's rollouts run, if not in its own process."""
+_WORKERS = ("server", "ray")
 OnCollapse: TypeAlias = Literal["rollback", "stop", "warn"]
 """What a fit does when its policy has collapsed."""
 Configs: TypeAlias = TrainConfig | Mapping[str, TrainConfig | None] | None
@@ -79,10 +81,11 @@ class FitSettings:
             raise ConfigError(
                 f"got on_collapse={self.on_collapse!r}, expected one of {get_args(OnCollapse)}"
             )
-        if self.workers is not None and self.workers not in get_args(Workers):
+        known = self.workers is None or isinstance(self.workers, RayWorkers)
+        if not known and self.workers not in _WORKERS:
             raise ConfigError(
-                f"got workers={self.workers!r}, expected one of {get_args(Workers)}, or None for "
-                "rollouts in this process"
+                f"got workers={self.workers!r}, expected one of {_WORKERS}, RayWorkers(…), or None "
+                "for rollouts in this process"
             )
         if self.workers is not None and self.forks is not None:
             raise ConfigError(

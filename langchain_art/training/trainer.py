@@ -28,6 +28,7 @@ from langchain_art.training.addresses import (
     trained_policies,
 )
 from langchain_art.training.batch.advantage_hook import AdvantageHook, check_hook
+from langchain_art.training.batch.run_sources import own_workers
 from langchain_art.training.collapse.gate import Gate, check_gate
 from langchain_art.training.evaluate import evaluate
 from langchain_art.training.experiments.tune import TunesRates
@@ -119,7 +120,8 @@ class Trainer(TunesRates):
         export: where runs go for review when they are judged and trained. None: nowhere.
         workers: where rollouts run. None: in this process. ``"server"``: in processes of
             ``langchain-art worker`` on any machine, which lease them from the server; there
-            `concurrency` is each worker's own. Scenarios must be JSON values then.
+            `concurrency` is each worker's own. ``"ray"`` or `RayWorkers`: in such workers on a Ray
+            cluster, which are there as long as the fit. Scenarios must be JSON values then.
         console: where progress goes. None: standard output.
 
     Raises:
@@ -253,7 +255,8 @@ class Trainer(TunesRates):
                 more = (on_step, self._trackers, export)
                 fit = FitLoop(plan, client, history, self._display, rollout, schedule, *more)
                 try:
-                    result = await fit.run(train_scenarios)
+                    async with own_workers(plan, client, self._display, rollout):
+                        result = await fit.run(train_scenarios)
                 except (asyncio.CancelledError, KeyboardInterrupt):
                     self._display.line(
                         f"Stopped after step {history.done} of {steps}. Run the same again to go "
@@ -339,9 +342,10 @@ class Trainer(TunesRates):
         with exporting(plan, self.out_dir, display) as out:
             async with self._client() as client:
                 await client.ready()
-                return await evaluate(
-                    plan, client, display, rollout, scenarios, samples=samples, export=out
-                )
+                async with own_workers(plan, client, display, rollout):
+                    return await evaluate(
+                        plan, client, display, rollout, scenarios, samples=samples, export=out
+                    )
 
     def evaluate_sync(
         self, rollout: Rollout | str, scenarios: Sequence[Any], *, samples: int = 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ConfigError
+from langchain_art.ray import RayWorkers, require_ray
 from langchain_art.rollout.names import rollout_name
 from langchain_art.rollout.queued_runs import QueuedRuns
 from langchain_art.rollout.run_source import RunSource
@@ -15,6 +17,27 @@ from langchain_art.tracing.run import Run
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.progress import Display
 from langchain_art.wire import Trajectory
+
+
+@asynccontextmanager
+async def own_workers(
+    plan: FitSettings, client: AsyncArtClient, display: Display, rollout: Rollout | str
+) -> AsyncGenerator[None, None]:
+    """The workers that a fit has of its own, on a Ray cluster; none, if `plan` asks for none.
+
+    Raises:
+        ConfigError: Ray is not installed, its cluster cannot be joined, or cannot reach the server.
+    """
+    if plan.workers is None or plan.workers == "server":
+        yield
+        return
+    require_ray()
+    from langchain_art.ray.crew import crew  # noqa: PLC0415 - Ray
+
+    chosen = RayWorkers() if plan.workers == "ray" else plan.workers
+    where = (rollout_name(rollout), client.base_url, client.api_key)
+    async with crew(chosen, *where, plan.concurrency, display.warn):
+        yield
 
 
 def run_source(

@@ -1,0 +1,109 @@
+"""The workers of one fit or evaluation on a Ray cluster: started with it, and ended with it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from urllib.parse import urlsplit
+
+import ray
+import ray.util
+
+from langchain_art.errors import ConfigError
+from langchain_art.ray.choice import RayWorkers
+from langchain_art.ray.cluster import connect
+from langchain_art.ray.rollout_actor import RolloutActor
+from langchain_art.ray.seat import NoRoom, Seat
+
+#: Seconds between two looks at the workers, and within which each says that it is there.
+_LOOK_SECONDS = 2.0
+#: Seconds after which it is said again that one has no room.
+_AGAIN = 60.0
+#: Seconds in which a worker hands its leases back at the end.
+_STOP_SECONDS = 10.0
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+
+
+@asynccontextmanager
+async def crew(
+    chosen: RayWorkers,
+    rollout: str,
+    server: str,
+    key: str | None,
+    concurrency: int,
+    warn: Callable[[str], None],
+) -> AsyncGenerator[None, None]:
+    """Workers that lease `rollout` from `server` as long as this is open.
+
+    One that is lost comes back on another node; one without room is waited for, and `warn` is told
+    what is missing.
+
+    Raises:
+        ConfigError: the cluster cannot be joined, or its nodes cannot reach the server's address.
+    """
+    stopping = threading.Event()
+    seats = await asyncio.to_thread(_seats, chosen, rollout, server, key, concurrency)
+    keeper = threading.Thread(target=_keep, args=(seats, stopping, warn), daemon=True, name="crew")
+    keeper.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        await asyncio.to_thread(_end, seats, keeper)
+
+
+def _seats(
+    chosen: RayWorkers, rollout: str, server: str, key: str | None, concurrency: int
+) -> list[Seat]:
+    connect(chosen.address)
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    _check_reach(server, {node["NodeManagerAddress"] for node in nodes})
+    able = [
+        node
+        for node in nodes
+        if all(node["Resources"].get(name, 0) >= need for name, need in chosen.needs.items())
+    ]
+    arguments = (rollout, server, key, concurrency)
+    return [
+        Seat(f"Worker {number}", RolloutActor, chosen.needs, *arguments)
+        for number in range(chosen.count or max(1, len(able)))
+    ]
+
+
+def _check_reach(server: str, addresses: set[str]) -> None:
+    if urlsplit(server).hostname in _LOOPBACK and addresses != {ray.util.get_node_ip_address()}:
+        raise ConfigError(
+            f"got the server {server} for workers on {len(addresses)} machines of a Ray cluster, "
+            "which reach a loopback address nowhere but on their own; expected the server's "
+            "address in the cluster's network, in base_url or ART_BASE_URL"
+        )
+
+
+def _keep(seats: list[Seat], stopping: threading.Event, warn: Callable[[str], None]) -> None:
+    """Look after the workers until the end."""
+    said: dict[str, float] = {}
+    while not stopping.wait(_LOOK_SECONDS):
+        for seat in seats:
+            try:
+                seat.wait(_LOOK_SECONDS)
+            except NoRoom:
+                if stopping.is_set() or seat.problem is None:
+                    continue
+                if time.monotonic() - said.get(seat.what, -_AGAIN) >= _AGAIN:
+                    said[seat.what] = time.monotonic()
+                    warn(f"{seat.problem}.")
+
+
+def _end(seats: list[Seat], keeper: threading.Thread) -> None:
+    def end(seat: Seat) -> None:
+        with suppress(NoRoom):  # it is away, and has no lease for long
+            seat.call("stop", _STOP_SECONDS, seconds=_STOP_SECONDS)
+        seat.close()
+
+    keeper.join()
+    with ThreadPoolExecutor(len(seats)) as threads:
+        list(threads.map(end, seats))
