@@ -19,7 +19,8 @@ class RayWorkers:
         trainer = Trainer("my-agent", workers=workers, concurrency=32)
 
     Args:
-        count: how many. None: one for each node that has what one needs, when the fit begins.
+        count: how many. None: as many as there are nodes that have what one needs, when the fit
+            begins. Ray takes the least used node for each.
         address: of the cluster's head; ``auto``: of the one that this machine is a node of, or
             what RAY_ADDRESS says.
         needs: what one takes of one node, in Ray's resources.

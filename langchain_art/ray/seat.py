@@ -109,7 +109,7 @@ class Seat:
         self._open()
 
     def _open(self) -> None:
-        # Bundles of groups of their own go to different nodes, as far as there are any.
+        # The least used node; one group of all would be lost as a whole (see `_look`).
         self._group = placement_group([self.needs], strategy="SPREAD")
         given = dict(self.needs)
         self._actor = (

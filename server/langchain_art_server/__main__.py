@@ -64,11 +64,12 @@ def build(settings: Settings) -> Service:
     from langchain_art_server.backends.unsloth.learner import UnslothLearner
     from langchain_art_server.backends.vllm.sampler import VllmSampler
 
+    place = None
     if settings.ray is not None:
         require_ray()
-        from langchain_art_server.backends.ray.samplers import ray_samplers
+        from langchain_art_server.backends.ray.engines import learner_place, ray_samplers
 
-        sampler = ReplicatedSampler(ray_samplers(settings))
+        sampler, place = ReplicatedSampler(ray_samplers(settings)), learner_place(settings)
     elif settings.sampler.kind == "transformers":
         sampler = TransformersSampler(settings)
     elif (replicas := settings.sampler.replicas) == 1:
@@ -76,7 +77,7 @@ def build(settings: Settings) -> Service:
     else:
         sampler = ReplicatedSampler([VllmSampler(settings, n) for n in range(replicas)])
     learner = UnslothLearner if settings.learner.kind == "unsloth" else PeftLearner
-    return Service(settings, sampler, learner(settings))
+    return Service(settings, sampler, learner(settings, place))
 
 
 async def run(settings: Settings) -> set[int]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 #: The head notices a lost node within 3 s instead of 16, and nobody is told about usage.
 os.environ |= {
@@ -26,19 +29,28 @@ class LocalCluster:
         from ray.cluster_utils import Cluster
 
         head = {"num_cpus": 0, "object_store_memory": _MEMORY, "include_dashboard": False}
-        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._cluster = _patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
         self.address: str = self._cluster.address
         self._nodes: list[Any] = []
         for _ in range(nodes):
             self.add(cpus)
 
     def add(self, cpus: float) -> None:
-        node = self._cluster.add_node(num_cpus=cpus, object_store_memory=_MEMORY)
-        self._nodes.append(node)
+        options = {"num_cpus": cpus, "object_store_memory": _MEMORY}
+        self._nodes.append(_patiently(lambda: self._cluster.add_node(**options)))
 
     def hosts(self, actor: str) -> list[int]:
         """How many actors of a class each node has; those that live."""
         return [len(_actors(_raylet(node), actor)) for node in self._nodes]
+
+    def learner(self) -> tuple[int, int]:
+        """The node whose actor has the learner, and the learner's process."""
+        for number, node in enumerate(self._nodes):
+            for actor in _actors(_raylet(node), "EngineHost"):
+                for one in _descendants(actor):
+                    if _comm(one) == "peft":
+                        return number, one
+        raise AssertionError("no node has the learner")
 
     def kill(self, number: int) -> None:
         """``kill -9`` of a node's raylet; its actors end themselves within a second."""
@@ -63,6 +75,30 @@ def _actors(raylet: int, actor: str) -> list[int]:
                 if f"ray::{actor}" in Path(f"/proc/{child}/cmdline").read_text():
                     found.append(int(child))
     return found
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                yield child
+                yield from _descendants(child)
+
+
+def _comm(pid: int) -> str:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+def _patiently(start: Callable[[], T]) -> T:
+    """Ray gives a node 30 s to start, and raises a plain exception then: the machine is busy."""
+    for _ in range(3):
+        try:
+            return start()
+        except Exception:  # noqa: BLE001
+            time.sleep(10)
+    return start()
 
 
 @contextlib.contextmanager

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +24,20 @@ from tests.support.ray_cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.slow
 CALLS = 12
+#: A node has room for one replica, and the learner beside it.
+CONFIG = """
+[sampler]
+replicas = 2
+
+[ray]
+replica = {CPU = 1.5}
+learner = {CPU = 0.5}
+"""
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with local_cluster(nodes=3, cpus=1) as made:
+    with local_cluster(nodes=3, cpus=2) as made:
         yield made
 
 
@@ -48,15 +60,15 @@ class Refusing:
 
 @pytest.mark.usefixtures("joined")
 def test_without_room_the_message_says_what_is_missing_in_time() -> None:
-    for needs, missing in (({"CPU": 2, "GPU": 1}, "CPU, GPU"), ({"CPU": 0, "spot": 1}, "spot")):
+    for needs, missing in (({"CPU": 3, "GPU": 1}, "CPU, GPU"), ({"CPU": 0, "spot": 1}, "spot")):
         begun = time.monotonic()
         seat = Seat("Replica 3", Refusing, needs)
         with pytest.raises(NoRoom, match=f"Replica 3 waits for room .* Missing: {missing}.$") as no:
             seat.wait(1)
         assert time.monotonic() - begun < 20  # one answer of the head's, and one look
         if "GPU" in needs:
-            assert "needs CPU 2 and GPU 1 on one node" in str(no.value)
-            assert "4 nodes with CPU 3 (3 free), GPU 0 (0 free), and at most CPU 1" in str(no.value)
+            assert "needs CPU 3 and GPU 1 on one node" in str(no.value)
+            assert "4 nodes with CPU 6 (6 free), GPU 0 (0 free), and at most CPU 2" in str(no.value)
         seat.close()
 
 
@@ -85,6 +97,12 @@ def until(http: httpx.Client, holds: Callable[[list[dict[str, Any]]], bool]) -> 
     return found
 
 
+def replica_node(cluster: LocalCluster) -> int:
+    """A node with a replica; without the learner, if there is one."""
+    hosts, (learner, _) = cluster.hosts("EngineHost"), cluster.learner()
+    return max(range(len(hosts)), key=lambda node: (hosts[node] - (node == learner), -hosts[node]))
+
+
 def ask(http: httpx.Client, number: int, tokens: int) -> httpx.Response:
     body = {"model": "tiny", "messages": [{"role": "user", "content": f"When is audit {number}?"}]}
     body |= {"max_tokens": tokens, "temperature": 2.0, "art": {"trajectory_id": f"run-{number}"}}
@@ -95,16 +113,16 @@ def test_a_lost_nodes_replica_comes_back_on_another_with_all_versions(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     config = tmp_path / "server.toml"
-    config.write_text("[sampler]\nreplicas = 2\n")
+    config.write_text(CONFIG)
     options = ("--config", str(config), "--ray", cluster.address)
     server = LiveServer(tmp_path / "data", *options).start()
     try:
         with server.http() as http, ThreadPoolExecutor(CALLS) as pool:
-            assert sorted(cluster.hosts("EngineHost")) == [0, 1, 1]
+            assert sum(cluster.hosts("EngineHost")) == 3
             train_once(http, 0)
             calls = [pool.submit(ask, http, number, 200) for number in range(CALLS)]
             until(http, lambda found: all(one["running_calls"] for one in found))
-            cluster.kill(lost := cluster.hosts("EngineHost").index(1))
+            cluster.kill(lost := replica_node(cluster))
             # Its calls are made again on the other one.
             answers = [call.result() for call in calls]
             assert {answer.status_code for answer in answers} == {200}
@@ -113,19 +131,43 @@ def test_a_lost_nodes_replica_comes_back_on_another_with_all_versions(
             assert sum(one["restarts"] for one in back) == 1
             assert [one["missing"] for one in back] == [0, 0]
             hosts = cluster.hosts("EngineHost")
-            assert hosts[lost] == 0 and sum(hosts) == 2
+            assert hosts[lost] == 0 and sum(hosts) == 3
             # Two nodes are left. With one, a replica waits, and says for what.
-            cluster.kill(hosts.index(1))
+            cluster.kill(replica_node(cluster))
             waits = until(
                 http, lambda found: any("waits" in (one["problem"] or "") for one in found)
             )
             [problem] = [one["problem"] for one in waits if one["problem"]]
-            assert "needs CPU 1 on one node" in problem and problem.endswith("Missing: CPU")
+            assert "needs CPU 1.5 on one node" in problem and problem.endswith("Missing: CPU")
             assert ask(http, 99, 8).json()["model"] == "tiny@1"
             train_once(http, 1)
-            cluster.add(1)
+            cluster.add(2)
             until(http, lambda found: not any(one["problem"] for one in found))
             models = [ask(http, 100 + number, 4).json()["model"] for number in range(4)]
             assert models == ["tiny@2"] * 4
     finally:
         server.stop()
+
+
+def test_a_step_begins_again_on_another_node_when_the_learners_is_lost(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text(CONFIG.replace("replicas = 2", "replicas = 1"))
+    server = LiveServer(
+        tmp_path / "data", "--config", str(config), "--ray", cluster.address
+    ).start()
+    try:
+        with server.http() as http:
+            node, learner = cluster.learner()
+            os.kill(learner, signal.SIGSTOP)  # it gets the step, and does not end it
+            killer = threading.Timer(3.0, cluster.kill, [node])
+            killer.start()
+            train_once(http, 0)
+            killer.join()
+            jobs = http.get("/v1/jobs").json()["data"]
+            assert [(job["state"], job["result"]["version"]) for job in jobs] == [("succeeded", 1)]
+            assert ask(http, 100, 4).json()["model"] == "tiny@1"
+    finally:
+        server.stop()
+    assert "died in step 1, which starts again" in server.log.read_text()

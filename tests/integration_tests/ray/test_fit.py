@@ -28,6 +28,16 @@ pytestmark = pytest.mark.slow
 ROLLOUT = "tests.support.mail_rollout:rollout"
 #: Of a step.
 GROUPS, SIZE = 4, 4
+CONFIG = """
+keep_checkpoints = 100   # their manifests say what was trained
+
+[sampler]
+replicas = 2
+
+[ray]
+replica = {CPU = 0.5}
+learner = {CPU = 0.5}
+"""
 SEEDS = count(1, 3)
 #: Of a fit; a node is killed while the rollouts of one in the middle run.
 STEPS = count(4, 24)
@@ -47,6 +57,7 @@ class NodeKiller:
         self._cluster, self._server, self._step = cluster, server, step
         #: Workers and replicas of the node.
         self.lost = (0, 0)
+        self.spread = 0
         self._thread = threading.Thread(target=self._kill, daemon=True)
 
     def on_step(self, record: StepRecord) -> None:
@@ -61,13 +72,14 @@ class NodeKiller:
         most = max(range(len(workers)), key=lambda node: (workers[node], replicas[node]))
         self._cluster.kill(most)
         self.lost = (workers[most], replicas[most])
+        self.spread = sum(map(bool, workers))
 
 
 def fit(folder: Path, cluster: LocalCluster, seed: int, kill_after: int | None) -> FitResult:
     """A fit through two workers and two replicas; what was trained is on disk, and once."""
     folder.mkdir()
     mails = build(folder / "mails.sqlite3", n_train=256, n_test=32, seed=seed)
-    (folder / "server.toml").write_text("[sampler]\nreplicas = 2\n")
+    (folder / "server.toml").write_text(CONFIG)
     options = ("--config", str(folder / "server.toml"), "--ray", cluster.address)
     server = LiveServer(folder / "data", *options).start()
     witness = Witness(server)
@@ -89,7 +101,7 @@ def fit(folder: Path, cluster: LocalCluster, seed: int, kill_after: int | None) 
         train = scenarios(mails, "train")
         result = trainer.fit_sync(ROLLOUT, train, steps=STEPS, on_step=killer.on_step)
         if kill_after is not None:
-            assert killer.lost[0]
+            assert killer.lost[0] == 1 and killer.spread == 2
         witness.stop.set()
         witness.join()
         trained = check(server, result, witness.acknowledged)

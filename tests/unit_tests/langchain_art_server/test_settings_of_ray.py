@@ -12,7 +12,7 @@ import typer
 import langchain_art.ray
 from langchain_art.errors import ConfigError
 from langchain_art_server import __main__ as door
-from langchain_art_server.backends.ray.samplers import replica_needs
+from langchain_art_server.backends.ray.engines import replica_needs
 from langchain_art_server.config import load_settings
 
 

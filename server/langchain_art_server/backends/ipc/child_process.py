@@ -110,6 +110,8 @@ class EnginePlace(Protocol):
 
     same_disk: bool
     """Whether it reads the folders that this process names, after each start."""
+    patience: float
+    """Seconds for which work may wait until there is a place again."""
 
     @property
     def problem(self) -> str | None:
@@ -125,8 +127,21 @@ class EnginePlace(Protocol):
         """
         ...
 
-    def folder(self, path: Path, files: Sequence[str]) -> AbstractAsyncContextManager[Path]:
-        """A folder's `files` where the engine reads them, until it has. Raises NoPlace."""
+    def folder(
+        self, path: Path, files: Sequence[str] | None = None
+    ) -> AbstractAsyncContextManager[Path]:
+        """A folder's `files` (None: all) where the engine reads them, until it has.
+
+        Raises:
+            NoPlace: the engine is not there.
+        """
+        ...
+
+    def made(self, path: Path) -> AbstractAsyncContextManager[Path]:
+        """A folder where the engine writes, whose files are in `path` at the end. Raises NoPlace.
+
+        Not if an exception ends it.
+        """
         ...
 
     async def close(self) -> None:
@@ -141,7 +156,7 @@ class NoPlace(EngineUnavailable):
 class Here:
     """This machine."""
 
-    same_disk = True
+    same_disk, patience = True, 0.0
     problem: str | None = None
 
     async def launch(self, program: EngineProgram) -> tuple[ChildProcess, socket.socket]:
@@ -149,7 +164,14 @@ class Here:
         return program.launch()
 
     @asynccontextmanager
-    async def folder(self, path: Path, files: Sequence[str]) -> AsyncGenerator[Path, None]:
+    async def folder(
+        self, path: Path, files: Sequence[str] | None = None
+    ) -> AsyncGenerator[Path, None]:
+        """The folder itself."""
+        yield path
+
+    @asynccontextmanager
+    async def made(self, path: Path) -> AsyncGenerator[Path, None]:
         """The folder itself."""
         yield path
 

@@ -11,8 +11,10 @@ import contextlib
 import logging
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from langchain_art.errors import ArtError, EngineUnavailable
 from langchain_art.wire import LoraConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row, check_rows
 from langchain_art_server.backends.base import Demonstration, LearnerStep, TokenTurn
+from langchain_art_server.backends.ipc.child_process import EnginePlace, NoPlace
 from langchain_art_server.backends.ipc.fork_server import MODEL_IMPORTS
 from langchain_art_server.backends.ipc.pending_call import WorkerDied, WorkerHung
 from langchain_art_server.backends.ipc.step_codec import pack_step, write_rows
@@ -27,6 +30,7 @@ from langchain_art_server.backends.ipc.worker import Worker
 from langchain_art_server.config import Settings
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 #: Most attempts at one step, if the child dies in it (out of memory, killed).
 MAX_ATTEMPTS = 3
 #: How long a cancelled step may go on.
@@ -41,6 +45,7 @@ class PeftLearner(Worker):
     Args:
         settings: reads `model`, `device`, `dtype`, `losses` and `learner`. Nothing else reaches the
             child, API keys for example do not.
+        place: where the child runs; None: on this machine.
     """
 
     core: ClassVar[str] = "langchain_art_server.backends.peft.distributed.data_parallel:make_core"
@@ -53,7 +58,7 @@ class PeftLearner(Worker):
     env: ClassVar[dict[str, str]] = {}
     """Environment variables of the child, in addition to the server's."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, place: EnginePlace | None = None) -> None:
         super().__init__(
             "langchain_art_server.backends.peft.child:serve",
             {"core": self.core, "options": self.options(settings)},
@@ -62,6 +67,7 @@ class PeftLearner(Worker):
             env=self.env,
             imports=self.imports,
             python=str(settings.learner.python),
+            place=place,
         )
         self._vocab_size = 0
         #: See `base.Learner`.
@@ -76,8 +82,14 @@ class PeftLearner(Worker):
 
     async def init_adapter(self, out: Path, lora: LoraConfig) -> None:
         """See `Learner.init_adapter`."""
-        params = {"out": str(out), "lora": lora.model_dump(mode="json")}
-        await self.call("init_adapter", params)
+        given = lora.model_dump(mode="json")
+
+        async def init(files: AsyncExitStack, _attempt: int) -> None:
+            there = await files.enter_async_context(self.place.made(out))
+            params = {"out": str(there), "lora": given}
+            await self.call("init_adapter", params, resend=False)
+
+        await self._with_files("the first adapter", init)
 
     async def step(
         self, request: LearnerStep, on_progress: Callable[[float, str], Awaitable[None]]
@@ -92,17 +104,22 @@ class PeftLearner(Worker):
         """
         await asyncio.to_thread(check_rows, request.rows, self._vocab_size)
         rows_file = request.out / ROWS_FILE
-        params = pack_step(request, rows_file)
+
+        async def step(files: AsyncExitStack, attempt: int) -> dict[str, float]:
+            place, enter = self.place, files.enter_async_context
+            rows = await enter(place.folder(request.out, (ROWS_FILE,)))
+            moved = replace(
+                request,
+                parent=await enter(place.folder(request.parent)),
+                reference=request.reference and await enter(place.folder(request.reference)),
+                out=await enter(place.made(request.out)),
+                attempt=attempt,
+            )
+            return await self._step(pack_step(moved, rows / ROWS_FILE), on_progress)
+
         try:
             await asyncio.to_thread(write_rows, rows_file, request.rows)
-            for attempt in range(1, MAX_ATTEMPTS + 1):
-                try:
-                    return await self._step(params | {"attempt": attempt}, on_progress)
-                except WorkerDied as died:
-                    if attempt == MAX_ATTEMPTS or isinstance(died, WorkerHung):
-                        raise
-                    log.warning("The learner died in step %d; the step starts again.", request.step)
-            raise AssertionError("unreachable")
+            return await self._with_files(f"step {request.step}", step)
         finally:
             rows_file.unlink(missing_ok=True)
 
@@ -122,8 +139,16 @@ class PeftLearner(Worker):
         with tempfile.TemporaryDirectory(prefix="art-logprobs-") as folder:
             rows_file, out = Path(folder, ROWS_FILE), Path(folder, LOGPROBS_FILE)
             await asyncio.to_thread(write_rows, rows_file, rows)
-            params = {"rows": str(rows_file), "out": str(out), "adapter": adapter and str(adapter)}
-            await self.call("logprobs", params)
+
+            async def score(files: AsyncExitStack, _attempt: int) -> None:
+                place, enter = self.place, files.enter_async_context
+                given = await enter(place.folder(Path(folder), (ROWS_FILE,)))
+                made = await enter(place.made(Path(folder)))
+                there = adapter and str(await enter(place.folder(adapter)))
+                names = {"rows": str(given / ROWS_FILE), "out": str(made / LOGPROBS_FILE)}
+                await self.call("logprobs", names | {"adapter": there}, resend=False)
+
+            await self._with_files("logprobs", score)
             flat: list[float] = np.load(out, allow_pickle=False).tolist()
         rest = iter(flat)
         return [[next(rest) for _ in row.token_ids] for row in rows]
@@ -132,6 +157,32 @@ class PeftLearner(Worker):
         """See `Learner.tokenize`."""
         found = await self.call("tokenize", {"turns": [vars(turn) for turn in turns]})
         return [one if isinstance(one, str) else TokenTurn(**one) for one in found]
+
+    async def _with_files(self, what: str, do: Callable[[AsyncExitStack, int], Awaitable[T]]) -> T:
+        """Do it with files where the child is. If that dies, it starts again with its files.
+
+        Raises as `step`.
+        """
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            await self._arrive()
+            try:
+                async with AsyncExitStack() as files:
+                    return await do(files, attempt)
+            except (WorkerDied, NoPlace) as died:
+                if attempt == MAX_ATTEMPTS or isinstance(died, WorkerHung):
+                    raise
+                log.warning("The learner died in %s, which starts again.", what)
+        raise AssertionError("unreachable")
+
+    async def _arrive(self) -> None:
+        """Wait for a child on another machine. Raises EngineUnavailable out of patience."""
+        if self.place.same_disk:
+            return
+        try:
+            async with asyncio.timeout(self.place.patience):
+                await self.ready.wait()
+        except TimeoutError:
+            raise EngineUnavailable(f"{self.problem}.", retry_after=30) from None
 
     async def _note_vocabulary(self, info: dict[str, Any]) -> None:
         self._vocab_size, self.weights = info["vocab_size"], info["weights"]

@@ -65,6 +65,11 @@ class EngineHost:
             Path(folder, file).write_bytes(content)
         return str(folder)
 
+    def take(self, name: str) -> dict[str, bytes]:
+        """What is in the files of such a folder."""
+        files = Path(self._folder.name, name).iterdir()
+        return {file.name: file.read_bytes() for file in files if file.is_file()}
+
     def drop(self, name: str) -> None:
         """Remove such a folder."""
         shutil.rmtree(Path(self._folder.name, name), ignore_errors=True)

@@ -54,13 +54,14 @@ class RayPlace:
     Args:
         what: what the engine is, for messages: ``Replica 1``.
         needs: what it takes of one node, in Ray's resources.
-        start_seconds: how long the first start waits for room.
+        start_seconds: how long the first start waits for room, and later work that has a patience.
     """
 
     same_disk = False
 
     def __init__(self, what: str, needs: Mapping[str, float], start_seconds: float) -> None:
         self._what, self._needs, self._seconds = what, needs, start_seconds
+        self.patience = start_seconds
         self._seat: Seat | None = None
         # Not asyncio's threads, which a few places without room would keep from everybody.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
@@ -75,9 +76,25 @@ class RayPlace:
         return await self._in_thread(self._launch, program)
 
     @contextlib.asynccontextmanager
-    async def folder(self, path: Path, files: Sequence[str]) -> AsyncGenerator[Path, None]:
+    async def folder(
+        self, path: Path, files: Sequence[str] | None = None
+    ) -> AsyncGenerator[Path, None]:
         """See `EnginePlace.folder`: a copy on the node, removed at the end."""
+        async with self._copy(uuid.uuid4().hex, path, files) as there:
+            yield there
+
+    @contextlib.asynccontextmanager
+    async def made(self, path: Path) -> AsyncGenerator[Path, None]:
+        """See `EnginePlace.made`: copied from the node."""
         name = uuid.uuid4().hex
+        async with self._copy(name, path, ()) as there:
+            yield there
+            await self._in_thread(self._take, name, path)
+
+    @contextlib.asynccontextmanager
+    async def _copy(
+        self, name: str, path: Path, files: Sequence[str] | None
+    ) -> AsyncGenerator[Path, None]:
         there = await self._in_thread(self._put, name, path, files)
         try:
             yield there
@@ -115,9 +132,15 @@ class RayPlace:
         keep_alive(connection)
         return RemoteProcess(connection.dup()), connection
 
-    def _put(self, name: str, path: Path, files: Sequence[str]) -> Path:
+    def _put(self, name: str, path: Path, files: Sequence[str] | None) -> Path:
+        if files is None:
+            files = [file.name for file in path.iterdir() if file.is_file()]
         contents = {file: Path(path, file).read_bytes() for file in files}
         return Path(self._call("put", name, contents))
+
+    def _take(self, name: str, path: Path) -> None:
+        for file, content in self._call("take", name).items():
+            Path(path, file).write_bytes(content)
 
     def _call(self, method: str, *arguments: object) -> Any:
         assert self._seat is not None

@@ -1,4 +1,4 @@
-"""The samplers of a server whose engines are on a Ray cluster."""
+"""The engines of a server that are on a Ray cluster: its samplers and its learner."""
 
 from __future__ import annotations
 
@@ -35,6 +35,25 @@ def ray_samplers(settings: Settings) -> list[ProcessSampler]:
         else:
             found.append(TransformersSampler(alone, place=place))
     return found
+
+
+def learner_place(settings: Settings) -> RayPlace:
+    """Where the learner is. The cluster must be joined."""
+    assert settings.ray is not None
+    return RayPlace("The learner", learner_needs(settings), settings.ray.start_seconds)
+
+
+def learner_needs(settings: Settings) -> dict[str, float]:
+    """What the learner takes of one node, in Ray's resources."""
+    assert settings.ray is not None
+    if settings.ray.learner is not None:
+        return settings.ray.learner
+    chosen = settings.learner
+    ranks = chosen.ranks if chosen.kind == "peft" else 1
+    needs: dict[str, float] = {"CPU": ranks * (chosen.threads or 1)}
+    if settings.device != "cpu":
+        needs["GPU"] = ranks
+    return needs
 
 
 def replica_needs(settings: Settings) -> dict[str, float]:
