@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -16,7 +17,9 @@ import pytest
 import ray
 
 from langchain_art.errors import ConfigError
+from langchain_art.ray import RayWorkers
 from langchain_art.ray.cluster import connect
+from langchain_art.ray.crew import crew
 from langchain_art.ray.seat import NoRoom, Seat
 from tests.support.hot_swap import train_once
 from tests.support.live_server import LiveServer
@@ -82,6 +85,17 @@ def test_a_call_of_an_actor_has_a_deadline_and_its_error() -> None:
     with pytest.raises(NoRoom, match=r"did nothing for 0\.2 s, in sleep"):
         seat.call("sleep", 5, seconds=0.2)
     seat.close()
+
+
+@pytest.mark.usefixtures("joined")
+async def test_a_worker_without_room_is_said_and_the_fit_may_end_meanwhile() -> None:
+    said: list[str] = []
+    chosen = RayWorkers(1, needs={"spot": 1})
+    async with crew(chosen, "m:rollout", "http://127.0.0.1:1/v1", None, 1, said.append):
+        async with asyncio.timeout(60):
+            while not said:
+                await asyncio.sleep(0.05)
+    assert said[0].startswith("Worker 0 waits for room") and said[0].endswith("Missing: spot.")
 
 
 def test_a_cluster_that_is_not_there_is_said() -> None:
