@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 
-.PHONY: help install demo test test-vllm test-again soak test-fast check format bench bench-gpu docs serve wheel audit clean
+.PHONY: help install demo test test-vllm test-launch test-again soak test-fast check format bench bench-gpu docs serve wheel audit clean
 
 help:  ## show the words
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -37,12 +37,15 @@ demo: install  ## train an agent on this machine: NAME=tic-tac-toe SEED=0 CONTRO
 		$(if $(CONTROL),--control) $(if $(REVIEW),--review $(REVIEW)) \
 		$(if $(REWARD),--reward $(REWARD)) $(if $(JUDGE),--judge $(JUDGE)) $(if $(FRESH),--fresh)
 
-test: install  ## all tests but those that need vLLM
-	$(PYTEST) -m 'not vllm'
+test: install  ## all tests but those that need vLLM or SkyPilot
+	$(PYTEST) -m 'not vllm and not skypilot'
 
 # Tests of one server are a group: another process would start the server once more.
 test-vllm: install  ## the tests that need vLLM, whose CPU build they install for themselves
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder -m vllm
+
+test-launch: install  ## the tests that need SkyPilot, which they install for themselves (330 MB)
+	$(BIN)/python -m pytest -m skypilot
 
 # Some tests measure learning or time: each is right far more often than not, and there are thousands.
 test-again: install  ## the tests that failed last, once more and by themselves, three failures at most
@@ -52,7 +55,7 @@ soak: install  ## the whole of what the tests of endurance show a part of, repor
 	ART_SOAK=$(or $(ART_SOAK),1) $(BIN)/python -m pytest -p tests.support.soak_report -m soak
 
 test-fast: install  ## all but the slow tests
-	$(PYTEST) -m 'not slow and not vllm'
+	$(PYTEST) -m 'not slow and not vllm and not skypilot'
 
 check: install node_modules/.installed  ## lint, formatting, types of Python and of the page, import rules
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ from rich.text import Text
 from langchain_art.cli import checkpoints, review, traces
 from langchain_art.cli.analyze import analyze
 from langchain_art.cli.canary import canary
+from langchain_art.cli.cloud.launch import launch
 from langchain_art.cli.doctor import doctor
 from langchain_art.cli.fits import Root, curve, fits
 from langchain_art.cli.keys import commands as keys
@@ -95,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 #: For commands that become another program, which parses their arguments.
 _PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
+app.command(context_settings=_PASSED_ON)(launch)
 
 
 @app.command(context_settings=_PASSED_ON | {"help_option_names": []})  # --help is passed on too

@@ -178,6 +178,9 @@ def main(
             help="Samplers on a Ray cluster: its head's HOST:PORT; without one, this machine's.",
         ),
     ] = None,
+    stop_when_idle_seconds: Annotated[
+        float | None, typer.Option(help="End after so long without a call or a job.")
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[
         str | None, typer.Option(help="text or json (one object a line); default: text.")

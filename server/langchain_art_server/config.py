@@ -261,6 +261,9 @@ class Settings(_Table):
     drain_seconds: float = Field(default=10, ge=0, le=86_400)
     """What runs when the server is told to end (SIGTERM, SIGINT, SIGHUP) may take so long to end;
     then it is cut."""
+    stop_when_idle_seconds: float | None = Field(default=None, gt=0)
+    """The server ends, as it does on SIGTERM, when for so long no call and no job ran, and nobody
+    sent anything but GET; None: never. For a machine that is paid by the hour."""
     page: PageSettings = PageSettings()
     log_format: Literal["text", "json"] = "text"
     """``json``: each record of the log is a JSON object on a line of standard error, the engines'

@@ -138,6 +138,11 @@ def trl_python() -> Path:
     return environment("trl", ["--no-deps", *others, "trl==1.12.0"])
 
 
+def skypilot_python() -> Path:
+    """A Python with SkyPilot, and without any cloud's own packages."""
+    return environment("skypilot", ["skypilot>=0.14.1,<0.15"])
+
+
 def _locked(name: str, requirements: str) -> Path:
     return environment(name, ["--no-deps", *_pins(requirements)])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -259,3 +260,33 @@ def test_a_second_interrupt_is_the_deadline(tmp_path: Path) -> None:
     assert process.wait(60) == 128 + signal.SIGINT
     caller.join(20)
     assert summary(server)[1:3] == (0, 1)
+
+
+def test_an_idle_server_ends_by_itself(tmp_path: Path) -> None:
+    """A job keeps it; what only reads, and what is refused, does not."""
+    server = FaultyServer(tmp_path / "data")
+    server._args += ["--stop-when-idle-seconds", "1.5"]
+    server.start()
+    process, begun = server.process, time.monotonic()
+    assert process is not None
+    with server.http() as http:
+        for n in range(2):
+            body = SAY | {"max_tokens": 4, "art": {"trajectory_id": f"run-{n}"}, "seed": n}
+            http.post(CHAT, json=body).raise_for_status()
+            http.put(f"/v1/trajectories/run-{n}/reward", json={"reward": n}).raise_for_status()
+        server.fault("learner waits")
+        train = {"policy": "tiny", "groups": [["run-0", "run-1"]]}
+        http.post("/v1/train", json=train, headers={"Idempotency-Key": "one"}).raise_for_status()
+        time.sleep(2)
+        assert process.poll() is None, "a job runs"
+        server.fault("")
+        asked = 0
+        with contextlib.suppress(httpx.TransportError):
+            while process.poll() is None and time.monotonic() < begun + 60:
+                http.get("/status")
+                assert http.post(CHAT, json={}).status_code in (400, 503)
+                asked += 1
+                time.sleep(0.2)
+    assert asked > 5
+    assert process.wait(60) == 0
+    assert "No call and no job for 1.5 s" in " ".join(server.log.read_text().split())

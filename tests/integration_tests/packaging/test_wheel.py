@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from langchain_art.cli.cloud.launch import YAML
 from tests.support.environments import UV, uv_environment
 from tests.support.live_server import REPO
 
@@ -32,6 +33,7 @@ def test_the_client_alone(tmp_path: Path) -> None:
     assert zipfile.ZipFile(wheel).read(sbom) == written
     assert "langchain_art_server/__main__.py" in names
     assert "langchain_art_server/page/static/vendor/uplot.js" in names
+    assert {f"langchain_art/_box/{one}" for one in (YAML, "requirements/gpu.txt")} <= set(names)
     assert wheel.stat().st_size < 12_000_000, "the examples' base models are its largest part"
     assert not [name for name in names if name.startswith(("tests/", "examples/", "benchmarks/"))]
     run(UV, "venv", "--python", sys.executable, tmp_path / "venv")

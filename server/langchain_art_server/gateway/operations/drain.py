@@ -19,7 +19,7 @@ _LEAVE_SECONDS = 1.0
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that drains on SIGTERM, SIGINT or SIGHUP.
+    """A uvicorn server that drains on SIGTERM, SIGINT, SIGHUP, or when it was idle for long.
 
     From the signal on, the server is not ready, and new requests get 503 with Retry-After. When the
     requests and the job that run have ended, or `drain_seconds` later, it ends. Calls that run
@@ -64,6 +64,12 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to end now; ten times a second."""
+        if self._begun is None and self._has_been_idle():
+            log.info(
+                "No call and no job for %g s (stop_when_idle_seconds): the server ends.",
+                self._service.settings.stop_when_idle_seconds,
+            )
+            self.should_exit = True
         if not await super().on_tick(counter):
             return False
         if self._begun is None:
@@ -72,6 +78,13 @@ class DrainingServer(uvicorn.Server):
             return False
         await self._end()
         return True
+
+    def _has_been_idle(self) -> bool:
+        if (limit := self._service.settings.stop_when_idle_seconds) is None:
+            return False
+        if self._jobs_that_run() or any(one.running_calls for one in self._service.tenants):
+            self._requests.did_something = time.monotonic()
+        return time.monotonic() - self._requests.did_something > limit
 
     def _begin(self) -> None:
         self._begun = time.monotonic()

@@ -27,6 +27,8 @@ log = logging.getLogger("langchain_art_server.requests")
 CLIENT_LEFT = 499
 #: What is answered while the server drains; no line of the log is written for these.
 PROBES = {"/healthz", "/readyz", "/metrics", "/status"}
+#: Methods of requests that change nothing.
+_READS = {"GET", "HEAD", "OPTIONS"}
 #: Seconds after which a request that was refused for that may find another server.
 RETRY_AFTER = 5
 
@@ -53,6 +55,8 @@ class RequestWatch:
         self._log_requests = log_requests
         #: Requests that are not answered yet, but for probes; those that were refused.
         self.running = self.refused = 0
+        #: When a request last did something: none that only reads, and none that was refused.
+        self.did_something = time.monotonic()
         #: Whether new requests are refused.
         self.draining = False
 
@@ -93,6 +97,8 @@ class RequestWatch:
             await answer(EngineUnavailable(problem, retry_after=RETRY_AFTER))(scope, receive, begin)
         finally:
             self.running -= counts
+            if scope["method"] not in _READS and 200 <= status < 400:
+                self.did_something = time.monotonic()
             context.path_params = scope.get("path_params")
             route = self._tell(scope, status or CLIENT_LEFT, time.monotonic() - begun, context)
             CURRENT.reset(token)

@@ -1,0 +1,1 @@
+"""Machines of clouds: SkyPilot's command is called, and never imported."""

@@ -1,0 +1,79 @@
+"""What `server/deploy/skypilot.yaml` runs on the machine, run here with a small model."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from langchain_art.cli.cloud.launch import AUTOSTOP_MINUTES, PORT, YAML
+from langchain_art.wire.api_keys import new_api_key
+from langchain_art_server.config import VllmSettings, load_settings
+from tests.support.live_server import BASE_MODEL, REPO, TLS, free_port
+
+TASK: dict[str, Any] = yaml.safe_load((REPO / YAML).read_text())
+
+
+def test_what_it_names_is_there() -> None:
+    settings = load_settings(REPO / TASK["envs"]["SETTINGS"], model=TASK["envs"]["MODEL"])
+    assert isinstance(settings.sampler, VllmSettings)
+    assert TASK["resources"]["ports"] == PORT
+    assert TASK["resources"]["autostop"]["idle_minutes"] == AUTOSTOP_MINUTES
+    assert f"--port {PORT}" in TASK["run"]
+    for file in ("requirements/gpu.txt", "requirements/build.txt", "pyproject.toml"):
+        assert file in TASK["setup"] and (REPO / file).is_file()
+    made_for = re.search(r"CPython (3\.\d+)", (REPO / "requirements/gpu.txt").read_text())
+    assert made_for is not None and f"--python {made_for[1]} " in TASK["setup"]
+
+
+@pytest.mark.parametrize("section", ["setup", "run"])
+def test_bash_can_read_it(section: str) -> None:
+    subprocess.run(["bash", "-n"], input=TASK[section], text=True, check=True)
+
+
+def test_it_serves_with_the_key_and_ends_when_nobody_calls(tmp_path: Path) -> None:
+    (tmp_path / "art/bin").mkdir(parents=True)
+    python = tmp_path / "art/bin/python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    settings = tmp_path / "cpu.toml"
+    settings.write_text("")
+    key, port = new_api_key(), free_port()
+    # Of the script, only where it listens differs: the tests' machine has one loopback for all.
+    script = TASK["run"].replace("--host 0.0.0.0", "--host 127.0.0.1")
+    script = script.replace(f"--port {PORT}", f"--port {port}")
+    given = {"MODEL": str(BASE_MODEL), "SETTINGS": str(settings), "POLICIES": "writer critic"}
+    given |= {"HOME": str(tmp_path), "ART_API_KEY": key, "IDLE_MINUTES": "60"}
+    env = os.environ | TASK["envs"] | given
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            ["bash", "-c", script], env=env, cwd=REPO, stdout=log, stderr=log
+        )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", verify=TLS) as http:
+            deadline = time.monotonic() + 120
+            while time.monotonic() < deadline and process.poll() is None:
+                try:
+                    if http.get("/readyz").status_code == 200:
+                        break
+                except httpx.TransportError:
+                    pass
+                time.sleep(0.1)
+            assert http.get("/v1/policies").status_code == 401, (tmp_path / "log").read_text()
+            bearer = {"Authorization": f"Bearer {key}"}
+            policies = http.get("/v1/policies", headers=bearer).json()["data"]
+        assert {one["name"] for one in policies} == {"writer", "critic"}
+        assert (tmp_path / "art-data" / "art.sqlite3").is_file()
+        process.send_signal(signal.SIGTERM)  # reaches the server: the shell has become it
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
