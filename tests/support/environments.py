@@ -143,6 +143,11 @@ def skypilot_python() -> Path:
     return environment("skypilot", ["skypilot>=0.14.1,<0.15"])
 
 
+def kubernetes_python() -> Path:
+    """A Python with the schemas of Kubernetes' own OpenAPI document, and what checks by them."""
+    return environment("kubernetes", ["kubernetes-validate>=1.37,<2"])
+
+
 def _locked(name: str, requirements: str) -> Path:
     return environment(name, ["--no-deps", *_pins(requirements)])
 
