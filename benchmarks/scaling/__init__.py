@@ -1,0 +1,1 @@
+"""What a number of rollouts a day needs: arithmetic, queues, and bytes of a database."""
