@@ -263,7 +263,7 @@ class Settings(_Table):
     then it is cut."""
     stop_when_idle_seconds: float | None = Field(default=None, gt=0)
     """The server ends, as it does on SIGTERM, when for so long no call and no job ran, and nobody
-    sent anything but GET; None: never. For a machine that is paid by the hour."""
+    sent anything but GET or a wish for a lease; None: never. For a machine that is paid by time."""
     page: PageSettings = PageSettings()
     log_format: Literal["text", "json"] = "text"
     """``json``: each record of the log is a JSON object on a line of standard error, the engines'

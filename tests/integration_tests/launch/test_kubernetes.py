@@ -65,7 +65,7 @@ def test_kubernetes_takes_them(tmp_path: Path) -> None:
     objects = [one for file in FILES for one in yaml.safe_load_all(file.read_text())]
     plain = [one for one in objects if "ray.io" not in one["apiVersion"]]
     pods = [pod_template(one) for file in FILES for one in templates(file.name)]
-    assert len(plain) == 6 and len(pods) == 3
+    assert len(plain) == 7 and len(pods) == 3
     assert refused(tmp_path, [*plain, *pods]) == ""
     pods[0]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
     assert "readinesProbe" in refused(tmp_path, pods)
@@ -127,6 +127,12 @@ def test_services_and_claims_are_there() -> None:
         selector = found["Service"]["spec"]["selector"]
         labels = templates(file.name)[0]["metadata"]["labels"] | {"ray.io/node-type": "head"}
         assert selector.items() <= labels.items()
+        if policy := found.get("NetworkPolicy"):
+            assert all(
+                policy["spec"]["podSelector"]["matchLabels"].items()
+                <= template["metadata"]["labels"].items()
+                for template in templates(file.name)
+            )
         for template in templates(file.name):
             for volume in template["spec"]["volumes"]:
                 if "configMap" in volume:

@@ -263,7 +263,7 @@ def test_a_second_interrupt_is_the_deadline(tmp_path: Path) -> None:
 
 
 def test_an_idle_server_ends_by_itself(tmp_path: Path) -> None:
-    """A job keeps it; what only reads, and what is refused, does not."""
+    """A job keeps it; what only reads or is refused, and workers without work, do not."""
     server = FaultyServer(tmp_path / "data")
     server._args += ["--stop-when-idle-seconds", "1.5"]
     server.start()
@@ -280,11 +280,12 @@ def test_an_idle_server_ends_by_itself(tmp_path: Path) -> None:
         time.sleep(2)
         assert process.poll() is None, "a job runs"
         server.fault("")
-        asked = 0
+        asked, lease = 0, {"worker": "w", "rollout": "agent:play", "slots": 1, "free": 1}
         with contextlib.suppress(httpx.TransportError):
             while process.poll() is None and time.monotonic() < begun + 60:
                 http.get("/status")
                 assert http.post(CHAT, json={}).status_code in (400, 503)
+                assert http.post("/v1/rollouts/lease", json=lease).status_code in (200, 503)
                 asked += 1
                 time.sleep(0.2)
     assert asked > 5

@@ -29,6 +29,8 @@ CLIENT_LEFT = 499
 PROBES = {"/healthz", "/readyz", "/metrics", "/status"}
 #: Methods of requests that change nothing.
 _READS = {"GET", "HEAD", "OPTIONS"}
+#: Where workers ask for work again and again. If they get some, they do more than that.
+_LEASE = "/v1/rollouts/lease"
 #: Seconds after which a request that was refused for that may find another server.
 RETRY_AFTER = 5
 
@@ -55,7 +57,8 @@ class RequestWatch:
         self._log_requests = log_requests
         #: Requests that are not answered yet, but for probes; those that were refused.
         self.running = self.refused = 0
-        #: When a request last did something: none that only reads, and none that was refused.
+        #: When a request last did something: none that only reads or asks for a lease, none that
+        #: was refused.
         self.did_something = time.monotonic()
         #: Whether new requests are refused.
         self.draining = False
@@ -97,7 +100,7 @@ class RequestWatch:
             await answer(EngineUnavailable(problem, retry_after=RETRY_AFTER))(scope, receive, begin)
         finally:
             self.running -= counts
-            if scope["method"] not in _READS and 200 <= status < 400:
+            if scope["method"] not in _READS and path != _LEASE and 200 <= status < 400:
                 self.did_something = time.monotonic()
             context.path_params = scope.get("path_params")
             route = self._tell(scope, status or CLIENT_LEFT, time.monotonic() - begun, context)
