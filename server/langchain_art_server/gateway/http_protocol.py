@@ -81,7 +81,7 @@ class _Deadline:
         self._timer.cancel()
 
 
-class _Answer:
+class _AnswerWriter:
     """What uvicorn writes one request's answer to, as it does to a transport."""
 
     __slots__ = ("_begun", "_connection")
@@ -225,7 +225,7 @@ class DeadlineHttp(HttpToolsProtocol):
         self._in_time()
         self._part = "body"
         super().on_headers_complete()
-        self.cycle.transport = cast("asyncio.Transport", _Answer(self))
+        self.cycle.transport = cast("asyncio.Transport", _AnswerWriter(self))
 
     def on_message_complete(self) -> None:
         """A request is whole."""
