@@ -10,8 +10,10 @@ from typing import Any
 
 import jsonschema
 import pytest
+import typer.main
 import yaml
 
+from langchain_art_server.__main__ import cli as server_cli
 from langchain_art_server.config import Settings, VllmSettings, load_settings
 from langchain_art_server.gateway.operations.request_watch import PROBES
 from tests.cuda.test_container import owned
@@ -140,3 +142,13 @@ def test_services_and_claims_are_there() -> None:
                 if claim := volume.get("persistentVolumeClaim"):
                     named = found["PersistentVolumeClaim"]["metadata"]["name"]
                     assert claim["claimName"] == named
+
+
+def test_the_job_on_ray_is_a_command_of_the_server() -> None:
+    """Its options are read by the server's own parser, as the container's shell gives them."""
+    words = documents("ray.yaml")["RayJob"]["spec"]["entrypoint"].split()
+    assert words[:3] == ["python", "-m", "langchain_art_server"]
+    command = typer.main.get_command(server_cli)
+    read = command.make_context("serve", words[3:]).params
+    assert (read["ray"], str(read["config"])) == ("auto", "/config/server.toml")
+    assert (read["host"], read["port"], str(read["data_dir"])) == ("0.0.0.0", 8000, "/data")
