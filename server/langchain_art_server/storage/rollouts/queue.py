@@ -117,14 +117,17 @@ class RolloutQueue:
         blob = None if sent is None else await asyncio.to_thread(pack, sent.model_dump(mode="json"))
 
         def write(connection: sa.Connection) -> Conflict | None:
-            mine = sa.select(ROLLOUTS).where(ROLLOUTS.c.id == rollout_id).with_for_update()
-            row = connection.execute(mine).first()
+            query = sa.select(ROLLOUTS).where(ROLLOUTS.c.id == rollout_id).with_for_update()
+            row = connection.execute(query).first()
             if row is None:
                 raise NotFound(
                     f"No rollout {rollout_id!r} is put up here: its batch was cancelled, or it was "
                     "finished and taken. Discard the run."
                 )
-            if row.trajectory_id != outcome.trajectory_id:
+            mine = row.trajectory_id == outcome.trajectory_id
+            if mine and row.state == "finished" and (row.trajectory is None) == (sent is None):
+                return None  # the same again
+            if not mine or row.state == "finished":
                 leases.count_late(connection, row.batch)
                 return Conflict(
                     f"got the end of attempt {outcome.trajectory_id!r} of rollout {rollout_id!r}, "
@@ -132,8 +135,6 @@ class RolloutQueue:
                     "Discard the run; it is not trained.",
                     param="trajectory_id",
                 )
-            if row.state == "finished":
-                return None
             failed = outcome.error is not None or (sent is not None and sent.status == "failed")
             leases.count_outcome(connection, row.worker, failed=failed, ended=sent is not None)
             if outcome.error is not None:

@@ -136,6 +136,8 @@ async def test_after_its_last_attempt_a_rollout_is_finished_with_its_last_error(
     [taken] = await queue.take()
     assert taken.trajectory is None and taken.error is not None
     assert "vm:b did not renew its lease of attempt 3" in taken.error
+    with pytest.raises(Conflict, match="the rollout is finished, at attempt 3"):
+        await queue.complete(third)  # its run is not the one that was taken
 
 
 async def test_a_fatal_error_has_no_further_attempt(queue: Queue) -> None:
