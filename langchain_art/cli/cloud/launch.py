@@ -44,8 +44,9 @@ def launch(
     name: Annotated[
         str, typer.Option("--name", "-c", help="SkyPilot's name of the machine.")
     ] = "langchain-art",
-    keep_disk: Annotated[
-        bool, typer.Option("--keep-disk", help="When idle, stop the machine: its disk is kept.")
+    delete_when_idle: Annotated[
+        bool,
+        typer.Option("--delete-when-idle", help="Delete it then, with its disk and all versions."),
     ] = False,
     tear_down: Annotated[
         bool, typer.Option("--tear-down", help="Delete the machine and all that is on it.")
@@ -55,8 +56,9 @@ def launch(
 
     SkyPilot shows what the machine costs an hour, and asks before it rents it.
 
-    An hour after the last call the server ends, and 15 minutes later the machine is deleted, with
-    the versions on it: `langchain-art export` one before, or give --keep-disk.
+    An hour after the last call the server ends, and 15 minutes later the machine is stopped. Its
+    disk is kept, with the versions on it, and costs what the cloud asks for disks. Where a cloud
+    cannot stop a machine it is deleted, and you are told so at the start.
 
     All other options are those of `sky launch`, such as --infra, --use-spot or --dryrun. The key is
     ART_API_KEY, or a new one.
@@ -91,12 +93,15 @@ def launch(
     status = subprocess.run([sky, *argv], env=os.environ | {"ART_API_KEY": key}).returncode
     if status or "--dryrun" in context.args:
         raise typer.Exit(status)
-    if keep_disk:  # by this command, for which SkyPilot looks whether the cloud can stop a machine
+    kept = False
+    if not delete_when_idle:  # by this command SkyPilot looks whether the cloud can stop a machine
         minutes = str(AUTOSTOP_MINUTES)
-        status = subprocess.run([sky, "autostop", name, "-i", minutes, "--yes"]).returncode
-    ends = "stopped, its disk kept" if keep_disk and not status else "deleted, its versions too"
+        kept = not subprocess.run([sky, "autostop", name, "-i", minutes, "--yes"]).returncode
+        if not kept:
+            said = "This machine cannot be stopped and will be deleted when idle: export versions."
+            Console(stderr=True).print(said, style="yellow", soft_wrap=True)
+    ends = "stopped, its disk kept" if kept else "deleted, its versions too"
     typer.echo(_lines(_address(sky, name), key, name, policy[0] if policy else "my-agent", ends))
-    raise typer.Exit(status)
 
 
 def _refuse_stray(arguments: list[str]) -> None:

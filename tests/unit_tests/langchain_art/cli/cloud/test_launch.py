@@ -60,12 +60,13 @@ def launch(*arguments: str) -> Result:
 def test_a_machine_is_rented_and_its_address_told(sky: Sky) -> None:
     done = launch("--gpus", "H200:2", "--infra", "lambda", "--policy", "a", "--policy", "b")
     assert done.exit_code == 0, done.output
-    called, asked = sky.noted("calls")
+    called, stopped, asked = sky.noted("calls")
     root = files_root()
     assert called == (
         f"launch -c langchain-art -d --workdir {root} --secret ART_API_KEY --gpus H200:2 "
         f"--env POLICIES=a b --infra lambda {root / YAML}"
     )
+    assert stopped == "autostop langchain-art -i 15 --yes"
     assert asked == "status --endpoint 8000 langchain-art"
     assert "export ART_BASE_URL=http://203.0.113.7:8000/v1\n" in done.stdout
     assert 'ChatART(model="a", base_url="http://203.0.113.7:8000/v1")' in done.stdout
@@ -112,9 +113,16 @@ def test_a_machine_without_an_address_is_told_of(sky: Sky) -> None:
 @pytest.mark.parametrize(("status", "ends"), [(0, "stopped, its disk kept"), (1, "deleted")])
 def test_the_disk_is_kept_where_the_cloud_can(sky: Sky, status: int, ends: str) -> None:
     sky.ends_with(status, "autostop")
-    done = launch("--keep-disk")
+    done = launch()
     assert sky.noted("calls")[1] == "autostop langchain-art -i 15 --yes"
-    assert done.exit_code == status and f"it is {ends}" in done.stdout
+    assert done.exit_code == 0 and f"it is {ends}" in done.stdout
+    assert ("cannot be stopped" in done.stderr) == bool(status)
+
+
+def test_it_is_deleted_when_idle_if_that_is_asked_for(sky: Sky) -> None:
+    done = launch("--delete-when-idle")
+    assert not any("autostop" in call for call in sky.noted("calls"))
+    assert "it is deleted, its versions too" in done.stdout
 
 
 def test_tear_down_deletes_the_machine(sky: Sky) -> None:
