@@ -84,7 +84,6 @@ def openapi() -> dict[str, Any]:
     sampler = SimpleNamespace(info=info)
     service = SimpleNamespace(settings=Settings(model="any"), sampler=sampler, sessions=None)
     service.keys, service.tenant = None, ""
-    service.store = SimpleNamespace(rollouts=None)
     service.metrics, service.traces = Metrics(), None
     service.tenants = SimpleNamespace(stored_bytes_of=None)
     service.tenants.app_of = lambda _: service.tenants.make_app(service)
