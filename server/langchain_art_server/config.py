@@ -216,6 +216,9 @@ class Settings(_Table):
     """Holds the database and the adapters."""
     database_url: str | None = None
     """Of SQLite or PostgreSQL, as SQLAlchemy has it; None: SQLite in `data_dir`."""
+    fleet: bool = False
+    """Several servers, all with this setting, share the database, which is PostgreSQL's then, and
+    `data_dir`, which is on a file system that they share. Each answers calls and runs jobs."""
     api_key: SecretStr | None = None
     """Required unless `host` is a loopback address: at least 32 random bytes, as the command
     ``langchain-art key new`` prints them. Also read from the environment variable ART_API_KEY."""
@@ -302,6 +305,15 @@ class Settings(_Table):
             raise ValueError(
                 f"got device={self.device!r} with [ray], which gives each engine its own GPUs; "
                 "expected cuda, cpu or nothing"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fleet_on_postgresql(self) -> Settings:
+        if self.fleet and not self.url.startswith("postgresql"):
+            raise ValueError(
+                "got fleet=true without a database that several servers can use, expected a "
+                "database_url of PostgreSQL, such as postgresql://art@db/art"
             )
         return self
 

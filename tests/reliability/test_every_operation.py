@@ -68,7 +68,7 @@ async def undisturbed(made: Steps) -> Truth:
 
 async def settled(service: Service) -> None:
     """A job has ended; now its retention has, too."""
-    async with service.jobs.between_steps("tiny"):
+    async with service.jobs.held.here("tiny"):
         pass
 
 

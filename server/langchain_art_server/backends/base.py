@@ -69,6 +69,17 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class EarlierCall:
+    """A call that another server has answered: OpenAI's values, and the tokens of both."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    reply: dict[str, Any]
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+
+
+@dataclass(frozen=True)
 class ChatRequest:
     """A completion to sample. `messages` and `tools` are OpenAI's, already validated."""
 
@@ -93,6 +104,8 @@ class ChatRequest:
     tenant: str = ""
     """No call of another tenant is answered from what is kept of this one. The default one is
     ``""``."""
+    earlier: Sequence[EarlierCall] = ()
+    """Calls of its run whose tokens its prompt is to have, if it repeats them."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from langchain_art_server.gateway.health import Health
 from langchain_art_server.jobs.job_runner import JobRunner
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.policies.router import MAX_PINNED_LOADED, Router
+from langchain_art_server.storage.fleet.policy_leases import PolicyLease
 from langchain_art_server.storage.store import Store
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,8 @@ class Policies:
                 continue
             if version != serving:
                 log.error("%s@%d cannot be used; serving @%d", policy, serving, version)
-                await self._store.roll_back(policy, version, why)
+                async with self._jobs.held.hold(policy) as lease:
+                    await self._store.roll_back(policy, version, why, lease)
             return version
         raise ConfigError(
             f"No version of policy {policy!r} under {self._settings.data_dir} is whole. Put back "
@@ -100,12 +102,6 @@ class Policies:
             raise Conflict(f"{spec.name!r} is the base model's name; name the policy otherwise.")
         async with self._lock:
             known = await self._store.policies()
-            if spec.name in known and known[spec.name][0] != spec.lora:
-                raise Conflict(
-                    f"Policy {spec.name!r} exists with {known[spec.name][0]!r}, got {spec.lora!r}. "
-                    "A policy's shape is fixed; make another policy.",
-                    param="lora",
-                )
             if spec.name not in known:
                 if len(known) + self._others() >= (most := self._settings.max_policies):
                     raise QuotaExceeded(
@@ -114,12 +110,23 @@ class Policies:
                         "raise it."
                     )
                 self._health.require_space()
-                await self._first_version(spec)
-        return await self.get(spec.name)
+                async with self._jobs.held.hold(spec.name) as lease:
+                    if spec.name not in await self._store.policies():  # made by another server
+                        await self._first_version(spec, lease)
+        made = await self.get(spec.name)
+        if made.lora != spec.lora:
+            raise Conflict(
+                f"Policy {spec.name!r} exists with {made.lora!r}, got {spec.lora!r}. "
+                "A policy's shape is fixed; make another policy.",
+                param="lora",
+            )
+        return made
 
-    async def _first_version(self, spec: wire.PolicySpec) -> None:
+    async def _first_version(self, spec: wire.PolicySpec, lease: PolicyLease) -> None:
         # Of an attempt that failed, or of a policy whose deletion was interrupted.
-        for version in {0, *self._adapters.versions(spec.name)}:
+        kept = (await self._store.served())[1]
+        named = {version for name, version in kept if name == spec.name}
+        for version in {*named, *self._adapters.versions(spec.name)}:
             await self._jobs.retention.drop(spec.name, version)
         about = {"policy": spec.name, "version": 0, "parent": None, "job": None}
         about |= {"base_model": self._settings.model, "metrics": {}, "created_at": time.time()}
@@ -142,7 +149,7 @@ class Policies:
             raise
         await self._store.add_checkpoint(self._adapters.checkpoint(about))
         await self._router.serve(spec.name, 0)
-        await self._store.add_policy(spec.name, spec.lora)
+        await self._store.add_policy(spec.name, spec.lora, lease)
 
     async def delete(self, name: str) -> None:
         """Delete a policy with all its versions. A new one of its name gets other versions' names.
@@ -153,28 +160,28 @@ class Policies:
         """
         await self.get(name)
         await self._store.refuse_open_jobs(name)
-        async with self._lock, self._jobs.between_steps(name):
+        async with self._lock, self._jobs.held.hold(name) as lease:
             if calls := self._router.users(name):
                 raise Conflict(f"Policy {name!r} is answering {calls} calls now; try again then.")
-            await self._jobs.retention.drop_policy(name)
+            await self._jobs.retention.drop_policy(name, lease)
 
     async def get(self, name: str) -> wire.PolicyStatus:
         """Raises NotFound."""
         for status in await self.all():
             if status.name == name:
                 return status
-        raise NotFound(f"No policy {name!r}; there are {sorted(self._router.serving)}.")
+        raise NotFound(f"No policy {name!r}; there are {sorted(await self._store.policies())}.")
 
     async def all(self) -> list[wire.PolicyStatus]:
         """All policies, by name."""
         return [
             wire.PolicyStatus(
                 name=name,
-                version=self._router.serving[name],
+                version=serving,
                 lora=lora,
                 checkpoints=len(self._adapters.versions(name)),
             )
-            for name, (lora, _) in (await self._store.policies()).items()
+            for name, (lora, serving) in (await self._store.policies()).items()
         ]
 
     async def checkpoint(self, policy: str, version: int) -> wire.Checkpoint:
@@ -200,12 +207,12 @@ class Policies:
         Raises:
             Damaged: its files are not what was published.
         """
-        async with self._jobs.between_steps(policy), self._rollback:
+        async with self._jobs.held.hold(policy) as lease, self._rollback:
             await self.checkpoint(policy, version)
             await asyncio.to_thread(self._adapters.check, policy, version)
             await self._router.serve(policy, version)
             await self._router.trim()
-            await self._store.roll_back(policy, version, why)
+            await self._store.roll_back(policy, version, why, lease)
         return await self.get(policy)
 
     async def delete_version(self, policy: str, version: int) -> None:

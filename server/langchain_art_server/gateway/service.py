@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from langchain_art import wire
@@ -14,10 +14,11 @@ from langchain_art._version import __version__
 from langchain_art.errors import ConfigError, InvalidRequest, NotFound
 from langchain_art.wire.api_keys import DEFAULT_TENANT
 from langchain_art.wire.choices.losses import BUILT_IN_LOSSES
-from langchain_art_server.backends.base import Learner, Sampler
+from langchain_art_server.backends.base import EarlierCall, Learner, Sampler
 from langchain_art_server.backends.ipc.longest_pause import LongestPause, watch_event_loop
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.call_slots import CallSlots
+from langchain_art_server.gateway.fleet import Fleet
 from langchain_art_server.gateway.health import Health
 from langchain_art_server.gateway.keys.keyring import Access, Keyring
 from langchain_art_server.gateway.keys.tenants import Tenants, require_servers_key, tenant_of
@@ -31,6 +32,7 @@ from langchain_art_server.jobs.trajectory_assembly import assemble
 from langchain_art_server.policies.adapter_store import AdapterStore, make_directory
 from langchain_art_server.policies.router import Router
 from langchain_art_server.storage.data_dir import make_private, own
+from langchain_art_server.storage.fleet.news import listen
 from langchain_art_server.storage.store import Store
 from langchain_art_server.telemetry.job_watch import JobWatch
 from langchain_art_server.telemetry.metrics import Metrics
@@ -59,14 +61,14 @@ class Service:
         try:
             make_directory(settings.data_dir.resolve())
             make_private(settings.data_dir)
-            self._lock = own(settings.data_dir)
-            self.adapters = AdapterStore(settings.data_dir / "adapters")
+            self._lock = own(settings.data_dir, shared=settings.fleet)
+            self.adapters = AdapterStore(settings.data_dir / "adapters", shared=settings.fleet)
         except OSError as error:
             raise ConfigError(
                 f"got data_dir={str(settings.data_dir)!r}, expected a directory that this server "
                 f"can write to: {error}"
             ) from error
-        self.store = Store(settings.url)
+        self.store = Store(settings.url, shared=settings.fleet)
         self.router = Router(settings.base_name, self.adapters, sampler)
         self._main, beside = main or self, main.jobs if main else None
         self.metrics = main.metrics if main else Metrics()
@@ -74,6 +76,8 @@ class Service:
         watch = JobWatch(self.metrics, tenant, self.traces)
         parts = (settings, self.store, self.adapters, self.router)
         self.jobs = JobRunner(*parts, sampler, learner, beside, watch)
+        #: None: the database is this server's alone.
+        self.fleet = Fleet(self.store, self.router, self.jobs) if settings.fleet else None
         self._pauses, self._watch = LongestPause(), list[asyncio.Task[None]]()
         self._started = time.monotonic()
         #: Whether the server ends: answers that have no end of their own are ended then.
@@ -115,10 +119,26 @@ class Service:
             await self._start_engines()
         await self.policies.start()
         await self.store.rollouts.resume()
+        if self.fleet is not None:
+            await self.fleet.start()
         await self.jobs.start()
         if self._main is self:
             await self.tenants.start()
+            if self.fleet is not None:
+                self._watch.append(asyncio.create_task(listen(self.store.engine, self._look)))
             self.health.start()
+
+    def _look(self) -> None:
+        """Another server of the fleet has written."""
+        for one in self.tenants:
+            if one.fleet is not None:
+                one.fleet.look()
+
+    async def begin_call(self, run: str | None) -> tuple[int, Sequence[EarlierCall]]:
+        """See `Fleet.begin_call`."""
+        if self.fleet is None:
+            return self.store.next_began(), ()
+        return await self.fleet.begin_call(run)
 
     def _others_policies(self) -> int:
         """The policies of all other tenants."""
@@ -163,6 +183,8 @@ class Service:
             await self.tenants.close()
         for watch in self._watch:
             watch.cancel()
+        if self.fleet is not None:
+            await self.fleet.close()
         await self.jobs.close()
         if self._main is self:
             await asyncio.gather(self.sampler.close(), self.learner.close())

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 from langchain_art.errors import ArtError, Conflict, EngineUnavailable
 from langchain_art.wire import TrainJob
-from langchain_art_server.storage.job_store import JobStore
+from langchain_art_server.jobs.held_policies import HeldPolicies
+from langchain_art_server.storage.fleet.policy_leases import LeaseLost, PolicyLease
+from langchain_art_server.storage.job_store import JobCancelled, JobStore
 from langchain_art_server.telemetry.job_watch import JobWatch
 
 log = logging.getLogger(__name__)
@@ -24,12 +25,17 @@ HELD_SECONDS = 0.5
 
 @dataclass
 class _Running:
-    """The job that runs. It may be cancelled until its version is published."""
+    """The job that runs. It may be cancelled until its version is published.
+
+    It is `lost` when another server has taken it over, or cancelled it.
+    """
 
     id: str
     task: asyncio.Task[None]
     cancelled: bool = False
     publishing: bool = False
+    lost: bool = False
+    lease: PolicyLease | None = None
 
 
 class JobQueue(ABC):
@@ -48,7 +54,7 @@ class JobQueue(ABC):
         self._turn: asyncio.Lock = beside._turn if beside is not None else asyncio.Lock()
         self._news = asyncio.Event()
         self._changed = asyncio.Condition()
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.held = HeldPolicies(jobs.leases)
         self._task: asyncio.Task[None] | None = None
         self._running: _Running | None = None
         self._choosing = asyncio.Lock()
@@ -107,9 +113,19 @@ class JobQueue(ABC):
             raise Conflict(f"Job {job_id!r} has {job.state}; a job that has ended stays as it is.")
         return job
 
-    def between_steps(self, policy: str) -> asyncio.Lock:
-        """A context in which no job of the policy runs."""
-        return self._locks[policy]
+    async def look(self) -> None:
+        """Another server has written: look for what there is to do, and to stop."""
+        running = self._running
+        if running is not None and (await self._jobs.get(running.id)).state == "cancelled":
+            self._lose(running)
+        self._news.set()
+        await self._notify()
+
+    def _lose(self, running: _Running) -> None:
+        """Stop a job that is not this server's any more; what it is about to write is refused."""
+        if not (running.lost or running.cancelled or running.publishing):
+            running.lost = True
+            running.task.cancel()
 
     async def wait(self, seconds: float) -> None:
         """Return when a job's state or events have changed, or after `seconds`."""
@@ -118,7 +134,7 @@ class JobQueue(ABC):
                 await asyncio.wait_for(self._changed.wait(), seconds)
 
     async def _report(self, job: TrainJob, message: str, progress: float | None = None) -> None:
-        await self._jobs.add_event(job.id, message, progress)
+        await self._jobs.add_event(job.id, message, progress, self.lease)
         await self._notify()
 
     async def _notify(self) -> None:
@@ -162,7 +178,8 @@ class JobQueue(ABC):
             await self._jobs.cancel(job.id)
         elif not task.cancelled() and (error := task.exception()):
             raise error
-        self.watch.ended(await self._jobs.get(job.id))
+        if (now := await self._jobs.get(job.id)).ended:
+            self.watch.ended(now)
         return True
 
     async def _run_watched(self, job: TrainJob) -> None:
@@ -170,9 +187,24 @@ class JobQueue(ABC):
             await self._run_safely(job)
 
     async def _run_safely(self, job: TrainJob) -> None:
+        running = self._running
+        assert running is not None
         try:
-            async with self._locks[job.policy]:
-                await self._run(job)
+            lose = lambda: self._lose(running)  # noqa: E731
+            async with self.held.hold_for(job.policy, job.id, lose) as running.lease:
+                if running.lease is not None:
+                    await self._run_held(job)
+        except LeaseLost as error:  # of what it has left on disk, no row speaks
+            log.warning("Job %s is another server's now: %s", job.id, error)
+
+    async def _run_held(self, job: TrainJob) -> None:
+        try:
+            await self._run(job)
+        except LeaseLost:
+            raise
+        except JobCancelled as error:
+            log.info("%s", error)
+            await self._unpublish(job)
         except ArtError as error:
             log.error("Job %s failed: %s", job.id, error)
             retryable = isinstance(error, EngineUnavailable)
@@ -191,13 +223,24 @@ class JobQueue(ABC):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the job that runs was cancelled."""
-        return self._running is not None and self._running.cancelled
+        """Whether the job that runs was cancelled, or is another server's by now."""
+        running = self._running
+        return running is not None and (running.cancelled or running.lost)
+
+    @property
+    def lease(self) -> PolicyLease | None:
+        """That of the policy of the job that runs."""
+        return None if self._running is None else self._running.lease
 
     def publishes(self) -> None:
         """From here on, the job can no longer be cancelled. Raises what it was cancelled with."""
         if self._running is not None:
-            if self._running.cancelled:
+            if self.is_cancelled:
                 raise asyncio.CancelledError
             self._running.publishing = True
         self.watch.enter("publish")
+
+    def publishes_not_yet(self) -> None:
+        """The job goes on after all, and can be cancelled."""
+        if self._running is not None:
+            self._running.publishing = False

@@ -31,7 +31,11 @@ from langchain_art_server.jobs.preference_pairs import WeighedPairs, share_promp
 from langchain_art_server.jobs.retention import Retention
 from langchain_art_server.jobs.sft_records import demonstrations
 from langchain_art_server.jobs.swap_check import NamedAdapter, ask_each, check_each
-from langchain_art_server.policies.adapter_store import ADAPTER_FILES, AdapterStore
+from langchain_art_server.policies.adapter_store import (
+    ADAPTER_FILES,
+    AdapterStore,
+    VersionTaken,
+)
 from langchain_art_server.policies.router import Router
 from langchain_art_server.policies.weight_change import check_weights
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot
@@ -69,12 +73,17 @@ class JobRunner(JobQueue):
         """
         if (await self._store.jobs.get(job.id)).state == "succeeded":
             return
+        if retryable:
+            why = f"{why} Send the request again with the same Idempotency-Key to try again."
+        finish = self._store.jobs.finish(job.id, None, why, retryable=retryable, lease=self.lease)
+        if self._store.shared:  # first: another server may have taken over what this one made
+            await finish
+            await self._unpublish(job)
+            return
         try:
             await self._unpublish(job)
         finally:  # last: a client that sees the failure finds the version deleted
-            if retryable:
-                why = f"{why} Send the request again with the same Idempotency-Key to try again."
-            await self._store.jobs.finish(job.id, None, why, retryable=retryable)
+            await finish
 
     async def _unpublish(self, job: TrainJob) -> None:
         try:
@@ -86,31 +95,48 @@ class JobRunner(JobQueue):
             log.error("%s's last version was not deleted: %s", job.policy, error)
 
     async def _run(self, job: TrainJob) -> None:
+        while True:
+            try:
+                return await self._make(job)
+            except VersionTaken as error:
+                # By a server that woke up after it had lost the policy's lease, or by another job:
+                # what no row names is nobody's version, and its name is not used again.
+                log.warning("Job %s makes another version: %s", job.id, error)
+                self.publishes_not_yet()
+                job = await self._store.jobs.get(job.id)
+                assert job.base_version is not None
+                target = self._adapters.unused(job.policy)
+                await self._store.jobs.begin(job.id, job.base_version, target, self.lease)
+
+    async def _make(self, job: TrainJob) -> None:
+        """Make the job's version. Raises VersionTaken."""
         request, scored, target = await self._store.jobs.payload(job.id)
         policy = request.policy
         base = job.base_version
+        serving = (await self._store.served())[0][policy]
         if base is None or target is None:
-            base, target = self._router.serving[policy], self._adapters.unused(policy)
-            await self._store.jobs.begin(job.id, base, target)
+            base, target = serving, self._adapters.unused(policy)
+            await self._store.jobs.begin(job.id, base, target, self.lease)
+        await self.retention.sweep(policy, job.id)
         if manifest := await asyncio.to_thread(self._adapters.manifest, policy, target):
             if manifest["job"] == job.id:
                 self.publishes()
                 await self._report(job, f"{policy}@{target} was published before a restart", 1.0)
                 await self._finish(job, request, manifest, time.monotonic())
                 return
-            raise InvalidRequest(f"{policy}@{target} was made by another job; send this one again.")
+            raise VersionTaken(f"{policy}@{target} was made by job {manifest['job']}.")
         batch = await self._batch(job, request, scored, base)
         pairs = await self._weigh(job, batch)
         if not batch.rows:
             await self._report(job, f"nothing to train on: {dict(batch.excluded)}", 1.0)
             result = TrainResult(
                 policy=policy,
-                version=self._router.serving[policy],
+                version=serving,
                 metrics=batch.metrics,
                 excluded=dict(batch.excluded),
                 nodes=batch.nodes(),
             )
-            await self._store.jobs.finish(job.id, result, None)
+            await self._store.jobs.finish(job.id, result, None, lease=self.lease)
             return
         await self._report(job, f"training {policy}@{base} on {len(batch.rows)} rows", 0.0)
         async with self._gate():
@@ -143,7 +169,7 @@ class JobRunner(JobQueue):
         parent = NamedAdapter(f"{policy}@{base}", step.parent)
         child = NamedAdapter(f"{policy}@{target}", staged)
         call = batch.calls[0]
-        await self._router.resolve(parent.name)  # loads it
+        await self._router.load(policy, base)
         before = await ask_each(self._sampler, call, parent)
         self.watch.enter("learn")
         try:
@@ -176,6 +202,7 @@ class JobRunner(JobQueue):
                 "parent": base,
                 "step": number,
                 "job": job.id,
+                "lease": self.lease.token if self.lease else None,
                 "kind": kind,
                 "base_model": self._settings.model,
                 "metrics": metrics | batch.metrics,
@@ -262,12 +289,12 @@ class JobRunner(JobQueue):
     ) -> None:
         """Route to a published version and end the job; `begun` is when the swap began.
 
-        `resolve` registers the version with the router and its final directory with the sampler,
+        `load` registers the version with the router and its final directory with the sampler,
         which reads the files again only if they are not those that it has loaded (after a
         restart of either).
         """
         policy, version = job.policy, manifest["version"]
-        await self._router.resolve(f"{policy}@{version}")
+        await self._router.load(policy, version)
         manifest["metrics"]["swap_seconds"] = time.monotonic() - begun
         checkpoint = self._adapters.checkpoint(manifest)
         result = TrainResult(
@@ -288,6 +315,7 @@ class JobRunner(JobQueue):
             message=f"{checkpoint.name} serves",
             retrain=request.retrain,
             lineage=steps_since(parents, manifest["parent"]),
+            lease=self.lease,
         )
         await self._router.serve(policy, version)
         await self._notify()

@@ -12,6 +12,7 @@ import logging
 from langchain_art.errors import Conflict, InvalidRequest
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.policies.router import Router
+from langchain_art_server.storage.fleet.policy_leases import PolicyLease
 from langchain_art_server.storage.store import Store
 
 log = logging.getLogger(__name__)
@@ -51,17 +52,32 @@ class Retention:
             await self._store.forget_checkpoint(policy, version)
             await asyncio.to_thread(self._adapters.delete, policy, version)
 
-    async def drop_policy(self, policy: str) -> None:
+    async def sweep(self, policy: str, job_id: str) -> None:
+        """Delete the files of versions that no row names, but for the one that a job has made.
+
+        A server that lost its lease of the policy has left them (`storage.fleet.policy_leases`). No
+        row will name them: what a job makes has a number above those that are there.
+        """
+        if not self._store.shared:
+            return
+        kept = {one.version for one in await self._store.checkpoints(policy)}
+        for version in set(self._adapters.versions(policy)) - kept - {0}:
+            manifest = await asyncio.to_thread(self._adapters.manifest, policy, version)
+            if manifest is not None and manifest["job"] != job_id:
+                await asyncio.to_thread(self._adapters.delete, policy, version)
+
+    async def drop_policy(self, policy: str, lease: PolicyLease) -> None:
         """Delete a policy with all its versions, and route its names no more.
 
         Raises:
+            LeaseLost: another server has the policy's `lease` by now.
             Conflict: a job that has not ended needs it.
         """
         async with self._lock:
             versions = self._adapters.versions(policy)
             for version in versions:
                 await asyncio.to_thread(self._adapters.announce, policy, version)
-            await self._store.delete_policy(policy)
+            await self._store.delete_policy(policy, lease)
             await self._router.remove(policy)
             for version in versions:
                 await asyncio.to_thread(self._adapters.delete, policy, version)

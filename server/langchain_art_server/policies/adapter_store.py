@@ -8,12 +8,15 @@ version checks the digests first (`check`): what the disk changed is refused.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import io
 import os
 import shutil
 import tarfile
 import uuid
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,20 +52,56 @@ def make_directory(path: Path) -> None:
         fsync(path.parent)
 
 
-class AdapterStore:
-    """The directories of versions. Which version serves is in the database and in `Router`."""
+class VersionTaken(ConfigError):
+    """A version of this name exists."""
 
-    def __init__(self, root: Path) -> None:
+
+class AdapterStore:
+    """The directories of versions. Which version serves is in the database and in `Router`.
+
+    Args:
+        root: holds them.
+        shared: servers of a fleet may use it at the same time.
+    """
+
+    def __init__(self, root: Path, *, shared: bool = False) -> None:
         self._root = root
         self._staging = root / ".staging"
-        shutil.rmtree(self._staging, ignore_errors=True)  # of a process that was killed
-        make_directory(self._staging)
+        if shared:
+            self._staging = self._staging_of_this_server()
+        else:
+            shutil.rmtree(self._staging, ignore_errors=True)  # of a process that was killed
+            make_directory(self._staging)
         # One file a policy: the highest number of a deleted version.
         self._deleted = root / ".deleted"
         make_directory(self._deleted)
         # One file a version whose row is being deleted, until its files are.
         self._deleting = root / ".deleting"
         make_directory(self._deleting)
+
+    def _staging_of_this_server(self) -> Path:
+        """A locked directory of its own; those whose servers have ended are removed."""
+        make_directory(self._staging)
+        whole = os.open(self._staging, os.O_RDONLY)
+        try:
+            fcntl.flock(whole, fcntl.LOCK_EX)  # one server at a time looks
+            for former in self._staging.iterdir():
+                handle = os.open(former, os.O_RDONLY)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                else:
+                    self.discard(former) if former.is_dir() else former.unlink()
+                finally:
+                    os.close(handle)
+            mine = self._staging / uuid.uuid4().hex
+            mine.mkdir()
+            self._lock = os.open(mine, os.O_RDONLY)  # held until the process ends
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        finally:
+            os.close(whole)
+        return mine
 
     def path(self, policy: str, version: int) -> Path:
         """A version's directory, which need not exist."""
@@ -102,7 +141,7 @@ class AdapterStore:
         `files` is the result of `seal`, if it was called already.
 
         Raises:
-            ConfigError: the version exists.
+            VersionTaken: the version exists.
         """
         target = self.path(policy, version)
         files = files or self.seal(staged)
@@ -110,9 +149,15 @@ class AdapterStore:
         fsync(staged / MANIFEST)
         fsync(staged)
         make_directory(target.parent)
+        taken = f"{policy}@{version} exists already; a version's name is used once."
         if target.exists():
-            raise ConfigError(f"{policy}@{version} exists already; a version's name is used once.")
-        staged.rename(target)
+            raise VersionTaken(taken)
+        try:
+            staged.rename(target)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # since then
+                raise VersionTaken(taken) from error
+            raise
         fsync(target.parent)
         return target
 
@@ -200,9 +245,10 @@ class AdapterStore:
             fresh.replace(self._deleted / policy)
             fsync(self._deleted)
             removed = self._staging / uuid.uuid4().hex
-            path.rename(removed)
-            fsync(path.parent)
-            shutil.rmtree(removed)
+            with suppress(FileNotFoundError):  # another server deletes it, too
+                path.rename(removed)
+                fsync(path.parent)
+                shutil.rmtree(removed)
         self.spare(policy, version)
 
     def checkpoint(self, manifest: dict[str, Any]) -> Checkpoint:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -47,6 +47,9 @@ class Router:
         self.serving: dict[str, int] = {}
         self._users: Counter[str] = Counter()
         self._loaded: OrderedDict[str, None] = OrderedDict()
+        #: Awaited before a call's name is routed, as others may have published; whether there is
+        #: such a name. None: there are no other servers.
+        self.before_use: Callable[[str], Awaitable[bool]] | None = None
 
     async def serve(self, policy: str, version: int) -> None:
         """Load `version`, then route the bare name to it. Unloads nothing; see `trim`.
@@ -54,10 +57,11 @@ class Router:
         Raises:
             Damaged: its files are not what was published.
         """
-        await self._load(policy, version)
+        await self.load(policy, version)
         self.serving[policy] = version
 
-    async def _load(self, policy: str, version: int) -> str:
+    async def load(self, policy: str, version: int) -> str:
+        """Load a version; returns its name. Raises Damaged."""
         name = f"{policy}@{version}"
         if name not in self._loaded:
             await asyncio.to_thread(self._store.check, policy, version, ADAPTER_FILES)
@@ -88,6 +92,22 @@ class Router:
         self._loaded.pop(name, None)
         await self._sampler.unload_adapter(name)
 
+    async def keep(
+        self, versions: Collection[tuple[str, int]], is_changing: Callable[[str], bool]
+    ) -> None:
+        """Unload versions that were deleted by another server, and answer no calls.
+
+        Args:
+            versions: those that are not deleted.
+            is_changing: whether a policy's versions are made or deleted by this server now.
+        """
+        kept = {f"{policy}@{version}" for policy, version in versions}
+        kept |= {f"{policy}@{version}" for policy, version in self.serving.items()}
+        for name in [n for n in self._loaded if n not in kept and not self._users[n]]:
+            if not is_changing(name.partition("@")[0]):
+                self._loaded.pop(name, None)
+                await self._sampler.unload_adapter(name)
+
     async def trim(self) -> None:
         """Unload versions that neither serve nor answer calls, but for the last used few."""
         serving = {f"{policy}@{version}" for policy, version in self.serving.items()}
@@ -99,6 +119,8 @@ class Router:
     @asynccontextmanager
     async def use(self, model: str) -> AsyncGenerator[RoutedModel]:
         """`resolve` a model's name, and keep the version loaded until the call has ended."""
+        if self.before_use is not None and not await self.before_use(model):
+            raise self._unknown(model)
         target = await self.resolve(model)
         if target.adapter is None:
             yield target
@@ -129,10 +151,13 @@ class Router:
             if not at:
                 return RoutedModel(name, policy, version, name)
             if name in self._loaded or self._store.path(policy, version).is_dir():
-                await self._load(policy, version)
+                await self.load(policy, version)
                 return RoutedModel(name, policy, version, name)
+        raise self._unknown(model)
+
+    def _unknown(self, model: str) -> UnknownModel:
         known = sorted([self.base_name, *self.serving])
-        raise UnknownModel(
+        return UnknownModel(
             f"got model {model[:200]!r}, expected one of {known}, or POLICY@VERSION for a version "
             'that is kept. Make a policy with POST /v1/policies {"name": …}, `Trainer.fit`, or '
             "`langchain-art serve --policy NAME`.",

@@ -31,11 +31,11 @@ class RowCount:
     """How many rows a table has: counted once, and from then on only those that came later.
 
     Rows become visible in the order of their numbers. `recount` is to be called when some were
-    deleted.
+    deleted. Where other servers write, too (`shared`), neither holds: it counts each time.
     """
 
-    def __init__(self, table: sa.Table) -> None:
-        self._table = table
+    def __init__(self, table: sa.Table, shared: bool = False) -> None:
+        self._table, self._shared = table, shared
         self._known: tuple[int, int] | None = None  # rows, and the number of the last one
         self._deletions = 0
 
@@ -56,7 +56,7 @@ class RowCount:
             came = sa.select(sa.func.count(), sa.func.max(number)).where(number > known[1])
             more, newest = connection.execute(came).one()
             rows, newest = known[0] + more, newest or known[1]
-        if deletions == self._deletions:
+        if deletions == self._deletions and not self._shared:
             self._known = rows, newest or 0
         return rows
 

@@ -26,14 +26,18 @@ def make_private(data_dir: Path) -> None:
                 log.warning("%s is another user's: its rights stay as they are.", path)
 
 
-def own(data_dir: Path) -> io.TextIOWrapper:
-    """Lock the data directory. Raises ConfigError if another server has it."""
-    handle = (data_dir / "lock").open("w")
+def own(data_dir: Path, *, shared: bool = False) -> io.TextIOWrapper:
+    """Lock the data directory; if `shared`, servers of the same fleet may use it, too.
+
+    Raises ConfigError if another server has it.
+    """
+    handle = (data_dir / "lock").open("a+")  # NFS wants a shared lock's file open for reading
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError as error:
         handle.close()
         raise ConfigError(
-            f"Another server uses {data_dir}. Stop it, or give this one another --data-dir."
+            f"Another server uses {data_dir}. Stop it, or give this one another --data-dir"
+            f"{', or set fleet = true in its settings, too' if shared else ''}."
         ) from error
     return handle

@@ -17,7 +17,15 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError, DataError, IntegrityError, OperationalError
 
 from langchain_art.errors import ConfigError, Damaged, EngineUnavailable, InvalidRequest
-from langchain_art_server.storage.schema.opening import connect, own, place_of, prepare
+from langchain_art_server.storage.fleet.call_order import raise_above
+from langchain_art_server.storage.fleet.news import tell
+from langchain_art_server.storage.schema.opening import (
+    connect,
+    own,
+    place_of,
+    prepare,
+    take_turn,
+)
 from langchain_art_server.storage.seals import insert
 from langchain_art_server.storage.tables import CALLS, POLICIES, CallRecord
 
@@ -36,6 +44,7 @@ class Database:
 
     Args:
         url: SQLAlchemy's; missing tables are created.
+        shared: other servers of a fleet may use it, too. It is PostgreSQL's then.
 
     Raises:
         ConfigError: the URL is not one of SQLite or PostgreSQL, the driver is not installed, the
@@ -43,12 +52,14 @@ class Database:
             of the server made its tables.
     """
 
-    def __init__(self, url: str) -> None:
-        self.engine = connect(url)
+    def __init__(self, url: str, *, shared: bool = False) -> None:
+        self.engine, self.shared = connect(url, shared=shared), shared
         try:
-            self._owner, self._owner_lost = own(self.engine), False
+            self._owner, self._owner_lost = own(self.engine, shared=shared), False
             try:
-                starts = prepare(self.engine)
+                starts = prepare(self.engine, shared=shared)
+                if shared:
+                    raise_above(self.engine, starts << _STARTS_SHIFT)
             except BaseException:
                 self._owner.close()
                 raise
@@ -74,18 +85,38 @@ class Database:
         self.engine.dispose()
 
     def next_began(self) -> int:
-        """A number above all that were given before, by this server or an earlier one."""
+        """A number above all that were given before, by this server or an earlier one.
+
+        In a fleet, see `fleet.call_order`.
+        """
         return next(self._began)
 
-    async def write(self, work: Callable[[sa.Connection], T]) -> T:
+    async def write(
+        self, work: Callable[[sa.Connection], T], *, in_turn: bool = True, tells: bool = False
+    ) -> T:
         """Run `work` in a transaction of its own. Returns when it is on disk.
+
+        Args:
+            work: what it reads stays as it is until it has ended: where several servers share the
+                database, one of them writes at a time.
+            in_turn: False: `work` does without that.
+            tells: the other servers are to look at what was written (`fleet.news`).
 
         Raises:
             EngineUnavailable: the database cannot be written to; nothing was written.
         """
-        loop = asyncio.get_running_loop()
+
+        def do(connection: sa.Connection) -> T:
+            if in_turn:
+                take_turn(connection)
+            done = work(connection)
+            if tells:
+                tell(connection)
+            return done
+
+        loop, whole = asyncio.get_running_loop(), do if self.shared else work
         # Shielded: a caller that leaves takes nothing along that is queued.
-        return await asyncio.shield(loop.run_in_executor(self._writer, self._transact, work))
+        return await asyncio.shield(loop.run_in_executor(self._writer, self._transact, whole))
 
     async def add_calls(self, records: Sequence[CallRecord]) -> None:
         """Insert call records. Returns, and raises, as `write`."""
@@ -101,7 +132,9 @@ class Database:
             self._waiting = []
             error = None
             try:
-                await self.write(lambda c, batch=batch: insert(c, CALLS, _rows(batch)))
+                await self.write(
+                    lambda c, batch=batch: insert(c, CALLS, _rows(batch)), in_turn=False
+                )
             except Exception as failure:  # noqa: BLE001 - raised where the records came from
                 error = failure
             for _, written in batch:
@@ -159,7 +192,7 @@ class Database:
         try:
             if self._owner_lost and isinstance(self._owner, sa.Connection):
                 self._owner.invalidate()  # closes the connection and so releases the lock
-                self._owner, self._owner_lost = own(self.engine), False
+                self._owner, self._owner_lost = own(self.engine, shared=self.shared), False
             with self._connection.begin():
                 return work(self._connection)
         except OperationalError as failure:  # disk full, read-only, gone

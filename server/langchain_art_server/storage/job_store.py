@@ -12,9 +12,15 @@ import sqlalchemy as sa
 from pydantic_core import to_json
 
 from langchain_art import wire
-from langchain_art.errors import Conflict, Damaged, NotFound, Overloaded
+from langchain_art.errors import ArtError, Conflict, Damaged, NotFound, Overloaded
 from langchain_art_server.storage.database import Database
 from langchain_art_server.storage.deletions import require_reference
+from langchain_art_server.storage.fleet.policy_leases import (
+    PolicyLease,
+    PolicyLeases,
+    holds,
+    require,
+)
 from langchain_art_server.storage.pages import Page, no_such_cursor, take_page
 from langchain_art_server.storage.queries import select_among, with_jobs
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot
@@ -40,8 +46,8 @@ _OPEN = JOBS.c.state.in_(("queued", "running"))
 class JobStore:
     """Reads and writes jobs; see `Store.jobs`."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, leases: PolicyLeases) -> None:
+        self._database, self.leases = database, leases
         #: Grows when a job was added or has changed; its events do not count.
         self.changes = 0
 
@@ -118,14 +124,18 @@ class JobStore:
     async def next_open(self) -> wire.TrainJob | None:
         """The job to run: one that was begun, whose versions are chosen, or else the oldest.
 
-        One whose row is damaged is left out, and logged.
+        One whose row is damaged is left out, and logged; so is, not logged, one of a policy that
+        another server changes now.
         """
         begun_first = sa.case((JOBS.c.state == "running", 0), else_=1)
         query = sa.select(JOBS).where(_OPEN).order_by(begun_first, JOBS.c.number)
 
         def read(connection: sa.Connection) -> wire.TrainJob | None:
+            taken = self.leases.taken(connection)
             with connection.execute(query, execution_options={"yield_per": 1}) as rows:
                 for row in rows:
+                    if row.policy in taken:
+                        continue
                     try:
                         return job_of(row)
                     except Damaged as error:
@@ -207,11 +217,17 @@ class JobStore:
         column = TRAINED_CALLS.c.call_id
         return await self._database.read(lambda c: _marks(c, column, wanted, policy, lineage))
 
-    async def begin(self, job_id: str, base: int, target: int) -> None:
-        """Store the versions that a job starts from and makes, and count the attempt."""
+    async def begin(
+        self, job_id: str, base: int, target: int, lease: PolicyLease | None = None
+    ) -> None:
+        """Store the versions that a job starts from and makes, and count the attempt.
+
+        Raises LeaseLost, JobCancelled.
+        """
 
         def write(connection: sa.Connection) -> None:
             mine = JOBS.c.id == job_id
+            require_running(connection, job_id, lease)
             before = connection.scalar(sa.select(JOBS.c.attempts).where(mine)) or 0
             values = {"base_version": base, "target_version": target, "attempts": before + 1}
             update(connection, JOBS, mine, {"state": "running"} | values)
@@ -231,6 +247,7 @@ class JobStore:
         retrain: bool = False,
         retryable: bool = False,
         lineage: Collection[int] | None = None,
+        lease: PolicyLease | None = None,
     ) -> None:
         """End a job, route the policy to its version, mark what it trained: one transaction.
 
@@ -238,6 +255,8 @@ class JobStore:
         the job's last event.
 
         Raises:
+            LeaseLost: another server has the policy's `lease` by now.
+            JobCancelled: another server has cancelled it.
             Conflict: a job trained on one of them on the `lineage` of the version (`trained_runs`),
                 and `retrain` is not set.
         """
@@ -254,6 +273,7 @@ class JobStore:
 
         def write(connection: sa.Connection) -> None:
             mine = JOBS.c.id == job_id
+            require_running(connection, job_id, lease)
             update(connection, JOBS, mine, values)
             if checkpoint is not None:
                 insert_checkpoint(connection, checkpoint)
@@ -289,13 +309,24 @@ class JobStore:
 
         return await self._change(write)
 
-    async def add_event(self, job_id: str, message: str, progress: float | None = None) -> None:
-        """Append an event to a job."""
-        await self._database.write(lambda c: _append(c, job_id, message, progress))
+    async def add_event(
+        self,
+        job_id: str,
+        message: str,
+        progress: float | None = None,
+        lease: PolicyLease | None = None,
+    ) -> None:
+        """Append an event to a job, unless its lease is another server's by now."""
+
+        def write(connection: sa.Connection) -> None:
+            if lease is None or holds(connection, lease):
+                _append(connection, job_id, message, progress)
+
+        await self._database.write(write, tells=True)
 
     async def _change(self, write: Callable[[sa.Connection], T]) -> T:
         try:
-            return await self._database.write(write)
+            return await self._database.write(write, tells=True)
         finally:
             self.changes += 1
 
@@ -309,6 +340,17 @@ class JobStore:
             return str(event.seq), event, len(event.message)
 
         return await self._database.read(lambda c: take_page(c.execute(query), limit, item))
+
+
+class JobCancelled(ArtError):
+    """Another server has cancelled the job; nothing was written."""
+
+
+def require_running(connection: sa.Connection, job_id: str, lease: PolicyLease | None) -> None:
+    """Raise LeaseLost, or JobCancelled, if a job's holder may not write to it any more."""
+    require(connection, lease)
+    if connection.scalar(sa.select(JOBS.c.state).where(JOBS.c.id == job_id)) == "cancelled":
+        raise JobCancelled(f"Job {job_id} was cancelled; nothing was published.")
 
 
 #: A failed job that waits again, as if it had never begun; its number keeps its place.

@@ -80,7 +80,9 @@ def update(
     Raises:
         Damaged: one is damaged; a new seal would hide it.
     """
-    for row in connection.execute(sa.select(table).where(where)).all():
+    # Locked: another server's transaction may not change it in between.
+    chosen = sa.select(table).where(where).with_for_update()
+    for row in connection.execute(chosen).all():
         known = values_of(table, intact(table, row))
         mine = sa.and_(*(key == known[key.name] for key in table.primary_key))
         changed = sealed(table, {**known, **values})

@@ -28,6 +28,7 @@ from langchain_art_server.storage.deletions import (
     refuse_open_jobs,
     unneeded_versions,
 )
+from langchain_art_server.storage.fleet.policy_leases import PolicyLease, PolicyLeases, require
 from langchain_art_server.storage.job_store import JobStore
 from langchain_art_server.storage.key_store import KeyStore
 from langchain_art_server.storage.pages import Page, no_such_cursor, take_page
@@ -60,14 +61,15 @@ from langchain_art_server.storage.tables import (
 class Store(Database):
     """Reads and writes the tables. Coroutines return when what they write is on disk."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.jobs = JobStore(self)
+    def __init__(self, url: str, *, shared: bool = False) -> None:
+        super().__init__(url, shared=shared)
+        self.leases = PolicyLeases(self)
+        self.jobs = JobStore(self, self.leases)
         self.reviews = ReviewStore(self)
         self.runs = RunList(self)
         self.keys = KeyStore(self)
         self.rollouts = RolloutQueue(self)
-        self._calls, self._runs = RowCount(CALLS), RowCount(TRAJECTORIES)
+        self._calls, self._runs = RowCount(CALLS, shared), RowCount(TRAJECTORIES, shared)
 
     # --- calls ----------------------------------------------------------------------------------
 
@@ -249,23 +251,31 @@ class Store(Database):
 
     # --- policies and checkpoints ---------------------------------------------------------------
 
-    async def add_policy(self, name: str, lora: LoraConfig) -> None:
-        """Insert a policy whose version 0 is published. Idempotent."""
+    async def add_policy(
+        self, name: str, lora: LoraConfig, lease: PolicyLease | None = None
+    ) -> None:
+        """Insert a policy whose version 0 is published. Idempotent. Raises LeaseLost."""
 
         def write(connection: sa.Connection) -> None:
+            require(connection, lease)
             if not connection.execute(sa.select(POLICIES).where(POLICIES.c.name == name)).first():
                 row = {"name": name, "lora": lora.model_dump_json(), "version": 0}
                 insert(connection, POLICIES, [row | {"created_at": time.time()}])
 
-        await self.write(write)
+        await self.write(write, tells=True)
 
     async def refuse_open_jobs(self, policy: str) -> None:
         """See `deletions.refuse_open_jobs`."""
         await self.read(lambda c: refuse_open_jobs(c, policy))
 
-    async def delete_policy(self, policy: str) -> None:
-        """See `deletions.delete_policy`."""
-        await self.write(lambda c: delete_policy(c, policy))
+    async def delete_policy(self, policy: str, lease: PolicyLease | None = None) -> None:
+        """See `deletions.delete_policy`. Raises LeaseLost, too."""
+
+        def write(connection: sa.Connection) -> None:
+            require(connection, lease)
+            delete_policy(connection, policy)
+
+        await self.write(write, tells=True)
 
     async def policies(self) -> dict[str, tuple[LoraConfig, int]]:
         """Name -> (LoRA shape, version that serves)."""
@@ -277,9 +287,29 @@ class Store(Database):
 
         return await self.read(read)
 
-    async def roll_back(self, name: str, version: int, why: str) -> None:
-        """Route the bare name to `version`, and write down what that discards, and why."""
-        await self.write(lambda c: roll_back(c, name, version, why))
+    async def served(self) -> tuple[dict[str, int], set[tuple[str, int]]]:
+        """Of each policy the version that serves, and all versions that are kept."""
+
+        def read(connection: sa.Connection) -> tuple[dict[str, int], set[tuple[str, int]]]:
+            serving = {row.name: intact(POLICIES, row).version for row in connection.execute(all_)}
+            return serving, {(row.policy, row.version) for row in connection.execute(kept)}
+
+        all_, kept = sa.select(POLICIES), sa.select(CHECKPOINTS.c.policy, CHECKPOINTS.c.version)
+        return await self.read(read)
+
+    async def roll_back(
+        self, name: str, version: int, why: str, lease: PolicyLease | None = None
+    ) -> None:
+        """Route the bare name to `version`, and write down what that discards, and why.
+
+        Raises LeaseLost.
+        """
+
+        def write(connection: sa.Connection) -> None:
+            require(connection, lease)
+            roll_back(connection, name, version, why)
+
+        await self.write(write, tells=True)
 
     async def checkpoints(self, policy: str) -> list[Checkpoint]:
         """The versions of a policy that are kept, oldest first."""
@@ -307,7 +337,7 @@ class Store(Database):
 
     async def forget_checkpoint(self, policy: str, version: int) -> None:
         """See `deletions.delete_version`."""
-        await self.write(lambda c: delete_version(c, policy, version))
+        await self.write(lambda c: delete_version(c, policy, version), tells=True)
 
     async def unneeded_versions(self, policy: str) -> list[int]:
         """See `deletions.unneeded_versions`."""

@@ -117,6 +117,8 @@ async def filled(store: Store) -> dict[str, list[object]]:
     await store.keys.add(KeySpec(name="Ann"), "ab" * 32, by=None)
     await store.roll_back("p", 1, "it was better")
     run = lambda: store.trajectories(["t-1"])  # noqa: E731
+    lease = await store.leases.take("p")
+    assert lease is not None
     return {
         "calls": [lambda: store.calls(["c-1"]), lambda: store.tagged_calls("t-1")],
         "trajectories": [run, lambda: store.recent_trajectories(9, None)],
@@ -130,6 +132,7 @@ async def filled(store: Store) -> dict[str, list[object]]:
         "reviews": [lambda: store.reviews.page(9)],
         "job_events": [lambda: store.jobs.events("job-1", 0, 9)],
         "api_keys": [store.keys.read, store.keys.all],
+        "policy_leases": [lambda: store.leases.take("p"), lambda: store.leases.renew(lease)],
         "actions": [lambda: store.keys.actions(9)],
     }
 

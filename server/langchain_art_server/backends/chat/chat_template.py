@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from langchain_art.errors import ConfigError, InvalidRequest, PromptTooLong
 from langchain_art.wire.prefixes import common_prefix_length
-from langchain_art_server.backends.base import ChatRequest
+from langchain_art_server.backends.base import ChatRequest, EarlierCall
 from langchain_art_server.backends.chat.kept_tokens import KeptText, KeptTokens
 from langchain_art_server.backends.chat.message_shapes import RENDER_ERRORS, MessageShapes
 from langchain_art_server.backends.chat.tool_calls.call_format import ToolFormat
@@ -177,6 +177,12 @@ class ChatTemplate:
                 param="tools",
             )
         return True
+
+    def recall(self, call: EarlierCall, tenant: str = "") -> None:
+        """Keep the ids of a call that was sampled elsewhere, as `remember` does."""
+        text = self._render(call.messages, call.tools, reply=False)
+        prompt = Prompt(call.messages, call.tools, text, call.prompt_token_ids, tenant)
+        self.remember(prompt, call.token_ids, call.reply)
 
     def remember(self, prompt: Prompt, token_ids: list[int], reply: dict[str, Any]) -> None:
         """Keep the ids of a finished call for later prompts of the same conversation.

@@ -108,6 +108,8 @@ class SamplerHost(Generic[AdapterT]):
             )
         template, info = self._template, self.info
         most, tenant = info.max_prompt_chars, request.tenant
+        for earlier in request.earlier:
+            template.recall(earlier, tenant)
         prompt = template.prompt(request.messages, request.tools, most=most, tenant=tenant)
         limit = reply_limit(len(prompt.ids), request.sampling.max_tokens, info.max_model_len)
         output = OutputProcessor(request, template)

@@ -65,7 +65,8 @@ class ProcessSampler:
 
         `place` is where it runs; None: on this machine.
         """
-        told = settings.model_dump(mode="json", exclude={"api_key", "host", "database_url"})
+        untold = {"api_key", "host", "database_url", "fleet"}
+        told = settings.model_dump(mode="json", exclude=untold)
         # OpenMP reads its variable when torch is imported: a later change leaves idle threads.
         added = {"TOKENIZERS_PARALLELISM": "false"}
         if settings.sampler.kind == "transformers" and settings.sampler.threads is not None:

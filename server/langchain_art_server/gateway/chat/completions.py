@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from typing import Any, Self
@@ -23,6 +23,7 @@ from langchain_art_server.backends.base import (
     ChatDelta,
     ChatReply,
     ChatRequest,
+    EarlierCall,
 )
 from langchain_art_server.gateway.auth import access_of, peer_of
 from langchain_art_server.gateway.call_slots import Lease
@@ -79,7 +80,10 @@ class ChatCompletions:
                 service.jobs.gate.through(call.count),
                 service.router.use(call.body.model) as target,
             ):
-                completion = _Completion(service, call, target, slots, peer, meter)
+                began, earlier = await service.begin_call(call.body.art.trajectory_id)
+                completion = _Completion(
+                    service, call, target, slots, peer, meter, began=began, earlier=earlier
+                )
                 if call.body.stream:
                     return await completion.stream(scope, receive, send, client.stop)
                 answer = await completion.whole()
@@ -137,10 +141,13 @@ class _Completion:
         slots: Lease,
         client: str,
         meter: Meter | None,
+        *,
+        began: int,
+        earlier: Sequence[EarlierCall],
     ) -> None:
         self._service, self._call, self._target, self._slots = service, call, target, slots
         self._client, self._meter = client, meter
-        self._began, self._start = service.store.next_began(), time.monotonic()
+        self._began, self._start, self._earlier = began, time.monotonic(), earlier
         made = time.time()
         # Ids that grow with time are adjacent in the table's index: a batch writes few pages.
         self._id = f"chatcmpl-{int(made * 1e6):014x}{random.getrandbits(72):018x}"
@@ -164,6 +171,7 @@ class _Completion:
             sampling=sampling,
             client=self._client,
             run=self._run or self._call.body.art.thread or "",
+            earlier=self._earlier,
             **self._call.asked,
         )
 
@@ -176,6 +184,8 @@ class _Completion:
         self._context.finish_reasons += (reply.finish_reason,)
         if self._meter is not None:
             self._meter.count_tokens(prompt + sampled)
+        if self._service.fleet is not None and self._run is not None:
+            self._service.fleet.knows(self._run, [self._call_id(index)])
         return CallRecord(
             id=self._call_id(index),
             created_at=time.time(),

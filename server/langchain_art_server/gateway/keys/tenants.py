@@ -28,6 +28,7 @@ from langchain_art_server.backends.base import (
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.keys.keyring import REFRESH_SECONDS, Keyring
 from langchain_art_server.storage.key_store import KeyStore
+from langchain_art_server.storage.schema.opening import take_turn
 
 if TYPE_CHECKING:
     from langchain_art_server.gateway.service import Service
@@ -236,6 +237,8 @@ class Tenants:
         engine = main.store.engine
         if engine.dialect.name == "postgresql":
             with engine.begin() as connection:
+                if main.store.shared:
+                    take_turn(connection)  # two servers at a time cannot make one
                 connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {schema_of(tenant)}")
         sampler = TenantSampler(main.sampler, tenant)
         return type(main)(settings, sampler, main.learner, tenant, main)

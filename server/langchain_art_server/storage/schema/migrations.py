@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import sqlalchemy as sa
 
+from langchain_art_server.storage.fleet.tables import CALLS_BEGAN, POLICY_LEASES
 from langchain_art_server.storage.rollouts.tables import BATCHES, ROLLOUTS, WORKERS
 from langchain_art_server.storage.run_index import (
     RUN_FACTS,
@@ -45,6 +46,12 @@ def _key_by_job(connection: sa.Connection) -> None:
         _make_anew(connection, table)
 
 
+def _add_fleet(connection: sa.Connection) -> None:
+    META.create_all(connection, tables=[POLICY_LEASES])
+    if connection.dialect.supports_sequences:
+        CALLS_BEGAN.create(connection, checkfirst=True)
+
+
 #: Version -> what brings a database of it to the next one.
 STEPS: dict[int, Callable[[sa.Connection], None]] = {
     2: lambda connection: META.create_all(connection, tables=[REVIEWS]),
@@ -54,6 +61,7 @@ STEPS: dict[int, Callable[[sa.Connection], None]] = {
     6: lambda connection: META.create_all(connection, tables=[API_KEYS, ACTIONS]),
     7: lambda connection: META.create_all(connection, tables=[ROLLBACKS]),
     8: lambda connection: META.create_all(connection, tables=[BATCHES, ROLLOUTS, WORKERS]),
+    9: _add_fleet,
 }
 
 

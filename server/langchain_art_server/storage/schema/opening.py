@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import sqlite3
+import time
 import zlib
 from pathlib import Path
 from typing import IO, Any
@@ -17,12 +18,22 @@ from langchain_art_server.storage.run_index import create_text_index
 from langchain_art_server.storage.schema.migrations import STEPS, migrate
 from langchain_art_server.storage.tables import META, SCHEMA, SCHEMA_VERSION
 
-#: PostgreSQL's advisory lock (they are per database) that a server holds.
+#: PostgreSQL's advisory locks (they are per database): that a server holds, that one holds while it
+#: makes or checks tables, and that a server of a fleet holds while it writes.
 _ADVISORY_LOCK = int.from_bytes(b"lc-art", "big")
+_PREPARING, _WRITING = 1, 2
+#: Seconds for which a server of a fleet waits for one that opens the database at the same time.
+_JOIN_SECONDS = 5.0
+#: Seconds after which PostgreSQL ends a transaction of a server that has stopped in it: what it has
+#: locked, others wait for.
+_STOPPED_SECONDS = 5
 
 
-def connect(url: str) -> sa.Engine:
-    """The engine of a database of SQLite or PostgreSQL. Raises ConfigError; connects to nothing."""
+def connect(url: str, *, shared: bool = False) -> sa.Engine:
+    """The engine of a database of SQLite or PostgreSQL, `shared` with other servers or not.
+
+    It connects to nothing. Raises ConfigError.
+    """
     try:
         parsed = sa.make_url(url)
         kind = parsed.get_backend_name()
@@ -37,7 +48,10 @@ def connect(url: str) -> sa.Engine:
             psycopg = parsed.set(drivername="postgresql+psycopg")
             # A tenant keeps two connections, of which one holds its lock.
             kept = 5 if _search_path(parsed) is None else 2
-            return sa.create_engine(psycopg, pool_pre_ping=True, pool_size=kept)
+            engine = sa.create_engine(psycopg, pool_pre_ping=True, pool_size=kept)
+            if shared:
+                event.listen(engine, "connect", _end_when_stopped)
+            return engine
     except ArgumentError as error:
         raise ConfigError(f"got a database_url that is none of SQLAlchemy's: {error}") from error
     except ModuleNotFoundError as error:
@@ -53,8 +67,8 @@ def _search_path(url: sa.URL) -> str | None:
     return options.rpartition("search_path=")[2] if "search_path=" in options else None
 
 
-def own(engine: sa.Engine) -> sa.Connection | IO[str]:
-    """Lock a database, so that no second server uses it.
+def own(engine: sa.Engine, *, shared: bool = False) -> sa.Connection | IO[str]:
+    """Lock a database, so that no second server uses it; if `shared`, none but of the same fleet.
 
     Returns:
         What holds the lock until it is closed: a connection to PostgreSQL, or the file beside a
@@ -64,7 +78,8 @@ def own(engine: sa.Engine) -> sa.Connection | IO[str]:
         ConfigError: another server has it.
     """
     taken = ConfigError(
-        f"Another server uses the database {place_of(engine)}. Stop it, or give this one another."
+        f"Another server uses the database {place_of(engine)}. Stop it, or give this one another"
+        f"{', or set fleet = true in its settings, too' if shared else ''}."
     )
     if engine.dialect.name == "sqlite":
         file = Path(engine.url.database or "").resolve()
@@ -76,12 +91,32 @@ def own(engine: sa.Engine) -> sa.Connection | IO[str]:
             raise taken from None
         return handle
     owner = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-    path = _search_path(engine.url) or ""
-    lock = _ADVISORY_LOCK + (zlib.crc32(path.encode()) << 16 if path else 0)
-    if not owner.scalar(sa.select(sa.func.pg_try_advisory_lock(lock))):
-        owner.close()
-        raise taken
+    lock = sa.func.pg_try_advisory_lock_shared if shared else sa.func.pg_try_advisory_lock
+    until = time.monotonic() + (_JOIN_SECONDS if shared else 0)
+    while not owner.scalar(sa.select(lock(_lock_of(engine)))):
+        if time.monotonic() >= until:
+            owner.close()
+            raise taken
+        time.sleep(0.05)
     return owner
+
+
+def _lock_of(engine: sa.Engine) -> int:
+    path = _search_path(engine.url) or ""
+    return _ADVISORY_LOCK + (zlib.crc32(path.encode()) << 16 if path else 0)
+
+
+def take_turn(connection: sa.Connection) -> None:
+    """Wait until no other server of the fleet writes; from here on, none does until the commit."""
+    lock = sa.func.pg_advisory_xact_lock(_lock_of(connection.engine) + _WRITING)
+    connection.execute(sa.select(lock))
+
+
+def _end_when_stopped(connection: Any, _record: Any) -> None:
+    with connection.cursor() as cursor:
+        seconds = f"{_STOPPED_SECONDS}s"
+        cursor.execute(f"SET idle_in_transaction_session_timeout = '{seconds}'")
+    connection.commit()
 
 
 def _text(data: bytes) -> str:
@@ -105,10 +140,11 @@ def place_of(engine: sa.Engine) -> str:
     return engine.url.render_as_string(hide_password=True)
 
 
-def prepare(engine: sa.Engine) -> int:
+def prepare(engine: sa.Engine, *, shared: bool = False) -> int:
     """Create the tables of a new database, or check those that are there.
 
-    A database of an earlier version is brought to this one (`migrate`), all or nothing.
+    A database of an earlier version is brought to this one (`migrate`), all or nothing; where other
+    servers use it (`shared`), it is refused.
 
     Returns:
         How often a server has opened this database, with this time.
@@ -119,17 +155,31 @@ def prepare(engine: sa.Engine) -> int:
     with engine.begin() as connection:
         if connection.dialect.name == "sqlite":
             connection.exec_driver_sql("BEGIN IMMEDIATE")  # else each table is a transaction
+        elif shared:  # they may start at the same time
+            turn = sa.func.pg_advisory_xact_lock(_lock_of(engine) + _PREPARING)
+            connection.execute(sa.select(turn))
         there = set(sa.inspect(connection).get_table_names()) & set(META.tables)
         if not there:
             META.create_all(connection)
             create_text_index(connection)
             connection.execute(sa.insert(SCHEMA).values(version=SCHEMA_VERSION, starts=0))
-        elif SCHEMA.name in there:
+        elif SCHEMA.name in there and (not shared or _is_alone(connection)):
             migrate(connection)
         check_schema(connection)
         starts = SCHEMA.c.starts
         connection.execute(sa.update(SCHEMA).values(starts=starts + 1))
         return connection.scalars(sa.select(starts)).one()
+
+
+def _is_alone(connection: sa.Connection) -> bool:
+    """Whether no other server of the fleet has the database open."""
+    held = (
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND "
+        "database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+        "AND granted AND (classid::bigint << 32 | objid::bigint) = :lock"
+    )
+    lock = {"lock": _lock_of(connection.engine)}
+    return connection.execute(sa.text(held), lock).scalar_one() <= 1
 
 
 def check_schema(connection: sa.Connection) -> None:
@@ -144,7 +194,8 @@ def check_schema(connection: sa.Connection) -> None:
         if found in STEPS:
             raise ConfigError(
                 f"The database {place_of(connection.engine)} has schema version {found}, expected "
-                f"{SCHEMA_VERSION}. Start this server on it once: it brings it to that version."
+                f"{SCHEMA_VERSION}. Start this server on it once, while no other one uses it: it "
+                "brings it to that version."
             )
         raise _refused(
             connection,

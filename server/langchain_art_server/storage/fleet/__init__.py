@@ -1,0 +1,1 @@
+"""What the servers of one database agree on: leases of policies, news, the order of calls."""

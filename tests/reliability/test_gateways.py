@@ -1,0 +1,372 @@
+"""Several servers on one PostgreSQL: one version everywhere, one job at a time, none done twice."""
+
+from __future__ import annotations
+
+import math
+import queue
+import random
+import threading
+import time
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from pydantic_core import from_json
+
+from langchain_art_server.backends.models.adapter_files import check_files
+from tests.support.gateways import AnyGateway, Gateway, Gateways
+from tests.support.hot_swap import train_once
+from tests.support.postgres import Postgres
+from tests.support.seeds import drawn_seed
+from tests.support.soak import count
+
+QUESTION = [{"role": "user", "content": "When is the audit?"}]
+#: Seconds within which each server routes to what was published.
+SOON = 1.0
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Iterator[Gateways]:
+    settings = "keep_checkpoints = 1000\nmax_policies = 1000\n"
+    with Gateways(tmp_path_factory.mktemp("fleet"), postgres, settings=settings) as made:
+        yield made
+
+
+def said(gateway: Gateway, policy: str, **more: Any) -> Any:
+    """A call, and what answered it."""
+    body = {"model": policy, "messages": QUESTION, "max_tokens": 4} | more
+    with gateway.http() as http:
+        return http.post("/v1/chat/completions", json=body)
+
+
+def routes_to(gateway: Gateway, policy: str, model: str) -> float:
+    """How long a server takes from now on until it routes a policy's name to `model`."""
+    begun = time.monotonic()
+    while said(gateway, policy).json().get("model") != model:
+        assert time.monotonic() - begun < 10
+    return time.monotonic() - begun
+
+
+def make_runs(gateways: list[Gateway], policy: str, name: str) -> list[str]:
+    """Four runs with rewards, whose calls go to the servers in turn."""
+    runs = [f"{policy}-{name}-{seed}" for seed in range(4)]
+    for seed, run in enumerate(runs):
+        gateway = gateways[seed % len(gateways)]
+        answer = said(gateway, policy, seed=seed, max_tokens=8, art={"trajectory_id": run})
+        assert answer.status_code == 200, answer.text
+        with gateways[(seed + 1) % len(gateways)].http() as http:
+            reward = {"reward": float(seed % 2)}
+            http.put(f"/v1/trajectories/{run}/reward", json=reward).raise_for_status()
+    return runs
+
+
+def order(gateway: Gateway, policy: str, runs: list[str], key: str) -> Any:
+    body = {"policy": policy, "groups": [runs], "config": {"learning_rate": 1e-3}}
+    with gateway.http() as http:
+        answer = http.post("/v1/train", json=body, headers={"Idempotency-Key": key})
+        return answer.raise_for_status().json()
+
+
+def ended(gateway: Gateway, job: Any, seconds: float = 60) -> Any:
+    with gateway.http() as http:
+        until = time.monotonic() + seconds
+        while job["state"] in ("queued", "running"):
+            assert time.monotonic() < until, job
+            job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 1}).json()
+    return job
+
+
+def make_policy(fleet: Gateways, name: str) -> str:
+    with fleet.all[0].http() as http:
+        http.post("/v1/policies", json={"name": name}).raise_for_status()
+    return name
+
+
+def test_what_one_server_does_the_other_knows(fleet: Gateways) -> None:
+    one, other = fleet.all
+    policy = make_policy(fleet, "shared")
+    assert said(other, policy).json()["model"] == f"{policy}@0", "a policy is known at once"
+    for step, (mine, theirs) in enumerate([(one, other), (other, one)], 1):
+        with mine.http() as http:
+            train_once(http, step - 1, policy)
+        assert routes_to(theirs, policy, f"{policy}@{step}") < SOON
+    with one.http() as first, other.http() as second:
+        assert first.get("/status").json()["calls"] == second.get("/status").json()["calls"]
+        first.post(f"/v1/policies/{policy}/rollback", json={"version": 1}).raise_for_status()
+        assert routes_to(other, policy, f"{policy}@1") < SOON
+        second.delete(f"/v1/policies/{policy}/checkpoints/2").raise_for_status()
+        time.sleep(SOON)
+        assert said(one, f"{policy}@2").status_code == 404
+        second.delete(f"/v1/policies/{policy}").raise_for_status()
+        time.sleep(SOON)
+        assert said(one, policy).status_code == 404
+
+
+def test_a_run_through_both_servers_trains_the_tokens_that_were_sampled(fleet: Gateways) -> None:
+    """A reply goes on in the other server's prompt with its own tokens, not with those of its text.
+
+    A random model's replies are hardly ever what the tokenizer makes of their text.
+    """
+    policy, records = make_policy(fleet, "split"), list[Any]()
+    for seed in range(4):
+        run, messages = f"split-{seed}", list[Any](QUESTION)
+        for turn in range(3):
+            gateway = fleet.all[turn % 2]
+            more = {"messages": messages, "max_tokens": 12, "temperature": 1.5, "seed": seed}
+            answer = said(gateway, policy, **more, art={"trajectory_id": run}).json()
+            messages += [answer["choices"][0]["message"], {"role": "user", "content": "Go on."}]
+            with gateway.http() as http:
+                records.append(http.get(f"/v1/calls/{answer['id']}").json())
+        began = [call["began"] for call in records[-3:]]
+        assert began == sorted(began), "calls are in the order in which they began"
+        for earlier, later in zip(records[-3:], records[-2:], strict=False):
+            whole = earlier["prompt_token_ids"] + earlier["token_ids"]
+            assert later["prompt_token_ids"][: len(whole)] == whole
+        with fleet.all[seed % 2].http() as http:
+            reward = {"reward": float(seed % 2)}
+            kept = http.put(f"/v1/trajectories/{run}/reward", json=reward).json()
+            assert [turn["call_id"] for turn in kept["turns"]] == [c["id"] for c in records[-3:]]
+    runs = [f"split-{seed}" for seed in range(4)]
+    job = ended(fleet.all[1], order(fleet.all[0], policy, runs, "split"))
+    assert job["state"] == "succeeded", job["error"]
+    sampled = sum(len(call["token_ids"]) for call in records)
+    assert job["result"]["metrics"]["tokens_trained"] == sampled
+    assert order(fleet.all[1], policy, runs, "split")["id"] == job["id"], "a key is a key on both"
+
+
+def stopped(fleet: Gateways) -> tuple[Gateway, Gateway]:
+    """The server that has stopped itself, and the other one."""
+    until = time.monotonic() + 30
+    while True:
+        for one, other in (fleet.all, fleet.all[::-1]):
+            if one.is_stopped and not fleet.stop_file.exists():
+                return one, other
+        assert time.monotonic() < until, "no server came to it"
+        time.sleep(0.01)
+
+
+MOMENTS = ("after the rename", "in the transaction", "before the step", "after the step")
+MOMENTS = (*MOMENTS, "before the rename")[: count(1, 5)]
+
+
+@pytest.mark.soak("G2", len(MOMENTS), "moments at which the holder of a job sleeps")
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_holder_that_slept_publishes_nothing(fleet: Gateways, moment: str) -> None:
+    """It stops at a moment of its job, the other server does the job, and it wakes."""
+    policy = make_policy(fleet, moment.replace(" ", "-"))
+    runs = make_runs(fleet.all, policy, "1")
+    fleet.stop_file.write_text(moment)
+    job = order(fleet.all[0], policy, runs, policy)
+    holder, other = stopped(fleet)
+    job = ended(other, job)
+    assert job["state"] == "succeeded", job["error"]
+    version, folder = job["result"]["version"], fleet.folder / "data" / "adapters" / policy
+    published = (folder / str(version) / "manifest.json").read_bytes()
+    holder.thaw()
+    assert routes_to(holder, policy, f"{policy}@{version}") < SOON, "no stale version after it woke"
+    newest = version
+    for gateway in fleet.all:  # what it would still write it has tried by now
+        routes_to(gateway, policy, f"{policy}@{newest}")  # what it samples is not to be stale
+        again = make_runs([gateway], policy, gateway.log.stem)
+        done = ended(other, order(gateway, policy, again, f"{policy}-{gateway.log.stem}"))
+        assert done["state"] == "succeeded", done["error"]
+        newest = done["result"]["version"]
+    assert (folder / str(version) / "manifest.json").read_bytes() == published
+    versions = {int(one.name) for one in folder.iterdir()}
+    rows = fleet.rows("SELECT version FROM checkpoints WHERE policy = :p", p=policy)
+    assert versions == {row.version for row in rows} and len(versions) == 4
+    for one in versions:
+        check_files(folder / str(one))
+    made = [from_json((folder / str(n) / "manifest.json").read_bytes())["job"] for n in versions]
+    assert len(set(made)) == 4, "each job made one version"
+    trained = fleet.rows("SELECT trajectory_id FROM trained WHERE policy = :p", p=policy)
+    assert len(trained) == len({row.trajectory_id for row in trained}) == 12
+    events = AnyGateway(fleet).ok("GET", f"/v1/jobs/{job['id']}/events")["data"]
+    assert [one["message"] for one in events].count(f"{policy}@{version} serves") == 1
+
+
+def test_a_holder_that_wakes_while_the_other_works_publishes_nothing(fleet: Gateways) -> None:
+    """It wakes just before it renames and commits; the other one has the lease, and is not done."""
+    policy = make_policy(fleet, "both")
+    job = order(fleet.all[0], policy, make_runs(fleet.all, policy, "1"), policy)
+    assert ended(fleet.all[0], job)["result"]["version"] == 1
+    for gateway in fleet.all:
+        routes_to(gateway, policy, f"{policy}@1")
+    runs = make_runs(fleet.all, policy, "2")
+    fleet.stop_file.write_text("before the rename")
+    job = order(fleet.all[0], policy, runs, f"{policy}-2")
+    holder, other = stopped(fleet)
+    fleet.stop_file.write_text("before the step")
+    until = time.monotonic() + 30
+    while not other.is_stopped:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    folder = fleet.folder / "data" / "adapters" / policy
+    holder.thaw()
+    while not (folder / "2").exists():
+        assert time.monotonic() < until
+    time.sleep(SOON)
+    rows = "SELECT version FROM checkpoints WHERE policy = :p ORDER BY version"
+    assert [row.version for row in fleet.rows(rows, p=policy)] == [0, 1], "it published"
+    assert said(holder, f"{policy}@2").status_code == 404, "what it wrote is served"
+    other.thaw()
+    job = ended(other, job)
+    assert job["state"] == "succeeded", job["error"]
+    assert job["result"]["version"] == 3, "a name that may be on another's disk is not used"
+    assert routes_to(holder, policy, f"{policy}@3") < SOON
+    assert [row.version for row in fleet.rows(rows, p=policy)] == [0, 1, 3]
+    last = order(holder, policy, make_runs(fleet.all, policy, "3"), f"{policy}-3")
+    assert ended(holder, last)["result"]["version"] == 4
+    assert sorted(int(one.name) for one in folder.iterdir()) == [0, 1, 3, 4], "it is swept up"
+
+
+def test_a_job_of_the_other_server_is_cancelled(fleet: Gateways) -> None:
+    policy = make_policy(fleet, "cancelled")
+    runs = make_runs(fleet.all, policy, "1")
+    fleet.stop_file.write_text("before the step")
+    job = order(fleet.all[0], policy, runs, policy)
+    holder, other = stopped(fleet)
+    with other.http() as http:
+        cancelled = http.post(f"/v1/jobs/{job['id']}/cancel").raise_for_status().json()
+        assert cancelled["state"] == "cancelled"
+    holder.thaw()
+    time.sleep(SOON)
+    assert ended(holder, job)["state"] == "cancelled"
+    again = ended(other, order(other, policy, make_runs(fleet.all, policy, "2"), "again"))
+    assert again["state"] == "succeeded"
+    rows = fleet.rows("SELECT version FROM checkpoints WHERE policy = :p", p=policy)
+    assert sorted(row.version for row in rows) == [0, again["result"]["version"]]
+
+
+# --- under load ----------------------------------------------------------------------------------
+
+KILLS = count(1, 10)
+CLIENTS, PER_STEP = 4, 8
+
+
+class Answered(NamedTuple):
+    """A call that was answered."""
+
+    id: str
+    version: int
+    by: int
+    """Which server."""
+    sent: float
+
+
+class Client(threading.Thread):
+    """Makes runs of two calls, the second through the other server, until it is told to stop.
+
+    It sends what was not answered again, to whichever server answers.
+    """
+
+    def __init__(self, fleet: Gateways, number: int, done: queue.SimpleQueue[str]) -> None:
+        super().__init__(daemon=True)
+        self._number, self._done = number, done
+        self.any, self.stop = AnyGateway(fleet, number), threading.Event()
+        self.calls: list[Answered] = []
+
+    def run(self) -> None:
+        made = 0
+        while not self.stop.is_set():
+            made += 1
+            run, messages = f"load-{self._number}-{made}", list[Any](QUESTION)
+            for _ in range(2):
+                body = {"model": "tiny", "messages": messages, "max_tokens": 8}
+                body |= {"art": {"trajectory_id": run}, "seed": made}
+                answer = self.any.ok("POST", "/v1/chat/completions", body)
+                version = int(answer["model"].rpartition("@")[2])
+                self.calls.append(Answered(answer["id"], version, self.any.at, self.any.sent))
+                messages += [answer["choices"][0]["message"], {"role": "user", "content": "Go on."}]
+            reward = {"reward": float((made + self._number) % 2)}
+            self.any.ok("PUT", f"/v1/trajectories/{run}/reward", reward)
+            self._done.put(run)
+
+
+class TrainingClient(threading.Thread):
+    """Trains on the runs as they come, through both servers in turn."""
+
+    def __init__(self, fleet: Gateways, done: queue.SimpleQueue[str]) -> None:
+        super().__init__(daemon=True)
+        self._done, self.any, self.stop = done, AnyGateway(fleet), threading.Event()
+        self.jobs: list[dict[str, Any]] = []
+
+    def run(self) -> None:
+        while not self.stop.is_set():
+            runs = [self._done.get(timeout=60) for _ in range(PER_STEP)]
+            body = {"policy": "tiny", "groups": [runs], "config": LIGHT}
+            self.jobs.append(self.any.train(f"load-{len(self.jobs)}", body))
+
+
+#: Steps so small that what another version has sampled, or two of them, can be trained.
+LIGHT = {"learning_rate": 1e-5, "max_logprob_gap": 1.0}
+
+
+@pytest.mark.soak("G1", KILLS, "kills of one of two gateways under load")
+@pytest.mark.slow
+@pytest.mark.timeout(count(300, 1800))
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_server_is_killed_under_load(tmp_path: Path, postgres: Postgres) -> None:
+    draw = random.Random(drawn_seed())
+    done = queue.SimpleQueue[str]()
+    with Gateways(tmp_path, postgres, settings="keep_checkpoints = 1000\n") as fleet:
+        clients = [Client(fleet, number, done) for number in range(CLIENTS)]
+        trains = TrainingClient(fleet, done)
+        for one in (trains, *clients):
+            one.start()
+        for _ in range(KILLS):
+            before = len(trains.jobs)
+            time.sleep(draw.uniform(0.5, 3.0))
+            victim = draw.choice(fleet.all)
+            victim.kill()
+            time.sleep(draw.uniform(0.0, 2.0))
+            victim.start()
+            until = time.monotonic() + 60
+            while len(trains.jobs) < before + 2:  # with both servers, and after what was cut
+                assert trains.is_alive() and time.monotonic() < until
+                time.sleep(0.05)
+        for one in (trains, *clients):
+            one.stop.set()
+            one.join()
+        calls = [call for one in clients for call in one.calls]
+        kept = {row.id for row in fleet.rows("SELECT id FROM calls")}
+        assert {call.id for call in calls} <= kept, "a call that was answered is lost"
+        jobs = fleet.rows("SELECT * FROM jobs ORDER BY number")
+        assert {row.state for row in jobs} == {"succeeded"} and len(jobs) == len(trains.jobs)
+        versions = [row.target_version for row in jobs]
+        assert versions == sorted(set(versions)), "each job made one version, in order"
+        trained = [row.trajectory_id for row in fleet.rows("SELECT trajectory_id FROM trained")]
+        assert len(trained) == len(set(trained)) == PER_STEP * len(jobs)
+        folder = fleet.folder / "data" / "adapters" / "tiny"
+        for row in jobs:
+            assert check_files(folder / str(row.target_version))["job"] == row.id
+        serves = fleet.rows("SELECT job_id FROM job_events WHERE message LIKE '% serves'")
+        assert len(serves) == len({row.job_id for row in serves}) == len(jobs)
+        stale = staleness(calls, {row.target_version: row.finished_at for row in jobs})
+    assert max(stale) <= SOON, "a call was routed to a version of before"
+    late = sorted(stale)
+    p99 = late[math.ceil(0.99 * len(late)) - 1]
+    print(  # noqa: T201
+        f"{KILLS} kills, {len(jobs)} jobs, {len(calls)} calls answered, "
+        f"{sum(one.any.resent for one in (trains, *clients))} requests sent again; the last stale "
+        f"call to a server was sent after publishing: max {1000 * late[-1]:.0f} ms, "
+        f"p99 {1000 * p99:.0f} ms, median {1000 * late[len(late) // 2]:.0f} ms"
+    )
+
+
+def staleness(calls: list[Answered], published: dict[int, float]) -> list[float]:
+    """How long after a version was published a call was still routed to one before it.
+
+    One for each version and server; 0 if none was.
+
+    Times are of this machine's clock: when the call was sent, and when the job wrote its end, just
+    before the transaction that publishes.
+    """
+    found: list[float] = []
+    for (version, at), server in product(published.items(), (0, 1)):
+        late = [one.sent - at for one in calls if one.by == server and one.version < version]
+        found.append(max(0.0, *late))
+    return found

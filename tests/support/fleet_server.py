@@ -1,0 +1,64 @@
+"""``python -m tests.support.fleet_server MODEL``: a server of a fleet that stops itself as told.
+
+Its leases are short. The file that ``STOP_FILE`` points to names a moment of a job; the first
+server that comes to it removes the file and stops (SIGSTOP), until somebody continues it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from langchain_art_server import __main__ as door
+from langchain_art_server.backends.peft.learner import PeftLearner
+from langchain_art_server.jobs import held_policies
+from langchain_art_server.policies.adapter_store import AdapterStore
+from langchain_art_server.storage import job_store
+from langchain_art_server.storage.fleet import policy_leases
+
+LEASE_SECONDS, RENEW_SECONDS = 3.0, 0.4
+
+
+def come_to(moment: str) -> None:
+    stop = Path(os.environ["STOP_FILE"])
+    try:
+        if stop.read_text() != moment:
+            return
+        stop.unlink()
+    except FileNotFoundError:
+        return
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _around(work: Callable[..., Any], before: str, after: str) -> Callable[..., Any]:
+    def watched(*args: Any, **options: Any) -> Any:
+        come_to(before)
+        done = work(*args, **options)
+        come_to(after)
+        return done
+
+    return watched
+
+
+def main() -> None:
+    policy_leases.LEASE_SECONDS = LEASE_SECONDS
+    held_policies.RENEW_SECONDS = RENEW_SECONDS
+    AdapterStore.publish = _around(AdapterStore.publish, "before the rename", "after the rename")
+    job_store.require_running = _around(job_store.require_running, "", "in the transaction")
+    step = PeftLearner.step
+
+    async def watched(learner: PeftLearner, *args: Any) -> Any:
+        come_to("before the step")
+        done = await step(learner, *args)
+        come_to("after the step")
+        return done
+
+    PeftLearner.step = watched  # type: ignore[reportAttributeAccessIssue]
+    door.cli()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Several servers of one database and one data directory, and a client of all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import sqlalchemy as sa
+
+from langchain_art_server.storage.schema.opening import connect
+from tests.support.live_server import TLS, ForkedServer
+from tests.support.postgres import Postgres
+
+#: Seconds after which a request that no server answers has failed.
+PATIENCE = 120.0
+
+
+class Gateway(ForkedServer):
+    """One server of a fleet."""
+
+    def __init__(self, folder: Path, number: int, *args: str, stop_file: Path) -> None:
+        super().__init__(
+            folder / "data",
+            *args,
+            env={"STOP_FILE": str(stop_file)},
+            module="tests.support.fleet_server",
+        )
+        self.log = folder / f"gateway-{number}.log"
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process has stopped itself, or was stopped."""
+        assert self.process is not None
+        status = Path(f"/proc/{self.process.pid}/stat").read_text()
+        return status.rpartition(")")[2].split()[0] == "T"
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGCONT)
+
+
+class Gateways:
+    """A fleet of two servers; one that is killed is the test's to start again."""
+
+    def __init__(self, folder: Path, postgres: Postgres, settings: str = "") -> None:
+        self.folder, self.url = folder, postgres.database()
+        self.stop_file = folder / "stop"
+        (folder / "fleet.toml").write_text(f"fleet = true\n{settings}")
+        args = ("--config", str(folder / "fleet.toml"), "--database-url", self.url)
+        self.all = [Gateway(folder, number, *args, stop_file=self.stop_file) for number in (0, 1)]
+
+    def __enter__(self) -> Self:
+        for one in self.all:
+            one.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self.all:
+            if one.process is not None and one.process.poll() is None:
+                one.thaw()
+                one.stop()
+
+    def rows(self, query: str, **values: Any) -> list[Any]:
+        """What the database says."""
+        engine = connect(self.url)
+        with engine.connect() as connection:
+            found = list(connection.execute(sa.text(query), values))
+        engine.dispose()
+        return found
+
+
+class AnyGateway:
+    """Sends each request to one server, and to the next until one answers otherwise than 503."""
+
+    def __init__(self, fleet: Gateways, first: int = 0) -> None:
+        self._roots = [one.root for one in fleet.all]
+        #: The server that is asked.
+        self.at = first % len(self._roots)
+        self._http = httpx.Client(timeout=30, verify=TLS)
+        self.resent = 0
+        #: When the request that was answered last was sent.
+        self.sent = 0.0
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
+        deadline = time.monotonic() + PATIENCE
+        self.at = (self.at + 1) % len(self._roots)
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                url, self.sent = self._roots[self.at] + path, time.time()
+                answer = self._http.request(method, url, json=body, headers=headers)
+                if answer.status_code != 503:
+                    return answer
+            self.resent += 1
+            assert time.monotonic() < deadline, f"{method} {path} is not answered"
+            self.at = (self.at + 1) % len(self._roots)
+            time.sleep(0.02)
+
+    def ok(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        answer = self.ask(method, path, body, **headers)
+        assert answer.status_code in (200, 202), (method, path, answer.status_code, answer.text)
+        return answer.json()
+
+    def train(self, key: str, body: Any) -> dict[str, Any]:
+        """A job, sent again with its key if a death has ended it; as it succeeded."""
+        while True:
+            job = self.ok("POST", "/v1/train", body, **{"Idempotency-Key": key})
+            while job["state"] in ("queued", "running"):
+                job = self.ok("GET", f"/v1/jobs/{job['id']}?wait=2")
+            if not job["retryable"]:
+                assert job["state"] == "succeeded", job
+                return job

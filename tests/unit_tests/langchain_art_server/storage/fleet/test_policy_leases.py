@@ -1,0 +1,177 @@
+"""Two servers' stores on one PostgreSQL: who may write, and in which order calls began."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from langchain_art.errors import ConfigError
+from langchain_art.wire import CallTags, LoraConfig, TrainRequest, Trajectory
+from langchain_art_server.storage.data_dir import own
+from langchain_art_server.storage.fleet import policy_leases
+from langchain_art_server.storage.fleet.call_order import begin_call
+from langchain_art_server.storage.fleet.policy_leases import LeaseLost
+from langchain_art_server.storage.job_store import JobCancelled
+from langchain_art_server.storage.store import Store
+from langchain_art_server.storage.tables import SCHEMA, SCHEMA_VERSION
+from tests.support.call_records import record
+from tests.support.postgres import Postgres
+
+REQUEST = TrainRequest(policy="p", groups=(("t-1",),))
+
+
+@pytest.fixture
+def url(postgres: Postgres) -> str:
+    return postgres.database()
+
+
+@pytest.fixture
+def stores(url: str) -> Iterator[tuple[Store, Store]]:
+    made = Store(url, shared=True), Store(url, shared=True)
+    yield made
+    for store in made:
+        store.close()
+
+
+async def test_one_server_has_a_policy_until_it_gives_it_back(stores: tuple[Store, Store]) -> None:
+    one, other = stores
+    lease = await one.leases.take("p")
+    assert lease is not None
+    assert await other.leases.take("p") is None
+    assert await other.leases.take("q") is not None, "a lease is of one policy"
+    assert await one.leases.renew(lease)
+    await one.leases.release(lease)
+    later = await other.leases.take("p")
+    assert later is not None and later.token == lease.token + 1
+    assert not await one.leases.renew(lease)
+
+
+async def test_what_another_server_has_is_not_waited_for(stores: tuple[Store, Store]) -> None:
+    """SKIP LOCKED: one that stopped while it held the row keeps nobody."""
+    one, other = stores
+    lease = await one.leases.take("p")
+    assert lease is not None
+    await one.leases.release(lease)
+    with one.engine.begin() as connection:
+        assert policy_leases.holds(connection, lease)
+        async with asyncio.timeout(3):
+            assert await other.leases.take("p") is None
+    assert await other.leases.take("p") is not None
+
+
+async def test_a_server_that_slept_writes_nothing(
+    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_leases, "LEASE_SECONDS", 0.2)
+    one, other = stores
+    await one.add_policy("p", LoraConfig())
+    await one.jobs.add("job-1", "k", REQUEST, [], 9)
+    lease = await one.leases.take("p", "job-1")
+    await one.jobs.begin("job-1", 0, 1, lease)
+    assert await other.jobs.next_open() is None, "another server has the policy"
+    await asyncio.sleep(0.3)
+    found = await other.jobs.next_open()
+    assert found is not None and found.id == "job-1"
+    taken = await other.leases.take("p", "job-1")
+    assert lease is not None and taken is not None and taken.token > lease.token
+    for write in (
+        one.jobs.begin("job-1", 0, 1, lease),
+        one.jobs.finish("job-1", None, "it failed", lease=lease),
+        one.roll_back("p", 1, "", lease),
+        one.delete_policy("p", lease),
+        one.add_policy("p", LoraConfig(), lease),
+    ):
+        with pytest.raises(LeaseLost, match="'p'"):
+            await write
+    await one.jobs.add_event("job-1", "half", 0.5, lease)
+    assert (await one.jobs.events("job-1", 0, 9)).items == []
+    await other.jobs.finish("job-1", None, None, lease=taken)
+    assert (await one.jobs.get("job-1")).state == "succeeded"
+    assert await one.leases.take("p", "job-1") is None, "it has ended"
+
+
+async def test_a_job_that_another_server_cancels_does_not_end(stores: tuple[Store, Store]) -> None:
+    one, other = stores
+    await one.jobs.add("job-1", "k", REQUEST, [], 9)
+    lease = await one.leases.take("p", "job-1")
+    await one.jobs.begin("job-1", 0, 1, lease)
+    await other.jobs.cancel("job-1")
+    with pytest.raises(JobCancelled):
+        await one.jobs.finish("job-1", None, None, lease=lease)
+    assert (await one.jobs.get("job-1")).state == "cancelled"
+
+
+async def test_what_is_sent_to_both_at_once_is_stored_once(stores: tuple[Store, Store]) -> None:
+    runs = [Trajectory(id=f"t-{number}", reward=1.0) for number in range(20)]
+    stored = await asyncio.gather(
+        *(store.add_trajectories([run]) for run in runs for store in stores)
+    )
+    assert sum(stored) == len(runs)
+    jobs = await asyncio.gather(
+        *(
+            store.jobs.add(f"job-{key}-{number}", f"key-{key}", REQUEST, runs[:1], 99)
+            for key in range(5)
+            for number, store in enumerate(stores)
+        )
+    )
+    assert len({job.id for job in jobs}) == 5
+
+
+async def test_calls_are_in_the_order_in_which_they_began(stores: tuple[Store, Store]) -> None:
+    """The second server was started later; its calls are not all later."""
+    numbers: list[int] = []
+    for turn in range(6):
+        store = stores[turn % 2]
+        began, others = await begin_call(store, "t-1", [f"c-{turn - 2}"])
+        numbers.append(began)
+        assert [one.id for one in others] == [f"c-{n}" for n in range(turn) if n != turn - 2]
+        tags = CallTags(trajectory_id="t-1")
+        await store.add_calls([record(f"c-{turn}", (1, 2), (3,), tags=tags, began=began)])
+    assert numbers == sorted(set(numbers))
+
+
+def test_the_calls_of_a_single_server_before_and_after_a_fleet(url: str) -> None:
+    numbers: list[int] = []
+    for shared in (False, True, True, False):
+        store = Store(url, shared=shared)
+        for _ in range(2):
+            began = asyncio.run(begin_call(store, None, ()))[0] if shared else store.next_began()
+            numbers.append(began)
+        store.close()
+    assert numbers == sorted(set(numbers))
+
+
+def test_a_server_without_the_setting_is_refused_and_the_reverse(url: str) -> None:
+    fleets = Store(url, shared=True)
+    with pytest.raises(ConfigError, match="Another server uses the database"):
+        Store(url)
+    fleets.close()
+    alone = Store(url)
+    with pytest.raises(ConfigError, match="set fleet = true"):
+        Store(url, shared=True)
+    alone.close()
+
+
+def test_so_is_one_on_the_same_directory(tmp_path: Path) -> None:
+    one, other = own(tmp_path, shared=True), own(tmp_path, shared=True)
+    with pytest.raises(ConfigError, match="Another server uses"):
+        own(tmp_path)
+    one.close()
+    other.close()
+    alone = own(tmp_path)
+    with pytest.raises(ConfigError, match="set fleet = true"):
+        own(tmp_path, shared=True)
+    alone.close()
+
+
+def test_tables_are_not_changed_under_a_server_that_runs(url: str) -> None:
+    running = Store(url, shared=True)
+    with running.engine.begin() as connection:
+        connection.execute(sa.update(SCHEMA).values(version=SCHEMA_VERSION - 1))
+    with pytest.raises(ConfigError, match="while no other one uses it"):
+        Store(url, shared=True)
+    running.close()
