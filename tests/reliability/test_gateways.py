@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import queue
 import random
 import threading
@@ -15,10 +16,13 @@ from typing import Any, NamedTuple
 import pytest
 from pydantic_core import from_json
 
+from langchain_art.client.sync_client import ArtClient
+from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server.backends.models.adapter_files import check_files
+from langchain_art_server.backups.backup import back_up
 from tests.support.gateways import AnyGateway, Gateway, Gateways
 from tests.support.hot_swap import train_once
-from tests.support.postgres import Postgres
+from tests.support.postgres import Postgres, programs
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 
@@ -241,6 +245,29 @@ def test_a_job_of_the_other_server_is_cancelled(fleet: Gateways) -> None:
     assert sorted(row.version for row in rows) == [0, again["result"]["version"]]
 
 
+@pytest.mark.slow
+def test_a_tenant_and_a_backup_are_of_all_servers(
+    tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{programs()}{os.pathsep}{os.environ['PATH']}")  # pg_dump's
+    servers_key = new_api_key()
+    with Gateways(tmp_path, postgres, api_key=servers_key) as made:
+        one, other = made.all
+        with ArtClient(one.base_url, api_key=servers_key) as administrator:
+            key = administrator.create_key("one", tenant="ana").key
+        until = time.monotonic() + 10
+        one.api_key = other.api_key = key
+        with other.http() as http:
+            while http.post("/v1/policies", json={"name": "own"}).status_code == 401:
+                assert time.monotonic() < until, "the key is not known on the other server"
+                time.sleep(0.5)
+            train_once(http, 0, "own")
+        assert routes_to(one, "own", "own@1") < SOON
+        contents, damaged = back_up(made.folder / "data", tmp_path / "backup.tar", made.url)
+        assert not damaged
+        assert contents.versions == {".": ["tiny@0"], "tenants/ana": ["own@0", "own@1"]}
+
+
 # --- under load ----------------------------------------------------------------------------------
 
 KILLS = count(1, 10)
@@ -281,7 +308,7 @@ class Client(threading.Thread):
                 version = int(answer["model"].rpartition("@")[2])
                 self.calls.append(Answered(answer["id"], version, self.any.at, self.any.sent))
                 messages += [answer["choices"][0]["message"], {"role": "user", "content": "Go on."}]
-            reward = {"reward": float((made + self._number) % 2)}
+            reward = {"reward": made % 7 + self._number / 10}  # a group has several
             self.any.ok("PUT", f"/v1/trajectories/{run}/reward", reward)
             self._done.put(run)
 
@@ -297,6 +324,8 @@ class TrainingClient(threading.Thread):
     def run(self) -> None:
         while not self.stop.is_set():
             runs = [self._done.get(timeout=60) for _ in range(PER_STEP)]
+            while not self._done.empty():  # the newest, which are not too stale to be trained
+                runs = [*runs[1:], self._done.get()]
             body = {"policy": "tiny", "groups": [runs], "config": LIGHT}
             self.jobs.append(self.any.train(f"load-{len(self.jobs)}", body))
 

@@ -23,13 +23,11 @@ PATIENCE = 120.0
 class Gateway(ForkedServer):
     """One server of a fleet."""
 
-    def __init__(self, folder: Path, number: int, *args: str, stop_file: Path) -> None:
-        super().__init__(
-            folder / "data",
-            *args,
-            env={"STOP_FILE": str(stop_file)},
-            module="tests.support.fleet_server",
-        )
+    def __init__(
+        self, folder: Path, number: int, *args: str, stop_file: Path, api_key: str | None = None
+    ) -> None:
+        env = {"STOP_FILE": str(stop_file)} | ({"ART_API_KEY": api_key} if api_key else {})
+        super().__init__(folder / "data", *args, env=env, module="tests.support.fleet_server")
         self.log = folder / f"gateway-{number}.log"
 
     @property
@@ -53,12 +51,17 @@ class Gateway(ForkedServer):
 class Gateways:
     """A fleet of two servers; one that is killed is the test's to start again."""
 
-    def __init__(self, folder: Path, postgres: Postgres, settings: str = "") -> None:
+    def __init__(
+        self, folder: Path, postgres: Postgres, settings: str = "", api_key: str | None = None
+    ) -> None:
         self.folder, self.url = folder, postgres.database()
         self.stop_file = folder / "stop"
         (folder / "fleet.toml").write_text(f"fleet = true\n{settings}")
         args = ("--config", str(folder / "fleet.toml"), "--database-url", self.url)
-        self.all = [Gateway(folder, number, *args, stop_file=self.stop_file) for number in (0, 1)]
+        self.all = [
+            Gateway(folder, number, *args, stop_file=self.stop_file, api_key=api_key)
+            for number in (0, 1)
+        ]
 
     def __enter__(self) -> Self:
         for one in self.all:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 
-from langchain_art.errors import Conflict, InvalidRequest
+from langchain_art.errors import Conflict, Damaged, InvalidRequest
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.policies.router import Router
 from langchain_art_server.storage.fleet.policy_leases import PolicyLease
@@ -62,9 +63,10 @@ class Retention:
             return
         kept = {one.version for one in await self._store.checkpoints(policy)}
         for version in set(self._adapters.versions(policy)) - kept - {0}:
-            manifest = await asyncio.to_thread(self._adapters.manifest, policy, version)
-            if manifest is not None and manifest["job"] != job_id:
-                await asyncio.to_thread(self._adapters.delete, policy, version)
+            with suppress(Damaged):  # it stays, and its number is not used again
+                manifest = await asyncio.to_thread(self._adapters.manifest, policy, version)
+                if manifest is not None and manifest["job"] != job_id:
+                    await asyncio.to_thread(self._adapters.delete, policy, version)
 
     async def drop_policy(self, policy: str, lease: PolicyLease) -> None:
         """Delete a policy with all its versions, and route its names no more.
