@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
-from starlette.requests import Request
 
 from langchain_art.errors import InvalidRequest, PromptTooLong
 from langchain_art.wire import CallTags
@@ -222,18 +221,8 @@ def refuse_overflow(raw: dict[str, Any]) -> None:
                 )
 
 
-async def read_json(request: Request) -> Any:
-    """The body, parsed as JSON.
-
-    Raises:
-        InvalidRequest: it is not JSON (NaN and infinity are not).
-        ClientDisconnect: the client disconnected.
-    """
-    return parse_json(await request.body())
-
-
 def parse_json(body: bytes) -> Any:
-    """See `read_json`."""
+    """A body, parsed as JSON. Raises InvalidRequest: it is none (NaN and infinity are not)."""
     try:
         return from_json(body, allow_inf_nan=False)
     except ValueError as error:
