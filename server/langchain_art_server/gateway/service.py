@@ -118,8 +118,9 @@ class Service:
             self._watch.append(asyncio.create_task(watch_event_loop(self._pauses)))
             await self._start_engines()
         await self.policies.start()
-        await self.store.rollouts.resume()
-        if self.fleet is not None:
+        if self.fleet is None:
+            await self.store.rollouts.resume()
+        else:  # the others have renewed what was asked of them
             await self.fleet.start()
         await self.jobs.start()
         if self._main is self:
