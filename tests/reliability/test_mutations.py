@@ -46,6 +46,8 @@ def valid_requests(call: str, run: str, job: str) -> list[Valid]:
     version = {"name": "tiny", "version": 0}
     policy = "/v1/policies/{name}"
     one = policy + "/checkpoints/{version}"
+    batch, worker = "/v1/rollouts/batches/{batch}", {"worker": "w"}
+    lease = worker | {"rollout": "m:f", "slots": 2, "free": 1}
     train = {"policy": "tiny", "groups": [[run]], "config": {"learning_rate": 1e-4}}
     chats = [
         chat(),
@@ -94,9 +96,26 @@ def valid_requests(call: str, run: str, job: str) -> list[Valid]:
         Valid("GET", "/v1/jobs", query={"policy": "tiny"}),
         Valid("GET", "/v1/jobs/{job_id}", {"job_id": job}, {"wait": 0}),
         Valid("GET", "/v1/jobs/{job_id}/events", {"job_id": job}, {"after": 0, "wait": 0}),
+        Valid(
+            "POST",
+            "/v1/rollouts",
+            body={"batch": "b", "rollout": "m:f", "rollouts": [{"id": "r", "scenario": {"q": 1}}]},
+        ),
+        Valid("POST", "/v1/rollouts/lease", body=lease),
+        Valid("POST", "/v1/rollouts/heartbeat", body=worker | {"holds": ["x"]}),
+        Valid("POST", "/v1/rollouts/return", body=worker | {"holds": ["x"], "leaving": True}),
+        Valid(
+            "POST",
+            "/v1/rollouts/{rollout_id}/complete",
+            {"rollout_id": "r"},
+            body={"trajectory_id": "x", "error": "TimeoutError: slow"},
+        ),
+        Valid("POST", batch + "/take", {"batch": "b"}, body={"done": [], "limit": 2, "wait": 0}),
+        Valid("GET", batch, {"batch": "b"}),
         # What is deleted and cancelled is not what the others ask for.
         Valid("POST", "/v1/jobs/{job_id}/cancel", {"job_id": "job-of-nobody"}),
         Valid("DELETE", policy, {"name": "of-nobody"}),
+        Valid("DELETE", batch, {"batch": "of-nobody"}),
         Valid("DELETE", "/v1/trajectories/{trajectory_id}", {"trajectory_id": "run-of-nobody"}),
         Valid("POST", "/v1/keys", body={"name": "x", "tenant": "ana", "scopes": ["infer"]}),
         Valid("GET", "/v1/keys"),

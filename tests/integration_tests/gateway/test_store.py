@@ -21,12 +21,16 @@ from langchain_art.errors import (
     NotFound,
 )
 from langchain_art.wire import (
+    AttemptOutcome,
     CallTags,
     Checkpoint,
     KeySpec,
+    LeaseRequest,
     LoraConfig,
+    QueuedRollout,
     Review,
     Reward,
+    RolloutBatch,
     TrainRequest,
     TrainResult,
     Trajectory,
@@ -119,7 +123,16 @@ async def filled(store: Store) -> dict[str, list[object]]:
     run = lambda: store.trajectories(["t-1"])  # noqa: E731
     lease = await store.leases.take("p")
     assert lease is not None
+    rollouts = store.rollouts
+    one = QueuedRollout(id="r-1", scenario="s")
+    await rollouts.put(RolloutBatch(batch="b-1", rollout="m:f", rollouts=(one,)))
+    leased = await rollouts.lease(LeaseRequest(worker="w-1", rollout="m:f", slots=1, free=1))
+    id_ = leased.leases[0].trajectory_id
+    outcome = AttemptOutcome(trajectory_id=id_, trajectory=Trajectory(id=id_))
     return {
+        "rollout_batches": [lambda: rollouts.status("b-1")],
+        "rollouts": [lambda: rollouts.complete("r-1", outcome)],
+        "workers": [rollouts.counts],
         "calls": [lambda: store.calls(["c-1"]), lambda: store.tagged_calls("t-1")],
         "trajectories": [run, lambda: store.recent_trajectories(9, None)],
         "trained": [run],
@@ -143,11 +156,12 @@ async def test_a_row_that_the_disk_changed_is_refused_by_name(store: Store) -> N
         if table in (SCHEMA, RUN_CALLS, RUN_MARKS):  # these name rows, and are not used else
             continue
         keys = {"id", "number", *(column.name for column in table.primary_key)}
-        names = ("'c-1'", "'t-1'", "'p'", "'job", "'key-", "1")
+        names = ("'c-1'", "'t-1'", "'p'", "'job", "'key-", "'r-1'", "'b-1'", "'w-1'", "1")
         named = "|".join(f"{table.info['kind']} {name}" for name in names)
         for column in table.columns:
             # Another key, and a trajectory or policy that a query asks for, is another row.
             asked = {("calls", "trajectory_id"), ("rollbacks", "policy")}
+            asked |= {("rollouts", "trajectory_id"), ("workers", "heard_at")}
             if column.name in keys or (table.name, column.name) in asked:
                 continue
             with store.engine.begin() as connection:

@@ -287,7 +287,7 @@ def test_the_learner_is_killed_in_a_step_which_is_begun_again(
     os.kill(victim, signal.SIGKILL)
     result = client.wait(job)
     assert gone(family)
-    assert "The learner died in step 1; the step starts again." in pair.log.read_text()
+    assert "The learner died in step 1, which starts again." in pair.log.read_text()
     assert client.status().engine_restarts == restarts + 1
     assert (result.version, client.policy("killed").version) == (1, 1)
     assert [one.version for one in client.checkpoints("killed")] == [0, 1]
