@@ -163,6 +163,18 @@ def test_a_lost_nodes_replica_comes_back_on_another_with_all_versions(
         server.stop()
 
 
+def until_it_trains(server: LiveServer) -> None:
+    deadline = time.monotonic() + 60
+    with server.http() as http:
+        while time.monotonic() < deadline:
+            for job in http.get("/v1/jobs").json()["data"]:
+                events = http.get(f"/v1/jobs/{job['id']}/events").json()["data"]
+                if any(event["message"].startswith("training ") for event in events):
+                    return
+            time.sleep(0.05)
+    raise AssertionError("no job has come to its step")
+
+
 def test_a_step_begins_again_on_another_node_when_the_learners_is_lost(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -175,7 +187,13 @@ def test_a_step_begins_again_on_another_node_when_the_learners_is_lost(
         with server.http() as http:
             node, learner = cluster.learner()
             os.kill(learner, signal.SIGSTOP)  # it gets the step, and does not end it
-            killer = threading.Timer(3.0, cluster.kill, [node])
+
+            def kill() -> None:
+                until_it_trains(server)
+                time.sleep(1.0)
+                cluster.kill(node)
+
+            killer = threading.Thread(target=kill)
             killer.start()
             train_once(http, 0)
             killer.join()
