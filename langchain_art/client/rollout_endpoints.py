@@ -69,10 +69,8 @@ class RolloutEndpoints(Address):
             limit: the most that are wanted, up to 1000.
             wait: seconds, up to 30, to wait for one.
         """
-        path, body = (
-            path_of("rollouts", "batches", batch, "take"),
-            TakeRequest(done=tuple(done), limit=limit, wait=wait),
-        )
+        path = path_of("rollouts", "batches", batch, "take")
+        body = TakeRequest(done=tuple(done), limit=limit, wait=wait)
         return Request("POST", path, TakenRollouts.model_validate_json, body=body, hold=wait)
 
     @endpoint

@@ -1,7 +1,8 @@
-"""Queries of more ids than a statement takes parameters."""
+"""Queries for all tables: of the time, and of more ids than a statement takes parameters."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -11,6 +12,14 @@ from langchain_art_server.storage.tables import JOBS
 
 #: Ids in one statement: SQLite limits a statement's parameters.
 MAX_PARAMETERS = 500
+
+
+def now_of(connection: sa.Connection) -> float:
+    """The database's time, in seconds since the epoch: the same for all servers that use it."""
+    if connection.dialect.name == "postgresql":
+        clock = sa.func.extract("epoch", sa.func.clock_timestamp())
+        return float(connection.execute(sa.select(clock)).scalar_one())
+    return time.time()
 
 
 def select_among(

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from langchain_art.errors import EngineUnavailable
 from langchain_art_server.storage.fleet.tables import POLICY_LEASES
+from langchain_art_server.storage.queries import now_of
 from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import JOBS
 
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
 
 #: Seconds for which a lease holds, and between two renewals.
 LEASE_SECONDS, RENEW_SECONDS = 10.0, 1.0
-_CLOCK = {
-    "postgresql": sa.text("SELECT extract(epoch FROM clock_timestamp())"),
-    "sqlite": sa.text("SELECT (julianday('now') - 2440587.5) * 86400"),
-}
 
 
 class LeaseLost(EngineUnavailable):
@@ -72,7 +69,7 @@ class PolicyLeases:
             free = sa.select(POLICY_LEASES).where(mine).with_for_update(skip_locked=True)
             if (row := connection.execute(free).first()) is None:
                 return None
-            now = _now(connection)
+            now = now_of(connection)
             if self._is_anothers(intact(POLICY_LEASES, row), now):
                 return None
             values = {"token": row.token + 1, "holder": self._holder, "until": now + LEASE_SECONDS}
@@ -94,7 +91,7 @@ class PolicyLeases:
             if not holds(connection, lease):
                 return False
             mine = POLICY_LEASES.c.policy == lease.policy
-            update(connection, POLICY_LEASES, mine, {"until": until(_now(connection))})
+            update(connection, POLICY_LEASES, mine, {"until": until(now_of(connection))})
             return True
 
         return await self._database.write(write, in_turn=False)
@@ -103,7 +100,7 @@ class PolicyLeases:
         """The policies of which another server has a lease."""
         if not self._database.shared:
             return set()
-        now = _now(connection)
+        now = now_of(connection)
         rows = connection.execute(sa.select(POLICY_LEASES))
         return {row.policy for row in rows if self._is_anothers(row, now)}
 
@@ -131,7 +128,3 @@ def require(connection: sa.Connection, lease: PolicyLease | None) -> None:
             f"its lease for {LEASE_SECONDS:g} s. Nothing was written; send the request again.",
             retry_after=1,
         )
-
-
-def _now(connection: sa.Connection) -> float:
-    return float(connection.execute(_CLOCK[connection.dialect.name]).scalar_one())

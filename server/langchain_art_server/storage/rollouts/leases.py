@@ -7,7 +7,6 @@ gateways never lease one rollout; SQLite has one writer.
 from __future__ import annotations
 
 import math
-import time
 import uuid
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ import sqlalchemy as sa
 from pydantic_core import from_json
 
 from langchain_art.wire import LeaseRequest, Leases, LeasesHeld, RolloutLease
-from langchain_art_server.storage.queries import select_among
+from langchain_art_server.storage.queries import now_of, select_among
 from langchain_art_server.storage.rollouts.tables import BATCHES, ROLLOUTS, WORKERS
 from langchain_art_server.storage.seals import insert, intact, sealed, update, values_of
 
@@ -26,14 +25,6 @@ LIVE_SECONDS, FORGET_SECONDS = 45.0, 600.0
 BATCH_SECONDS = 600.0
 _QUEUED = ROLLOUTS.c.state == "queued"
 _LEASED = ROLLOUTS.c.state == "leased"
-
-
-def now_of(connection: sa.Connection) -> float:
-    """The database's time, in seconds since the epoch: the same for all servers that use it."""
-    if connection.dialect.name == "postgresql":
-        clock = sa.func.extract("epoch", sa.func.clock_timestamp())
-        return float(connection.execute(sa.select(clock)).scalar_one())
-    return time.time()
 
 
 def set_rollout(connection: sa.Connection, row: sa.Row[Any], **values: Any) -> None:
