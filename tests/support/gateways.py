@@ -15,9 +15,7 @@ import sqlalchemy as sa
 from langchain_art_server.storage.schema.opening import connect
 from tests.support.live_server import TLS, ForkedServer
 from tests.support.postgres import Postgres
-
-#: Seconds after which a request that no server answers has failed.
-PATIENCE = 120.0
+from tests.support.storms import PATIENCE, Persistent
 
 
 class Gateway(ForkedServer):
@@ -83,7 +81,7 @@ class Gateways:
         return found
 
 
-class AnyGateway:
+class AnyGateway(Persistent):
     """Sends each request to one server, and to the next until one answers otherwise than 503."""
 
     def __init__(self, fleet: Gateways, first: int = 0) -> None:
@@ -108,18 +106,3 @@ class AnyGateway:
             assert time.monotonic() < deadline, f"{method} {path} is not answered"
             self.at = (self.at + 1) % len(self._roots)
             time.sleep(0.02)
-
-    def ok(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
-        answer = self.ask(method, path, body, **headers)
-        assert answer.status_code in (200, 202), (method, path, answer.status_code, answer.text)
-        return answer.json()
-
-    def train(self, key: str, body: Any) -> dict[str, Any]:
-        """A job, sent again with its key if a death has ended it; as it succeeded."""
-        while True:
-            job = self.ok("POST", "/v1/train", body, **{"Idempotency-Key": key})
-            while job["state"] in ("queued", "running"):
-                job = self.ok("GET", f"/v1/jobs/{job['id']}?wait=2")
-            if not job["retryable"]:
-                assert job["state"] == "succeeded", job
-                return job

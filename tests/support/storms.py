@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,30 @@ from tests.support.live_server import TLS, LiveServer
 PATIENCE = 120.0
 
 
-class Patient:
+class Persistent(ABC):
+    """A client whose requests are answered in the end, whatever dies meanwhile."""
+
+    @abstractmethod
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
+        """Send a request until it is answered."""
+
+    def ok(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        answer = self.ask(method, path, body, **headers)
+        assert answer.status_code in (200, 202), (method, path, answer.status_code, answer.text)
+        return answer.json()
+
+    def train(self, key: str, body: Any) -> dict[str, Any]:
+        """A job, ordered again with its key if a death has ended it; as it succeeded."""
+        while True:
+            job = self.ok("POST", "/v1/train", body, **{"Idempotency-Key": key})
+            while job["state"] in ("queued", "running"):
+                job = self.ok("GET", f"/v1/jobs/{job['id']}?wait=2")
+            if not job["retryable"]:
+                assert job["state"] == "succeeded", job
+                return job
+
+
+class Patient(Persistent):
     """Sends each request again until it is answered by something else than 503.
 
     With `root`, the address of a proxy, each request has a connection of its own.
@@ -50,21 +74,6 @@ class Patient:
             self.resent += 1
             assert time.monotonic() < deadline, f"{method} {path} is not answered"
             time.sleep(0.02)
-
-    def ok(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
-        answer = self.ask(method, path, body, **headers)
-        assert answer.status_code in (200, 202), (method, path, answer.status_code, answer.text)
-        return answer.json()
-
-    def train(self, key: str, body: Any) -> dict[str, Any]:
-        """A job, ordered again with its key if a death has ended it; as it succeeded."""
-        while True:
-            job = self.ok("POST", "/v1/train", body, **{"Idempotency-Key": key})
-            while job["state"] in ("queued", "running"):
-                job = self.ok("GET", f"/v1/jobs/{job['id']}?wait=2")
-            if not job["retryable"]:
-                assert job["state"] == "succeeded", job
-                return job
 
 
 class Witness(threading.Thread):

@@ -121,17 +121,22 @@ def pause_sampler(server: LiveServer) -> None:
             os.kill(pid, signal.SIGSTOP)
 
 
+def waiting_job(server: FaultyServer, http: httpx.Client) -> dict[str, Any]:
+    """A job of two runs, which will wait in its step until the fault is taken back."""
+    for n in range(2):
+        body = SAY | {"max_tokens": 4, "art": {"trajectory_id": f"run-{n}"}, "seed": n}
+        http.post(CHAT, json=body).raise_for_status()
+        http.put(f"/v1/trajectories/run-{n}/reward", json={"reward": n}).raise_for_status()
+    server.fault("learner waits")
+    train = {"policy": "tiny", "groups": [["run-0", "run-1"]]}
+    answer = http.post("/v1/train", json=train, headers={"Idempotency-Key": "one"})
+    return answer.raise_for_status().json()
+
+
 def test_while_it_drains_it_is_alive_and_not_ready(tmp_path: Path) -> None:
     server = configured(FaultyServer(tmp_path / "data"), 60).start()
     with server.http() as http:
-        ids = [f"run-{n}" for n in range(2)]
-        for n, run in enumerate(ids):
-            body = SAY | {"max_tokens": 4, "art": {"trajectory_id": run}, "seed": n}
-            http.post(CHAT, json=body).raise_for_status()
-            http.put(f"/v1/trajectories/{run}/reward", json={"reward": n}).raise_for_status()
-        server.fault("learner waits")
-        train = {"policy": "tiny", "groups": [ids]}
-        job = http.post("/v1/train", json=train, headers={"Idempotency-Key": "one"}).json()
+        job = waiting_job(server, http)
         while http.get(f"/v1/jobs/{job['id']}").json()["state"] != "running":
             time.sleep(0.02)
         polled: list[tuple[float, str]] = []
@@ -190,13 +195,7 @@ def test_what_does_not_end_in_time_is_cut_and_counted(tmp_path: Path) -> None:
             answers[name] = answer.status_code, retry, said
 
     with server.http() as http:
-        for n in range(2):
-            body = SAY | {"max_tokens": 4, "art": {"trajectory_id": f"run-{n}"}, "seed": n}
-            http.post(CHAT, json=body).raise_for_status()
-            http.put(f"/v1/trajectories/run-{n}/reward", json={"reward": n}).raise_for_status()
-        server.fault("learner waits")
-        train = {"policy": "tiny", "groups": [["run-0", "run-1"]]}
-        job = http.post("/v1/train", json=train, headers={"Idempotency-Key": "one"}).json()
+        job = waiting_job(server, http)
         while http.get(f"/v1/jobs/{job['id']}").json()["state"] != "running":
             time.sleep(0.02)
     streams = [
@@ -270,13 +269,7 @@ def test_an_idle_server_ends_by_itself(tmp_path: Path) -> None:
     process, begun = server.process, time.monotonic()
     assert process is not None
     with server.http() as http:
-        for n in range(2):
-            body = SAY | {"max_tokens": 4, "art": {"trajectory_id": f"run-{n}"}, "seed": n}
-            http.post(CHAT, json=body).raise_for_status()
-            http.put(f"/v1/trajectories/run-{n}/reward", json={"reward": n}).raise_for_status()
-        server.fault("learner waits")
-        train = {"policy": "tiny", "groups": [["run-0", "run-1"]]}
-        http.post("/v1/train", json=train, headers={"Idempotency-Key": "one"}).raise_for_status()
+        waiting_job(server, http)
         time.sleep(2)
         assert process.poll() is None, "a job runs"
         server.fault("")
