@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
 import random
 import shutil
@@ -163,16 +164,20 @@ async def test_a_crash_at_any_operation_of_a_step(
 
 
 class Disk:
-    """Fails from operation `at` on, for ever or once, until it is mended."""
+    """Fails at operation `at`, and at so many after it, until it is mended."""
 
-    def __init__(self, at: int, number: int, *, lasts: bool) -> None:
-        self._at, self._number, self._lasts = at, number, lasts
+    def __init__(self, at: int, number: int, more: float) -> None:
+        self._at, self._number, self._more = at, number, more
         self.mended, self.failed = False, False
 
     def before(self, number: int, _name: str) -> None:
-        if not self.mended and (number >= self._at if self._lasts else number == self._at):
+        if not self.mended and self._at <= number <= self._at + self._more:
             self.failed = True
             raise OSError(self._number, os.strerror(self._number))
+
+
+#: Operations that fail after the first one: the second may be the one that undoes what was done.
+MORE = (0, 1, math.inf)
 
 
 @pytest.mark.soak
@@ -185,10 +190,10 @@ async def test_an_error_at_any_operation_of_a_step(
     draw = random.Random(drawn_seed())
     async with steps(data, tmp_path, monkeypatch) as made:
         truth = await undisturbed(made)
-        cases = [(at, lasts) for at in range(1, len(truth.operations)) for lasts in (0, 1)]
-        for at, lasts in draw.sample(cases, count(24, len(cases))):
+        cases = [(at, more) for at in range(1, len(truth.operations)) for more in MORE]
+        for at, more in draw.sample(cases, count(24, len(cases))):
             number = draw.choice([errno.ENOSPC, errno.EIO])
-            place, disk = made.copy(), Disk(at, number, lasts=bool(lasts))
+            place, disk = made.copy(), Disk(at, number, more)
             async with made.service(place) as service:
                 with Operations(place, DATABASE) as operations:
                     operations.before, made.operations = disk.before, operations
@@ -198,7 +203,7 @@ async def test_an_error_at_any_operation_of_a_step(
                         await check(service, place, truth)
                     except BaseException as error:
                         error.add_note(
-                            f"{os.strerror(number)}, {lasts=}, {truth.operations[at - 1]}"
+                            f"{os.strerror(number)}, {more=}, {truth.operations[at - 1]}"
                         )
                         raise
             shutil.rmtree(place)

@@ -117,7 +117,7 @@ class JobRunner(JobQueue):
         if base is None or target is None:
             base, target = serving, self._adapters.unused(policy)
             await self._store.jobs.begin(job.id, base, target, self.lease)
-        await self.retention.sweep(policy, job.id)
+        await self.retention.sweep(policy, target)
         if manifest := await asyncio.to_thread(self._adapters.manifest, policy, target):
             if manifest["job"] == job.id:
                 self.publishes()

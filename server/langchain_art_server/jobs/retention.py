@@ -53,20 +53,19 @@ class Retention:
             await self._store.forget_checkpoint(policy, version)
             await asyncio.to_thread(self._adapters.delete, policy, version)
 
-    async def sweep(self, policy: str, job_id: str) -> None:
-        """Delete the files of versions that no row names, but for the one that a job has made.
+    async def sweep(self, policy: str, target: int) -> None:
+        """Delete the files of versions that no row names, but for `target`, which a job makes.
 
-        A server that lost its lease of the policy has left them (`storage.fleet.policy_leases`). No
-        row will name them: what a job makes has a number above those that are there.
+        A server that lost its lease of the policy has left them (`storage.fleet.policy_leases`), or
+        a job whose version could not be deleted when it failed. No row will name them: what a job
+        makes has a number above those that are there.
         """
-        if not self._store.shared:
-            return
         kept = {one.version for one in await self._store.checkpoints(policy)}
-        for version in set(self._adapters.versions(policy)) - kept - {0}:
+        for version in set(self._adapters.versions(policy)) - kept - {0, target}:
             with suppress(Damaged):  # it stays, and its number is not used again
-                manifest = await asyncio.to_thread(self._adapters.manifest, policy, version)
-                if manifest is not None and manifest["job"] != job_id:
-                    await asyncio.to_thread(self._adapters.delete, policy, version)
+                await asyncio.to_thread(self._adapters.check, policy, version)
+                log.warning("%s@%d, which no job has published, is deleted", policy, version)
+                await asyncio.to_thread(self._adapters.delete, policy, version)
 
     async def drop_policy(self, policy: str, lease: PolicyLease) -> None:
         """Delete a policy with all its versions, and route its names no more.
