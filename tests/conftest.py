@@ -91,3 +91,14 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'art.sqlite3'}"
     return request.getfixturevalue("postgres").database()
+
+
+@pytest.fixture
+def seats_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Actors of a Ray cluster are in this process, and their node is this machine."""
+    from langchain_art_server.backends.ray import place
+    from tests.support.seats import SeatHere
+
+    monkeypatch.setattr(SeatHere, "missing", "")
+    monkeypatch.setattr(place, "Seat", SeatHere)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")

@@ -33,24 +33,26 @@ def connect(address: str = "auto") -> None:
         ) from error
 
 
-def shortage(needs: Mapping[str, float]) -> str:
-    """What the cluster has of what an actor needs on one node, in words, without addresses.
+def shortage(needs: Mapping[str, float], actors: int = 1) -> str:
+    """What the cluster has of what actors need, in words, without addresses.
 
     Args:
-        needs: Ray's resources: ``{"CPU": 1, "GPU": 2}``.
+        needs: Ray's resources that each takes of one node: ``{"CPU": 1, "GPU": 2}``.
+        actors: how many there are to be.
     """
     nodes = ray.nodes()
     alive: list[dict[str, float]] = [node["Resources"] for node in nodes if node["Alive"]]
     free = ray.available_resources()
     total = {name: sum(node.get(name, 0) for node in alive) for name in needs}
     most = {name: max((node.get(name, 0) for node in alive), default=0) for name in needs}
-    lacking = [n for n, need in needs.items() if most[n] < need or free.get(n, 0) < need]
+    lacking = [n for n, need in needs.items() if most[n] < need or free.get(n, 0) < actors * need]
     has = ", ".join(f"{n} {total[n]:g} ({free.get(n, 0):g} free)" for n in needs)
     lost = f" ({len(nodes) - len(alive)} lost)" if len(alive) < len(nodes) else ""
+    where = "on one node" if actors == 1 else f"on one node, {actors} times"
     return (
-        f"it needs {_amounts(needs)} on one node. "
+        f"it needs {_amounts(needs)} {where}. "
         f"The cluster has {len(alive)} nodes{lost} with {has}, and at most {_amounts(most)} on "
-        f"one node. Missing: {', '.join(lacking) or 'a node that has all of it free'}"
+        f"one node. Missing: {', '.join(lacking) or 'nodes that have all of it free'}"
     )
 
 

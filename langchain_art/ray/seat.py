@@ -1,4 +1,4 @@
-"""An actor with a place of its own on the cluster, which it gets back elsewhere if a node is lost.
+"""Actors with a place of their own on the cluster, which they get back elsewhere if it is lost.
 
 Ray restarts the actor (``max_restarts=-1``), and never a call (``max_task_retries=0``): what was
 done and what was not is known to leases and to the server's database, not to Ray.
@@ -37,32 +37,41 @@ class NoRoom(EngineUnavailable):
 
 
 class Seat:
-    """One actor on a placement group of one bundle.
+    """One actor, or several of a kind, on a placement group with a bundle for each.
 
     Blocks: for threads. No method waits longer than it is told to.
 
     Args:
         what: what it is, for messages: ``Replica 1``.
         actor: its class, which the nodes import by its path.
-        needs: what it takes of one node, in Ray's resources: ``{"CPU": 1, "GPU": 1}``.
+        needs: what each takes of one node, in Ray's resources: ``{"CPU": 1, "GPU": 1}``.
         arguments: of `actor`.
+        actors: how many. They are on as few nodes as there is room on, and lost as a whole.
     """
 
-    def __init__(self, what: str, actor: type, needs: Mapping[str, float], *arguments: Any) -> None:
+    def __init__(
+        self,
+        what: str,
+        actor: type,
+        needs: Mapping[str, float],
+        *arguments: Any,
+        actors: int = 1,
+    ) -> None:
         self.what, self.needs = what, {name: n for name, n in needs.items() if n}
         self._class, self._arguments, self._closed = actor, arguments, False
+        self._count = actors
         #: Why it has no place now, in words for anyone to read; None: it has one, or may have.
         self.problem: str | None = None
         self._said = float("-inf")
         self._open()
 
     def wait(self, seconds: float) -> None:
-        """Return when the actor is there. Raises NoRoom after so many seconds, or when closed."""
+        """Return when the actors are there. Raises NoRoom after so many seconds, or when closed."""
         deadline = time.monotonic() + seconds
         while not self._closed:
             left = deadline - time.monotonic()
             try:
-                there = self._actor.__ray_ready__.remote()
+                there = [actor.__ray_ready__.remote() for actor in self._actors]
                 ray.get(there, timeout=max(0.05, min(_ANSWER_SECONDS, left)))
             except (GetTimeoutError, ActorUnavailableError):
                 self._look()
@@ -78,15 +87,16 @@ class Seat:
             time.sleep(_PAUSE)
         raise NoRoom(f"{self.what} was closed.")
 
-    def call(self, method: str, *arguments: Any, seconds: float) -> Any:
-        """What a method of the actor returns. It is called once.
+    def call(self, method: str, *arguments: Any, seconds: float, actor: int = 0) -> Any:
+        """What a method of an actor returns, the first one's by default. It is called once.
 
         Raises:
             ArtError: what the method raised.
             NoRoom: the actor is not there, or does not answer within so many seconds.
         """
         try:
-            return ray.get(getattr(self._actor, method).remote(*arguments), timeout=seconds)
+            asked = getattr(self._actors[actor], method).remote(*arguments)
+            return ray.get(asked, timeout=seconds)
         except RayTaskError as error:
             if isinstance(error.cause, ArtError):
                 raise error.cause from None
@@ -96,12 +106,13 @@ class Seat:
             raise NoRoom(f"{why} ({type(error).__name__}).", retry_after=5) from error
 
     def close(self) -> None:
-        """End the actor and give its place back."""
+        """End the actors and give their place back."""
         self._closed = True
         self._remove()
 
     def _remove(self) -> None:
-        ray.kill(cast(Any, self._actor))  # its type lacks what a handle is
+        for actor in self._actors:
+            ray.kill(cast(Any, actor))  # its type lacks what a handle is
         remove_placement_group(self._group)
 
     def _reopen(self) -> None:
@@ -109,21 +120,26 @@ class Seat:
         self._open()
 
     def _open(self) -> None:
-        # The least used node; one group of all would be lost as a whole (see `_look`).
-        self._group = placement_group([self.needs], strategy="SPREAD")
+        # One: on the least used node. Several: near each other, since they talk to each other.
+        strategy = "SPREAD" if self._count == 1 else "PACK"
+        self._group = placement_group([self.needs] * self._count, strategy=strategy)
         given = dict(self.needs)
-        self._actor = (
+        options: dict[str, Any] = {
+            "num_cpus": given.pop("CPU", 0),
+            "num_gpus": given.pop("GPU", 0),
+            "resources": given,
+            "max_restarts": -1,
+            "max_task_retries": 0,
+        }
+        self._actors = [
             ray.remote(self._class)
             .options(
-                num_cpus=given.pop("CPU", 0),
-                num_gpus=given.pop("GPU", 0),
-                resources=given,
-                max_restarts=-1,
-                max_task_retries=0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, 0),
+                **options,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, bundle),
             )
             .remote(*self._arguments)
-        )
+            for bundle in range(self._count)
+        ]
 
     def _look(self) -> None:
         """Note what is missing. A place that was lost, and has no other, is asked for anew."""
@@ -135,7 +151,9 @@ class Seat:
             # Ray 2.60 looks for another node for such a group without a pause, on a whole core of
             # the head's; for a new one it makes pauses of up to a second.
             self._reopen()
-        self.problem = f"{self.what} waits for room on the Ray cluster: {shortage(self.needs)}"
+        self.problem = (
+            f"{self.what} waits for room on the Ray cluster: {shortage(self.needs, self._count)}"
+        )
         if time.monotonic() - self._said > _SAY_EVERY:
             self._said = time.monotonic()
             log.warning("%s.", self.problem)

@@ -171,8 +171,8 @@ class RaySettings(_Table):
     """What a replica of the sampler takes of one node, in Ray's resources; None: its `threads` (or
     else 1) of ``CPU``, and ``GPU`` as vLLM's options say, unless `device` is cpu."""
     learner: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = None
-    """The same of the learner, all of whose ranks are on one node; None: its `threads` (or else 1)
-    of ``CPU`` for each rank, and a ``GPU`` each, unless `device` is cpu."""
+    """The same of each of the learner's ranks, which are on as few nodes as there is room on; None:
+    its `threads` (or else 1) of ``CPU``, and one ``GPU``, unless `device` is cpu."""
     start_seconds: float = Field(default=600, gt=0)
     """How long the server's start waits for room on the cluster, and a step whose node is lost."""
 

@@ -43,14 +43,22 @@ class LocalCluster:
         """How many actors of a class each node has; those that live."""
         return [len(_actors(_raylet(node), actor)) for node in self._nodes]
 
-    def learner(self) -> tuple[int, int]:
-        """The node whose actor has the learner, and the learner's process."""
+    def learner(self, process: str = "peft") -> tuple[int, int]:
+        """The node whose actor has the learner's rank 0, and its process.
+
+        ``distributed`` is that of another rank.
+        """
         for number, node in enumerate(self._nodes):
             for actor in _actors(_raylet(node), "EngineHost"):
                 for one in _descendants(actor):
-                    if _comm(one) == "peft":
+                    if _comm(one) == process:
                         return number, one
         raise AssertionError("no node has the learner")
+
+    @property
+    def alive(self) -> int:
+        """How many nodes are not killed."""
+        return sum(_comm(_raylet(node)) == "raylet" for node in self._nodes)
 
     def kill(self, number: int) -> None:
         """``kill -9`` of a node's raylet; its actors end themselves within a second."""

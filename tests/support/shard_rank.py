@@ -18,7 +18,7 @@ from tests.support.learner_cases import make_rows, take
 
 
 def main(rank: int, meeting: str, model: str, parent: str, out: str) -> None:
-    ranks = Ranks(rank, 2, Path(meeting), torch.device("cpu"))
+    ranks = Ranks(rank, 2, f"file://{meeting}", torch.device("cpu"))
     core = DataParallelCore(model, "cpu", None, ranks, shard=True)
     if rank == 0:
         packer.MEMORY_SHARE = 0.0  # its layers are computed twice, those of rank 1 are not

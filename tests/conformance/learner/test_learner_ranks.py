@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,8 +21,9 @@ import pytest_asyncio
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import PreferenceConfig, TrainConfig
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft.distributed import data_parallel
-from langchain_art_server.backends.peft.distributed.data_parallel import end_with, rank_devices
+from langchain_art_server.backends.peft.distributed import other_rank
+from langchain_art_server.backends.peft.distributed.other_rank import OtherRank
+from langchain_art_server.backends.peft.distributed.rank_zero import rank_devices
 from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.learner_cases import (
@@ -141,25 +143,30 @@ async def test_a_rank_that_is_killed_takes_the_step_with_it_and_it_is_begun_agai
 
 
 def test_a_rank_that_is_stopped_is_killed_and_rank_0_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = threading.Event()
-    monkeypatch.setattr(data_parallel, "TICK_SECONDS", 0.02)
-    monkeypatch.setattr(data_parallel.os, "_exit", lambda _status: ended.set())
-    beats, alive = os.pipe()
-    beat = f"import os, time\nwhile True: os.write({alive}, b'.'); time.sleep(0.01)"
-    other = subprocess.Popen([sys.executable, "-c", beat], text=True, pass_fds=(alive,))
-    os.close(alive)
-    watch = threading.Thread(target=end_with, args=(other, 1, beats, lambda: True))
+    ended, over = threading.Event(), threading.Event()
+
+    def end(_status: int) -> None:
+        ended.set()
+        over.wait()  # as a process that has ended, which does nothing more
+
+    monkeypatch.setattr(other_rank, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(other_rank.os, "_exit", end)
+    ours, theirs = socket.socketpair()
+    fd = theirs.fileno()
+    beat = f"import os, time\nwhile True: os.write({fd}, b'.'); time.sleep(0.01)"
+    process = subprocess.Popen([sys.executable, "-c", beat], pass_fds=(fd,))
+    theirs.close()
     try:
-        assert os.read(beats, 1)
-        watch.start()
+        assert ours.recv(1)
+        OtherRank(1, ours, process).watch(lambda: True)
         assert not ended.wait(0.5), "it beats"
-        os.kill(other.pid, signal.SIGSTOP)
+        os.kill(process.pid, signal.SIGSTOP)
         assert ended.wait(10)
-        assert other.wait(10) == -signal.SIGKILL
+        assert process.wait(10) == -signal.SIGKILL
     finally:
-        other.kill()
-        watch.join(10)
-        os.close(beats)
+        process.kill()
+        over.set()
+        ours.close()
 
 
 async def test_a_model_that_cannot_be_loaded_stops_the_start(tmp_path: Path) -> None:

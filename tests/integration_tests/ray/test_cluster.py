@@ -203,3 +203,40 @@ def test_a_step_begins_again_on_another_node_when_the_learners_is_lost(
     finally:
         server.stop()
     assert "died in step 1, which starts again" in server.log.read_text()
+
+
+def test_ranks_are_on_two_nodes_and_a_step_begins_again_when_one_is_lost(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    while cluster.alive < 3:
+        cluster.add(2)
+    config = tmp_path / "server.toml"
+    own = "learner = {CPU = 1.5}\n\n[learner]\nranks = 2\nthreads = 1\n"
+    config.write_text("[ray]\nreplica = {CPU = 0.5}\n" + own)
+    server = LiveServer(
+        tmp_path / "data", "--config", str(config), "--ray", cluster.address
+    ).start()
+    try:
+        with server.http() as http:
+            (first, _), (second, other) = cluster.learner(), cluster.learner("distributed")
+            assert first != second
+            os.kill(other, signal.SIGSTOP)  # it gets the step, and does not end it
+
+            def kill() -> None:
+                until_it_trains(server)
+                time.sleep(1.0)
+                cluster.kill(second)
+
+            killer = threading.Thread(target=kill)
+            killer.start()
+            train_once(http, 0)
+            killer.join()
+            assert second not in (cluster.learner()[0], cluster.learner("distributed")[0])
+            train_once(http, 1)
+            jobs = http.get("/v1/jobs").json()["data"]
+            found = sorted((job["result"]["version"], job["state"]) for job in jobs)
+            assert found == [(1, "succeeded"), (2, "succeeded")]
+            assert ask(http, 100, 4).json()["model"] == "tiny@2"
+    finally:
+        server.stop()
+    assert "died in step 1, which starts again" in server.log.read_text()

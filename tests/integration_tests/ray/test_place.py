@@ -15,45 +15,18 @@ from typing import Any
 import pytest
 
 from langchain_art.errors import EngineUnavailable
-from langchain_art.ray.seat import NoRoom
 from langchain_art_server.backends.ipc.child_process import NoPlace
+from langchain_art_server.backends.ipc.node_socket import SECRET_BYTES
 from langchain_art_server.backends.ipc.pending_call import WorkerDied
 from langchain_art_server.backends.ipc.worker import Worker
-from langchain_art_server.backends.ray import place as place_module
-from langchain_art_server.backends.ray.engine_host import SECRET_BYTES, EngineHost
+from langchain_art_server.backends.ray.engine_host import EngineHost
 from langchain_art_server.backends.ray.place import RayPlace
+from tests.support.seats import SeatHere
 
 REPO = Path(__file__).parents[3]
+pytestmark = pytest.mark.usefixtures("seats_here")
 TARGET = "tests.support.worker_child:serve"
 ENV = {"PYTHONPATH": f"{REPO}:{REPO / 'server'}"}
-
-
-class SeatHere:
-    """A `Seat` whose actor is in this process; `missing` says why there is no room."""
-
-    missing = ""
-
-    def __init__(self, what: str, actor: type[EngineHost], needs: dict[str, float]) -> None:
-        self.problem: str | None = None
-        self._actor, self.closed = actor(), False
-
-    def wait(self, seconds: float) -> None:
-        self.problem = self.missing or None
-        if self.missing:
-            raise NoRoom(self.missing)
-
-    def call(self, method: str, *arguments: Any, seconds: float) -> Any:
-        return getattr(self._actor, method)(*arguments)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-@pytest.fixture(autouse=True)
-def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SeatHere, "missing", "")
-    monkeypatch.setattr(place_module, "Seat", SeatHere)
-    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
 
 
 @pytest.fixture
@@ -169,7 +142,8 @@ async def test_files_are_where_the_engine_is_while_they_are_needed(
 
 def test_only_who_knows_the_secret_gets_the_engine() -> None:
     host = EngineHost()
-    address, port, secret = host.start((TARGET, {}, ENV, (), sys.executable))
+    address, port, said = host.start((TARGET, {}, ENV, (), sys.executable), 60)
+    secret = bytes.fromhex(said)
     assert len(secret) == SECRET_BYTES
     for wrong in (b"\x00" * SECRET_BYTES, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"):
         with socket.create_connection((address, port), timeout=10) as stranger:

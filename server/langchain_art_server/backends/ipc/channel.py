@@ -75,7 +75,8 @@ class Channel:
     """The child's end: a thread puts calls into `inbox`; frames are sent in batches by `flush`."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+        #: For an engine that has another protocol, and does not `listen`.
+        self.socket = sock
         self._open: dict[int, EngineCall] = {}
         self._out: list[bytes] = []
         self._lock = threading.Lock()
@@ -126,7 +127,7 @@ class Channel:
             data, self._out = b"".join(self._out), []
             if data:
                 try:
-                    self._sock.sendall(data)
+                    self.socket.sendall(data)
                 except OSError:
                     os._exit(0)
 
@@ -139,7 +140,7 @@ class Channel:
             os._exit(1)
 
     def _read_frames(self, put: Callable[[EngineCall], object]) -> None:
-        stream = self._sock.makefile("rb")
+        stream = self.socket.makefile("rb")
         while True:
             try:
                 (size,) = LENGTH.unpack(stream.read(LENGTH.size))

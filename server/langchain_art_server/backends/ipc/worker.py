@@ -255,7 +255,7 @@ class Worker:
         """Start the child and wait until it is ready. If that fails, the child is ended."""
         try:
             await self._launch()
-            info = await self.call("start", {}, early=True)
+            info = await self.call("start", {"beside": list(self.place.beside)}, early=True)
             if self._on_ready:
                 await self._on_ready(info)
         except BaseException:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import LoraConfig
 from langchain_art_server.backends.base import Demonstration
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall, import_function
+from langchain_art_server.backends.ipc.node_socket import Address, connect
 from langchain_art_server.backends.ipc.step_codec import read_rows, unpack_step
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def serve(channel: Channel, config: dict[str, Any]) -> None:
         call = channel.inbox.get()
         try:
             if call.method == "start":
-                core = _make_core(config)
+                core = _make_core(config, call.params["beside"])
                 give_back = _free_cache
                 methods, payload = _methods(core, channel), core.info
             elif call.cancelled:
@@ -63,7 +64,9 @@ def _free_cache() -> None:
     device.free_cache()
 
 
-def _make_core(config: dict[str, Any]) -> LearnerCore:
+def _make_core(config: dict[str, Any], beside: Sequence[Sequence[Any]]) -> LearnerCore:
+    # Before the imports, which take longer than the others may wait.
+    connections = [connect(Address(*one)) for one in beside]
     try:
         make = import_function(config["core"])
     except ImportError as error:
@@ -71,7 +74,8 @@ def _make_core(config: dict[str, Any]) -> LearnerCore:
             f"{sys.executable} lacks what learns: {error}. Install it there, or give the setting "
             "`python` of [learner] the path of one that has it (docs/gpu.md)."
         ) from error
-    return make(**config["options"])
+    more = {"beside": connections} if connections else {}
+    return make(**config["options"], **more)
 
 
 def _methods(core: LearnerCore, channel: Channel) -> dict[str, Callable[[EngineCall], Any]]:

@@ -48,10 +48,10 @@ class PeftLearner(Worker):
         place: where the child runs; None: on this machine.
     """
 
-    core: ClassVar[str] = "langchain_art_server.backends.peft.distributed.data_parallel:make_core"
+    core: ClassVar[str] = "langchain_art_server.backends.peft.distributed.rank_zero:make_core"
     """The function that makes the child's `LearnerCore`, as ``module:function``."""
     imports: ClassVar[tuple[str, ...]] = (
-        "langchain_art_server.backends.peft.distributed.data_parallel",
+        "langchain_art_server.backends.peft.distributed.rank_zero",
         *MODEL_IMPORTS,
     )
     """See `Worker`."""

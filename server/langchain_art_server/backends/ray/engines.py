@@ -9,6 +9,8 @@ from langchain_art_server.backends.ray.place import RayPlace
 from langchain_art_server.backends.vllm.sampler import VllmSampler, gpus_of_replica
 from langchain_art_server.config import Settings
 
+#: What runs as a rank other than 0, which it is started beside.
+RANK = "langchain_art_server.backends.peft.distributed.rank_process:serve"
 #: vLLM's share of a GPU that it has alone, as is vLLM's own default.
 _WHOLE_GPU = 0.9
 
@@ -38,21 +40,22 @@ def ray_samplers(settings: Settings) -> list[ProcessSampler]:
 
 
 def learner_place(settings: Settings) -> RayPlace:
-    """Where the learner is. The cluster must be joined."""
+    """Where the learner is, a rank on each actor. The cluster must be joined."""
     assert settings.ray is not None
-    return RayPlace("The learner", learner_needs(settings), settings.ray.start_seconds)
+    chosen = settings.learner
+    others = [RANK] * (chosen.ranks - 1) if chosen.kind == "peft" else []
+    needs = learner_needs(settings)
+    return RayPlace("The learner", needs, settings.ray.start_seconds, others)
 
 
 def learner_needs(settings: Settings) -> dict[str, float]:
-    """What the learner takes of one node, in Ray's resources."""
+    """What each rank of the learner takes of one node, in Ray's resources."""
     assert settings.ray is not None
     if settings.ray.learner is not None:
         return settings.ray.learner
-    chosen = settings.learner
-    ranks = chosen.ranks if chosen.kind == "peft" else 1
-    needs: dict[str, float] = {"CPU": ranks * (chosen.threads or 1)}
+    needs: dict[str, float] = {"CPU": settings.learner.threads or 1}
     if settings.device != "cpu":
-        needs["GPU"] = ranks
+        needs["GPU"] = 1
     return needs
 
 

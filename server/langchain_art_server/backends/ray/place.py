@@ -12,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from langchain_art.errors import EngineUnavailable
 from langchain_art.ray.seat import NoRoom, Seat
 from langchain_art_server.backends.ipc.child_process import ChildProcess, EngineProgram, NoPlace
-from langchain_art_server.backends.ray.engine_host import EngineHost, keep_alive
+from langchain_art_server.backends.ipc.node_socket import Address, connect
+from langchain_art_server.backends.ray.engine_host import EngineHost
 
 T = TypeVar("T")
 #: Seconds in which a place is found again for an engine that was lost, before its calls are
@@ -22,7 +24,9 @@ T = TypeVar("T")
 _FIND_SECONDS = 20.0
 #: Of a call of the actor: to start a process, or to write an adapter's files.
 _CALL_SECONDS = 120.0
-_CONNECT_SECONDS = 10.0
+#: In which the server connects to the engine; and the engine, once its Python has started, to the
+#: processes beside it.
+_CONNECT_SECONDS, _BESIDE_SECONDS = 60.0, 600.0
 
 
 class RemoteProcess:
@@ -55,13 +59,24 @@ class RayPlace:
         what: what the engine is, for messages: ``Replica 1``.
         needs: what it takes of one node, in Ray's resources.
         start_seconds: how long the first start waits for room, and later work that has a patience.
+        beside: what runs beside the engine, each in a process of its own with an actor that takes
+            as much, on the same node where there is room: ``module:function`` as `Worker.target`.
+            All are started again when the engine is.
     """
 
     same_disk = False
 
-    def __init__(self, what: str, needs: Mapping[str, float], start_seconds: float) -> None:
+    def __init__(
+        self,
+        what: str,
+        needs: Mapping[str, float],
+        start_seconds: float,
+        beside: Sequence[str] = (),
+    ) -> None:
         self._what, self._needs, self._seconds = what, needs, start_seconds
-        self.patience = start_seconds
+        self.patience, self._targets = start_seconds, beside
+        #: See `EnginePlace.beside`.
+        self.beside: Sequence[Address] = ()
         self._seat: Seat | None = None
         # Not asyncio's threads, which a few places without room would keep from everybody.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
@@ -112,25 +127,29 @@ class RayPlace:
         return await asyncio.get_running_loop().run_in_executor(self._thread, do, *arguments)
 
     def _launch(self, program: EngineProgram) -> tuple[ChildProcess, socket.socket]:
-        seat = self._seat = self._seat or Seat(self._what, EngineHost, self._needs)
+        if self._seat is None:
+            actors = 1 + len(self._targets)
+            self._seat = Seat(self._what, EngineHost, self._needs, actors=actors)
         try:
-            seat.wait(self._seconds)
+            self._seat.wait(self._seconds)
             self._seconds = _FIND_SECONDS
         except NoRoom as error:
             raise NoPlace(str(error), retry_after=5) from error
-        host, port, secret = self._call("start", program.arguments)
+        _, _, *rest = program.arguments
+        self.beside = [
+            self._start_beside(number, target, rest)
+            for number, target in enumerate(self._targets, 1)
+        ]
+        engine: Address = self._call("start", program.arguments, _CONNECT_SECONDS)
         try:
-            connection = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
-            connection.sendall(secret)
-        except OSError as error:
-            raise NoPlace(
-                f"{self._what} runs on a node whose port {port} does not answer ({error}); the "
-                "server must reach all ports of the nodes.",
-                retry_after=5,
-            ) from error
-        connection.settimeout(None)
-        keep_alive(connection)
+            connection = connect(engine)
+        except EngineUnavailable as error:
+            raise NoPlace(f"{self._what}: {error}.", retry_after=5) from error
         return RemoteProcess(connection.dup()), connection
+
+    def _start_beside(self, number: int, target: str, rest: list[Any]) -> Address:
+        folder = {"folder": self._call("put", "beside", {}, actor=number)}
+        return self._call("start", (target, folder, *rest), _BESIDE_SECONDS, actor=number)
 
     def _put(self, name: str, path: Path, files: Sequence[str] | None) -> Path:
         if files is None:
@@ -142,9 +161,9 @@ class RayPlace:
         for file, content in self._call("take", name).items():
             Path(path, file).write_bytes(content)
 
-    def _call(self, method: str, *arguments: object) -> Any:
+    def _call(self, method: str, *arguments: object, actor: int = 0) -> Any:
         assert self._seat is not None
         try:
-            return self._seat.call(method, *arguments, seconds=_CALL_SECONDS)
+            return self._seat.call(method, *arguments, seconds=_CALL_SECONDS, actor=actor)
         except NoRoom as error:
             raise NoPlace(str(error), retry_after=5) from error

@@ -11,17 +11,19 @@ import contextlib
 import json
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from langchain_art.errors import ArtError
+from langchain_art.errors import ArtError, ConfigError
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
 
 log = logging.getLogger(__name__)
@@ -46,21 +48,23 @@ class _OtherRankFailedError(Exception):
 class Ranks:
     """This process among those that learn together: number `rank`, from 0, of `size`.
 
-    They find each other by `meeting`, a file that does not exist yet, in a folder that only this
-    user can enter. Gradients are on `device`.
+    They find each other by `meeting`: ``file://PATH``, of a file that does not exist yet, in a folder
+    that only this user can enter; or ``tcp://HOST:PORT`` of rank 0. Gradients are on `device`.
     """
 
-    def __init__(self, rank: int, size: int, meeting: str | Path, device: torch.device) -> None:
+    def __init__(self, rank: int, size: int, meeting: str, device: torch.device) -> None:
         self.rank, self.size, self.device = rank, size, device
-        # All ranks are on this machine, so nothing listens on an interface that others can reach.
+        where = urlsplit(meeting)
+        # On one machine, nothing listens on an interface that others can reach.
         loopback = "lo0" if sys.platform == "darwin" else "lo"
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
+        interface = interface_towards(where.hostname) if where.hostname else loopback
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            init_method=f"file://{meeting}",
+            init_method=meeting,
             rank=rank,
             world_size=size,
             timeout=TIMEOUT,
@@ -160,3 +164,22 @@ class Ranks:
             # The state of the others is unknown now. The parent starts all of them again.
             log.error("Rank %d lost the others: %s", self.rank, error)
             os._exit(LOST)
+
+
+def interface_towards(host: str) -> str:
+    """The network interface by which this machine reaches a host, which may be itself.
+
+    Raises:
+        ConfigError: none has the address from which it is reached.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # of datagrams: nothing is sent
+        own = probe.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address.partition("%")[0] == own for one in addresses):
+            return name
+    raise ConfigError(
+        f"got no network interface with the address {own}, by which {host} is reached; set "
+        "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the one that the machines reach each other by"
+    )

@@ -1,0 +1,128 @@
+"""Rank 0 of the learner: has the others do each step with it, and answers the parent.
+
+The others are processes of this machine, which it starts, or of the machines of a cluster, to which
+it is connected. Those get the adapter's and the rows' files with each step. Child side only.
+"""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from langchain_art.errors import ArtError, ConfigError
+from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.base import LearnerStep
+from langchain_art_server.backends.ipc.step_codec import pack_step, write_rows
+from langchain_art_server.backends.models.device import set_threads, torch_device
+from langchain_art_server.backends.peft.core_process import process_core
+from langchain_art_server.backends.peft.distributed.data_parallel import DataParallelCore
+from langchain_art_server.backends.peft.distributed.other_rank import OtherRank
+from langchain_art_server.backends.peft.distributed.process_group import Ranks
+from langchain_art_server.backends.peft.learner_core import LearnerCore
+from langchain_art_server.backends.peft.micro_batches import Progress
+
+
+class RankZero(DataParallelCore):
+    """Args as for `make_core`, `base` being those of `LearnerCore`.
+
+    On one machine, rank k takes the k-th GPU from `device` on; in a cluster, each the one that its
+    process sees.
+
+    Raises:
+        ConfigError: there are not that many GPUs, or a rank cannot load the model.
+    """
+
+    def __init__(
+        self, threads: int, ranks: int, shard: bool, beside: Sequence[socket.socket], **base: Any
+    ) -> None:
+        first = torch_device(base["device"])
+        self._folder = tempfile.TemporaryDirectory(prefix="art-ranks-")  # mode 0700
+        self._rows = Path(self._folder.name, "rows.npz")
+        if beside:
+            devices = ["cpu" if first.type == "cpu" else f"{first.type}:{first.index or 0}"] * ranks
+            self._others = [OtherRank(rank, one) for rank, one in enumerate(beside, 1)]
+            meeting = _free_port(beside[0].getsockname()[0])
+        else:
+            devices = rank_devices(first, ranks)
+            self._others = [OtherRank.started(rank) for rank in range(1, ranks)]
+            meeting = f"file://{self._folder.name}/meeting"
+        self._ready = threading.Event()
+        for other in self._others:
+            other.watch(self._ready.is_set)
+            core = base | {"device": devices[other.rank], "shard": shard}
+            group = {"rank": other.rank, "size": ranks, "meeting": meeting}
+            other.send("start", group | {"threads": threads, "core": core})
+        try:
+            own = Ranks(0, ranks, meeting, torch.device(devices[0]))
+            mine: dict[str, Any] = base | {"device": devices[0]}
+            super().__init__(**mine, ranks=own, shard=shard)
+            self._ready.set()
+        except ArtError as error:
+            raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from error
+
+    def step(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
+        """See `DataParallelCore.step`."""
+        write_rows(self._rows, request.rows)
+        packed = pack_step(request, self._rows)
+        for other in self._others:
+            other.send("step", packed, ("parent", "reference", "rows"))
+        return super().step(request, progress)
+
+    def logprobs(self, adapter: Path | None, rows: Sequence[Row]) -> list[np.ndarray]:
+        """See `LearnerCore.logprobs`; with a sharded base, every rank computes all rows."""
+        if self._shard:
+            write_rows(self._rows, rows)
+            given = {"adapter": adapter and str(adapter), "rows": str(self._rows)}
+            for other in self._others:
+                other.send("logprobs", given, ("adapter", "rows"))
+        return super().logprobs(adapter, rows)
+
+
+def rank_devices(first: torch.device, ranks: int) -> list[str]:
+    """The device of each rank. Raises ConfigError if there are not as many."""
+    if first.type == "cpu":
+        return ["cpu"] * ranks
+    start, there = first.index or 0, torch.cuda.device_count() if first.type == "cuda" else 1
+    if start + ranks > there:
+        raise ConfigError(
+            f"got learner.ranks={ranks} from the device {first} on, expected at most "
+            f"{there - start}: each rank needs a device of its own"
+        )
+    return [f"{first.type}:{start + rank}" for rank in range(ranks)]
+
+
+def _free_port(host: str) -> str:
+    """``tcp://HOST:PORT`` with a port on which nobody listens at the moment."""
+    with socket.create_server((host, 0)) as found:
+        return f"tcp://{host}:{found.getsockname()[1]}"
+
+
+def make_core(
+    threads: int | None,
+    ranks: int,
+    shard: bool,
+    beside: Sequence[socket.socket] = (),
+    **base: Any,
+) -> LearnerCore:
+    """The core of a process that does nothing else, on one rank or several (`RankZero`).
+
+    Args:
+        threads: of each rank; None: all ranks together take half of the processors.
+        ranks: how many.
+        shard: as for `DataParallelCore`.
+        beside: connections to the processes of the other ranks (`rank_process.serve`), on other
+            machines; none: they are started on this one.
+        base: as for `LearnerCore`, with the device of the first rank.
+    """
+    if ranks == 1:
+        return process_core(lambda: LearnerCore(**base), threads)
+    set_threads(threads)
+    own = threads or max(1, torch.get_num_threads() // ranks)
+    return process_core(lambda: RankZero(own, ranks, shard, beside, **base), own)

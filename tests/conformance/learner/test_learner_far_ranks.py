@@ -1,0 +1,151 @@
+"""Ranks of the learner as on several machines of a cluster: by TCP, each with files of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from langchain_art.errors import ConfigError, EngineUnavailable
+from langchain_art.wire import KLPenalty, TrainConfig
+from langchain_art_server.backends.base import LearnerStep
+from langchain_art_server.backends.peft.distributed.process_group import interface_towards
+from langchain_art_server.backends.peft.learner import PeftLearner
+from langchain_art_server.backends.ray.engines import learner_place
+from langchain_art_server.config import PeftSettings, RaySettings, Settings
+from tests.support.learner_cases import LENIENT, LORA, contents, folder, make_rows
+from tests.support.live_server import free_port
+from tests.support.ranks import ignore, ranked
+from tests.support.seats import SeatHere
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("seats_here")]
+CONFIG = TrainConfig(
+    learning_rate=1e-2,
+    tokens_per_microbatch=64,
+    kl=KLPenalty(estimator="k3", coefficient=0.01),
+    **LENIENT,
+)
+
+
+def far(model: str, ranks: int = 2, *, shard: bool = False) -> tuple[PeftLearner, SeatHere]:
+    chosen = PeftSettings(threads=1, ranks=ranks, shard=shard)
+    settings = Settings(model=model, device="cpu", learner=chosen, ray=RaySettings())
+    seat = SeatHere("The learner", actors=ranks)
+    place = learner_place(settings)
+    place._seat = seat
+    return PeftLearner(settings, place), seat
+
+
+async def three_steps(learner: PeftLearner, where: Path, reference: Path) -> list[object]:
+    """Three steps, each from the last one, and logprobs: all files and numbers."""
+    where.mkdir()
+    parent = folder(where, "parent")
+    await learner.init_adapter(parent, LORA)
+    made: list[object] = []
+    for number in range(1, 4):
+        out, rows = folder(where, f"out{number}"), make_rows(9, seed=number)
+        step = LearnerStep(parent, out, number, rows, CONFIG, reference=reference)
+        await learner.step(step, ignore)
+        parent = out
+        made.append(contents(out))
+    return [*made, await learner.logprobs(parent, make_rows(5))]
+
+
+@pytest.mark.parametrize("shard", [False, True], ids=["whole", "sharded"])
+async def test_files_of_their_own_make_the_same_versions_to_the_bit(
+    shard: bool, tiny: str, tmp_path: Path
+) -> None:
+    near, (there, seat) = ranked(tiny, 3, shard=shard), far(tiny, 3, shard=shard)
+    reference = folder(tmp_path, "reference")
+    found: list[list[object]] = []
+    for learner in (near, there):
+        await learner.start()
+        try:
+            if learner is near:
+                await near.init_adapter(reference, LORA.model_copy(update={"seed": 7}))
+            found.append(await three_steps(learner, tmp_path / f"of {len(found)}", reference))
+            assert learner.restarts == 0
+        finally:
+            await learner.close()
+    assert found[0] == found[1]
+    for host in seat.hosts:  # none outlives its connection
+        assert host._process is not None
+        await asyncio.wait_for(asyncio.to_thread(host._process.wait), 30)
+
+
+@pytest_asyncio.fixture
+async def two(tiny: str) -> AsyncIterator[tuple[PeftLearner, SeatHere]]:
+    learner, seat = far(tiny)
+    await learner.start()
+    yield learner, seat
+    await learner.close()
+
+
+async def test_a_rank_that_is_killed_takes_the_step_with_it_and_it_is_begun_again(
+    two: tuple[PeftLearner, SeatHere], tmp_path: Path
+) -> None:
+    learner, seat = two
+    start, rows = folder(tmp_path, "start"), make_rows(40)
+    await learner.init_adapter(start, LORA)
+    whole, out = folder(tmp_path, "whole"), folder(tmp_path, "out")
+    await learner.step(LearnerStep(start, whole, 1, rows, CONFIG), ignore)
+    killed: list[int] = []
+
+    async def kill_once(_fraction: float, _message: str) -> None:
+        process = seat.hosts[1]._process
+        if not killed and process is not None and process.pid is not None:
+            killed.append(process.pid)
+            os.kill(process.pid, signal.SIGKILL)
+
+    await learner.step(LearnerStep(start, out, 1, rows, CONFIG), kill_once)
+    assert killed and learner.restarts == 1
+    assert contents(out) == contents(whole)
+
+
+async def test_what_is_not_there_is_refused_on_all_ranks_which_go_on(
+    two: tuple[PeftLearner, SeatHere], tmp_path: Path
+) -> None:
+    learner, _ = two
+    start, out, rows = folder(tmp_path, "start"), folder(tmp_path, "out"), make_rows(12)
+    await learner.init_adapter(start, LORA)
+    (empty := tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"adapter_model\.safetensors is missing"):
+        await learner.step(LearnerStep(empty, out, 1, rows, CONFIG), ignore)
+    await learner.step(LearnerStep(start, out, 1, rows, CONFIG), ignore)
+    assert learner.restarts == 0
+
+
+async def test_a_model_that_cannot_be_loaded_stops_the_start(tmp_path: Path) -> None:
+    learner, _ = far(str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="nowhere"):
+        await learner.start()
+    await learner.close()
+
+
+async def test_a_rank_that_cannot_be_reached_stops_the_start(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, seat = far(tiny)
+    start = seat.hosts[1].start
+    monkeypatch.setattr(
+        seat.hosts[1], "start", lambda *given: start(*given)._replace(port=free_port())
+    )
+    with pytest.raises(EngineUnavailable, match="of a node does not answer"):
+        await learner.start()
+    await learner.close()
+
+
+def test_the_interface_is_the_one_that_the_host_is_reached_by() -> None:
+    loopback = interface_towards("127.0.0.1")
+    assert loopback in ("lo", "lo0")
+    for name, addresses in psutil.net_if_addrs().items():
+        for one in addresses:
+            if one.family == socket.AF_INET and not one.address.startswith("127."):
+                assert interface_towards(one.address) in (name, loopback)
