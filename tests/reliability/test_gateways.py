@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,9 +18,11 @@ import pytest
 from pydantic_core import from_json
 
 from langchain_art.client.sync_client import ArtClient
+from langchain_art.wire import FinishedRollout, QueuedRollout
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server.backends.models.adapter_files import check_files
 from langchain_art_server.backups.backup import back_up
+from tests.support import leased_agent
 from tests.support.gateways import AnyGateway, Gateway, Gateways
 from tests.support.hot_swap import train_once
 from tests.support.postgres import Postgres, programs
@@ -328,6 +331,47 @@ class TrainingClient(threading.Thread):
                 runs = [*runs[1:], self._done.get()]
             body = {"policy": "tiny", "groups": [runs], "config": LIGHT}
             self.jobs.append(self.any.train(f"load-{len(self.jobs)}", body))
+
+
+@pytest.mark.slow
+def test_two_servers_lease_rollouts_out_and_one_is_killed(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    """Each is run to its end once, by a worker of the server that is left, or of both."""
+    rollouts = [
+        QueuedRollout(id=f"lent-{n}", scenario={"id": f"q-{n}", "q": n, "pause": 0.2})
+        for n in range(24)
+    ]
+    with Gateways(tmp_path, postgres) as fleet, ExitStack() as stack:
+        one, other = fleet.all
+        working = [leased_agent.start(gateway.base_url, 1.0, 2) for gateway in fleet.all]
+        for worker in working:
+            stack.callback(worker.communicate)
+            stack.callback(worker.kill)
+        with ArtClient(one.base_url) as client:
+            client.put_rollouts("lent", leased_agent.NAME, rollouts)
+            names = {f":{worker.pid}" for worker in working}
+            until = time.monotonic() + 60
+            while True:
+                seen = client.status().workers
+                if {f":{w.name.split(':')[1]}" for w in seen if w.leased} == names:
+                    break
+                assert time.monotonic() < until, seen
+                time.sleep(0.01)
+            other.kill()
+            taken: dict[str, FinishedRollout] = {}
+            while len(taken) < len(rollouts):
+                found = client.take_rollouts("lent", list(taken), wait=5)
+                assert not taken.keys() & {finished.id for finished in found.finished}
+                taken |= {finished.id: finished for finished in found.finished}
+                assert time.monotonic() < until, found.status
+            expired = client.rollouts("lent").expired
+        kept = {row.id for row in fleet.rows("SELECT id FROM calls")}
+    runs = [finished.trajectory for finished in taken.values() if finished.trajectory]
+    assert len({run.id for run in runs}) == len(rollouts)
+    assert {turn.call_id for run in runs for turn in run.turns} <= kept
+    assert {run.metadata["pid"] for run in runs} <= {worker.pid for worker in working}
+    assert expired >= 1, "what the killed server's worker had went to the other one"
 
 
 #: Steps so small that what another version has sampled, or two of them, can be trained.
