@@ -335,6 +335,12 @@ class Settings(_Table):
         return self.served_model_name or Path(self.model).name
 
     @property
+    def base_in_words(self) -> str:
+        """The base model as clients and versions depend on it, for messages."""
+        dtype, weights = self.dtype or "of the device", self.quantization or "unquantised"
+        return f"{self.base_name!r}, {weights}, dtype {dtype}"
+
+    @property
     def url(self) -> str:
         """SQLAlchemy URL of the store."""
         return self.database_url or sqlite_url(self.data_dir)

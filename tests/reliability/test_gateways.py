@@ -111,6 +111,15 @@ def test_what_one_server_does_the_other_knows(fleet: Gateways) -> None:
         assert said(one, policy).status_code == 404
 
 
+def test_a_server_with_another_base_model_is_refused(fleet: Gateways) -> None:
+    args = ("--config", str(fleet.folder / "fleet.toml"), "--database-url", fleet.url)
+    other = Gateway(
+        fleet.folder, 2, *args, "--served-model-name", "another", stop_file=fleet.stop_file
+    )
+    assert "has another base model than this one: 'another', unquantised" in other.refusal()
+    assert said(fleet.all[0], "tiny").status_code == 200
+
+
 def test_a_run_through_both_servers_trains_the_tokens_that_were_sampled(fleet: Gateways) -> None:
     """A reply goes on in the other server's prompt with its own tokens, not with those of its text.
 

@@ -45,17 +45,18 @@ class Database:
     Args:
         url: SQLAlchemy's; missing tables are created.
         shared: other servers of a fleet may use it, too. It is PostgreSQL's then.
+        alike: what all of them have the same, in words.
 
     Raises:
         ConfigError: the URL is not one of SQLite or PostgreSQL, the driver is not installed, the
-            database cannot be reached or is damaged, another server uses it, or another version
-            of the server made its tables.
+            database cannot be reached or is damaged, another server uses it or has something else
+            that is to be alike, or another version of the server made its tables.
     """
 
-    def __init__(self, url: str, *, shared: bool = False) -> None:
-        self.engine, self.shared = connect(url, shared=shared), shared
+    def __init__(self, url: str, *, shared: bool = False, alike: str = "") -> None:
+        self.engine, self.shared, self._alike = connect(url, shared=shared), shared, alike
         try:
-            self._owner, self._owner_lost = own(self.engine, shared=shared), False
+            self._owner, self._owner_lost = own(self.engine, shared=shared, alike=alike), False
             try:
                 starts = prepare(self.engine, shared=shared)
                 if shared:
@@ -192,7 +193,8 @@ class Database:
         try:
             if self._owner_lost and isinstance(self._owner, sa.Connection):
                 self._owner.invalidate()  # closes the connection and so releases the lock
-                self._owner, self._owner_lost = own(self.engine, shared=self.shared), False
+                owner = own(self.engine, shared=self.shared, alike=self._alike)
+                self._owner, self._owner_lost = owner, False
             with self._connection.begin():
                 return work(self._connection)
         except OperationalError as failure:  # disk full, read-only, gone

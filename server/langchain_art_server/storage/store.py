@@ -61,8 +61,8 @@ from langchain_art_server.storage.tables import (
 class Store(Database):
     """Reads and writes the tables. Coroutines return when what they write is on disk."""
 
-    def __init__(self, url: str, *, shared: bool = False) -> None:
-        super().__init__(url, shared=shared)
+    def __init__(self, url: str, *, shared: bool = False, alike: str = "") -> None:
+        super().__init__(url, shared=shared, alike=alike)
         self.leases = PolicyLeases(self)
         self.jobs = JobStore(self, self.leases)
         self.reviews = ReviewStore(self)

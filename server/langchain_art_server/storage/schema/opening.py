@@ -67,15 +67,20 @@ def _search_path(url: sa.URL) -> str | None:
     return options.rpartition("search_path=")[2] if "search_path=" in options else None
 
 
-def own(engine: sa.Engine, *, shared: bool = False) -> sa.Connection | IO[str]:
+def own(engine: sa.Engine, *, shared: bool = False, alike: str = "") -> sa.Connection | IO[str]:
     """Lock a database, so that no second server uses it; if `shared`, none but of the same fleet.
+
+    Args:
+        engine: of the database.
+        shared: other servers may use it, too.
+        alike: what all of a fleet have the same, in words.
 
     Returns:
         What holds the lock until it is closed: a connection to PostgreSQL, or the file beside a
         SQLite database. (Its own file it must not be: closing that ends SQLite's locks.)
 
     Raises:
-        ConfigError: another server has it.
+        ConfigError: another server has it, or says something else of what is to be `alike`.
     """
     taken = ConfigError(
         f"Another server uses the database {place_of(engine)}. Stop it, or give this one another"
@@ -98,7 +103,39 @@ def own(engine: sa.Engine, *, shared: bool = False) -> sa.Connection | IO[str]:
             owner.close()
             raise taken
         time.sleep(0.05)
+    if shared:
+        _say_alike(owner, alike)
     return owner
+
+
+def _say_alike(owner: sa.Connection, alike: str) -> None:
+    """Raise ConfigError if another server of the fleet says something else.
+
+    Each holds a lock of two numbers: the database's, and that of what it says.
+    """
+    numbers = {
+        "lock": zlib.crc32(str(_lock_of(owner.engine)).encode()),
+        "said": zlib.crc32(alike.encode()),
+    }
+    owner.execute(sa.select(sa.func.pg_advisory_lock_shared(*map(_signed, numbers.values()))))
+    others = (
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND "
+        "database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+        "AND granted AND classid::bigint = :lock AND objid::bigint <> :said"
+    )
+    if owner.execute(sa.text(others), numbers).scalar_one():
+        place = place_of(owner.engine)
+        owner.close()
+        raise ConfigError(
+            f"Another server of the fleet on {place} has another base model than this one: "
+            f"{alike}. Give all of them the same model, served_model_name, quantization and dtype: "
+            "their calls would be sampled from one model and trained as another's."
+        )
+
+
+def _signed(number: int) -> int:
+    """A number of 32 bits as PostgreSQL's integer."""
+    return number - (1 << 32) if number >= 1 << 31 else number
 
 
 def _lock_of(engine: sa.Engine) -> int:

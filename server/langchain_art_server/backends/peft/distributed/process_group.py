@@ -48,8 +48,9 @@ class _OtherRankFailedError(Exception):
 class Ranks:
     """This process among those that learn together: number `rank`, from 0, of `size`.
 
-    They find each other by `meeting`: ``file://PATH``, of a file that does not exist yet, in a folder
-    that only this user can enter; or ``tcp://HOST:PORT`` of rank 0. Gradients are on `device`.
+    They find each other by `meeting`: ``file://PATH``, of a file that does not exist yet, in a
+    folder that only this user can enter; or ``tcp://HOST:PORT`` of rank 0. Gradients are on
+    `device`.
     """
 
     def __init__(self, rank: int, size: int, meeting: str, device: torch.device) -> None:
