@@ -34,6 +34,7 @@ class QueuedRuns(RunSource):
         max_failed: as of `gather`.
         on_done: as of `gather`.
         warn: told that no worker is there, and what to do.
+        advice: what to do then; None: start workers.
     """
 
     concurrency = _MOST
@@ -47,8 +48,13 @@ class QueuedRuns(RunSource):
         max_failed: float = 0.5,
         on_done: Callable[[Trajectory], None] | None = None,
         warn: Callable[[str], None],
+        advice: str | None = None,
     ) -> None:
         super().__init__(max_failed)
+        self._advice = advice or (
+            "On every machine that is to run them, where the module can be imported, type: "
+            f"langchain-art worker {rollout} --server {client.base_url}"
+        )
         self._client, self._rollout, self._batch = client, rollout, batch
         self._on_done, self._warn = on_done, warn
         self._prefix = uuid.uuid4().hex[:16]
@@ -158,8 +164,7 @@ class QueuedRuns(RunSource):
             self._said_at = now
             self._warn(
                 f"No worker runs {self._rollout}: {status.queued + status.leased} rollouts wait. "
-                "On every machine that is to run them, where the module can be imported, type: "
-                f"langchain-art worker {self._rollout} --server {self._client.base_url}"
+                f"{self._advice}"
             )
 
     async def _guarded(self, work: Any) -> None:

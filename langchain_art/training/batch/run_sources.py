@@ -18,6 +18,8 @@ from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.progress import Display
 from langchain_art.wire import Trajectory
 
+_ON_RAY = "Those on the Ray cluster are being started; where one has no room, that is said."
+
 
 @asynccontextmanager
 async def own_workers(
@@ -65,9 +67,14 @@ def run_source(
         ConfigError: the rollout is none that can be run there.
     """
     if plan.workers is not None:
-        name, warn = rollout_name(rollout), display.warn
         return QueuedRuns(
-            client, name, batch, max_failed=plan.max_failed, on_done=on_done, warn=warn
+            client,
+            rollout_name(rollout),
+            batch,
+            max_failed=plan.max_failed,
+            on_done=on_done,
+            warn=display.warn,
+            advice=None if plan.workers == "server" else _ON_RAY,
         )
     if isinstance(rollout, str):
         raise ConfigError(f"got the rollout {rollout!r}, expected a function")
