@@ -207,6 +207,7 @@ class FitLoop:
             ).ci95,
             node_rewards=node_rewards(pending.trajectories),
             groups=len(pending.groups),
+            runs=len(rewards),
             own_advantages=pending.advantages is not None and self.plan.forks is None,
             failed=sum(t.status == "failed" for t in pending.trajectories),
             retried=pending.retried,

@@ -2,7 +2,8 @@
 
 They are read from the records of the steps; `held_out` reads those of the evaluations:
 
-- ``reward``: the training rewards fell below all before in one step;
+- ``reward``: the training rewards fell below all before in one step, or in the last few together,
+  up to those with sixteen groups: four groups alone are too few to tell a fall from chance;
 - ``flat``: in two steps one after the other all groups had zero variance, so nothing was learned;
 - ``entropy``: the policy samples nearly the same every time, and its rewards fell;
 - ``unmoved``: after five steps behind the warm-up the policy has hardly moved, and rewards did not
@@ -18,8 +19,9 @@ Rewards *fell* if both hold, so that a noisy fit which learns raises no alarm:
 - chance: Student's t-test of two samples with a common variance (Student 1908, Biometrika 6) over
   the means of groups, one-sided at 1e-5. A group is one draw of a scenario, whose runs vary
   together. The sample before is of up to five steps: those just before for ``reward``, else the
-  best ones, of at least sixteen groups, with Bonferroni's correction for the choice. Where the
-  values of each sample are all equal, the test has no variance: a permutation test stands for it
+  best ones, of at least sixteen groups, with Bonferroni's correction for the choice. The means of
+  a few groups may be equal by chance, so their variance is taken to be at least that of single runs
+  over the runs of a group. Where the values of each sample are all equal, the test has no variance: a permutation test stands for it
   (Fisher 1935, The Design of Experiments), for which both samples need about ten values.
 - size: half a standard deviation of single runs (Cohen 1988: a medium effect), or all runs have one
   and the same reward, so that nothing more is learned.
@@ -92,8 +94,9 @@ def _of_step(record: StepRecord) -> _Sample | None:
     mean, ci95 = record.reward_mean, record.reward_ci95
     if mean is None or ci95 is None or record.groups < 2:
         return None
-    n = record.groups
-    return _Sample(n, mean, n * (ci95 / Z95) ** 2, (record.reward_std or 0.0) ** 2)
+    n, run_variance = record.groups, (record.reward_std or 0.0) ** 2
+    least = run_variance * n / record.runs if record.runs else 0.0
+    return _Sample(n, mean, max(least, n * (ci95 / Z95) ** 2), run_variance)
 
 
 def _pool(samples: Sequence[_Sample | None]) -> _Sample | None:
@@ -150,18 +153,37 @@ def _signs(history: Sequence[StepRecord], ahead: int) -> list[Sign]:
 
 def _reward(history: Sequence[StepRecord], ahead: int) -> Sign | None:
     """The runs of a step were sampled by the version of the step before."""
-    *earlier, last = history
-    means = [one.reward_mean for one in earlier if one.reward_mean is not None]
-    if not means or last.reward_mean is None or last.reward_mean >= min(means):
-        return None
-    if not _fell([_of_step(one) for one in history[-WINDOW - 1 :]]):
-        return None
-    same = ", the same for all runs" if last.reward_std == 0 else ""
-    words = (
-        f"rewards fell from {means[-1]:.3f} to {last.reward_mean:.3f}{same}. The update of step "
-        f"{earlier[-1].step} likely went too far."
-    )
-    return _undone("reward", history, words, len(earlier) - 1 - ahead)
+    tries = _lengths(history)
+    for last in tries:
+        *earlier, step = history[: len(history) - last + 1]
+        samples = [_of_step(one) for one in history[-WINDOW - last :]]
+        if not _fell(samples, last, len(tries)):
+            continue
+        before, after = _pool(samples[-last - 1 : -last]), _pool(samples[-last:])
+        if before is not None and after is not None and after.mean < _lowest(earlier, last):
+            same = ", the same for all runs" if after.run_variance == 0 else ""
+            words = (
+                f"rewards fell from {before.mean:.3f} to {after.mean:.3f}{same}. The update of "
+                f"step {earlier[-1].step} likely went too far."
+            )
+            return _undone("reward", history, words, len(earlier) - 1 - ahead)
+    return None
+
+
+def _lengths(history: Sequence[StepRecord]) -> list[int]:
+    """Of how many last steps together a fall is looked for: until they have `_FEWEST` groups."""
+    found, groups = list[int](), 0
+    while len(found) < len(history) - 1 and groups < _FEWEST:
+        found.append(len(found) + 1)
+        groups += history[-len(found)].groups
+    return found
+
+
+def _lowest(earlier: Sequence[StepRecord], length: int) -> float:
+    """The lowest mean of as many steps one after the other."""
+    samples = [_of_step(one) for one in earlier]
+    windows = [samples[at : at + length] for at in range(max(1, len(samples) - length + 1))]
+    return min((found.mean for one in windows if (found := _pool(one))), default=-math.inf)
 
 
 def _unmoved(history: Sequence[StepRecord], warmup: int) -> list[Sign]:

@@ -101,6 +101,8 @@ class StepRecord(Record):
     node_rewards: dict[str, float] = Field(default_factory=dict)
     """By node: the mean reward of its calls, over the runs in which they have one."""
     groups: int
+    runs: int = 0
+    """That have a reward; 0 in what an earlier release has written."""
     own_advantages: bool = False
     """`Trainer(advantages=)` gave them, and not the server."""
     failed: int = 0

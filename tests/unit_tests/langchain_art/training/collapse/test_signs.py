@@ -161,6 +161,7 @@ def healthy(
                 reward_std=statistics.stdev(runs),
                 reward_ci95=mean_of_scenarios(by_group).ci95,
                 groups=groups,
+                runs=len(runs),
             )
         )
     return made
@@ -199,6 +200,34 @@ def test_a_collapse_is_seen_in_its_step(before: float, after: float) -> None:
         ]
         seen += [sign.keep for sign in new_signs(history)] == [2]
     assert seen == 50, "seed 11"
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.36, 0.0), (0.7, 0.05), (0.9, 0.1)])
+def test_steps_of_four_groups_show_a_collapse_together(before: float, after: float) -> None:
+    """Within four steps, which have as many groups as one step of sixteen; hardly any is missed."""
+    draw, found = random.Random(12), list[tuple[int, int | None]]()
+    for _ in range(50):
+        history: list[StepRecord] = []
+        for step in range(1, 13):
+            rate = before if step <= 8 else after
+            runs = [[float(draw.random() < rate) for _ in range(8)] for _ in range(4)]
+            mean = mean_of_scenarios(runs)
+            history.append(
+                step_record(
+                    step,
+                    reward_mean=mean.mean,
+                    reward_std=statistics.stdev(reward for group in runs for reward in group),
+                    reward_ci95=mean.ci95,
+                    groups=4,
+                    runs=32,
+                )
+            )
+            signs = [one for one in new_signs(history) if one.keep is not None]
+            if signs:
+                found.append((step, signs[0].keep))
+                break
+    assert len(found) >= 48 and {step for step, _ in found} <= {9, 10, 11, 12}, "seed 12"
+    assert {keep for _, keep in found} <= {6, 7, 8}, "seed 12"
 
 
 # --- Student's t --------------------------------------------------------------------------------
