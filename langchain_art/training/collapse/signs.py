@@ -155,7 +155,7 @@ def _reward(history: Sequence[StepRecord], ahead: int) -> Sign | None:
     """The runs of a step were sampled by the version of the step before."""
     tries = _lengths(history)
     for last in tries:
-        *earlier, step = history[: len(history) - last + 1]
+        earlier = history[: len(history) - last]
         samples = [_of_step(one) for one in history[-WINDOW - last :]]
         if not _fell(samples, last, len(tries)):
             continue
