@@ -20,9 +20,10 @@ Rewards *fell* if both hold, so that a noisy fit which learns raises no alarm:
   the means of groups, one-sided at 1e-5. A group is one draw of a scenario, whose runs vary
   together. The sample before is of up to five steps: those just before for ``reward``, else the
   best ones, of at least sixteen groups, with Bonferroni's correction for the choice. The means of
-  a few groups may be equal by chance, so their variance is taken to be at least that of single runs
-  over the runs of a group. Where the values of each sample are all equal, the test has no variance: a permutation test stands for it
-  (Fisher 1935, The Design of Experiments), for which both samples need about ten values.
+  a few groups may be equal by chance, so their variance is taken to be at least that of single
+  runs over the runs of a group. Where the values of each sample are all equal, the test has no
+  variance: a permutation test stands for it (Fisher 1935, The Design of Experiments), for which
+  both samples need about ten values.
 - size: half a standard deviation of single runs (Cohen 1988: a medium effect), or all runs have one
   and the same reward, so that nothing more is learned.
 
