@@ -28,6 +28,8 @@ from langchain_art.wire.field_hints import unknown_field
 
 #: ``MODULE:FUNCTION``.
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+#: What `adapters_url` may be.
+_OBJECTS = re.compile(r"(s3|gs|az)://[^\s/@?#]+(/[^\s@?#]*)?|file:///[^\s@?#]+")
 
 
 class _Table(BaseModel):
@@ -218,7 +220,13 @@ class Settings(_Table):
     """Of SQLite or PostgreSQL, as SQLAlchemy has it; None: SQLite in `data_dir`."""
     fleet: bool = False
     """Several servers, all with this setting, share the database, which is PostgreSQL's then, and
-    `data_dir`, which is on a file system that they share. Each answers calls and runs jobs."""
+    `data_dir`, which is on a file system that they share, or `adapters_url`. Each answers calls and
+    runs jobs."""
+    adapters_url: str | None = None
+    """Where a fleet keeps its adapters: ``s3://BUCKET/PREFIX``, ``gs://BUCKET/PREFIX``,
+    ``az://CONTAINER/PREFIX``, or ``file:///FOLDER``; then each server has a `data_dir` of its own,
+    with copies. Credentials are in the environment (AWS_ACCESS_KEY_ID …). Needs
+    ``langchain-art[objects]``. None: they are in `data_dir`."""
     api_key: SecretStr | None = None
     """Required unless `host` is a loopback address: at least 32 random bytes, as the command
     ``langchain-art key new`` prints them. Also read from the environment variable ART_API_KEY."""
@@ -314,6 +322,18 @@ class Settings(_Table):
             raise ValueError(
                 "got fleet=true without a database that several servers can use, expected a "
                 "database_url of PostgreSQL, such as postgresql://art@db/art"
+            )
+        if self.adapters_url is None:
+            return self
+        if not _OBJECTS.fullmatch(self.adapters_url):
+            raise ValueError(
+                f"got adapters_url={self.adapters_url!r}, expected s3://BUCKET/PREFIX, "
+                "gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///FOLDER, without credentials"
+            )
+        if not self.fleet:
+            raise ValueError(
+                f"got adapters_url={self.adapters_url!r} without fleet=true, expected both: it is "
+                "what the servers of a fleet share. A server alone has its adapters in data_dir"
             )
         return self
 

@@ -8,6 +8,7 @@ beside a server.
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +22,7 @@ from langchain_art.errors import ArtError, ConfigError, Damaged
 from langchain_art_server.backends.models.adapter_files import check_files
 from langchain_art_server.config import sqlite_url
 from langchain_art_server.gateway.keys.tenants import FOLDER, url_of
+from langchain_art_server.policies.mirrored_store import objects_of
 from langchain_art_server.storage.schema.opening import check_schema, connect, place_of
 from langchain_art_server.storage.seals import intact
 from langchain_art_server.storage.tables import CHECKPOINTS, META, SCHEMA
@@ -35,6 +37,7 @@ class Scrub:
 
     def __init__(self, data_dir: Path, url: str) -> None:
         self._adapters, self._engine = data_dir / "adapters", connect(url)
+        self._objects = objects_of(self._adapters)
         self.rows = self.versions = 0
 
     def run(self) -> Iterator[str]:
@@ -55,11 +58,10 @@ class Scrub:
             kept = set[tuple[str, int]]()
         finally:
             self._engine.dispose()
-        for policy in sorted(
-            {path.name for path in _folders(self._adapters)} | {p for p, _ in kept}
-        ):
+        there = _published(self._adapters) if self._objects is None else self._objects.published()
+        for policy in sorted({name for name, _ in there | kept}):
             yield from self._check_policy(
-                policy, {version for name, version in kept if name == policy}
+                policy, *({v for name, v in some if name == policy} for some in (there, kept))
             )
 
     def _check_rows(self, connection: sa.Connection, table: sa.Table) -> Iterator[str]:
@@ -71,18 +73,28 @@ class Scrub:
             except Damaged as error:
                 yield f"{str(error).partition(':')[0]}; {_BACKUP}"
 
-    def _check_policy(self, policy: str, kept: set[int]) -> Iterator[str]:
-        there = {int(p.name) for p in _folders(self._adapters / policy) if p.name.isdecimal()}
+    def _check_policy(self, policy: str, there: set[int], kept: set[int]) -> Iterator[str]:
         damaged: dict[int, str] = {}
         for version in sorted(there | kept):
             self.versions += 1
             try:
-                check_files(self._adapters / policy / str(version))
+                self._check_version(policy, version)
             except Damaged as error:
                 damaged[version] = str(error).rstrip(".")
         whole = sorted(there & kept - set(damaged))
         for words in damaged.values():
             yield f"{words}; {_BACKUP}" + (f", or roll back to one of {whole}" if whole else "")
+
+    def _check_version(self, policy: str, version: int) -> None:
+        """Raises Damaged. What is in an object store is downloaded for it."""
+        if self._objects is None:
+            check_files(self._adapters / policy / str(version))
+            return
+        with tempfile.TemporaryDirectory(prefix="langchain-art-") as scratch:
+            folder = Path(scratch, policy, str(version))
+            folder.mkdir(parents=True)
+            if not self._objects.copy(policy, version, folder):
+                raise Damaged(f"{policy}@{version} is not in {self._objects}.")
 
 
 _KEPT = sa.select(CHECKPOINTS.c.policy, CHECKPOINTS.c.version)
@@ -92,6 +104,11 @@ def _folders(path: Path) -> list[Path]:
     if not path.is_dir():
         return []
     return [one for one in path.iterdir() if one.is_dir() and not one.name.startswith(".")]
+
+
+def _published(adapters: Path) -> set[tuple[str, int]]:
+    found = (two for one in _folders(adapters) for two in _folders(one) if two.name.isdecimal())
+    return {(one.parent.name, int(one.name)) for one in found}
 
 
 def require_data_dir(data_dir: Path, database_url: str | None) -> None:

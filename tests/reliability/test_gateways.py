@@ -23,15 +23,22 @@ from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server.backends.models.adapter_files import check_files
 from langchain_art_server.backups.backup import back_up
 from tests.support import leased_agent
+from tests.support.fleet_jobs import (
+    QUESTION,
+    SOON,
+    ended,
+    make_policy,
+    make_runs,
+    order,
+    routes_to,
+    said,
+    stopped,
+)
 from tests.support.gateways import AnyGateway, Gateway, Gateways
 from tests.support.hot_swap import train_once
 from tests.support.postgres import Postgres, programs
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
-
-QUESTION = [{"role": "user", "content": "When is the audit?"}]
-#: Seconds within which each server routes to what was published.
-SOON = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -39,56 +46,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Itera
     settings = "keep_checkpoints = 1000\nmax_policies = 1000\n"
     with Gateways(tmp_path_factory.mktemp("fleet"), postgres, settings=settings) as made:
         yield made
-
-
-def said(gateway: Gateway, policy: str, **more: Any) -> Any:
-    """A call, and what answered it."""
-    body = {"model": policy, "messages": QUESTION, "max_tokens": 4} | more
-    with gateway.http() as http:
-        return http.post("/v1/chat/completions", json=body)
-
-
-def routes_to(gateway: Gateway, policy: str, model: str) -> float:
-    """How long a server takes from now on until it routes a policy's name to `model`."""
-    begun = time.monotonic()
-    while said(gateway, policy).json().get("model") != model:
-        assert time.monotonic() - begun < 10
-    return time.monotonic() - begun
-
-
-def make_runs(gateways: list[Gateway], policy: str, name: str) -> list[str]:
-    """Four runs with rewards, whose calls go to the servers in turn."""
-    runs = [f"{policy}-{name}-{seed}" for seed in range(4)]
-    for seed, run in enumerate(runs):
-        gateway = gateways[seed % len(gateways)]
-        answer = said(gateway, policy, seed=seed, max_tokens=8, art={"trajectory_id": run})
-        assert answer.status_code == 200, answer.text
-        with gateways[(seed + 1) % len(gateways)].http() as http:
-            reward = {"reward": float(seed % 2)}
-            http.put(f"/v1/trajectories/{run}/reward", json=reward).raise_for_status()
-    return runs
-
-
-def order(gateway: Gateway, policy: str, runs: list[str], key: str) -> Any:
-    body = {"policy": policy, "groups": [runs], "config": {"learning_rate": 1e-3}}
-    with gateway.http() as http:
-        answer = http.post("/v1/train", json=body, headers={"Idempotency-Key": key})
-        return answer.raise_for_status().json()
-
-
-def ended(gateway: Gateway, job: Any, seconds: float = 60) -> Any:
-    with gateway.http() as http:
-        until = time.monotonic() + seconds
-        while job["state"] in ("queued", "running"):
-            assert time.monotonic() < until, job
-            job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 1}).json()
-    return job
-
-
-def make_policy(fleet: Gateways, name: str) -> str:
-    with fleet.all[0].http() as http:
-        http.post("/v1/policies", json={"name": name}).raise_for_status()
-    return name
 
 
 def test_what_one_server_does_the_other_knows(fleet: Gateways) -> None:
@@ -113,9 +70,9 @@ def test_what_one_server_does_the_other_knows(fleet: Gateways) -> None:
 
 def test_a_server_with_another_base_model_is_refused(fleet: Gateways) -> None:
     args = ("--config", str(fleet.folder / "fleet.toml"), "--database-url", fleet.url)
-    other = Gateway(
-        fleet.folder, 2, *args, "--served-model-name", "another", stop_file=fleet.stop_file
-    )
+    args = (*args, "--served-model-name", "another")
+    env = {"STOP_FILE": str(fleet.stop_file)}
+    other = Gateway(fleet.folder, 2, fleet.folder / "data", *args, env=env)
     assert "has another base model than this one: 'another', unquantised" in other.refusal()
     assert said(fleet.all[0], "tiny").status_code == 200
 
@@ -150,17 +107,6 @@ def test_a_run_through_both_servers_trains_the_tokens_that_were_sampled(fleet: G
     sampled = sum(len(call["token_ids"]) for call in records)
     assert job["result"]["metrics"]["tokens_trained"] == sampled
     assert order(fleet.all[1], policy, runs, "split")["id"] == job["id"], "a key is a key on both"
-
-
-def stopped(fleet: Gateways) -> tuple[Gateway, Gateway]:
-    """The server that has stopped itself, and the other one."""
-    until = time.monotonic() + 30
-    while True:
-        for one, other in (fleet.all, fleet.all[::-1]):
-            if one.is_stopped and not fleet.stop_file.exists():
-                return one, other
-        assert time.monotonic() < until, "no server came to it"
-        time.sleep(0.01)
 
 
 MOMENTS = ("after the rename", "in the transaction", "before the step", "after the step")

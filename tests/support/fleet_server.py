@@ -1,7 +1,8 @@
 """``python -m tests.support.fleet_server MODEL``: a server of a fleet that stops itself as told.
 
-Its leases are short. The file that ``STOP_FILE`` points to names a moment of a job; the first
-server that comes to it removes the file and stops (SIGSTOP), until somebody continues it.
+Its leases are short, and so is its patience with an object store. The file of ``STOP_FILE`` names a
+moment of a job; the first server that comes to it removes the file and stops (SIGSTOP),
+until somebody continues it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from typing import Any
 from langchain_art_server import __main__ as door
 from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.jobs import held_policies
+from langchain_art_server.policies import object_store
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.storage import job_store
 from langchain_art_server.storage.fleet import policy_leases
 
 LEASE_SECONDS, RENEW_SECONDS = 3.0, 0.4
+REQUEST_SECONDS, RETRY_SECONDS = 2, 1
 
 
 def come_to(moment: str) -> None:
@@ -46,6 +49,9 @@ def _around(work: Callable[..., Any], before: str, after: str) -> Callable[..., 
 def main() -> None:
     policy_leases.LEASE_SECONDS = LEASE_SECONDS
     held_policies.RENEW_SECONDS = RENEW_SECONDS
+    object_store.REQUEST_SECONDS = REQUEST_SECONDS
+    object_store.RETRY_SECONDS = RETRY_SECONDS
+    object_store.ObjectStore.put = _around(object_store.ObjectStore.put, "", "in the upload")
     AdapterStore.publish = _around(AdapterStore.publish, "before the rename", "after the rename")
     job_store.require_running = _around(job_store.require_running, "", "in the transaction")
     step = PeftLearner.step

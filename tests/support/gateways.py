@@ -1,4 +1,7 @@
-"""Several servers of one database and one data directory, and a client of all of them."""
+"""Several servers of one database, and a client of all of them.
+
+They share a data directory, or each has its own and they share an object store.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import sqlalchemy as sa
 from langchain_art_server.storage.schema.opening import connect
 from tests.support.live_server import TLS, ForkedServer
 from tests.support.postgres import Postgres
+from tests.support.s3_server import S3Server
 from tests.support.storms import PATIENCE, Persistent
 
 
@@ -22,10 +26,9 @@ class Gateway(ForkedServer):
     """One server of a fleet."""
 
     def __init__(
-        self, folder: Path, number: int, *args: str, stop_file: Path, api_key: str | None = None
+        self, folder: Path, number: int, data_dir: Path, *args: str, env: dict[str, str]
     ) -> None:
-        env = {"STOP_FILE": str(stop_file)} | ({"ART_API_KEY": api_key} if api_key else {})
-        super().__init__(folder / "data", *args, env=env, module="tests.support.fleet_server")
+        super().__init__(data_dir, *args, env=env, module="tests.support.fleet_server")
         self.log = folder / f"gateway-{number}.log"
 
     @property
@@ -47,18 +50,32 @@ class Gateway(ForkedServer):
 
 
 class Gateways:
-    """A fleet of two servers; one that is killed is the test's to start again."""
+    """A fleet of two servers; one that is killed is the test's to start again.
+
+    With an `s3` each has a data directory of its own, and `adapters_url` is that of `folder`.
+    """
 
     def __init__(
-        self, folder: Path, postgres: Postgres, settings: str = "", api_key: str | None = None
+        self,
+        folder: Path,
+        postgres: Postgres,
+        settings: str = "",
+        api_key: str | None = None,
+        s3: S3Server | None = None,
     ) -> None:
         self.folder, self.url = folder, postgres.database()
         self.stop_file = folder / "stop"
+        env = {"STOP_FILE": str(self.stop_file)} | ({"ART_API_KEY": api_key} if api_key else {})
+        data_dirs = [folder / "data"] * 2
+        if s3 is not None:
+            settings += f'adapters_url = "{s3.url(folder.name)}"\n'
+            env |= s3.environment
+            data_dirs = [folder / "data-0", folder / "data-1"]
         (folder / "fleet.toml").write_text(f"fleet = true\n{settings}")
         args = ("--config", str(folder / "fleet.toml"), "--database-url", self.url)
         self.all = [
-            Gateway(folder, number, *args, stop_file=self.stop_file, api_key=api_key)
-            for number in (0, 1)
+            Gateway(folder, number, data_dir, *args, env=env)
+            for number, data_dir in enumerate(data_dirs)
         ]
 
     def __enter__(self) -> Self:

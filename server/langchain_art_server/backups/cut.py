@@ -1,9 +1,10 @@
 """A consistent cut of a running server's data: each database at one moment, and its versions.
 
 Versions are pinned by hard links, so that one which a rollback or retention removes meanwhile stays
-readable. They are linked before the database is copied and again after: a version is removed from
-the database first, and published before it is in it, so whatever a copy names was linked before, or
-is still there after. If one came and went in between, the cut is made anew.
+readable; those in an object store are downloaded. That is done before the database is copied and
+again after: a version is removed from the database first, and published before it is in it, so
+whatever a copy names was pinned before, or is still there after. If one came and went in between,
+the cut is made anew.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from langchain_art.errors import ConfigError
+from langchain_art.errors import ConfigError, Damaged
 from langchain_art_server.backups.databases import Databases, named_versions
+from langchain_art_server.policies.mirrored_store import objects_of
 from langchain_art_server.storage.schema.opening import connect
 
 #: The directories of `AdapterStore` that hold no versions.
@@ -34,6 +36,9 @@ class Cut:
     def __init__(self, data_dir: Path, places: dict[Path, str], pins: Path, work: Path) -> None:
         self._data_dir, self._places = data_dir, places
         self._pins, self._work = pins, work
+        found = {place: objects_of(data_dir / place / "adapters") for place in places}
+        #: Those of the places that have their versions in an object store.
+        self._objects = {place: one for place, one in found.items() if one is not None}
         self._linked: set[tuple[Path, str, int]] = set()
         #: Place -> the versions (policy, number) that its copy of the database names.
         self.named: dict[Path, set[tuple[str, int]]] = {}
@@ -84,17 +89,30 @@ class Cut:
 
     def _link_all(self) -> None:
         for place in self._places:
-            for policy in _names(self._data_dir / place / "adapters"):
-                for name in _names(self._data_dir / place / "adapters" / policy):
-                    one = (place, policy, int(name)) if name.isdecimal() else None
-                    if one is not None and one not in self._linked and self._link(*one):
-                        self._linked.add(one)
+            for policy, version in sorted(self._published(place)):
+                one = (place, policy, version)
+                if one not in self._linked and self._link(*one):
+                    self._linked.add(one)
+
+    def _published(self, place: Path) -> set[tuple[str, int]]:
+        if place in self._objects:
+            return self._objects[place].published()
+        root = self._data_dir / place / "adapters"
+        found = [(policy, name) for policy in _names(root) for name in _names(root / policy)]
+        return {(policy, int(name)) for policy, name in found if name.isdecimal()}
 
     def _link(self, place: Path, policy: str, version: int) -> bool:
-        """Link the files of a version; False: it was removed meanwhile."""
+        """Link or download the files of a version; False: it was removed meanwhile."""
         source = self._folder(self._data_dir, place, policy, version)
         target = self._folder(self._pins, place, policy, version)
         target.mkdir(parents=True)
+        if place in self._objects:
+            is_there = True
+            with contextlib.suppress(Damaged):  # said when the archive is checked
+                is_there = self._objects[place].copy(policy, version, target)
+            if not is_there:
+                shutil.rmtree(target)
+            return is_there
         try:
             for file in source.iterdir():
                 os.link(file, target / file.name)
@@ -113,7 +131,7 @@ class Cut:
     def _note_used_names(self) -> None:
         """Write for each policy the highest number that is not in the cut, and was used before."""
         for place in self.named:
-            notes: dict[str, int] = {}
+            notes = self._objects[place].deleted() if place in self._objects else {}
             for policy in _names(self._data_dir / place / "adapters" / _DELETED):
                 with contextlib.suppress(FileNotFoundError):
                     note = self._data_dir / place / "adapters" / _DELETED / policy

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +65,7 @@ class Policies:
         Raises:
             ConfigError: a policy has no usable version left.
         """
+        await self._adapters.off_loop(self._adapters.adopt, (await self._store.served())[1])
         await self._jobs.retention.go_on()
         for name, (_, serving) in (await self._store.policies()).items():
             await self._router.serve(name, await self._usable(name, serving))
@@ -73,9 +75,10 @@ class Policies:
     async def _usable(self, policy: str, serving: int) -> int:
         """`serving`, or the newest undamaged version if that is damaged, which is logged."""
         why = ""
-        for version in [serving, *reversed(self._adapters.versions(policy))]:
+        there = await self._adapters.off_loop(self._adapters.versions, policy)
+        for version in [serving, *reversed(there)]:
             try:
-                self._adapters.check(policy, version)
+                await self._adapters.off_loop(self._adapters.check, policy, version)
             except Damaged as error:
                 log.error("%s", error)
                 why = why or str(error)
@@ -86,8 +89,8 @@ class Policies:
                     await self._store.roll_back(policy, version, why, lease)
             return version
         raise ConfigError(
-            f"No version of policy {policy!r} under {self._settings.data_dir} is whole. Put back "
-            "its directory from a backup, or start with another --data-dir."
+            f"No version of policy {policy!r} under {self._adapters} is whole. Put one back from "
+            "a backup, or start with another --data-dir."
         )
 
     async def create(self, spec: wire.PolicySpec) -> wire.PolicyStatus:
@@ -126,7 +129,8 @@ class Policies:
         # Of an attempt that failed, or of a policy whose deletion was interrupted.
         kept = (await self._store.served())[1]
         named = {version for name, version in kept if name == spec.name}
-        for version in {*named, *self._adapters.versions(spec.name)}:
+        there = await self._adapters.off_loop(self._adapters.versions, spec.name)
+        for version in {*named, *there}:
             await self._jobs.retention.drop(spec.name, version)
         about = {"policy": spec.name, "version": 0, "parent": None, "job": None}
         about |= {"base_model": self._settings.model, "metrics": {}, "created_at": time.time()}
@@ -135,7 +139,7 @@ class Policies:
             await self._learner.init_adapter(staged, spec.lora)
             state = await self._sampler.state()
             require_memory(spec.name, staged, None if state is None else state.free_bytes)
-            await asyncio.to_thread(self._adapters.publish, staged, spec.name, 0, about)
+            await self._adapters.off_loop(self._adapters.publish, staged, spec.name, 0, about)
         except (ArtError, OSError) as error:
             full = shutil.disk_usage(staged.parent).free < _LITTLE_DISK
             self._adapters.discard(staged)
@@ -174,13 +178,9 @@ class Policies:
 
     async def all(self) -> list[wire.PolicyStatus]:
         """All policies, by name."""
+        kept = Counter(name for name, _ in (await self._store.served())[1])
         return [
-            wire.PolicyStatus(
-                name=name,
-                version=serving,
-                lora=lora,
-                checkpoints=len(self._adapters.versions(name)),
-            )
+            wire.PolicyStatus(name=name, version=serving, lora=lora, checkpoints=kept[name])
             for name, (lora, serving) in (await self._store.policies()).items()
         ]
 
@@ -209,7 +209,7 @@ class Policies:
         """
         async with self._jobs.held.hold(policy) as lease, self._rollback:
             await self.checkpoint(policy, version)
-            await asyncio.to_thread(self._adapters.check, policy, version)
+            await self._adapters.off_loop(self._adapters.check, policy, version)
             await self._router.serve(policy, version)
             await self._router.trim()
             await self._store.roll_back(policy, version, why, lease)
@@ -233,7 +233,7 @@ class Policies:
     async def archive(self, policy: str, version: int) -> bytes:
         """See `AdapterStore.archive`."""
         await self.checkpoint(policy, version)
-        return await asyncio.to_thread(self._adapters.archive, policy, version)
+        return await self._adapters.off_loop(self._adapters.archive, policy, version)
 
 
 def require_memory(policy: str, adapter: Path, free: float | None) -> None:

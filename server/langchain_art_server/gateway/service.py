@@ -21,7 +21,12 @@ from langchain_art_server.gateway.call_slots import CallSlots
 from langchain_art_server.gateway.fleet import Fleet
 from langchain_art_server.gateway.health import Health
 from langchain_art_server.gateway.keys.keyring import Access, Keyring
-from langchain_art_server.gateway.keys.tenants import Tenants, require_servers_key, tenant_of
+from langchain_art_server.gateway.keys.tenants import (
+    FOLDER,
+    Tenants,
+    require_servers_key,
+    tenant_of,
+)
 from langchain_art_server.gateway.policies import Policies
 from langchain_art_server.gateway.sessions import Sessions
 from langchain_art_server.jobs.audit import audit
@@ -29,7 +34,8 @@ from langchain_art_server.jobs.job_runner import JobRunner
 from langchain_art_server.jobs.lineage import steps_since
 from langchain_art_server.jobs.sft_records import demonstrations
 from langchain_art_server.jobs.trajectory_assembly import assemble
-from langchain_art_server.policies.adapter_store import AdapterStore, make_directory
+from langchain_art_server.policies.adapter_store import make_directory
+from langchain_art_server.policies.mirrored_store import open_adapters
 from langchain_art_server.policies.router import Router
 from langchain_art_server.storage.data_dir import make_private, own
 from langchain_art_server.storage.fleet.news import listen
@@ -61,8 +67,12 @@ class Service:
         try:
             make_directory(settings.data_dir.resolve())
             make_private(settings.data_dir)
-            self._lock = own(settings.data_dir, shared=settings.fleet)
-            self.adapters = AdapterStore(settings.data_dir / "adapters", shared=settings.fleet)
+            shared = settings.fleet and settings.adapters_url is None
+            self._lock = own(settings.data_dir, shared=shared)
+            below = "adapters" if tenant == DEFAULT_TENANT else f"{FOLDER}/{tenant}/adapters"
+            self.adapters = open_adapters(
+                settings.data_dir / "adapters", settings.adapters_url, below, shared=shared
+            )
         except OSError as error:
             raise ConfigError(
                 f"got data_dir={str(settings.data_dir)!r}, expected a directory that this server "

@@ -87,8 +87,11 @@ class JobRunner(JobQueue):
 
     async def _unpublish(self, job: TrainJob) -> None:
         try:
-            for version in self._adapters.versions(job.policy)[-1:]:
-                manifest = self._adapters.manifest(job.policy, version)
+            kept = await self._adapters.off_loop(self._adapters.versions, job.policy)
+            for version in kept[-1:]:
+                manifest = await self._adapters.off_loop(
+                    self._adapters.manifest, job.policy, version
+                )
                 if manifest is not None and manifest["job"] == job.id:
                     await self.retention.drop(job.policy, version)
         except ArtError as error:  # it stays on disk, and its number is not used again
@@ -105,7 +108,7 @@ class JobRunner(JobQueue):
                 self.publishes_not_yet()
                 job = await self._store.jobs.get(job.id)
                 assert job.base_version is not None
-                target = self._adapters.unused(job.policy)
+                target = await self._adapters.off_loop(self._adapters.unused, job.policy)
                 await self._store.jobs.begin(job.id, job.base_version, target, self.lease)
 
     async def _make(self, job: TrainJob) -> None:
@@ -115,10 +118,11 @@ class JobRunner(JobQueue):
         base = job.base_version
         serving = (await self._store.served())[0][policy]
         if base is None or target is None:
-            base, target = serving, self._adapters.unused(policy)
+            base = serving
+            target = await self._adapters.off_loop(self._adapters.unused, policy)
             await self._store.jobs.begin(job.id, base, target, self.lease)
         await self.retention.sweep(policy, target)
-        if manifest := await asyncio.to_thread(self._adapters.manifest, policy, target):
+        if manifest := await self._adapters.off_loop(self._adapters.manifest, policy, target):
             if manifest["job"] == job.id:
                 self.publishes()
                 await self._report(job, f"{policy}@{target} was published before a restart", 1.0)
@@ -147,7 +151,7 @@ class JobRunner(JobQueue):
     ) -> None:
         """Make the version, check it in the sampler, publish it, and finish the job."""
         policy, base = job.policy, batch.base_version
-        parent_manifest = await asyncio.to_thread(self._adapters.check, policy, base)
+        parent_manifest = await self._adapters.off_loop(self._adapters.check, policy, base)
         # Steps since the base: after a rollback fewer than the number of the version.
         number: int = parent_manifest.get("step", base) + 1
         kind = batch.request.config.kind
@@ -179,7 +183,7 @@ class JobRunner(JobQueue):
                     metrics |= await self._settled(pairs.metrics_after(self._learner, staged))
             self.watch.enter("check")
             begun = time.monotonic()
-            sealing = asyncio.create_task(asyncio.to_thread(self._adapters.seal, staged))
+            sealing = asyncio.create_task(self._adapters.off_loop(self._adapters.seal, staged))
             try:
                 moves = (metrics["learning_rate"], metrics["updates"])
                 metrics["weight_change"] = await asyncio.to_thread(
@@ -217,11 +221,11 @@ class JobRunner(JobQueue):
                 manifest["imitated"] = list(dict.fromkeys(batch.trained))
             self.publishes()
             publish = self._adapters.publish
-            await asyncio.to_thread(publish, staged, policy, target, manifest, files)
+            await self._adapters.off_loop(publish, staged, policy, target, manifest, files)
         except BaseException as error:
             if isinstance(error, Exception) or self.is_cancelled:  # not if the server shuts down
                 with suppress(OSError):  # a cancelled step may write there until it notices
-                    await asyncio.to_thread(self._adapters.discard, staged)
+                    await self._adapters.off_loop(self._adapters.discard, staged)
                 await self._sampler.unload_adapter(child.name)  # its name may be used again
             raise
         await self._finish(job, batch.request, manifest, begun)
@@ -234,14 +238,15 @@ class JobRunner(JobQueue):
             InvalidRequest: it is not kept.
         """
         policy, version = batch.request.reference
-        if version not in (kept := self._adapters.versions(policy)):
+        kept = await self._adapters.off_loop(self._adapters.versions, policy)
+        if version not in kept:
             raise InvalidRequest(
                 f"got the reference {policy}@{version} of kl or distillation, expected a version "
                 f"of {policy!r} that is kept: {kept}"
             )
         if not version:
             return None
-        await asyncio.to_thread(self._adapters.check, policy, version, ADAPTER_FILES)
+        await self._adapters.off_loop(self._adapters.check, policy, version, ADAPTER_FILES)
         return self._adapters.path(policy, version)
 
     async def _new_loss(self, job: TrainJob, kind: str, parent: Mapping[str, Any]) -> bool:
@@ -354,7 +359,9 @@ class JobRunner(JobQueue):
         """The pairs of a preference step, whose tokens get their weights; None: there are none."""
         if not isinstance(config := batch.request.config, PreferenceConfig):
             return None
-        parent = self._adapters.path(job.policy, batch.base_version)
+        of = (job.policy, batch.base_version)
+        await self._adapters.off_loop(self._adapters.check, *of, ADAPTER_FILES)
+        parent = self._adapters.path(*of)
         await self._report(job, "comparing the pairs with the base model", 0.0)
         async with self._gate(), self._device():
             return await self._settled(weigh_pairs(batch, self._learner, parent, config.beta))

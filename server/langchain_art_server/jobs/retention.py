@@ -49,9 +49,9 @@ class Retention:
         """
         async with self._lock:
             await self._router.forget(policy, version)
-            await asyncio.to_thread(self._adapters.announce, policy, version)
+            await self._adapters.off_loop(self._adapters.announce, policy, version)
             await self._store.forget_checkpoint(policy, version)
-            await asyncio.to_thread(self._adapters.delete, policy, version)
+            await self._adapters.off_loop(self._adapters.delete, policy, version)
 
     async def sweep(self, policy: str, target: int) -> None:
         """Delete the files of versions that no row names, but for `target`, which a job makes.
@@ -61,11 +61,12 @@ class Retention:
         makes has a number above those that are there.
         """
         kept = {one.version for one in await self._store.checkpoints(policy)}
-        for version in set(self._adapters.versions(policy)) - kept - {0, target}:
+        there = await self._adapters.off_loop(self._adapters.versions, policy)
+        for version in set(there) - kept - {0, target}:
             with suppress(Damaged):  # it stays, and its number is not used again
-                await asyncio.to_thread(self._adapters.check, policy, version)
+                await self._adapters.off_loop(self._adapters.check, policy, version)
                 log.warning("%s@%d, which no job has published, is deleted", policy, version)
-                await asyncio.to_thread(self._adapters.delete, policy, version)
+                await self._adapters.off_loop(self._adapters.delete, policy, version)
 
     async def drop_policy(self, policy: str, lease: PolicyLease) -> None:
         """Delete a policy with all its versions, and route its names no more.
@@ -75,20 +76,20 @@ class Retention:
             Conflict: a job that has not ended needs it.
         """
         async with self._lock:
-            versions = self._adapters.versions(policy)
+            versions = await self._adapters.off_loop(self._adapters.versions, policy)
             for version in versions:
-                await asyncio.to_thread(self._adapters.announce, policy, version)
+                await self._adapters.off_loop(self._adapters.announce, policy, version)
             await self._store.delete_policy(policy, lease)
             await self._router.remove(policy)
             for version in versions:
-                await asyncio.to_thread(self._adapters.delete, policy, version)
+                await self._adapters.off_loop(self._adapters.delete, policy, version)
 
     async def go_on(self, policy: str | None = None) -> None:
         """Delete the files of announced versions whose rows are gone; None: of all policies."""
         async with self._lock:
-            for name, version in self._adapters.announced():
+            for name, version in await self._adapters.off_loop(self._adapters.announced):
                 if policy in (None, name):
                     kept = await self._store.checkpoints(name)
                     is_kept = any(one.version == version for one in kept)
                     act = self._adapters.spare if is_kept else self._adapters.delete
-                    await asyncio.to_thread(act, name, version)
+                    await self._adapters.off_loop(act, name, version)

@@ -8,6 +8,8 @@ version checks the digests first (`check`): what the disk changed is refused.
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import errno
 import fcntl
 import io
@@ -15,10 +17,11 @@ import os
 import shutil
 import tarfile
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from langchain_art.errors import ConfigError, Damaged, InvalidRequest
 from langchain_art.wire import NAME, Checkpoint
@@ -31,8 +34,12 @@ from langchain_art_server.backends.models.adapter_files import (
     write_manifest,
 )
 
+P = ParamSpec("P")
+T = TypeVar("T")
 #: The files of ``GET …/adapter``: all but the optimizer's state.
 ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, MANIFEST)
+#: Threads that wait for a store's disk, or for its network.
+_THREADS = 8
 
 
 def fsync(path: Path) -> None:
@@ -54,6 +61,10 @@ def make_directory(path: Path) -> None:
 
 class VersionTaken(ConfigError):
     """A version of this name exists."""
+
+
+class Absent(Damaged):
+    """There is no version of this name."""
 
 
 class AdapterStore:
@@ -78,6 +89,22 @@ class AdapterStore:
         # One file a version whose row is being deleted, until its files are.
         self._deleting = root / ".deleting"
         make_directory(self._deleting)
+        self._threads = ThreadPoolExecutor(_THREADS, "adapters")
+
+    def __str__(self) -> str:
+        """Where the versions are, for people."""
+        return str(self._root)
+
+    async def off_loop(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Do what reads or writes versions in this store's own threads.
+
+        They wait for a disk, or for a network; if that does not answer, nothing else waits.
+        """
+        context = contextvars.copy_context()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._threads, lambda: context.run(work, *args, **options)
+        )
 
     def _staging_of_this_server(self) -> Path:
         """A locked directory of its own; those whose servers have ended are removed."""
@@ -136,43 +163,61 @@ class AdapterStore:
         manifest: dict[str, Any],
         files: dict[str, str] | None = None,
     ) -> Path:
-        """Move a staged version to its place, by one rename, with its manifest.
+        """Publish a staged version, with its manifest: it is at its place then.
 
         `files` is the result of `seal`, if it was called already.
 
         Raises:
             VersionTaken: the version exists.
         """
-        target = self.path(policy, version)
         files = files or self.seal(staged)
         write_manifest(staged, manifest | {"files": files})
         fsync(staged / MANIFEST)
         fsync(staged)
+        if not self._publish(staged, policy, version):
+            raise VersionTaken(f"{policy}@{version} exists already; a version's name is used once.")
+        return self.path(policy, version)
+
+    def _publish(self, staged: Path, policy: str, version: int) -> bool:
+        """Move a sealed version to its place, by one rename; False: there is one."""
+        target = self.path(policy, version)
         make_directory(target.parent)
-        taken = f"{policy}@{version} exists already; a version's name is used once."
         if target.exists():
-            raise VersionTaken(taken)
+            return False
         try:
             staged.rename(target)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # since then
-                raise VersionTaken(taken) from error
+                return False
             raise
         fsync(target.parent)
-        return target
+        return True
 
     def check(
         self, policy: str, version: int, names: Collection[str] | None = None
     ) -> dict[str, Any]:
         """Check a version's files, or those of `names`. Returns its manifest.
 
+        They are then at `path`.
+
         Raises:
-            Damaged: it is damaged; says from what it can be restored.
+            Damaged: it is damaged (`Absent`: not there); says from what it can be restored.
         """
+        try:
+            return self._checked(policy, version, names)
+        except Damaged as error:
+            kind = Absent if isinstance(error, Absent) else Damaged
+            raise kind(f"{error} {self._remedy(policy, version)}") from error
+
+    def _checked(
+        self, policy: str, version: int, names: Collection[str] | None = None
+    ) -> dict[str, Any]:
         try:
             return check_files(self.path(policy, version), names)
         except Damaged as error:
-            raise Damaged(f"{error} {self._remedy(policy, version)}") from error
+            if self.exists(policy, version):
+                raise
+            raise Absent(str(error)) from error
 
     def _remedy(self, policy: str, version: int) -> str:
         whole = [other for other in self.versions(policy) if self.is_whole(policy, other)]
@@ -182,14 +227,18 @@ class AdapterStore:
     def is_whole(self, policy: str, version: int) -> bool:
         """Whether a version is there and undamaged."""
         try:
-            check_files(self.path(policy, version))
+            self._checked(policy, version)
         except Damaged:
             return False
         return True
 
+    def exists(self, policy: str, version: int) -> bool:
+        """Whether a version is there, damaged or not."""
+        return self.path(policy, version).exists()
+
     def manifest(self, policy: str, version: int) -> dict[str, Any] | None:
         """The manifest of a version; None if it is absent. Raises Damaged."""
-        return self.check(policy, version) if self.path(policy, version).exists() else None
+        return self.check(policy, version) if self.exists(policy, version) else None
 
     def archive(self, policy: str, version: int) -> bytes:
         """A tar archive of `ADAPTER_FILES` of a version. Raises Damaged."""
@@ -201,7 +250,7 @@ class AdapterStore:
         return buffer.getvalue()
 
     def versions(self, policy: str) -> list[int]:
-        """Numbers of the versions that have a directory, ascending."""
+        """Numbers of the versions that are there, ascending."""
         folder = self.path(policy, 0).parent
         if not folder.is_dir():
             return []
@@ -217,7 +266,7 @@ class AdapterStore:
 
     def announce(self, policy: str, version: int) -> None:
         """Write down that a version is about to be deleted, if it is there: a crash delays it."""
-        if self.path(policy, version).exists():
+        if self.exists(policy, version):
             (self._deleting / f"{policy}@{version}").touch()
             fsync(self._deleting)
 
@@ -250,6 +299,16 @@ class AdapterStore:
                 fsync(path.parent)
                 shutil.rmtree(removed)
         self.spare(policy, version)
+
+    def adopt(self, kept: Iterable[tuple[str, int]]) -> None:
+        """Take what of these versions lies at `path` and is not in this store: nothing, here."""
+
+    def copies(self) -> list[tuple[str, int]]:
+        """The versions of which this disk has only a copy: none, here."""
+        return []
+
+    def drop_copy(self, policy: str, version: int) -> None:
+        """Remove the copy of a version, if this disk has one."""
 
     def checkpoint(self, manifest: dict[str, Any]) -> Checkpoint:
         """The wire value of a published version, from its manifest and its size on disk."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from langchain_art.errors import InvalidRequest, UnknownModel
 from langchain_art_server.backends.base import Sampler
-from langchain_art_server.policies.adapter_store import ADAPTER_FILES, AdapterStore
+from langchain_art_server.policies.adapter_store import ADAPTER_FILES, Absent, AdapterStore
 
 #: Versions that stay loaded though they do not serve: those last asked for as POLICY@VERSION.
 MAX_PINNED_LOADED = 8
@@ -47,6 +47,7 @@ class Router:
         self.serving: dict[str, int] = {}
         self._users: Counter[str] = Counter()
         self._loaded: OrderedDict[str, None] = OrderedDict()
+        self._loading: dict[str, asyncio.Task[None]] = {}
         #: Awaited before a call's name is routed, as others may have published; whether there is
         #: such a name. None: there are no other servers.
         self.before_use: Callable[[str], Awaitable[bool]] | None = None
@@ -61,14 +62,25 @@ class Router:
         self.serving[policy] = version
 
     async def load(self, policy: str, version: int) -> str:
-        """Load a version; returns its name. Raises Damaged."""
+        """Load a version, once for all who ask meanwhile; returns its name. Raises Damaged."""
         name = f"{policy}@{version}"
         if name not in self._loaded:
-            await asyncio.to_thread(self._store.check, policy, version, ADAPTER_FILES)
-            await self._sampler.load_adapter(name, self._store.path(policy, version))
+            if (task := self._loading.get(name)) is None:
+                task = self._loading[name] = asyncio.create_task(self._load(policy, version))
+                task.add_done_callback(lambda ended: self._load_ended(name, ended))
+            await asyncio.shield(task)
         self._loaded[name] = None
         self._loaded.move_to_end(name)
         return name
+
+    async def _load(self, policy: str, version: int) -> None:
+        await self._store.off_loop(self._store.check, policy, version, ADAPTER_FILES)
+        await self._sampler.load_adapter(f"{policy}@{version}", self._store.path(policy, version))
+
+    def _load_ended(self, name: str, ended: asyncio.Task[None]) -> None:
+        del self._loading[name]
+        if not ended.cancelled():
+            ended.exception()  # told to whoever still waits
 
     def users(self, policy: str) -> int:
         """Calls that versions of a policy are answering now."""
@@ -97,6 +109,8 @@ class Router:
     ) -> None:
         """Unload versions that were deleted by another server, and answer no calls.
 
+        This disk's copies of deleted versions are removed, too.
+
         Args:
             versions: those that are not deleted.
             is_changing: whether a policy's versions are made or deleted by this server now.
@@ -107,6 +121,10 @@ class Router:
             if not is_changing(name.partition("@")[0]):
                 self._loaded.pop(name, None)
                 await self._sampler.unload_adapter(name)
+        for policy, version in await self._store.off_loop(self._store.copies):
+            name = f"{policy}@{version}"
+            if name not in {*kept, *self._loaded, *self._loading} and not is_changing(policy):
+                await self._store.off_loop(self._store.drop_copy, policy, version)
 
     async def trim(self) -> None:
         """Unload versions that neither serve nor answer calls, but for the last used few."""
@@ -150,8 +168,13 @@ class Router:
             name = f"{policy}@{version}"
             if not at:
                 return RoutedModel(name, policy, version, name)
-            if name in self._loaded or self._store.path(policy, version).is_dir():
-                await self.load(policy, version)
+            # Of a fleet's versions `before_use` has asked the database.
+            is_kept = self.before_use is not None or self._store.path(policy, version).is_dir()
+            if name in self._loaded or is_kept:
+                try:
+                    await self.load(policy, version)
+                except Absent:  # deleted meanwhile
+                    raise self._unknown(model) from None
                 return RoutedModel(name, policy, version, name)
         raise self._unknown(model)
 

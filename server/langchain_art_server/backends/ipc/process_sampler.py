@@ -65,7 +65,7 @@ class ProcessSampler:
 
         `place` is where it runs; None: on this machine.
         """
-        untold = {"api_key", "host", "database_url", "fleet"}
+        untold = {"api_key", "host", "database_url", "fleet", "adapters_url"}
         told = settings.model_dump(mode="json", exclude=untold)
         # OpenMP reads its variable when torch is imported: a later change leaves idle threads.
         added = {"TOKENIZERS_PARALLELISM": "false"}

@@ -93,9 +93,7 @@ async def _of_tenant(service: Service) -> list[Metric]:
     mine = {"tenant": service.tenant}
     jobs = (await service.store.counts())[2]
     serving = dict(service.router.serving)
-    published = await asyncio.to_thread(
-        lambda: {name: service.adapters.versions(name) for name in serving}
-    )
+    newest = dict(sorted((await service.store.served())[1]))
     found = [
         _gauge(
             "langchain_art_calls",
@@ -120,7 +118,7 @@ async def _of_tenant(service: Service) -> list[Metric]:
         _gauge(
             "langchain_art_policy_published_version",
             "Newest version of a policy that is kept; above the serving one after a rollback.",
-            [(mine | {"policy": name}, max(kept)) for name, kept in published.items() if kept],
+            [(mine | {"policy": name}, version) for name, version in newest.items()],
         ),
     ]
     return found + _of_keys(service)

@@ -85,6 +85,7 @@ async def test_pairs_are_weighed_while_the_learner_has_the_device(tmp_path: Path
     request = TrainRequest(policy="p", groups=(("w", "l"),), config=PreferenceConfig())
     snapshots = {run.id: RewardSnapshot.of(run, request) for run in runs}
     job = TrainJob(id="j", key="k", policy="p", state="running", created_at=0.0)
+    adapters.publish(adapters.stage(), "p", 0, {})
     batch = await runner._batch(job, request, snapshots, 0)
     pairs = await runner._weigh(job, batch)
     store.close()

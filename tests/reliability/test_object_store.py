@@ -1,0 +1,203 @@
+"""Two servers with disks of their own, one PostgreSQL and one bucket of S3: their adapters."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_art_server.backends.models.adapter_files import (
+    OPTIMIZER_FILE,
+    WEIGHTS_FILE,
+    check_files,
+)
+from tests.support.fleet_jobs import (
+    SOON,
+    ended,
+    make_policy,
+    make_runs,
+    order,
+    routes_to,
+    said,
+    stopped,
+)
+from tests.support.gateways import Gateway, Gateways
+from tests.support.postgres import Postgres
+from tests.support.s3_server import S3Server
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, s3: S3Server
+) -> Iterator[Gateways]:
+    settings = "keep_checkpoints = 1000\nmax_policies = 1000\n"
+    with Gateways(tmp_path_factory.mktemp("objects"), postgres, settings, s3=s3) as made:
+        yield made
+
+
+def copy_of(gateway: Gateway, policy: str, version: int) -> Path:
+    return gateway.data_dir / "adapters" / policy / str(version)
+
+
+def trained(fleet: Gateways, by: Gateway, policy: str, name: str) -> Any:
+    """A job that succeeded; each server routes to its version."""
+    job = ended(by, order(by, policy, make_runs([by], policy, name), f"{policy}-{name}"))
+    assert job["state"] == "succeeded", job["error"]
+    for gateway in fleet.all:
+        routes_to(gateway, policy, f"{policy}@{job['result']['version']}")
+    return job
+
+
+def uploads(s3: S3Server, fleet: Gateways, policy: str, version: int) -> dict[str, bytes]:
+    return s3.objects(f"{fleet.folder.name}/adapters/{policy}/{version}")
+
+
+def until(is_so: Callable[[], bool], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_what_one_server_trains_the_other_answers_with(fleet: Gateways, s3: S3Server) -> None:
+    policy = make_policy(fleet, "shared")
+    for step in (1, 2):
+        one = fleet.all[step % 2]
+        runs = make_runs([one], policy, str(step))
+        job = ended(one, order(one, policy, runs, f"{policy}-{step}"))
+        assert job["state"] == "succeeded", job["error"]
+        for gateway in fleet.all:
+            assert routes_to(gateway, policy, f"{policy}@{step}") < SOON
+        answers = list[Any]()
+        for gateway in fleet.all:
+            answer = said(gateway, policy, temperature=0.0, max_tokens=12).json()
+            with gateway.http() as http:
+                answers.append(http.get(f"/v1/calls/{answer['id']}").json())
+        assert answers[0]["version"] == answers[1]["version"] == step
+        assert answers[0]["token_ids"] == answers[1]["token_ids"]
+        assert answers[0]["logprobs"] == answers[1]["logprobs"], "the weights are the same"
+    whole = [one for one in fleet.all if (copy_of(one, policy, 2) / OPTIMIZER_FILE).exists()]
+    assert len(whole) == 1, "what is only served is downloaded without the optimizer's state"
+    other = fleet.all[1 - fleet.all.index(whole[0])]
+    with other.http() as http:
+        assert http.get(f"/v1/policies/{policy}").json()["checkpoints"] == 3
+        archive = http.get(f"/v1/policies/{policy}/checkpoints/2/adapter")
+        assert (copy_of(whole[0], policy, 2) / WEIGHTS_FILE).read_bytes() in archive.content
+        http.delete(f"/v1/policies/{policy}/checkpoints/1").raise_for_status()
+    assert not uploads(s3, fleet, policy, 1)
+    for gateway in fleet.all:
+        until(lambda gateway=gateway: not copy_of(gateway, policy, 1).exists())
+        assert said(gateway, f"{policy}@1").status_code == 404
+        assert said(gateway, policy).json()["model"] == f"{policy}@2"
+    job = trained(fleet, other, policy, "3")
+    assert job["result"]["version"] == 3
+    with fleet.all[0].http() as http:
+        http.delete(f"/v1/policies/{policy}").raise_for_status()
+    assert not s3.objects(f"{fleet.folder.name}/adapters/{policy}")
+    for gateway in fleet.all:
+        until(lambda gateway=gateway: not copy_of(gateway, policy, 3).exists())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fate", ["killed", "late"])
+def test_an_upload_that_was_cut_is_published_once(fleet: Gateways, s3: S3Server, fate: str) -> None:
+    """The trainer stops in the middle of its upload, and is killed; or the other has published."""
+    policy = make_policy(fleet, fate)
+    runs = make_runs(fleet.all, policy, "1")
+    fleet.stop_file.write_text("in the upload")
+    job = order(fleet.all[0], policy, runs, policy)
+    holder, other = stopped(fleet)
+    cut = uploads(s3, fleet, policy, 1)
+    assert cut and not any(name == "manifest.json" for name in cut)
+    if fate == "killed":
+        holder.kill()
+    job = ended(other, job)
+    assert job["state"] == "succeeded", job["error"]
+    assert job["result"]["version"] == 1
+    published = uploads(s3, fleet, policy, 1)
+    assert len({name.partition("/")[0] for name in published}) == 2, "the manifest and its upload"
+    if fate == "killed":
+        holder.start()
+    else:
+        holder.thaw()
+    routes_to(holder, policy, f"{policy}@1")
+    job = trained(fleet, other, policy, "2")
+    assert job["result"]["version"] == 2
+    assert uploads(s3, fleet, policy, 1) == published, "nobody has written over it, or beside it"
+    rows = fleet.rows("SELECT version FROM checkpoints WHERE policy = :p", p=policy)
+    assert sorted(row.version for row in rows) == [0, 1, 2]
+    for gateway in fleet.all:
+        assert check_files(copy_of(gateway, policy, 1), (WEIGHTS_FILE,))["job"] is not None
+
+
+def test_what_the_store_changed_is_refused(fleet: Gateways, s3: S3Server) -> None:
+    policy = make_policy(fleet, "damaged")
+    for step in ("1", "2"):
+        trained(fleet, fleet.all[0], policy, step)
+    place = f"{fleet.folder.name}/adapters/{policy}/1"
+    [name] = [one for one in uploads(s3, fleet, policy, 1) if one.endswith(WEIGHTS_FILE)]
+    right = uploads(s3, fleet, policy, 1)[name]
+    s3.put(place, name, right[:-1] + bytes([right[-1] ^ 1]))
+    other = fleet.all[1]
+    other.stop()
+    (copy_of(other, policy, 1) / WEIGHTS_FILE).write_bytes(b"not what it was")
+    other.start()
+    refused = said(other, f"{policy}@1")
+    assert refused.status_code == 500 and refused.json()["error"]["code"] == "damaged"
+    assert "another SHA-256" in refused.text and "[0, 2]" in refused.text, refused.text
+    assert said(other, policy).json()["model"] == f"{policy}@2", "all else goes on"
+    s3.put(place, name, right)
+    answer = said(other, f"{policy}@1")
+    assert answer.status_code == 200, "a damaged copy is downloaded again"
+    assert check_files(copy_of(other, policy, 1), (WEIGHTS_FILE,))
+
+
+@pytest.mark.slow
+def test_while_the_store_does_not_answer_calls_go_on(fleet: Gateways, s3: S3Server) -> None:
+    policy = make_policy(fleet, "silent")
+    trained(fleet, fleet.all[0], policy, "1")
+    trained(fleet, fleet.all[0], policy, "2")
+    one, other = fleet.all
+    other.stop()
+    other.start()  # it has not loaded version 1
+    shutil.rmtree(copy_of(other, policy, 1))
+    runs = make_runs(fleet.all, policy, "3")
+    with s3.frozen():
+        refused, waiting = list[Any](), list[threading.Thread]()
+        for _ in range(24):  # more than there are threads that wait for the store
+            ask = threading.Thread(target=lambda: refused.append(said(other, f"{policy}@1")))
+            ask.start()
+            waiting.append(ask)
+        job = order(one, policy, runs, policy)
+        slowest = 0.0
+        while any(ask.is_alive() for ask in waiting):
+            for gateway in fleet.all:
+                begun = time.monotonic()
+                assert said(gateway, policy).json()["model"] == f"{policy}@2"
+                slowest = max(slowest, time.monotonic() - begun)
+        assert slowest < 2 * SOON, "calls of versions that are loaded wait for nobody"
+        assert [answer.status_code for answer in refused] == [503] * len(waiting)
+        assert int(refused[0].headers["Retry-After"]) > 0 and "object store" in refused[0].text
+        job = ended(one, job)
+        assert job["state"] == "failed" and job["retryable"], job
+        assert "The object store s3://" in job["error"] and "Idempotency-Key" in job["error"]
+        for gateway in fleet.all:
+            with gateway.http() as http:
+                assert http.get("/readyz").status_code == 200
+                assert http.get("/status").status_code == http.get("/metrics").status_code == 200
+    assert said(other, f"{policy}@1").status_code == 200
+    job = ended(one, order(one, policy, runs, policy))
+    assert job["state"] == "succeeded" and job["result"]["version"] == 3, job
+    for gateway in fleet.all:
+        assert routes_to(gateway, policy, f"{policy}@3") < SOON

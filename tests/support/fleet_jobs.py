@@ -1,0 +1,73 @@
+"""Calls and jobs of a fleet of two servers, and how long the servers take to know of them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tests.support.gateways import Gateway, Gateways
+
+QUESTION = [{"role": "user", "content": "When is the audit?"}]
+#: Seconds within which each server routes to what was published.
+SOON = 1.0
+
+
+def said(gateway: Gateway, policy: str, **more: Any) -> Any:
+    """A call, and what answered it."""
+    body = {"model": policy, "messages": QUESTION, "max_tokens": 4} | more
+    with gateway.http() as http:
+        return http.post("/v1/chat/completions", json=body)
+
+
+def routes_to(gateway: Gateway, policy: str, model: str) -> float:
+    """How long a server takes from now on until it routes a policy's name to `model`."""
+    begun = time.monotonic()
+    while said(gateway, policy).json().get("model") != model:
+        assert time.monotonic() - begun < 10
+    return time.monotonic() - begun
+
+
+def make_runs(gateways: list[Gateway], policy: str, name: str) -> list[str]:
+    """Four runs with rewards, whose calls go to the servers in turn."""
+    runs = [f"{policy}-{name}-{seed}" for seed in range(4)]
+    for seed, run in enumerate(runs):
+        gateway = gateways[seed % len(gateways)]
+        answer = said(gateway, policy, seed=seed, max_tokens=8, art={"trajectory_id": run})
+        assert answer.status_code == 200, answer.text
+        with gateways[(seed + 1) % len(gateways)].http() as http:
+            reward = {"reward": float(seed % 2)}
+            http.put(f"/v1/trajectories/{run}/reward", json=reward).raise_for_status()
+    return runs
+
+
+def order(gateway: Gateway, policy: str, runs: list[str], key: str) -> Any:
+    body = {"policy": policy, "groups": [runs], "config": {"learning_rate": 1e-3}}
+    with gateway.http() as http:
+        answer = http.post("/v1/train", json=body, headers={"Idempotency-Key": key})
+        return answer.raise_for_status().json()
+
+
+def ended(gateway: Gateway, job: Any, seconds: float = 60) -> Any:
+    with gateway.http() as http:
+        until = time.monotonic() + seconds
+        while job["state"] in ("queued", "running"):
+            assert time.monotonic() < until, job
+            job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 1}).json()
+    return job
+
+
+def make_policy(fleet: Gateways, name: str) -> str:
+    with fleet.all[0].http() as http:
+        http.post("/v1/policies", json={"name": name}).raise_for_status()
+    return name
+
+
+def stopped(fleet: Gateways) -> tuple[Gateway, Gateway]:
+    """The server that has stopped itself, and the other one."""
+    until = time.monotonic() + 30
+    while True:
+        for one, other in (fleet.all, fleet.all[::-1]):
+            if one.is_stopped and not fleet.stop_file.exists():
+                return one, other
+        assert time.monotonic() < until, "no server came to it"
+        time.sleep(0.01)
