@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.live_server import FaultyServer, LiveServer, RuleServer
 from tests.support.postgres import Postgres, programs
+from tests.support.s3_server import S3Server
 
 # Processes run side by side, so an example may be slow for reasons that are not its own.
 settings.register_profile(
@@ -83,6 +84,13 @@ def postgres() -> Iterator[Postgres]:
     cluster = Postgres()
     yield cluster
     cluster.remove()
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """An S3 server with a bucket."""
+    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

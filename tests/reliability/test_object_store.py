@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -11,11 +12,16 @@ from typing import Any
 
 import pytest
 
+from langchain_art.client.sync_client import ArtClient
+from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server.backends.models.adapter_files import (
     OPTIMIZER_FILE,
     WEIGHTS_FILE,
     check_files,
 )
+from langchain_art_server.backups.backup import back_up
+from langchain_art_server.backups.restore import restore
+from langchain_art_server.scrub import Scrub, databases_of
 from tests.support.fleet_jobs import (
     SOON,
     ended,
@@ -27,14 +33,9 @@ from tests.support.fleet_jobs import (
     stopped,
 )
 from tests.support.gateways import Gateway, Gateways
-from tests.support.postgres import Postgres
+from tests.support.hot_swap import train_once
+from tests.support.postgres import Postgres, programs
 from tests.support.s3_server import S3Server
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with S3Server(tmp_path_factory.mktemp("s3")) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -201,3 +202,51 @@ def test_while_the_store_does_not_answer_calls_go_on(fleet: Gateways, s3: S3Serv
     assert job["state"] == "succeeded" and job["result"]["version"] == 3, job
     for gateway in fleet.all:
         assert routes_to(gateway, policy, f"{policy}@3") < SOON
+
+
+@pytest.mark.slow
+def test_a_backup_has_what_is_in_the_bucket(
+    tmp_path: Path, postgres: Postgres, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a server on an empty bucket goes on from it, tenants too."""
+    monkeypatch.setenv("PATH", f"{programs()}{os.pathsep}{os.environ['PATH']}")  # pg_dump's
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    servers_key, archive = new_api_key(), tmp_path / "backup.tar"
+    for name in ("before", "after"):
+        (tmp_path / name).mkdir()
+    with Gateways(tmp_path / "before", postgres, api_key=servers_key, s3=s3) as made:
+        one, other = made.all
+        with ArtClient(one.base_url, api_key=servers_key) as administrator:
+            key = administrator.create_key("one", tenant="ana").key
+        one.api_key = other.api_key = key
+        with other.http() as http:
+            until(lambda: http.post("/v1/policies", json={"name": "own"}).status_code != 401)
+            train_once(http, 0, "own")
+        routes_to(one, "own", "own@1")
+        right = said(one, "own", temperature=0.0, max_tokens=12).json()["choices"][0]["message"]
+        tenants = s3.objects("before/tenants/ana/adapters/own")
+        assert {name.partition("/")[0] for name in tenants} == {"0", "1"}
+        places = list(databases_of(one.data_dir, made.url))
+        assert len(places) == 2
+        assert not [line for place, url in places for line in Scrub(place, url).run()]
+        contents, damaged = back_up(one.data_dir, archive, made.url)
+        assert not damaged
+        assert contents.versions == {".": ["tiny@0"], "tenants/ana": ["own@0", "own@1"]}
+        upload = next(name for name in tenants if name.endswith(OPTIMIZER_FILE))
+        s3.put("before/tenants/ana/adapters/own", upload, b"changed")
+        [line] = [line for place, url in places for line in Scrub(place, url).run()]
+        assert "own@1 is damaged" in line and "roll back to one of [0]" in line
+    after = Gateways(tmp_path / "after", postgres, api_key=servers_key, s3=s3)
+    restore(archive, after.all[0].data_dir, after.url)
+    server = after.all[0].start()
+    try:
+        server.api_key = key
+        answer = said(server, "own", temperature=0.0, max_tokens=12).json()
+        assert answer["model"] == "own@1" and answer["choices"][0]["message"] == right
+        names = s3.objects("after/tenants/ana/adapters/own")
+        assert {name.partition("/")[0] for name in names} == {"0", "1"}, "they are in the bucket"
+        with server.http() as http:
+            train_once(http, 1, "own")
+    finally:
+        server.stop()

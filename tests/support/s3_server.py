@@ -24,12 +24,16 @@ BUCKET = "adapters"
 class S3Server:
     """Serves while its scope lasts; what it holds is in its memory."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, requests_without_rights: int | None = None) -> None:
+        """After some requests it may refuse all keys but those that its IAM has made: none."""
         python = environment("moto", ["moto[s3,server]>=5.2,<6"])
         self._log = folder / "moto.log"
-        port = free_port()
-        self.endpoint = f"http://127.0.0.1:{port}"
-        self._argv = [str(python), "-m", "moto.server", "--port", str(port)]
+        self.port = free_port()
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self._argv = [str(python), "-m", "moto.server", "--port", str(self.port)]
+        self._env = {name: one for name, one in os.environ.items() if name != "PYTHONPATH"}
+        if requests_without_rights is not None:
+            self._env["INITIAL_NO_AUTH_ACTION_COUNT"] = str(requests_without_rights)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -69,6 +73,12 @@ class S3Server:
             client_options={"allow_http": True},
         )
 
+    def answered(self, method: str, prefix: str, name: str) -> int:
+        """How many requests for an object below a prefix it has answered."""
+        lines = self._log.read_text().splitlines()
+        asked = [line for line in lines if f"{method} /{BUCKET}/{prefix}/" in line]
+        return sum(line.partition("HTTP/1.1")[0].rstrip().endswith(name) for line in asked)
+
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """It accepts connections, and answers nothing."""
@@ -79,9 +89,8 @@ class S3Server:
             self._process.send_signal(signal.SIGCONT)
 
     def __enter__(self) -> Self:
-        env = {name: one for name, one in os.environ.items() if name != "PYTHONPATH"}
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(self._argv, stdout=log, stderr=log, env=env)
+            self._process = subprocess.Popen(self._argv, stdout=log, stderr=log, env=self._env)
         until = time.monotonic() + 60
         while True:
             assert self._process.poll() is None and time.monotonic() < until, self._log.read_text()

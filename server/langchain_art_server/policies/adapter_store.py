@@ -175,7 +175,7 @@ class AdapterStore:
         fsync(staged / MANIFEST)
         fsync(staged)
         if not self._publish(staged, policy, version):
-            raise VersionTaken(f"{policy}@{version} exists already; a version's name is used once.")
+            raise VersionTaken(f"{policy}@{version} exists, or was deleted; a version's name is used once.")
         return self.path(policy, version)
 
     def _publish(self, staged: Path, policy: str, version: int) -> bool:

@@ -96,13 +96,18 @@ class MirroredStore(AdapterStore):
     def _download(
         self, policy: str, version: int, written: bytes, names: Collection[str] | None
     ) -> dict[str, Any]:
-        """Make a copy, or mend the one that is there. Returns the manifest. Raises Damaged."""
+        """Make a copy, or mend the one that is there. Returns the manifest.
+
+        Raises:
+            Damaged: the store changed it (`Absent`: it was deleted).
+            EngineUnavailable: the store does not answer, or the disk is full.
+        """
         copy = self.path(policy, version)
         mends = _is_copy(copy, written)
         staged = self.stage()
         part = staged / policy / str(version)
-        part.mkdir(parents=True)
         try:
+            part.mkdir(parents=True)
             have = copy if mends else None
             about = self._objects.download(policy, version, written, part, names, have)
             if mends:
@@ -114,6 +119,12 @@ class MirroredStore(AdapterStore):
             if self.exists(policy, version):
                 raise
             raise Absent(f"{policy}@{version} was deleted meanwhile.") from error
+        except OSError as error:
+            raise EngineUnavailable(
+                f"{policy}@{version} could not be copied to {copy}: {error}. Free disk space, then "
+                "send the request again.",
+                retry_after=30,
+            ) from error
         finally:
             self.discard(staged)
         return about

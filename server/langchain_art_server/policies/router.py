@@ -121,10 +121,10 @@ class Router:
             if not is_changing(name.partition("@")[0]):
                 self._loaded.pop(name, None)
                 await self._sampler.unload_adapter(name)
-        for policy, version in await self._store.off_loop(self._store.copies):
+        for policy, version in await asyncio.to_thread(self._store.copies):
             name = f"{policy}@{version}"
             if name not in {*kept, *self._loaded, *self._loading} and not is_changing(policy):
-                await self._store.off_loop(self._store.drop_copy, policy, version)
+                await asyncio.to_thread(self._store.drop_copy, policy, version)
 
     async def trim(self) -> None:
         """Unload versions that neither serve nor answer calls, but for the last used few."""
