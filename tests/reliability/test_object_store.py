@@ -239,6 +239,10 @@ def test_a_backup_has_what_is_in_the_bucket(
         assert "own@1 is damaged" in line and "roll back to one of [0]" in line
     after = Gateways(tmp_path / "after", postgres, api_key=servers_key, s3=s3)
     restore(archive, after.all[0].data_dir, after.url)
+    # The bucket's place is the other database's.
+    elsewhere = Gateways(tmp_path / "before", postgres, api_key=servers_key, s3=s3)
+    said_so = elsewhere.all[0].refusal()
+    assert "belong to another database" in said_so and "another prefix" in said_so
     server = after.all[0].start()
     try:
         server.api_key = key

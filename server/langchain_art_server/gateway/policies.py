@@ -27,7 +27,9 @@ from langchain_art_server.config import Settings
 from langchain_art_server.gateway.health import Health
 from langchain_art_server.jobs.job_runner import JobRunner
 from langchain_art_server.policies.adapter_store import AdapterStore
+from langchain_art_server.policies.mirrored_store import MirroredStore
 from langchain_art_server.policies.router import MAX_PINNED_LOADED, Router
+from langchain_art_server.storage.fleet.identity import identity
 from langchain_art_server.storage.fleet.policy_leases import PolicyLease
 from langchain_art_server.storage.store import Store
 
@@ -63,9 +65,12 @@ class Policies:
         """Serve the versions that served before, and make the policies that the settings name.
 
         Raises:
-            ConfigError: a policy has no usable version left.
+            ConfigError: a policy has no usable version left, or the adapters are those of another
+                database.
         """
-        await self._adapters.off_loop(self._adapters.adopt, (await self._store.served())[1])
+        if isinstance(self._adapters, MirroredStore):
+            kept, owner = (await self._store.served())[1], await self._store.read(identity)
+            await self._adapters.off_loop(self._adapters.adopt, kept, owner)
         await self._jobs.retention.go_on()
         for name, (_, serving) in (await self._store.policies()).items():
             await self._router.serve(name, await self._usable(name, serving))

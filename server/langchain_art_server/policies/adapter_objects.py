@@ -6,6 +6,7 @@
 | ``POLICY/N/manifest.json`` | written last, and only if there is none: this publishes |
 | ``.deleted/POLICY/N`` | the highest number of a deleted version |
 | ``.deleting/POLICY@N`` | its row is being deleted, until its files are |
+| ``.owner`` | whose database names the versions |
 
 Two that publish the same version upload to different folders, so neither writes over the other's
 files, and one of them creates the manifest. A deletion removes the manifest first. What has no
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json
 
-from langchain_art.errors import Damaged
+from langchain_art.errors import ConfigError, Damaged
 from langchain_art_server.backends.models.adapter_files import MANIFEST, check_files, sha256
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 #: After so long without a manifest, nobody makes an upload any more.
 LEFT_AFTER = timedelta(hours=24)
-_DELETED, _DELETING = ".deleted", ".deleting"
+_DELETED, _DELETING, _OWNER = ".deleted", ".deleting", ".owner"
 _PUBLISHED = re.compile(rf"([a-z0-9][^/]*)/(0|[1-9][0-9]*)/{re.escape(MANIFEST)}")
 _UPLOADED = re.compile(r"([a-z0-9][^/]*/[0-9]+)/([0-9a-f]{64})/[^/]+")
 #: Of a file in a manifest: a name, and no way out of a directory.
@@ -55,6 +56,21 @@ class AdapterObjects:
     def require(self) -> None:
         """See `ObjectStore.require`."""
         self._store.require()
+
+    def claim(self, owner: str) -> None:
+        """Mark these versions as those that a database names; two would delete each other's.
+
+        Raises:
+            ConfigError: another database has.
+        """
+        mine, name = owner.encode(), self._name(_OWNER)
+        if not self._store.create(name, mine) and (found := self._store.read(name)) != mine:
+            raise ConfigError(
+                f"The adapters in {self} belong to another database: got {owner!r}, and {_OWNER} "
+                f"there says {(found or b'').decode(errors='replace')[:200]!r}. Give adapters_url "
+                "another prefix; or delete that object, if it was this database before it was "
+                "restored or moved."
+            )
 
     def manifest(self, policy: str, version: int) -> bytes | None:
         """The manifest of a version, as it was written; None: there is no such version."""

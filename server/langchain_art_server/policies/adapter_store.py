@@ -17,7 +17,7 @@ import os
 import shutil
 import tarfile
 import uuid
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -175,7 +175,9 @@ class AdapterStore:
         fsync(staged / MANIFEST)
         fsync(staged)
         if not self._publish(staged, policy, version):
-            raise VersionTaken(f"{policy}@{version} exists, or was deleted; a version's name is used once.")
+            raise VersionTaken(
+                f"{policy}@{version} exists, or was deleted; a version's name is used once."
+            )
         return self.path(policy, version)
 
     def _publish(self, staged: Path, policy: str, version: int) -> bool:
@@ -299,9 +301,6 @@ class AdapterStore:
                 fsync(path.parent)
                 shutil.rmtree(removed)
         self.spare(policy, version)
-
-    def adopt(self, kept: Iterable[tuple[str, int]]) -> None:
-        """Take what of these versions lies at `path` and is not in this store: nothing, here."""
 
     def copies(self) -> list[tuple[str, int]]:
         """The versions of which this disk has only a copy: none, here."""

@@ -167,12 +167,20 @@ class MirroredStore(AdapterStore):
         self.drop_copy(policy, version)
         self.spare(policy, version)
 
-    def adopt(self, kept: Iterable[tuple[str, int]]) -> None:
-        """Upload those of `kept` that the store has not, and this disk has.
+    def adopt(self, kept: Iterable[tuple[str, int]], owner: str) -> None:
+        """Upload those of `kept` that the store has not, and this disk has; call it at the start.
 
         They are of a server that had no object store, or of a backup. So are the numbers of deleted
         versions.
+
+        Args:
+            kept: the versions that the database names.
+            owner: the database.
+
+        Raises:
+            ConfigError: the versions in the store are another database's.
         """
+        self._objects.claim(owner)
         for note in self._deleted.iterdir():
             self._objects.note_deleted(note.name, int(note.read_text()))
             note.unlink()

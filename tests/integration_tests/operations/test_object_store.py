@@ -8,8 +8,10 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 
 from langchain_art.errors import ConfigError, Damaged, EngineUnavailable
@@ -28,12 +30,13 @@ from langchain_art_server.policies.adapter_store import (
     AdapterStore,
     VersionTaken,
 )
-from langchain_art_server.policies.mirrored_store import open_adapters
+from langchain_art_server.policies.mirrored_store import MirroredStore, open_adapters
 from tests.support.faulty_proxy import FaultyProxy
+from tests.support.live_server import TLS
 from tests.support.s3_server import S3Server
 from tests.support.seeds import drawn_seed
 
-Open = Callable[[str], AdapterStore]
+Open = Callable[[str], MirroredStore]
 
 
 @pytest.fixture(autouse=True)
@@ -50,9 +53,14 @@ def prefix(tmp_path: Path) -> str:
 @pytest.fixture
 def disk(tmp_path: Path, prefix: str) -> Open:
     """Opens the store of a server, whose disk has this name."""
-    return lambda name: open_adapters(
-        tmp_path / name / "adapters", S3Server.url(prefix), "adapters", shared=False
-    )
+
+    def opened(name: str) -> MirroredStore:
+        root = tmp_path / name / "adapters"
+        store = open_adapters(root, S3Server.url(prefix), "adapters", shared=False)
+        assert isinstance(store, MirroredStore)
+        return store
+
+    return opened
 
 
 def staged(store: AdapterStore, content: bytes = b"weights") -> Path:
@@ -169,7 +177,7 @@ def test_what_nobody_publishes_is_swept(
     assert f"agent/1/{left}/{WEIGHTS_FILE}" not in names
     assert f"agent/2/{left}/{WEIGHTS_FILE}" in names, "somebody may be making it"
     monkeypatch.setattr(adapter_objects, "LEFT_AFTER", timedelta(0))
-    disk("two").adopt([])
+    disk("two").adopt([], "db")
     assert f"agent/2/{left}/{WEIGHTS_FILE}" not in s3.objects(place)
     assert store.is_whole("agent", 1)
 
@@ -216,15 +224,67 @@ def test_a_store_of_before_moves_into_the_bucket(
     before.delete("agent", 3)
     (before.path("agent", 1) / WEIGHTS_FILE).write_bytes(b"damaged")
     one, other = disk("one"), disk("other")
-    one.adopt([("agent", 0), ("agent", 1), ("agent", 2), ("agent", 9)])
+    one.adopt([("agent", 0), ("agent", 1), ("agent", 2), ("agent", 9)], "db")
     assert other.versions("agent") == [0, 2], "what is damaged stays where it is"
     assert other.is_whole("agent", 0) and other.unused("agent") == 4
-    other.adopt([("agent", 0), ("agent", 2)])
+    other.adopt([("agent", 0), ("agent", 2)], "db")
     assert one.versions("agent") == [0, 2]
     with pytest.raises(ConfigError, match=r"copies of the versions in s3://.*is not set"):
         open_adapters(tmp_path / "one" / "adapters", None, "adapters", shared=True)
     with pytest.raises(ConfigError, match="adapters_url is 's3://adapters/other'"):
         open_adapters(tmp_path / "one" / "adapters", "s3://adapters/other", "adapters", shared=True)
+
+
+def test_two_databases_do_not_share_a_place(disk: Open, s3: S3Server, prefix: str) -> None:
+    """Each would delete what the other names."""
+    one, other = disk("one"), disk("other")
+    one.adopt([], "cluster/1")
+    one.adopt([], "cluster/1")
+    with pytest.raises(ConfigError, match=r"'cluster/2', and \.owner .*'cluster/1'.*prefix"):
+        other.adopt([], "cluster/2")
+    s3.delete(f"{prefix}/adapters", ".owner")
+    other.adopt([], "cluster/2")
+
+
+class _Unconditional(BaseHTTPRequestHandler):
+    """A store that does not know conditional writes, in front of one that does."""
+
+    endpoint = ""
+
+    def _pass_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        left = ("if-none-match", "host", "content-length")
+        headers = {name: one for name, one in self.headers.items() if name.lower() not in left}
+        url = self.endpoint + self.path
+        answer = httpx.request(self.command, url, content=body, headers=headers, verify=TLS)
+        self.send_response(answer.status_code)
+        self.send_header("Content-Length", str(len(answer.content)))
+        for name in ("ETag", "Last-Modified"):
+            if name in answer.headers:
+                self.send_header(name, answer.headers[name])
+        self.end_headers()
+        self.wfile.write(answer.content)
+
+    do_GET = do_PUT = do_POST = do_DELETE = _pass_on
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Not on standard error."""
+
+
+def test_a_store_without_conditional_writes_is_refused(
+    tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Unconditional, "endpoint", s3.endpoint)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Unconditional) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        try:
+            with pytest.raises(ConfigError, match="a store that writes over an object which"):
+                open_adapters(tmp_path, "s3://adapters/x", "adapters", shared=False)
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_a_folder_is_a_store_as_well(tmp_path: Path) -> None:
