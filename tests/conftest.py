@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.live_server import FaultyServer, LiveServer, RuleServer
 from tests.support.postgres import Postgres, programs
-from tests.support.s3_server import S3Server
+
+if TYPE_CHECKING:
+    from tests.support.s3_server import S3Server
 
 # Processes run side by side, so an example may be slow for reasons that are not its own.
 settings.register_profile(
@@ -89,6 +92,8 @@ def postgres() -> Iterator[Postgres]:
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """An S3 server with a bucket."""
+    from tests.support.s3_server import S3Server  # some environments of tests cannot make it
+
     with S3Server(tmp_path_factory.mktemp("s3")) as server:
         yield server
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
+import obstore
+from obstore.store import S3Store
 
 from tests.support.environments import environment
 from tests.support.live_server import TLS, free_port
@@ -50,25 +52,17 @@ class S3Server:
 
     def objects(self, prefix: str) -> dict[str, bytes]:
         """All objects below a prefix, by their names after it."""
-        import obstore
-
         store = self._store(prefix)
         names = [one["path"] for one in obstore.list(store).collect()]
         return {name: bytes(obstore.get(store, name).bytes()) for name in names}
 
     def put(self, prefix: str, name: str, content: bytes) -> None:
-        import obstore
-
         obstore.put(self._store(prefix), name, content)
 
     def delete(self, prefix: str, name: str) -> None:
-        import obstore
-
         obstore.delete(self._store(prefix), name)
 
     def _store(self, prefix: str) -> Any:
-        from obstore.store import S3Store  # not in each environment that has the fixtures
-
         return S3Store(
             BUCKET,
             prefix=prefix,

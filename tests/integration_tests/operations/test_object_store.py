@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -304,13 +305,12 @@ def test_a_folder_is_a_store_as_well(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_network_that_loses_answers_loses_no_version(
-    disk: Open, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+    disk: Open, s3: S3Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests are torn and answers lost: each version is published once, or the error is said."""
     monkeypatch.setattr(object_store, "REQUEST_SECONDS", 2)
-    one, other = disk("one"), disk("other")
-    seed = drawn_seed()
-    with FaultyProxy(s3.port, seed) as network:
+    other = disk("other")
+    with FaultyProxy(s3.port, drawn_seed()) as network:
         monkeypatch.setenv("AWS_ENDPOINT_URL", network.root)
         numbers, faulty = itertools.count(), None
         while faulty is None:
@@ -318,20 +318,26 @@ def test_a_network_that_loses_answers_loses_no_version(
                 faulty = disk(f"faulty-{next(numbers)}")
             except ConfigError as error:
                 assert "cannot be used" in str(error)
-        unknown = 0
+        outcomes = Counter[str]()
         for version in range(12):
             content = str(version).encode() * 1000
             try:
                 faulty.publish(staged(faulty, content), "agent", version, {"job": str(version)})
+                outcomes["published"] += 1
                 assert other.check("agent", version)["job"] == str(version)
             except EngineUnavailable as error:
                 assert "Send the request again" in str(error)
-                unknown += 1
-            if other.exists("agent", version):
+                outcomes["unknown"] += 1
+            except VersionTaken:
+                outcomes["torn"] += 1
+            written = s3.objects(f"{prefix}/adapters/agent/{version}").get(MANIFEST)
+            # moto keeps what has come of a torn request; S3 knows its digest, and refuses it.
+            if written is not None and written.endswith(b"\n}"):
                 assert other.is_whole("agent", version), "complete or absent"
-                one.drop_copy("agent", version)
+            else:
+                assert not other.is_whole("agent", version)
         assert network.met["lost answer"] and network.met["torn request"]
-    assert unknown < 12
+    assert outcomes["published"] > outcomes["torn"]
 
 
 @pytest.mark.parametrize(
