@@ -152,6 +152,56 @@ def test_a_deleted_version_is_gone_and_its_name_used(disk: Open, s3: S3Server, p
     assert {one.split("/")[1] for one in names if one.startswith("agent")} == {"0"}
 
 
+def test_a_copy_is_of_the_version_that_has_its_name_now(disk: Open) -> None:
+    """Version 0 of a policy that was deleted and made again is another one."""
+    one, other = disk("one"), disk("other")
+    for content in (b"former", b"newer"):
+        one.publish(staged(one, content), "agent", 0, {"job": content.decode()})
+        assert other.check("agent", 0)["job"] == content.decode()
+        assert (other.path("agent", 0) / WEIGHTS_FILE).read_bytes() == content
+        one.delete("agent", 0)
+    assert other.copies() == [("agent", 0)]
+    other.drop_copy("agent", 0)
+    other.drop_copy("agent", 0)
+    assert other.copies() == [] and not list(
+        (other.path("agent", 0).parents[1] / ".staging").iterdir()
+    )
+
+
+def test_a_whole_copy_is_read_while_the_store_does_not_answer(
+    disk: Open, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "REQUEST_SECONDS", 1)
+    monkeypatch.setattr(object_store, "RETRY_SECONDS", 1)
+    one, other = disk("one"), disk("other")
+    for version in (0, 1):
+        one.publish(staged(one), "agent", version, {"job": None})
+    other.check("agent", 0)
+    (one.path("agent", 1) / WEIGHTS_FILE).write_bytes(b"damaged")
+    with s3.frozen():
+        assert other.is_whole("agent", 0)
+        for store in (one, other):  # a damaged copy, and none
+            with pytest.raises(
+                EngineUnavailable, match=r"The object store s3://.*again"
+            ) as refused:
+                store.check("agent", 1)
+            assert refused.value.retry_after
+    assert one.is_whole("agent", 1) and other.is_whole("agent", 1)
+
+
+def test_a_disk_that_takes_no_copy_is_said(disk: Open) -> None:
+    one, other = disk("one"), disk("other")
+    one.publish(staged(one), "agent", 1, {"job": None})
+    in_the_way = other.path("agent", 1).parent
+    in_the_way.touch()
+    with pytest.raises(
+        EngineUnavailable, match=r"agent@1 could not be copied to .*Free disk space"
+    ):
+        other.check("agent", 1)
+    in_the_way.unlink()
+    assert other.is_whole("agent", 1)
+
+
 def test_a_deletion_that_was_cut_is_ended_by_another(disk: Open, s3: S3Server, prefix: str) -> None:
     one, other = disk("one"), disk("other")
     one.publish(staged(one), "agent", 1, {"job": None})
