@@ -355,10 +355,11 @@ class Settings(_Table):
         return self.served_model_name or Path(self.model).name
 
     @property
-    def base_in_words(self) -> str:
-        """The base model as clients and versions depend on it, for messages."""
+    def alike_in_words(self) -> str:
+        """What all servers of a fleet have the same: the base model, and where adapters are."""
         dtype, weights = self.dtype or "of the device", self.quantization or "unquantised"
-        return f"{self.base_name!r}, {weights}, dtype {dtype}"
+        adapters = self.adapters_url or "a data_dir that all share"
+        return f"{self.base_name!r}, {weights}, dtype {dtype}, adapters in {adapters}"
 
     @property
     def url(self) -> str:

@@ -71,6 +71,19 @@ def until(is_so: Callable[[], bool], seconds: float = 10) -> None:
         time.sleep(0.02)
 
 
+def test_all_servers_have_the_same_bucket_and_each_its_own_disk(
+    fleet: Gateways, s3: S3Server, tmp_path: Path
+) -> None:
+    env = {"STOP_FILE": str(fleet.stop_file)} | s3.environment
+    (tmp_path / "fleet.toml").write_text(f"fleet = true\nadapters_url = '{s3.url('elsewhere')}'\n")
+    for config, data_dir, words in (
+        (tmp_path, tmp_path / "data", "another base model or adapters_url than this one: "),
+        (fleet.folder, fleet.all[0].data_dir, "Another server uses"),
+    ):
+        args = ("--config", str(config / "fleet.toml"), "--database-url", fleet.url)
+        assert words in Gateway(tmp_path, 2, data_dir, *args, env=env).refusal()
+
+
 def test_what_one_server_trains_the_other_answers_with(fleet: Gateways, s3: S3Server) -> None:
     policy = make_policy(fleet, "shared")
     for step in (1, 2):

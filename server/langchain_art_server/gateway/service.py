@@ -78,7 +78,7 @@ class Service:
                 f"got data_dir={str(settings.data_dir)!r}, expected a directory that this server "
                 f"can write to: {error}"
             ) from error
-        self.store = Store(settings.url, shared=settings.fleet, alike=settings.base_in_words)
+        self.store = Store(settings.url, shared=settings.fleet, alike=settings.alike_in_words)
         self.router = Router(settings.base_name, self.adapters, sampler)
         self._main, beside = main or self, main.jobs if main else None
         self.metrics = main.metrics if main else Metrics()
