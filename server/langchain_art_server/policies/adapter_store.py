@@ -38,8 +38,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 #: The files of ``GET …/adapter``: all but the optimizer's state.
 ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, MANIFEST)
-#: Threads that wait for a store's disk, or for its network.
-_THREADS = 8
+#: They wait for the stores' disk, or for their network.
+_THREADS = ThreadPoolExecutor(16, "adapters")
 
 
 def fsync(path: Path) -> None:
@@ -89,22 +89,19 @@ class AdapterStore:
         # One file a version whose row is being deleted, until its files are.
         self._deleting = root / ".deleting"
         make_directory(self._deleting)
-        self._threads = ThreadPoolExecutor(_THREADS, "adapters")
 
     def __str__(self) -> str:
         """Where the versions are, for people."""
         return str(self._root)
 
     async def off_loop(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Do what reads or writes versions in this store's own threads.
+        """Do what reads or writes versions in threads that nothing else uses.
 
-        They wait for a disk, or for a network; if that does not answer, nothing else waits.
+        If the disk or the network does not answer, only what needs it waits.
         """
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._threads, lambda: context.run(work, *args, **options)
-        )
+        return await loop.run_in_executor(_THREADS, lambda: context.run(work, *args, **options))
 
     def _staging_of_this_server(self) -> Path:
         """A locked directory of its own; those whose servers have ended are removed."""

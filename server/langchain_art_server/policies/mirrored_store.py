@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,15 @@ log = logging.getLogger(__name__)
 ORIGIN = ".origin"
 
 
+@dataclass
+class _Turn:
+    """Of those who want a copy of one version. Who waited while it failed hears the same."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    failed_at: float = -math.inf
+    failure: EngineUnavailable | None = None
+
+
 class MirroredStore(AdapterStore):
     """An `AdapterStore` whose versions are in an object store.
 
@@ -44,7 +56,7 @@ class MirroredStore(AdapterStore):
         super().__init__(root)
         self._objects = objects
         #: A version is downloaded once, also if several ask for it.
-        self._turns = defaultdict[tuple[str, int], threading.Lock](threading.Lock)
+        self._turns = defaultdict[tuple[str, int], _Turn](_Turn)
 
     def __str__(self) -> str:
         """Where the versions are, for people."""
@@ -56,7 +68,7 @@ class MirroredStore(AdapterStore):
             return False
         if not self._objects.publish(policy, version, staged):
             return False
-        with self._turns[policy, version]:
+        with self._turns[policy, version].lock:
             self._place(staged, policy, version)
         try:
             self._objects.sweep(policy)
@@ -75,23 +87,33 @@ class MirroredStore(AdapterStore):
     def _checked(
         self, policy: str, version: int, names: Collection[str] | None = None
     ) -> dict[str, Any]:
-        folder = self.path(policy, version)
-        with self._turns[policy, version]:
+        folder, asked = self.path(policy, version), time.monotonic()
+        turn = self._turns[policy, version]
+        with turn.lock:
             try:
-                written = self._objects.manifest(policy, version)
-            except EngineUnavailable as error:
-                with suppress(Damaged):
-                    about = check_files(folder, names)
-                    log.warning("%s@%d is read from this disk's copy. %s", policy, version, error)
-                    return about
-                raise
-            if written is None:
-                raise Absent(f"{policy}@{version} is not in {self._objects}.")
+                if turn.failed_at < asked:
+                    return self._renewed(policy, version, names)
+                error = turn.failure
+            except EngineUnavailable as failure:
+                turn.failed_at, turn.failure = time.monotonic(), failure
+                error = failure
             with suppress(Damaged):
                 about = check_files(folder, names)
-                if (folder / MANIFEST).read_bytes() == written:
-                    return about
-            return self._download(policy, version, written, names)
+                log.warning("%s@%d is read from this disk's copy. %s", policy, version, error)
+                return about
+            assert error is not None
+            raise EngineUnavailable(str(error), retry_after=error.retry_after) from error
+
+    def _renewed(self, policy: str, version: int, names: Collection[str] | None) -> dict[str, Any]:
+        """Compare the copy with the store, and download what it lacks. Returns the manifest."""
+        folder = self.path(policy, version)
+        if (written := self._objects.manifest(policy, version)) is None:
+            raise Absent(f"{policy}@{version} is not in {self._objects}.")
+        with suppress(Damaged):
+            about = check_files(folder, names)
+            if (folder / MANIFEST).read_bytes() == written:
+                return about
+        return self._download(policy, version, written, names)
 
     def _download(
         self, policy: str, version: int, written: bytes, names: Collection[str] | None
