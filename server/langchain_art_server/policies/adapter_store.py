@@ -235,6 +235,10 @@ class AdapterStore:
         """Whether a version is there, damaged or not."""
         return self.path(policy, version).exists()
 
+    def may_have(self, policy: str, version: int) -> bool:
+        """Whether it is worth looking for a version; answered at once."""
+        return self.path(policy, version).is_dir()
+
     def manifest(self, policy: str, version: int) -> dict[str, Any] | None:
         """The manifest of a version; None if it is absent. Raises Damaged."""
         return self.check(policy, version) if self.exists(policy, version) else None

@@ -126,17 +126,20 @@ class MirroredStore(AdapterStore):
         """
         copy = self.path(policy, version)
         mends = _is_copy(copy, written)
-        staged = self.stage()
-        part = staged / policy / str(version)
         try:
-            part.mkdir(parents=True)
-            have = copy if mends else None
-            about = self._objects.download(policy, version, written, part, names, have)
-            if mends:
-                for file in part.iterdir():
-                    file.replace(copy / file.name)
-            else:
-                self._place(part, policy, version)
+            staged = self.stage()
+            try:
+                part = staged / policy / str(version)
+                part.mkdir(parents=True)
+                have = copy if mends else None
+                about = self._objects.download(policy, version, written, part, names, have)
+                if mends:
+                    for file in part.iterdir():
+                        file.replace(copy / file.name)
+                else:
+                    self._place(part, policy, version)
+            finally:
+                self.discard(staged)
         except Damaged as error:
             if self.exists(policy, version):
                 raise
@@ -147,8 +150,6 @@ class MirroredStore(AdapterStore):
                 "send the request again.",
                 retry_after=30,
             ) from error
-        finally:
-            self.discard(staged)
         return about
 
     def _remedy(self, policy: str, version: int) -> str:
@@ -160,6 +161,10 @@ class MirroredStore(AdapterStore):
         """Whether a version is in the store, damaged or not."""
         self.path(policy, version)
         return self._objects.manifest(policy, version) is not None
+
+    def may_have(self, policy: str, version: int) -> bool:
+        """True: a fleet's database is asked for each name before (`Router.before_use`)."""
+        return True
 
     def versions(self, policy: str) -> list[int]:
         """Numbers of the versions that are there, ascending."""

@@ -168,9 +168,7 @@ class Router:
             name = f"{policy}@{version}"
             if not at:
                 return RoutedModel(name, policy, version, name)
-            # Of a fleet's versions `before_use` has asked the database.
-            is_kept = self.before_use is not None or self._store.path(policy, version).is_dir()
-            if name in self._loaded or is_kept:
+            if name in self._loaded or self._store.may_have(policy, version):
                 try:
                     await self.load(policy, version)
                 except Absent:  # deleted meanwhile
