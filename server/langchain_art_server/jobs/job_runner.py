@@ -238,14 +238,14 @@ class JobRunner(JobQueue):
             InvalidRequest: it is not kept.
         """
         policy, version = batch.request.reference
+        if not version and policy in self._router.serving:
+            return None  # version 0 is the base, and its files need not be there
         kept = await self._adapters.off_loop(self._adapters.versions, policy)
         if version not in kept:
             raise InvalidRequest(
                 f"got the reference {policy}@{version} of kl or distillation, expected a version "
                 f"of {policy!r} that is kept: {kept}"
             )
-        if not version:
-            return None
         await self._adapters.off_loop(self._adapters.check, policy, version, ADAPTER_FILES)
         return self._adapters.path(policy, version)
 

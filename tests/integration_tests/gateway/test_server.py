@@ -18,6 +18,7 @@ import openai
 import pytest
 
 from langchain_art.wire.api_keys import new_api_key
+from tests.support.hot_swap import train_once
 from tests.support.live_server import TLS, LiveServer
 
 SAY = [{"role": "user", "content": "When is the falcon review?"}]
@@ -426,6 +427,16 @@ def test_a_policy_is_made_once_and_equals_the_base(http: httpx.Client) -> None:
         assert http.post("/v1/policies", json={"name": bad}).status_code in (400, 409)
     unknown = http.post("/v1/policies", json={"name": "odd", "lora": {"targets": ["nothing"]}})
     assert unknown.status_code == 400 and "q_proj" in unknown.text
+
+
+def test_a_policy_learns_on_when_its_first_version_is_deleted(http: httpx.Client) -> None:
+    """It is the base, from which a step measures by default, and its files need not be there."""
+    policy = new_id("first")
+    http.post("/v1/policies", json={"name": policy}).raise_for_status()
+    train_once(http, 0, policy)
+    http.delete(f"/v1/policies/{policy}/checkpoints/0").raise_for_status()
+    train_once(http, 1, policy)
+    http.delete(f"/v1/policies/{policy}").raise_for_status()
 
 
 def test_checkpoints_are_listed_pinned_rolled_back_and_deleted(

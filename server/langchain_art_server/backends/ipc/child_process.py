@@ -17,7 +17,7 @@ import langchain_art
 import langchain_art_server
 from langchain_art.errors import ConfigError, EngineUnavailable
 from langchain_art_server.backends.ipc.fork_server import ForkRequest, ForkServer, can_fork
-from langchain_art_server.backends.ipc.node_socket import Address
+from langchain_art_server.backends.ipc.node_socket import NodeAddress
 
 
 class ChildProcess(Protocol):
@@ -113,7 +113,7 @@ class EnginePlace(Protocol):
     """Whether it reads the folders that this process names, after each start."""
     patience: float
     """Seconds for which work may wait until there is a place again."""
-    beside: Sequence[Address]
+    beside: Sequence[NodeAddress]
     """Where the engine finds the processes that were started beside it."""
 
     @property
@@ -160,7 +160,7 @@ class Here:
     """This machine."""
 
     same_disk, patience = True, 0.0
-    beside: Sequence[Address] = ()
+    beside: Sequence[NodeAddress] = ()
     problem: str | None = None
 
     async def launch(self, program: EngineProgram) -> tuple[ChildProcess, socket.socket]:

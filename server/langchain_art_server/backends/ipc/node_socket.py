@@ -21,7 +21,7 @@ SECRET_BYTES = 32
 _CONNECT_SECONDS, _SECRET_SECONDS = 10.0, 5.0
 
 
-class Address(NamedTuple):
+class NodeAddress(NamedTuple):
     """Where a process listens, for one connection that begins with `secret`, which is in hex."""
 
     host: str
@@ -29,7 +29,7 @@ class Address(NamedTuple):
     secret: str
 
 
-def connect(address: Address) -> socket.socket:
+def connect(address: NodeAddress) -> socket.socket:
     """Raises EngineUnavailable if nobody answers there."""
     try:
         connection = socket.create_connection(address[:2], timeout=_CONNECT_SECONDS)

@@ -18,7 +18,7 @@ from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import LoraConfig
 from langchain_art_server.backends.base import Demonstration
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall, import_function
-from langchain_art_server.backends.ipc.node_socket import Address, connect
+from langchain_art_server.backends.ipc.node_socket import NodeAddress, connect
 from langchain_art_server.backends.ipc.step_codec import read_rows, unpack_step
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _free_cache() -> None:
 
 def _make_core(config: dict[str, Any], beside: Sequence[Sequence[Any]]) -> LearnerCore:
     # Before the imports, which take longer than the others may wait.
-    connections = [connect(Address(*one)) for one in beside]
+    connections = [connect(NodeAddress(*one)) for one in beside]
     try:
         make = import_function(config["core"])
     except ImportError as error:

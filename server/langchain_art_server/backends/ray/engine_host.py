@@ -20,7 +20,7 @@ from typing import Any
 import ray.util
 
 from langchain_art_server.backends.ipc.child_process import ChildProcess, EngineProgram
-from langchain_art_server.backends.ipc.node_socket import SECRET_BYTES, Address, accept
+from langchain_art_server.backends.ipc.node_socket import SECRET_BYTES, NodeAddress, accept
 
 _CHUNK = 1 << 18
 
@@ -32,7 +32,7 @@ class EngineHost:
         self._folder = tempfile.TemporaryDirectory(prefix="art-engine-")  # mode 0700
         self._process: ChildProcess | None = None
 
-    def start(self, arguments: tuple[Any, ...], seconds: float) -> Address:
+    def start(self, arguments: tuple[Any, ...], seconds: float) -> NodeAddress:
         """Start the `EngineProgram` of these arguments.
 
         Returns:
@@ -48,7 +48,7 @@ class EngineHost:
         self._process, secret = process, secrets.token_bytes(SECRET_BYTES)
         parts = (listener, secret, seconds, process, engine)
         threading.Thread(target=_serve, args=parts, daemon=True, name="engine").start()
-        return Address(address, listener.getsockname()[1], secret.hex())
+        return NodeAddress(address, listener.getsockname()[1], secret.hex())
 
     def put(self, name: str, files: Mapping[str, bytes]) -> str:
         """Write files into a folder of this name. Returns its path."""

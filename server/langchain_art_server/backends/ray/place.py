@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from langchain_art.errors import EngineUnavailable
 from langchain_art.ray.seat import NoRoom, Seat
 from langchain_art_server.backends.ipc.child_process import ChildProcess, EngineProgram, NoPlace
-from langchain_art_server.backends.ipc.node_socket import Address, connect
+from langchain_art_server.backends.ipc.node_socket import NodeAddress, connect
 from langchain_art_server.backends.ray.engine_host import EngineHost
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class RayPlace:
         self._what, self._needs, self._seconds = what, needs, start_seconds
         self.patience, self._targets = start_seconds, beside
         #: See `EnginePlace.beside`.
-        self.beside: Sequence[Address] = ()
+        self.beside: Sequence[NodeAddress] = ()
         self._seat: Seat | None = None
         # Not asyncio's threads, which a few places without room would keep from everybody.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
@@ -140,14 +140,14 @@ class RayPlace:
             self._start_beside(number, target, rest)
             for number, target in enumerate(self._targets, 1)
         ]
-        engine: Address = self._call("start", program.arguments, _CONNECT_SECONDS)
+        engine: NodeAddress = self._call("start", program.arguments, _CONNECT_SECONDS)
         try:
             connection = connect(engine)
         except EngineUnavailable as error:
             raise NoPlace(f"{self._what}: {error}.", retry_after=5) from error
         return RemoteProcess(connection.dup()), connection
 
-    def _start_beside(self, number: int, target: str, rest: list[Any]) -> Address:
+    def _start_beside(self, number: int, target: str, rest: list[Any]) -> NodeAddress:
         folder = {"folder": self._call("put", "beside", {}, actor=number)}
         return self._call("start", (target, folder, *rest), _BESIDE_SECONDS, actor=number)
 
