@@ -80,11 +80,11 @@ def test_the_learner_has_given_back_its_memory_when_the_step_is_answered(
 ) -> None:
     card, answers = Card(), list[tuple[str, int]]()
     monkeypatch.setattr(device, "free_cache", card.free_cache)
-    monkeypatch.setattr(child, "_make_core", lambda _config: LearnerOn(card, fails))
+    monkeypatch.setattr(child, "_make_core", lambda _config, _beside: LearnerOn(card, fails))
     monkeypatch.setattr(child, "unpack_step", lambda _params: None)
     inbox: queue.SimpleQueue[EngineCall] = queue.SimpleQueue()
     for number, method in enumerate(("start", "step", "end")):
-        inbox.put(EngineCall(number, method, {}))
+        inbox.put(EngineCall(number, method, {"beside": []}))
 
     class Channel:
         """Notes what the parent is told, and how much the card's other user finds then."""
