@@ -200,6 +200,7 @@ def test_no_name_leads_out_of_the_data_directory(server: StubServer, tmp_path: P
                 assert answer.status_code < 500, (method, path, answer.text)
                 assert CANARY not in answer.text, (method, path)
         assert http.get("/readyz").status_code == 200
+        assert http.get("/v1/policies/tiny/checkpoints/0/adapter").status_code == 200  # is opened
     opened = [literal_eval(one) for one in opens.read_bytes()[before:].decode().splitlines()]
     assert any(one.startswith(str(server.data_dir)) for one in opened)
     elsewhere = {one for one in opened if not one.startswith(f"{server.data_dir}/")}

@@ -63,7 +63,9 @@ async def started(learner: PeftLearner) -> AsyncIterator[PeftLearner]:
         if not any(Path(f"/proc/{pid}").exists() for pid in left):
             break
         await asyncio.sleep(0.05)
-    assert left and not any(Path(f"/proc/{pid}").exists() for pid in left)
+    assert left, "it has no other ranks"
+    there = [Path(f"/proc/{pid}/status") for pid in left]
+    assert not any(one.exists() for one in there), [one.read_text()[:200] for one in there]
 
 
 async def check_twenty_steps(
