@@ -59,7 +59,7 @@ async def started(learner: PeftLearner) -> AsyncIterator[PeftLearner]:
     yield learner
     left = others(learner.pid)
     await learner.close()
-    for _ in range(600):
+    for _ in range(2400):  # one that still imports its modules notices nothing before
         if not any(Path(f"/proc/{pid}").exists() for pid in left):
             break
         await asyncio.sleep(0.05)
