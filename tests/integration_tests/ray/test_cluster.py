@@ -175,6 +175,24 @@ def until_it_trains(server: LiveServer) -> None:
     raise AssertionError("no job has come to its step")
 
 
+def train_without(
+    cluster: LocalCluster, server: LiveServer, http: httpx.Client, node: int, process: int
+) -> None:
+    """A step that one of the learner's processes gets and does not end, and whose node is lost."""
+    os.kill(process, signal.SIGSTOP)
+
+    def kill() -> None:
+        until_it_trains(server)
+        time.sleep(1.0)
+        cluster.kill(node)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    train_once(http, 0)
+    killer.join()
+    os.kill(process, signal.SIGKILL)  # on a machine that is lost it would be, too
+
+
 def test_a_step_begins_again_on_another_node_when_the_learners_is_lost(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -186,21 +204,10 @@ def test_a_step_begins_again_on_another_node_when_the_learners_is_lost(
     try:
         with server.http() as http:
             node, learner = cluster.learner()
-            os.kill(learner, signal.SIGSTOP)  # it gets the step, and does not end it
-
-            def kill() -> None:
-                until_it_trains(server)
-                time.sleep(1.0)
-                cluster.kill(node)
-
-            killer = threading.Thread(target=kill)
-            killer.start()
-            train_once(http, 0)
-            killer.join()
+            train_without(cluster, server, http, node, learner)
             jobs = http.get("/v1/jobs").json()["data"]
             assert [(job["state"], job["result"]["version"]) for job in jobs] == [("succeeded", 1)]
             assert ask(http, 100, 4).json()["model"] == "tiny@1"
-            os.kill(learner, signal.SIGKILL)  # on a machine that is lost it would be, too
     finally:
         server.stop()
     assert "died in step 1, which starts again" in server.log.read_text()
@@ -221,24 +228,13 @@ def test_ranks_are_on_two_nodes_and_a_step_begins_again_when_one_is_lost(
         with server.http() as http:
             (first, _), (second, other) = cluster.learner(), cluster.learner("distributed")
             assert first != second
-            os.kill(other, signal.SIGSTOP)  # it gets the step, and does not end it
-
-            def kill() -> None:
-                until_it_trains(server)
-                time.sleep(1.0)
-                cluster.kill(second)
-
-            killer = threading.Thread(target=kill)
-            killer.start()
-            train_once(http, 0)
-            killer.join()
+            train_without(cluster, server, http, second, other)
             assert second not in (cluster.learner()[0], cluster.learner("distributed")[0])
             train_once(http, 1)
             jobs = http.get("/v1/jobs").json()["data"]
             found = sorted((job["result"]["version"], job["state"]) for job in jobs)
             assert found == [(1, "succeeded"), (2, "succeeded")]
             assert ask(http, 100, 4).json()["model"] == "tiny@2"
-            os.kill(other, signal.SIGKILL)  # on a machine that is lost it would be, too
     finally:
         server.stop()
     assert "died in step 1, which starts again" in server.log.read_text()
