@@ -170,7 +170,7 @@ async def fit(case: Case, base_url: str, folder: Path) -> dict[str, Any]:
         "last": last(rewards, task.window // per_step),
         "rollbacks": [[one.step, one.to_step, one.why] for one in result.rollbacks],
         "stopped": result.stopped,
-        "updates": [one["updates"] for one in learned],
+        "updates": [one.get("updates") for one in learned],
         "step_kl": [one.get("step_kl") for one in learned],
     }
 
