@@ -197,6 +197,27 @@ def test_long_prompts_are_computed_in_pieces(model: Path, monkeypatch: pytest.Mo
     check_logprobs(load_plain(model), [sampler.reply(call) for call in (first, *rest)])
 
 
+def test_few_calls_share_a_pass_over_prompts_with_those_that_come_next(model: Path) -> None:
+    sampler = LocalSampler(model)
+    calls = [sampler.send(ask(f"mail {i}", seed=i, max_tokens=300)) for i in range(40)]
+    sampler.turn()
+    sampler.turn()
+    running = sampler.host.scheduler.counts[0]
+
+    def added(count: int) -> int:
+        calls.extend(sampler.send(ask(f"{len(calls)} team " * 3, seed=1)) for _ in range(count))
+        sampler.turn()
+        return sampler.host.scheduler.counts[1]
+
+    assert running > 16
+    assert added(1) == 0, "nothing was computed just before"
+    assert added(1) == 1, "waits for one step"
+    assert added(1) == 0, "and shares the pass of the next"
+    assert added(running // 8 + 2) == 0, "many do not wait"
+    sampler.run()
+    check_logprobs(load_plain(model), [sampler.reply(call) for call in calls])
+
+
 def test_a_cancelled_call_frees_its_row_and_the_others_go_on(model: Path) -> None:
     sampler = LocalSampler(model)
     calls = [sampler.send(ask("mail " * i, seed=i, max_tokens=300)) for i in range(4)]
