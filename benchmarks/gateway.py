@@ -47,7 +47,7 @@ from tests.support.live_server import LiveServer, free_port
 CALLERS, SECONDS, ROUNDS, SCRAPE = 64, 4.0, 5, 2.0
 #: Of `over_engine`: calls of each caller in a round, tokens of a reply at most. All callers begin a
 #: round at once, which the engine itself is asked without a pause and the gateway in the time of 64
-#: calls: with two calls each, a round is half beginning (0.96 there, 0.98 with eight; 2026-11-25).
+#: calls: with two calls each, a round is half beginning.
 CALLS, MAX_TOKENS = 8, 64
 #: It asks for Python 3.12, but its gateway uses nothing that 3.11 lacks: the same Python for both.
 AGL = ["--ignore-requires-python", "agentlightning==1.0.2", "uvicorn[standard]"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from langchain_art.errors import (
     ArtError,
     UnknownModel,
 )
+from langchain_art_server.backends.ipc.channel import EngineCall
 from tests.support.tiny_models import (
     KINDS,
     WORST,
@@ -214,6 +216,42 @@ def test_few_calls_share_a_pass_over_prompts_with_those_that_come_next(model: Pa
     assert added(1) == 1, "waits for one step"
     assert added(1) == 0, "and shares the pass of the next"
     assert added(running // 8 + 2) == 0, "many do not wait"
+    sampler.run()
+    check_logprobs(load_plain(model), [sampler.reply(call) for call in calls])
+
+
+class Arrivals(queue.SimpleQueue[EngineCall]):
+    """Whoever waits for a time gets the next of those that come later."""
+
+    def __init__(self, calls: list[EngineCall]) -> None:
+        self.later = calls
+
+    def get(self, block: bool = True, timeout: float | None = None) -> EngineCall:
+        if timeout and self.later:
+            return self.later.pop(0)
+        return super().get(block, timeout)
+
+
+def test_the_first_calls_of_many_wait_for_the_others_and_a_lone_one_does_not(model: Path) -> None:
+    sampler = LocalSampler(model)
+    calls = [sampler.send(ask(f"mail {i}", seed=i)) for i in range(12)]
+    sent = [sampler.inbox.get() for _ in calls]
+    sampler.inbox = Arrivals(sent[1:])
+    sampler.inbox.put(sent[0])
+    sampler.host._take()
+    assert sampler.host.scheduler.counts == (0, 1)
+    assert len(sampler.inbox.later) == 11, "a lone call does not wait"
+    sampler.host.step()
+    sampler.inbox.put(sampler.inbox.later.pop(0))
+    sampler.inbox.put(sampler.inbox.later.pop(0))
+    sampler.host._take()
+    assert len(sampler.inbox.later) == 9, "nothing waits while rows run"
+    while sampler.host.scheduler.busy:
+        sampler.host.step()
+    sampler.inbox.put(sampler.inbox.later.pop(0))
+    sampler.inbox.put(sampler.inbox.later.pop(0))
+    sampler.host._take()
+    assert sampler.host.scheduler.counts == (0, 9) and not sampler.inbox.later
     sampler.run()
     check_logprobs(load_plain(model), [sampler.reply(call) for call in calls])
 

@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 #: Seconds for which a lone client's calls are prepared as they come. More of them come meanwhile,
 #: and share a prefill pass and their decode steps.
 _PREPARE_SECONDS = 0.05
+#: Where several calls come at once to an idle engine, more follow them, as when a training step or
+#: a node's branches begin: seconds that it waits for each further one, and for all.
+_NEXT_SECONDS, _GATHER_SECONDS = 0.003, 0.02
 #: Slow calls that threads have at once: each thread one, and its next.
 _AHEAD = 2 * THREADS
 #: Seconds of a turn after which no further call that has ended is answered in it: while others
@@ -177,14 +180,18 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
 
     def _take(self) -> float:
         """Begin new calls; returns the time at which there was something to do."""
-        wait, begun = not (self.scheduler.busy or self._ended), time.monotonic()
+        idle, begun, chats = not (self.scheduler.busy or self._ended), time.monotonic(), 0
+        wait = None if idle else 0.0
         while True:
             try:
-                call = self._channel.inbox.get(block=wait)
+                call = self._channel.inbox.get(wait != 0, wait)
             except queue.Empty:
                 return begun
-            if wait:
-                wait, begun = False, time.monotonic()
+            now = time.monotonic()
+            begun = now if wait is None else begun
+            chats += call.method == "chat"
+            gathers = idle and chats > 1 and now < begun + _GATHER_SECONDS
+            wait = _NEXT_SECONDS if gathers else 0.0
             self._prepare_until = begun + _PREPARE_SECONDS
             if call.cancelled:
                 continue
