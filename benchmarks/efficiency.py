@@ -1,20 +1,20 @@
-"""Rollouts until a set reward: a trust region against the defaults of before it.
+"""Rollouts until a set reward: the defaults against those of 2026-11-25.
 
 Three tasks (`benchmarks.learning.tasks`), several seeds of each, on the real server. A fit has
 arrived when the mean training reward of its last `Task.window` rollouts is at the task's target.
-``rollouts_ratio`` is the rollouts of `BASELINE` over those of `BOUND`, the defaults with a trust
-region: for each task that of the medians over the seeds, and of those the median. A fit that
-does not arrive counts with the rollouts that it made; ``…_not_arrived`` says how many did not.
+``rollouts_ratio`` is the rollouts of `BASELINE` over those of the defaults: for each task that of
+the medians over the seeds, and of those the median. A fit that does not arrive counts with the
+rollouts that it made; ``…_not_arrived`` says how many did not.
 
-With `BOUND`, and with its learning rate times and divided by three, fits go on for
-`Task.least` rollouts at least: ``collapses`` are fits with `BOUND` that were rolled back;
+With the defaults, and with their learning rate times and divided by three, fits go on for
+`Task.least` rollouts at least: ``collapses`` are fits with the defaults that were rolled back;
 ``ends_above_start`` is the share of the fits at the other two rates whose last `Task.window`
 rollouts have a higher mean than the first step, which the base model sampled.
 
 A fit's result is a file in ``out/bench/efficiency``; one that is there is not measured again.
 Counts of rollouts do not depend on how busy the machine is.
 
-``python -m benchmarks.efficiency bandit --seed 0 --variant bound`` runs some of them, and shows
+``python -m benchmarks.efficiency bandit --seed 0 --variant default`` runs some of them, and shows
 the figures of all that are there.
 """
 
@@ -41,11 +41,13 @@ from langchain_art import (
     ClippedRatio,
     FitResult,
     LocalServer,
+    LoraConfig,
     LRSchedule,
     TrainConfig,
     Trainer,
     TruncatedIS,
 )
+from langchain_art.wire.policies import default_learning_rate
 
 OUT = Path("out/bench/efficiency")
 SEEDS = tuple(range(10))
@@ -54,6 +56,8 @@ GROUP_SIZE = 8
 #: The defaults of `Trainer` and `TrainConfig` that were replaced, in full, so that what they have
 #: now makes no difference here.
 BASELINE_GROUPS = 16
+#: The learning rate of then, by the parameters of the base model.
+BASELINE_RATE, BASELINE_EXPONENT = 3e-3, -0.588
 BASELINE: dict[str, Any] = {
     "schedule": LRSchedule(warmup_steps=0, decay_steps=None),
     "max_grad_norm": 1.0,
@@ -78,11 +82,8 @@ BASELINE: dict[str, Any] = {
     "guard": 1.25,
     "max_logprob_gap": 0.1,
 }
-BOUND: dict[str, Any] = {"max_kl": 0.1}
-#: Variant -> what the learning rate of the size of the model is multiplied by. "half" has the
-#: bound and half as many scenarios in a step.
-VARIANTS = {"baseline": 1.0, "bound": 1.0, "half": 1.0, "faster": 3.0, "slower": 1 / 3}
-GROUPS = {"baseline": BASELINE_GROUPS, "half": BASELINE_GROUPS // 2}
+#: Variant -> what the learning rate of the size of the model is multiplied by.
+VARIANTS = {"baseline": 1.0, "default": 1.0, "faster": 3.0, "slower": 1 / 3}
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,11 @@ def cases(
 
 def config_of(task: Task, variant: str) -> TrainConfig:
     """How a variant trains."""
-    settings = BASELINE if variant == "baseline" else BOUND
-    rate = task.learning_rate * VARIANTS[variant]
-    return TrainConfig(learning_rate=rate, tokens_per_microbatch=4096, **settings)
+    if variant == "baseline":
+        rate = BASELINE_RATE * (task.parameters / 0.2e6) ** BASELINE_EXPONENT
+        return TrainConfig(learning_rate=rate, tokens_per_microbatch=4096, **BASELINE)
+    rate = default_learning_rate(task.parameters, LoraConfig()) * VARIANTS[variant]
+    return TrainConfig(learning_rate=rate, tokens_per_microbatch=4096)
 
 
 def last(rewards: Sequence[float], steps: int) -> float | None:
@@ -128,7 +131,7 @@ def enough(variant: str, task: Task, made: int, came: bool) -> bool:
     """Whether a fit has shown what is asked of it."""
     if variant == "baseline":
         return came
-    return made >= task.least and (came or variant not in ("bound", "half"))
+    return made >= task.least and (came or variant != "default")
 
 
 async def fit(case: Case, base_url: str, folder: Path) -> dict[str, Any]:
@@ -143,7 +146,7 @@ async def fit(case: Case, base_url: str, folder: Path) -> dict[str, Any]:
         seed=case.seed,
         console=Console(file=io.StringIO()),
         group_size=GROUP_SIZE,
-        **({"groups_per_step": GROUPS[case.variant]} if case.variant in GROUPS else {}),
+        **({"groups_per_step": BASELINE_GROUPS} if case.variant == "baseline" else {}),
     )
     result: FitResult | None = None
     rewards: list[float] = []
@@ -220,12 +223,12 @@ def figures() -> dict[str, float]:
     for task in TASKS:
         needed = {
             variant: statistics.median(map(rollouts, found))
-            for variant in ("baseline", "bound", "half")
+            for variant in ("baseline", "default")
             if (found := read(variant, task))
         }
         made |= {f"rollouts_{variant}_{task}": value for variant, value in needed.items()}
-        if "baseline" in needed and "bound" in needed:
-            ratios.append(needed["baseline"] / needed["bound"])
+        if len(needed) == 2:
+            ratios.append(needed["baseline"] / needed["default"])
             made[f"rollouts_ratio_{task}"] = ratios[-1]
     if ratios:
         made["rollouts_ratio"] = statistics.median(ratios)
@@ -234,7 +237,7 @@ def figures() -> dict[str, float]:
         made[f"fits_{variant}"] = len(found)
         made[f"{variant}_not_arrived"] = sum(one["arrived"] is None for one in found)
         made[f"{variant}_rolled_back"] = sum(bool(one["rollbacks"]) for one in found)
-    made["collapses"] = made["bound_rolled_back"]
+    made["collapses"] = made["default_rolled_back"]
     others = read("faster") + read("slower")
     if others:
         made["ends_above_start"] = statistics.fmean(map(rises, others))

@@ -1,8 +1,8 @@
-"""Three tasks on which fits are compared: the demo, a bandit, and a puzzle.
+"""Three tasks on which fits are compared: the demo, a bandit, and a game.
 
 All are small enough for many fits on a CPU, and fail in different ways: the demo's agent calls
 tools in a format that an update can break, the bandit has nothing to break and much to gain, and
-the puzzle's reward comes in quarters and moves slowly.
+in the game, Codenames, one policy plays both roles, and most first games are worth nothing.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from examples.codenames import train as codenames
+from examples.codenames.environment import boards
 from examples.email_search import train as email_search
 from examples.email_search.inbox import MailStore, build
-from examples.temporal_clue import train as temporal_clue
-from examples.temporal_clue.environment import puzzles
 from langchain_art import ChatART, Run, capture
 from tests.support.tiny_models import save_model
 
@@ -40,7 +40,7 @@ class Task:
         target: Mean training reward that counts as learned.
         window: Rollouts of the mean that is compared with the target; the more, the more the reward
             differs from scenario to scenario.
-        learning_rate: `wire.default_learning_rate` of the base model, as it was when measured.
+        parameters: Of the base model, of which the learning rate is made.
         most: Rollouts that a fit may make.
         least: Rollouts that a fit whose stability is measured makes.
         max_tokens: Of a reply.
@@ -52,7 +52,7 @@ class Task:
     name: str
     target: float
     window: int
-    learning_rate: float
+    parameters: int
     most: int
     least: int
     max_tokens: int
@@ -86,22 +86,20 @@ def _bandit(
     return nullcontext(Material(rollout, range(count)))
 
 
-def _puzzle(
-    model: ChatART, _folder: Path, seed: int, count: int
-) -> AbstractContextManager[Material]:
-    found = puzzles("train", count, seed, 1)
-    return nullcontext(Material(temporal_clue.make_rollout(model), found))
+def _game(model: ChatART, _folder: Path, seed: int, count: int) -> AbstractContextManager[Material]:
+    rollout = codenames.make_rollout(model, model)
+    return nullcontext(Material(rollout, boards("train", count, seed)))
 
 
 TASKS = {
     one.name: one
     for one in (
-        Task("demo", 0.65, 384, 3.03e-3, 1536, 768, 48, lambda _: email_search.BASE_MODEL, _demo),
+        Task("demo", 0.65, 384, 197_152, 1536, 768, 48, lambda _: email_search.BASE_MODEL, _demo),
         Task(
             "bandit",
             0.30,
             384,
-            6.79e-3,
+            49_936,
             2304,
             1280,
             8,
@@ -109,15 +107,15 @@ TASKS = {
             _bandit,
         ),
         Task(
-            "puzzle",
-            0.48,
+            "game",
+            0.45,
+            384,
+            182_240,
+            2560,
             1024,
-            3.18e-3,
-            4096,
-            2048,
-            48,
-            lambda _: temporal_clue.BASE_MODEL,
-            _puzzle,
+            24,
+            lambda _: codenames.BASE_MODEL,
+            _game,
         ),
     )
 }

@@ -118,6 +118,7 @@ class Setup:
             "learning_rate": self.demo.learning_rate,
             "schedule": LRSchedule(warmup_steps=5, decay_steps=max(self.steps, 6)),
             "advantage": "standardized",
+            "max_kl": None,  # the figures of the gallery were measured without a bound
             "tokens_per_microbatch": 4096,
         }
         return TrainConfig(**(settings | options))

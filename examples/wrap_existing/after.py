@@ -11,7 +11,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState, ToolNode, tools_condition
 
 from examples.email_search.inbox import MailStore, Scenario, build
-from langchain_art import ChatART, TrainConfig, Trainer
+from langchain_art import ChatART, Trainer
 
 mails = MailStore(build("out/wrap_existing/mails.sqlite3"))
 
@@ -71,8 +71,8 @@ def ask(scenario: Scenario) -> str:
 
 
 if __name__ == "__main__":
-    trainer = Trainer(llm, config=TrainConfig(learning_rate=3e-3, advantage="standardized"))
+    trainer = Trainer(llm)
     train, held_out = mails.scenarios("train"), mails.scenarios("test", 100)
-    trainer.fit_sync(lambda s: float(ask(s) == s.answer), train, steps=20, eval_scenarios=held_out)
+    trainer.fit_sync(lambda s: float(ask(s) == s.answer), train, steps=60, eval_scenarios=held_out)
     for scenario in mails.scenarios("test", 5):
         print(scenario.question, ask(scenario), f"(it is {scenario.answer})")

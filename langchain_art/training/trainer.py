@@ -80,7 +80,8 @@ class Trainer(TunesRates):
             A group for which it raises is excluded and counted as ``groups.unjudged``. In an
             evaluation, runs that bring a reward keep it.
         group_size: runs per scenario and step, at least 2: advantages compare runs of a group.
-        groups_per_step: scenarios per step, drawn in shuffled epochs.
+        groups_per_step: scenarios per step, drawn in shuffled epochs. Few: many steps, each on runs
+            of the newest version, learn more from as many runs.
         concurrency: most rollouts at once.
         config: of the optimizer step, or a mapping from each policy to its own; one that has None
             there plays and does not learn. None: the defaults of `TrainConfig`.
@@ -138,7 +139,7 @@ class Trainer(TunesRates):
         trainable: Mapping[str, bool] | None = None,
         evaluator: Evaluator | None = None,
         group_size: int = 8,
-        groups_per_step: int = 16,
+        groups_per_step: int = 4,
         concurrency: int = 64,
         config: Configs = None,
         name: str | None = None,

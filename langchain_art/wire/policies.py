@@ -15,7 +15,7 @@ from langchain_art.wire.train_config import PreferenceConfig, SFTConfig, TrainCo
 Config = TypeVar("Config", bound=TrainConfig | SFTConfig | PreferenceConfig)
 MAX_RANK = 512
 #: (parameters of the base model, learning rate) of the two ends of the power law.
-_SMALL, _LARGE = (0.2e6, 3e-3), (1e9, 2e-5)
+_SMALL, _LARGE = (0.2e6, 2.4e-3), (1e9, 2e-5)
 #: alpha / rank for which these hold: that of `LoraConfig`'s defaults.
 _SCALE = 2.0
 #: Largest default: above it, a few steps of AdamW leave nothing of what small models had learned.
@@ -37,13 +37,14 @@ class LoraConfig(Options):
 def default_learning_rate(parameters: int, lora: LoraConfig, kind: str = "rl") -> float:
     """The learning rate of a LoRA adapter whose config names none.
 
-    ``kind="rl"``: ``3e-3 · (parameters / 0.2e6)^-0.588 · 2 / (alpha / rank)``: a power law through
-    3e-3 at 0.2 million parameters and 2e-5 at one billion; 2e-5 also for larger models. ``"sft"``:
-    five times as much. At most 3e-2.
+    ``kind="rl"``: ``2.4e-3 · (parameters / 0.2e6)^-0.562 · 2 / (alpha / rank)``: a power law
+    through 2.4e-3 at 0.2 million parameters and 2e-5 at one billion; 2e-5 also for larger models.
+    ``"sft"``: five times as much. At most 3e-2.
 
     Both ends are known, and what lies between them is interpolated:
 
-    - 0.2 million: the demos' models learn at 3e-3, and learn nothing at 2e-5 (docs/benchmarks.md).
+    - 0.2 million: with the default steps of four scenarios, the demos' models learn fastest at
+      2.4e-3, and they learn nothing at 2e-5 (docs/benchmarks.md).
     - one billion and more: 1e-5 for 3 billion and 5e-5 for 0.6 billion (TRL's examples of LoRA),
       4e-5 for 9 billion (Tinker). LoRA takes about ten times the rate of full fine-tuning, and at
       a fixed alpha / rank the best rate hardly depends on the rank (Thinking Machines, "LoRA

@@ -15,7 +15,6 @@ from langchain_art.wire.choices.credit import (
     Advantage,
     Credit,
     OverlongPenalty,
-    SimpleAdvantage,
     SimpleCredit,
     Standardized,
 )
@@ -75,20 +74,20 @@ class _Optimizer(Group):
 class TrainConfig(_Optimizer):
     """How a batch of groups of runs becomes an optimizer step.
 
-    The defaults: mean-only advantages of whole runs (Dr. GRPO, arXiv 2503.20783); PPO's clipped
+    The defaults: standardized advantages of whole runs (GRPO, arXiv 2402.03300); PPO's clipped
     ratio with DAPO's wider upper bound and the same weight for every token (arXiv 2503.14476);
-    truncated importance sampling between sampler and learner.
+    truncated importance sampling between sampler and learner; a trust region (`max_kl`).
 
     Example::
 
-        TrainConfig(learning_rate=1e-4, advantage="standardized", loss=GSPO(clip_high=1e-3))
+        TrainConfig(learning_rate=1e-4, advantage="mean", loss=GSPO(clip_high=1e-3))
     """
 
     kind: Literal["rl"] = "rl"
     learning_rate: float | None = Field(default=None, gt=0, le=MAX_LEARNING_RATE)
     """None: chosen by the model's size and the adapter's scale (`wire.default_learning_rate`). The
     job, a fit's ``fit.json`` and each step's metrics have the number."""
-    advantage: Advantage = SimpleAdvantage()
+    advantage: Advantage = Standardized()
     """How rewards of a group become advantages."""
     credit: Credit = SimpleCredit()
     """Credit assignment: whether runs, nodes, calls, turns or states are compared."""
@@ -104,7 +103,7 @@ class TrainConfig(_Optimizer):
     entropy_bonus: float = Field(default=0.0, ge=0, le=MAX_FACTOR)
     """Factor of the entropy of each token's distribution, in nats, that is taken off the loss. It
     keeps a policy from becoming certain of its first luck; try 0.001 to 0.03."""
-    max_kl: float | None = Field(default=None, gt=0, le=MAX_FACTOR)
+    max_kl: float | None = Field(default=0.02, gt=0, le=MAX_FACTOR)
     """Trust region: largest KL(π_old ‖ π) of a step, in nats per trained token, π_old being the
     version that it starts from. Further `optimizer_steps` are left out once it is passed, and the
     step is shortened to it. None: no bound."""
@@ -152,7 +151,7 @@ class TrainConfig(_Optimizer):
                 "teacher is it"
             )
         unread = (self.advantage, self.credit, self.overlong) != (
-            SimpleAdvantage(),
+            Standardized(),
             SimpleCredit(),
             None,
         )

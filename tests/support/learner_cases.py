@@ -52,6 +52,7 @@ LENIENT: dict[str, Any] = {
     "loss": ClippedRatio(importance_sampling=None),
     "guard": None,
     "max_logprob_gap": None,
+    "max_kl": None,
 }
 FILES = ("adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors")
 

@@ -191,8 +191,10 @@ class JobRunner(JobQueue):
                 )
                 # Loaded under its final name, which clients cannot use until it is published.
                 await self._sampler.load_adapter(child.name, staged, probe=False)
+                # Of a step that is too long however much it is shortened, nothing is kept.
+                applied = metrics["grad_norm"] if metrics.get("step_kept", 1.0) else 0.0
                 metrics["probe_change"] = await check_each(
-                    self._sampler, self._learner, call, parent, before, child, metrics["grad_norm"]
+                    self._sampler, self._learner, call, parent, before, child, applied
                 )
             finally:
                 files = await sealing

@@ -118,7 +118,8 @@ async def check_swap(
         parent: the version that the step started from.
         before: the result of `ask` for it before the step.
         child: the new version.
-        grad_norm: norm of the step's gradient.
+        grad_norm: norm of the step's gradient; 0 where `TrainConfig.max_kl` left nothing of the
+            step.
 
     Returns:
         Largest change of a logprob at the first tokens of an answer to the call's prompt, in nats;

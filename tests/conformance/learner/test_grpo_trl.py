@@ -34,7 +34,8 @@ STEPS, GROUPS, SIZE, LONGEST = 5, 3, 4, 12
 TOLERANCE = 1e-4
 RATE, MOST_NORM = 3e-3, 0.5
 #: Both engines are one model: nothing is corrected or left out for a sampler that differs.
-SAME: dict[str, Any] = {"guard": None, "max_logprob_gap": None}
+SAME: dict[str, Any] = {"guard": None, "max_logprob_gap": None, "max_kl": None}
+MEAN: dict[str, Any] = SAME | {"advantage": "mean"}
 PLAIN: dict[str, Any] = {"dual_clip": None, "importance_sampling": None}
 DAPO = ClippedRatio(**PLAIN)
 #: name -> our config, and TRL's settings.
@@ -47,28 +48,28 @@ SETTINGS: dict[str, tuple[TrainConfig, dict[str, Any]]] = {
         ),
         {"loss_type": "grpo", "scale_rewards": "group"},
     ),
-    "dapo": (TrainConfig(loss=DAPO, **SAME), {"loss_type": "dapo", "epsilon_high": 0.28}),
+    "dapo": (TrainConfig(loss=DAPO, **MEAN), {"loss_type": "dapo", "epsilon_high": 0.28}),
     "dr_grpo": (
         TrainConfig(
             loss=ClippedRatio(
                 **PLAIN, aggregation=ConstantAggregation(value=GROUPS * SIZE * LONGEST)
             ),
-            **SAME,
+            **MEAN,
         ),
         {"loss_type": "dr_grpo", "epsilon_high": 0.28, "max_completion_length": LONGEST},
     ),
     "two updates": (
-        TrainConfig(loss=DAPO, optimizer_steps=2, **SAME),
+        TrainConfig(loss=DAPO, optimizer_steps=2, **MEAN),
         {"loss_type": "dapo", "epsilon_high": 0.28, "num_iterations": 2},
     ),
     "cispo, two updates": (
         TrainConfig(
-            loss=CISPO(clip_high=0.05, importance_sampling=None), optimizer_steps=2, **SAME
+            loss=CISPO(clip_high=0.05, importance_sampling=None), optimizer_steps=2, **MEAN
         ),
         {"loss_type": "cispo", "epsilon_high": 1.05, "num_iterations": 2},
     ),
     "kl, colder": (
-        TrainConfig(loss=DAPO, kl=KLPenalty(estimator="k3", coefficient=0.2, reference=0), **SAME),
+        TrainConfig(loss=DAPO, kl=KLPenalty(estimator="k3", coefficient=0.2, reference=0), **MEAN),
         {"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.2, "temperature": 0.7},
     ),
 }

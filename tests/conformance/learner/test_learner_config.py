@@ -52,7 +52,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "max_grad_norm": ({}, 1e-9),  # Adam forgives any scale that is not near its epsilon
     "optimizer_steps": ({}, 2),
     "tokens_per_microbatch": ({}, 64),
-    "advantage": ({}, "standardized"),
+    "advantage": ({}, "mean"),
     "entropy_bonus": ({}, 0.5),
     "advantage.scores": ({"advantage": {"kind": "standardized"}}, {"a": 1.0}),
     "credit": ({}, "node"),

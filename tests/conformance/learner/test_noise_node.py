@@ -28,14 +28,15 @@ PAGE = Path(__file__).parents[3] / "docs" / "credit.md"
 GROUPS, RUNS, TOKENS = 8, 8, 6
 PROMPTS = {"writer": [5, 6, 7], "noise": [5, 8, 9]}
 
+MEAN = {"advantage": "mean"}
 #: Row of the page -> config, and the rewards of a run: (the run's, the writer's, noise's).
 #: `r` is what the writer earned, `e` what a judge makes of noise: a hundredth of its spread.
 CASES: dict[str, tuple[dict[str, Any], Any]] = {
-    "`run`, the run's reward": ({}, lambda r, e: (r, None, None)),
-    "`node`, the run's reward": ({"credit": "node"}, lambda r, e: (r, None, None)),
-    "`turn`, a reward for each node": ({"credit": "turn"}, lambda r, e: (None, r, 0.0)),
-    "`node`, a reward for each node": ({"credit": "node"}, lambda r, e: (None, r, 0.0)),
-    "`node`, and noise judged within ±0.01": ({"credit": "node"}, lambda r, e: (None, r, e)),
+    "`run`, the run's reward": (MEAN, lambda r, e: (r, None, None)),
+    "`node`, the run's reward": (MEAN | {"credit": "node"}, lambda r, e: (r, None, None)),
+    "`turn`, a reward for each node": (MEAN | {"credit": "turn"}, lambda r, e: (None, r, 0.0)),
+    "`node`, a reward for each node": (MEAN | {"credit": "node"}, lambda r, e: (None, r, 0.0)),
+    "`node`, and noise judged within ±0.01": (MEAN | {"credit": "node"}, lambda r, e: (None, r, e)),
     "the same, `standardized`": (
         {"credit": "node", "advantage": "standardized"},
         lambda r, e: (None, r, e),

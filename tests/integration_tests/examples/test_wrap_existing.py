@@ -73,9 +73,9 @@ def test_it_learns(art_server: LiveServer, tmp_path: Path) -> None:
     # without any to learn from is one in 40,000.
     source = (FOLDER / "after.py").read_text()
     for long, short in (
-        ("steps=20", "steps=2"),
+        ("steps=60", "steps=2"),
         ('"test", 100', '"test", 10'),
-        ("Trainer(llm, ", "Trainer(llm, groups_per_step=6, "),
+        ("Trainer(llm)", "Trainer(llm, groups_per_step=6)"),
     ):
         assert source.count(long) == 1
         source = source.replace(long, short)

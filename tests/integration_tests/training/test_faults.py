@@ -148,6 +148,18 @@ def test_the_learner_saves_what_it_began_with(policy: Policy) -> None:
     assert "byte for byte" in policy.refusal(policy.rollouts())
 
 
+def test_a_step_of_which_the_trust_region_keeps_nothing_is_said_and_no_fault(
+    policy: Policy,
+) -> None:
+    policy.server.fault("nothing kept")
+    job = policy.client.train(policy.rollouts(), policy.name, BOLD)
+    said: list[str] = []
+    result = policy.client.wait(job, on_event=lambda event: said.append(event.message))
+    assert result.metrics["step_kept"] == result.metrics["probe_change"] == 0.0
+    assert any("the new version answers exactly as its parent did" in one for one in said)
+    assert policy.client.policy(policy.name).version == 1
+
+
 @pytest.mark.parametrize(
     ("saved", "words"),
     [

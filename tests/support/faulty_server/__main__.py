@@ -93,8 +93,10 @@ class FaultyLearner(PeftLearner):
         while fault() == "learner waits":
             await asyncio.sleep(0.05)
         metrics = await super().step(request, on_progress)
-        if fault() == "learner saves its parent":
+        if fault() in ("learner saves its parent", "nothing kept"):
             shutil.copyfile(request.parent / WEIGHTS_FILE, request.out / WEIGHTS_FILE)
+        if fault() == "nothing kept":
+            metrics |= {"step_kl": 0.0, "step_kept": 0.0}
         if now := re.fullmatch(r"learner saves weights (.+)", fault()):
             _spoil(request.out / WEIGHTS_FILE, now[1])
         return metrics

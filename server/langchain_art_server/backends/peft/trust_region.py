@@ -11,8 +11,10 @@ from torch import nn
 #: Where in the region a step ends that went beyond it, as a share of the bound: KL divergence is
 #: only nearly quadratic in the weights.
 _AIM = 0.9
-#: Most times that a step is shortened; if it still is too long then, nothing of it is kept.
-_MOST_CUTS = 6
+#: Most times that a step is shortened; if it still is too long then, nothing of it is kept. From
+#: the second time on at least by half: where the policy is near a collapse, divergence can
+#: fall more slowly than the distance.
+_MOST_CUTS, _HALF = 8, 0.5
 
 
 class TrustRegion:
@@ -46,10 +48,11 @@ class TrustRegion:
         """
         kept = 1.0
         ends = [one.detach().clone() for one in self._parameters] if moved > self._bound else []
-        for _ in range(_MOST_CUTS):
+        for cut in range(_MOST_CUTS):
             if moved <= self._bound:
                 return moved, kept
-            kept *= math.sqrt(_AIM * self._bound / moved)
+            share = math.sqrt(_AIM * self._bound / moved)
+            kept *= min(share, _HALF) if cut else share
             self._go(kept, ends)
             moved = measure()
         if moved <= self._bound:

@@ -18,7 +18,7 @@ SHAPE = LoraConfig()
 
 @pytest.mark.parametrize(
     ("parameters", "rate"),
-    [(0.2e6, 3e-3), (1e9, 2e-5), (9e9, 2e-5), (400e9, 2e-5), (0.6e9, 2.7e-5), (10e6, 3.0e-4)],
+    [(0.2e6, 2.4e-3), (1e9, 2e-5), (9e9, 2e-5), (400e9, 2e-5), (0.6e9, 2.66e-5), (10e6, 2.66e-4)],
 )
 def test_the_default_is_that_of_the_models_size(parameters: float, rate: float) -> None:
     assert default_learning_rate(int(parameters), SHAPE) == pytest.approx(rate, rel=0.02)

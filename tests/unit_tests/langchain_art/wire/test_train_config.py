@@ -46,7 +46,7 @@ def test_every_default_of_a_job() -> None:
     assert TrainConfig().model_dump() == OPTIMIZER | {
         "kind": "rl",
         "learning_rate": None,
-        "advantage": {"kind": "mean"},
+        "advantage": {"kind": "standardized", "scores": {}},
         "credit": {"kind": "run"},
         "zero_variance_tolerance": 1e-6,
         "overlong": None,
@@ -62,7 +62,7 @@ def test_every_default_of_a_job() -> None:
         "kl": None,
         "distillation": None,
         "entropy_bonus": 0.0,
-        "max_kl": None,
+        "max_kl": 0.02,
         "guard": 1.25,
         "max_logprob_gap": 0.1,
     }

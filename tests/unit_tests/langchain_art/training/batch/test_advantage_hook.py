@@ -79,7 +79,7 @@ async def test_what_it_raises_names_the_group() -> None:
     [
         (TrainConfig(advantage="maxrl"), "advantage"),
         (TrainConfig(credit=AnchorCredit()), "credit"),
-        (TrainConfig(credit="node", advantage="standardized"), "advantage, credit"),
+        (TrainConfig(credit="node", advantage="mean"), "advantage, credit"),
     ],
 )
 def test_a_setting_that_would_not_be_read_is_refused(config: TrainConfig, unread: str) -> None:

@@ -23,6 +23,8 @@ from langchain_art_server.algorithms.credit.candidates import (
     CandidateRun,
 )
 
+MEAN = TrainConfig(advantage="mean")
+
 ONE = CandidateCall(tokens=1)
 THREE = CandidateCall(tokens=3)
 
@@ -32,7 +34,7 @@ def run(reward: float | None, *calls: CandidateCall, **fields) -> CandidateRun:
 
 
 def test_a_plain_group() -> None:
-    made = plan([[run(1, CandidateCall(3), ONE), run(0)]], TrainConfig())
+    made = plan([[run(1, CandidateCall(3), ONE), run(0)]], MEAN)
     assert made.decisions == [
         [
             [CallDecision(None, 0.5, 0.2), CallDecision(None, 0.5, 0.2)],
@@ -64,7 +66,7 @@ def test_every_reason_is_counted_once_in_its_own_unit() -> None:
         ],
         [],
     ]
-    made = plan(groups, TrainConfig())
+    made = plan(groups, MEAN)
     assert made.excluded == {
         "runs.unscored": 3,
         "runs.failed": 2,
@@ -95,19 +97,19 @@ def test_how_calls_were_sampled_is_said_of_runs_that_fared_alike() -> None:
     greedy = CandidateCall(2, excluded_because="greedy_decoding")
     lost = CandidateCall(2, excluded_because="lost")
     alike, apart = [run(1, greedy, lost), run(1, greedy)], [run(1, greedy), run(0, greedy)]
-    made = plan([alike, apart], TrainConfig())
+    made = plan([alike, apart], MEAN)
     assert made.excluded == {
         "groups.zero_variance": 1,
         "calls.greedy_decoding": 4,
         "runs.without_trainable_calls": 2,
     }
     stale = [run(1, CandidateCall(1, lag=9, excluded_because="grammar")), run(0)]
-    assert plan([stale], TrainConfig()).excluded == {"groups.stale": 1}
+    assert plan([stale], MEAN).excluded == {"groups.stale": 1}
 
 
 def test_runs_that_are_no_policys_do_not_shift_the_baseline() -> None:
     judge = CandidateCall(5, learns=False)
-    made = plan([[run(1), run(0), run(9, judge), run(9, failed=True)]], TrainConfig())
+    made = plan([[run(1), run(0), run(9, judge), run(9, failed=True)]], MEAN)
     first, second, third, failed = (calls[0] for calls in made.decisions[0])
     # The one that failed was scored: it counts. The frozen one does not.
     mean = 10 / 3
@@ -119,8 +121,8 @@ def test_runs_that_are_no_policys_do_not_shift_the_baseline() -> None:
 def test_what_is_cut_off_leaves_the_loss_and_stays_in_the_baseline() -> None:
     cut = CandidateCall(tokens=6, truncated=True)
     groups = [[run(1, CandidateCall(4)), run(0, CandidateCall(4), cut), run(0, truncated=True)]]
-    without = plan(groups, TrainConfig(mask_truncated=True))
-    kept = plan(groups, TrainConfig())
+    without = plan(groups, TrainConfig(advantage="mean", mask_truncated=True))
+    kept = plan(groups, MEAN)
     assert without.excluded == {"calls.truncated": 1, "runs.truncated": 1}
     assert kept.excluded == {}
     assert without.decisions[0][0] == [CallDecision(None, pytest.approx(2 / 3), 1 / 8)]
@@ -133,7 +135,7 @@ def test_what_is_cut_off_leaves_the_loss_and_stays_in_the_baseline() -> None:
 
 def test_a_run_that_was_cut_off_is_one_however_many_calls_it_has() -> None:
     groups = [[run(1), run(0, ONE, ONE, CandidateCall(1, truncated=True), truncated=True)]]
-    made = plan(groups, TrainConfig(mask_truncated=True))
+    made = plan(groups, TrainConfig(advantage="mean", mask_truncated=True))
     assert made.excluded == {"runs.truncated": 1}
     assert [v.excluded_because for v in made.decisions[0][1]] == ["runs.truncated"] * 3
 
@@ -141,7 +143,7 @@ def test_a_run_that_was_cut_off_is_one_however_many_calls_it_has() -> None:
 def test_a_node_without_anything_to_learn_is_left_out_of_the_loss() -> None:
     noise = CandidateCall(tokens=5, node="noise")
     groups = [[run(0, CandidateCall(1, "writer", reward=r), noise) for r in (1.0, 0.0)]]
-    made = plan(groups, TrainConfig(credit="node"))
+    made = plan(groups, TrainConfig(advantage="mean", credit="node"))
     assert made.excluded == {"calls.zero_variance": 2}
     assert made.decisions[0][0] == [
         CallDecision(None, 0.5, 0.5),
@@ -151,13 +153,13 @@ def test_a_node_without_anything_to_learn_is_left_out_of_the_loss() -> None:
 
 
 def test_the_penalty_for_length_is_in_the_reward_before_groups_are_compared() -> None:
-    config = TrainConfig(overlong=OverlongPenalty(tokens=10, buffer=4))
+    config = TrainConfig(advantage="mean", overlong=OverlongPenalty(tokens=10, buffer=4))
     judge = CandidateCall(tokens=99, learns=False)
     runs = [run(1, CandidateCall(6), judge), run(1, CandidateCall(4), CandidateCall(4))]
     made = plan([runs], config)
     assert [calls[0].advantage for calls in made.decisions[0]] == [0.25, -0.25]
     assert made.metrics["reward_mean"] == 1  # what the user gave
-    assert plan([runs], TrainConfig()).excluded == {"groups.zero_variance": 1}
+    assert plan([runs], MEAN).excluded == {"groups.zero_variance": 1}
 
 
 def test_staleness_is_counted_over_what_is_trained() -> None:
@@ -165,9 +167,11 @@ def test_staleness_is_counted_over_what_is_trained() -> None:
         run(1, CandidateCall(1, lag=2), CandidateCall(1, lag=5, excluded_because="lost")),
         run(0),
     ]
-    made = plan([runs], TrainConfig())
+    made = plan([runs], MEAN)
     assert (made.metrics["staleness_mean"], made.metrics["staleness_max"]) == (1, 2)
-    assert plan([runs], TrainConfig(max_staleness=4)).excluded == {"groups.stale": 1}
+    assert plan([runs], TrainConfig(advantage="mean", max_staleness=4)).excluded == {
+        "groups.stale": 1
+    }
 
 
 def test_scores_are_standardised_over_the_batch_and_flat_groups_are_left_out() -> None:
@@ -193,7 +197,7 @@ def test_the_vector_of_the_batchs_deviation() -> None:
 
 def test_with_a_teacher_equal_groups_and_unscored_runs_are_trained() -> None:
     groups = [[run(1), run(0)], [run(5), run(5)], [run(None), run(3)]]
-    beside = plan(groups, TrainConfig(distillation={"teacher": "t@3"}))
+    beside = plan(groups, TrainConfig(advantage="mean", distillation={"teacher": "t@3"}))
     got = [[calls[0].advantage for calls in group] for group in beside.decisions]
     assert got == [[0.5, -0.5], [0.0, 0.0], [0.0, 0.0]]
     assert beside.excluded == {"runs.unscored": 1} and beside.metrics["calls_trained"] == 5
@@ -210,7 +214,7 @@ def test_the_batchs_deviation_against_a_plain_computation(seed: int, credit: str
         [run(rng.gauss(0, 3), *[ONE] * rng.randint(1, 3)) for _ in range(rng.randint(1, 4))]
         for _ in range(4)
     ]
-    plain = plan(groups, TrainConfig(credit=credit))
+    plain = plan(groups, TrainConfig(advantage="mean", credit=credit))
     rows = [[one.advantage for one in calls] for group in plain.decisions for calls in group]
     trained = [i for i, n in enumerate(map(len, groups)) for _ in range(n) if n > 1]
     squares = [sum(a * a for a in row) / len(row) for row in rows]
@@ -242,6 +246,7 @@ def test_weights_sum_to_one_advantages_to_nothing_and_dropped_adds_up(seed: int,
 
     groups = [[some_run() for _ in range(rng.randrange(0, 6))] for _ in range(4)]
     config = TrainConfig(
+        advantage="mean",
         loss=ClippedRatio(aggregation=kind),
         max_staleness=rng.choice([1, None]),
         mask_truncated=rng.random() < 0.5,

@@ -17,6 +17,8 @@ from langchain_art_server.algorithms.credit.credit_assignment import (
     score_credits,
 )
 
+MEAN = TrainConfig(advantage="mean")
+
 
 def call(reward: float | None = None, node: str = "-", **more) -> CandidateCall:
     return CandidateCall(tokens=more.pop("tokens", 3), node=node, reward=reward, **more)
@@ -31,7 +33,7 @@ FROZEN = {"learns": False}
 
 def test_a_run_gives_all_its_calls_the_same_and_counts_once() -> None:
     runs = [run(1, call(), call(), call()), run(0), run(0), run(0)]
-    credit = group_credit(runs, TrainConfig())
+    credit = group_credit(runs, MEAN)
     assert credit.whole is None and credit.reasons == {}
     assert credit.advantages == {
         **{(0, 0): 0.75, (0, 1): 0.75, (0, 2): 0.75},
@@ -41,25 +43,25 @@ def test_a_run_gives_all_its_calls_the_same_and_counts_once() -> None:
 
 def test_rewards_of_calls_add_to_the_runs() -> None:
     runs = [run(1, call(1), call(0.5, **FROZEN)), run(None, call(0.5))]
-    credit = group_credit(runs, TrainConfig())
+    credit = group_credit(runs, MEAN)
     assert credit.advantages == {(0, 0): 1.0, (1, 0): -1.0}  # 2.5 and 0.5
 
 
 @pytest.mark.parametrize("kind", ["run", "node", "call", "turn", "anchor"])
 def test_a_group_of_one_and_equal_runs_give_nothing_and_say_so(kind: str) -> None:
-    config = TrainConfig(credit=kind)
+    config = TrainConfig(advantage="mean", credit=kind)
     single = group_credit([run(1, call(anchor="s"), call(anchor="s"))], config)
     assert (single.advantages, single.whole) == ({}, "groups.single")
     flat = group_credit([run(1, call(anchor="s")), run(1 + 1e-9, call(anchor="s"))], config)
     assert (flat.advantages, flat.whole) == ({}, "groups.zero_variance")
-    near = TrainConfig(credit=kind, zero_variance_tolerance=0.1)
+    near = TrainConfig(advantage="mean", credit=kind, zero_variance_tolerance=0.1)
     assert group_credit([run(1), run(1.05)], near).whole == "groups.zero_variance"
     assert group_credit([run(1), run(1.05)], config).whole is None
 
 
 @pytest.mark.parametrize("kind", ["run", "node", "call", "turn", "anchor"])
 def test_frozen_and_discarded_calls_are_in_no_baseline_and_get_nothing(kind: str) -> None:
-    config = TrainConfig(credit=kind)
+    config = TrainConfig(advantage="mean", credit=kind)
     plain = [run(1, call(anchor="s")), run(0, call(anchor="s")), run(0, call(anchor="s"))]
     judged = [
         run(
@@ -79,10 +81,10 @@ def test_frozen_and_discarded_calls_are_in_no_baseline_and_get_nothing(kind: str
 
 def test_a_run_whose_steps_were_all_discarded_is_in_the_baseline_all_the_same() -> None:
     gone = run(0, call(superseded=True))
-    credit = group_credit([run(1), run(1), gone, gone], TrainConfig())
+    credit = group_credit([run(1), run(1), gone, gone], MEAN)
     assert credit.advantages == {(0, 0): 0.5, (1, 0): 0.5}
     assert credit.whole is None
-    assert group_credit([gone, run(1, call(superseded=True))], TrainConfig()).whole is None
+    assert group_credit([gone, run(1, call(superseded=True))], MEAN).whole is None
 
 
 # --- by node ------------------------------------------------------------------------------------
@@ -94,7 +96,7 @@ def test_nodes_are_compared_with_themselves_runs_being_the_units() -> None:
         run(0, call(0.0, "writer"), call(None, "noise"), call(None, "noise")),
         run(0, call(0.0, "writer"), call(0.5, "critic")),
     ]
-    credit = group_credit(runs, TrainConfig(credit="node"))
+    credit = group_credit(runs, TrainConfig(advantage="mean", credit="node"))
     third = 1 / 3
     assert credit.advantages == pytest.approx(
         {(0, 0): 2 * third, (0, 1): 2 * third, (1, 0): -third, (2, 0): -third}
@@ -108,8 +110,8 @@ def test_nodes_are_compared_with_themselves_runs_being_the_units() -> None:
 
 def test_with_one_node_and_no_rewards_of_calls_it_is_the_credit_of_runs() -> None:
     runs = [run(r, *[call()] * n) for r, n in ((1, 2), (0.5, 1), (0, 4))]
-    by_node = group_credit(runs, TrainConfig(credit="node"))
-    assert by_node.advantages == group_credit(runs, TrainConfig()).advantages
+    by_node = group_credit(runs, TrainConfig(advantage="mean", credit="node"))
+    assert by_node.advantages == group_credit(runs, MEAN).advantages
 
 
 def test_the_dr_mas_vector() -> None:
@@ -127,7 +129,7 @@ def test_the_dr_mas_vector() -> None:
 
 def test_all_nodes_alone_are_a_single_group() -> None:
     runs = [run(1, call(None, "a")), run(0, call(None, "b"))]
-    assert group_credit(runs, TrainConfig(credit="node")).whole == "groups.single"
+    assert group_credit(runs, TrainConfig(advantage="mean", credit="node")).whole == "groups.single"
 
 
 # --- by call ------------------------------------------------------------------------------------
@@ -140,7 +142,7 @@ def test_a_call_is_compared_with_the_rewarded_calls_of_its_node_and_none_is_not_
         run(None, call(None, "planner"), call(1.0, "writer"), call(0.5, "critic")),
         run(None, call(0.0, "planner", **FROZEN), call(0.5, "writer")),
     ]
-    credit = group_credit(runs, TrainConfig(credit="call"))
+    credit = group_credit(runs, TrainConfig(advantage="mean", credit="call"))
     # Runs 1 and 0: ±0.5. Writers 0, 1 and 0.5; the planner and the critic have one reward each.
     assert credit.advantages == {
         **{(0, 0): 0.5, (0, 1): 0.5 - 0.5, (0, 2): 0.5},
@@ -166,7 +168,7 @@ def test_credit_by_call_equals_the_means_written_out(seed: int) -> None:
             for reward, pool in ((one.reward, whole), (step.reward, known)):
                 if reward is not None and len(set(pool)) > 1:
                     found[i, k] = found.get((i, k), 0.0) + reward - statistics.fmean(pool)
-    credit = group_credit(runs, TrainConfig(credit="call"))
+    credit = group_credit(runs, TrainConfig(advantage="mean", credit="call"))
     assert credit.advantages == pytest.approx(found, abs=1e-12)
     steps = {(i, k) for i, one in enumerate(runs) for k in range(len(one.calls))}
     assert bool(found) == (credit.whole is None)
@@ -175,16 +177,20 @@ def test_credit_by_call_equals_the_means_written_out(seed: int) -> None:
 
 def test_without_rewards_of_calls_it_is_the_credit_of_runs() -> None:
     runs = [run(r, *[call()] * n) for r, n in ((1, 2), (0.5, 1), (0, 4))]
-    by_call = group_credit(runs, TrainConfig(credit="call"))
-    assert by_call == group_credit(runs, TrainConfig())
+    by_call = group_credit(runs, TrainConfig(advantage="mean", credit="call"))
+    assert by_call == group_credit(runs, MEAN)
 
 
 def test_one_run_is_enough_where_its_calls_differ() -> None:
-    credit = group_credit([run(None, call(1.0), call(0.0), call())], TrainConfig(credit="call"))
+    credit = group_credit(
+        [run(None, call(1.0), call(0.0), call())], TrainConfig(advantage="mean", credit="call")
+    )
     assert credit.advantages == {(0, 0): 0.5, (0, 1): -0.5}
     assert credit.reasons == {(0, 2): "calls.unscored"}
     apart = [run(None, call(1.0, "a"), call()), run(None, call(0.0, "b"))]
-    assert group_credit(apart, TrainConfig(credit="call")).whole == "groups.single"
+    assert (
+        group_credit(apart, TrainConfig(advantage="mean", credit="call")).whole == "groups.single"
+    )
 
 
 # --- by turn ------------------------------------------------------------------------------------
@@ -217,9 +223,9 @@ def test_returns_equal_the_sum_written_out(seed: int, discount: float) -> None:
 
 def test_turns_are_held_against_the_mean_of_the_runs_means() -> None:
     runs = [run(1, call(), call(1)), run(0)]  # returns 2, 2 and 0
-    credit = group_credit(runs, TrainConfig(credit="turn"))
+    credit = group_credit(runs, TrainConfig(advantage="mean", credit="turn"))
     assert credit.advantages == {(0, 0): 1.0, (0, 1): 1.0, (1, 0): -1.0}
-    halved = group_credit(runs, TrainConfig(credit=TurnCredit(discount=0.5)))
+    halved = group_credit(runs, TrainConfig(advantage="mean", credit=TurnCredit(discount=0.5)))
     # Returns 1, 2 and 0; the runs' means 1.5 and 0.
     assert halved.advantages == {(0, 0): 0.25, (0, 1): 1.25, (1, 0): -0.75}
 
@@ -229,8 +235,8 @@ def test_without_rewards_of_calls_and_discount_turns_are_runs(
     shapes: list[tuple[float, int]],
 ) -> None:
     runs = [run(reward, *[call()] * length) for reward, length in shapes]
-    by_run = group_credit(runs, TrainConfig())
-    by_turn = group_credit(runs, TrainConfig(credit="turn"))
+    by_run = group_credit(runs, MEAN)
+    by_turn = group_credit(runs, TrainConfig(advantage="mean", credit="turn"))
     assert by_turn.advantages == pytest.approx(by_run.advantages, abs=1e-12)
     assert by_turn.whole == by_run.whole
 
@@ -245,7 +251,7 @@ def test_the_gigpo_vector() -> None:
         run(0, call(anchor="s"), call(anchor="u"), call(anchor="s")),
         run(0, call(anchor="s")),
     ]
-    config = TrainConfig(credit=AnchorCredit(discount=0.5, weight=2))
+    config = TrainConfig(advantage="mean", credit=AnchorCredit(discount=0.5, weight=2))
     win, lose = 2 / 3, -1 / 3
     # Returns in s: .5, 0, 0, 0; in u: 1, 0.
     expected = {
@@ -262,15 +268,15 @@ def test_states_teach_where_runs_do_not() -> None:
         run(1, call(anchor="s")),
         run(1, call(anchor="s"), call(anchor="t")),
     ]
-    credit = group_credit(runs, TrainConfig(credit=AnchorCredit(discount=0.5)))
+    credit = group_credit(runs, TrainConfig(advantage="mean", credit=AnchorCredit(discount=0.5)))
     assert credit.advantages == {(0, 0): 0.25, (1, 0): -0.25}
     assert credit.reasons == {(1, 1): "calls.zero_variance"}
 
 
 def test_without_anchors_only_runs_are_compared() -> None:
     runs = [run(1), run(0)]
-    config = TrainConfig(credit="anchor")
-    assert group_credit(runs, config).advantages == group_credit(runs, TrainConfig()).advantages
+    config = TrainConfig(advantage="mean", credit="anchor")
+    assert group_credit(runs, config).advantages == group_credit(runs, MEAN).advantages
 
 
 # --- several rewards ----------------------------------------------------------------------------
