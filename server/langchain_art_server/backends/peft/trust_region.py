@@ -12,8 +12,8 @@ from torch import nn
 #: only nearly quadratic in the weights.
 _AIM = 0.9
 #: Most times that a step is shortened; if it still is too long then, nothing of it is kept. From
-#: the second time on at least by half: where the policy is near a collapse, divergence can
-#: fall more slowly than the distance.
+#: the third time on at least by half: where the policy is near a collapse, divergence can fall
+#: more slowly than the distance.
 _MOST_CUTS, _HALF = 8, 0.5
 
 
@@ -52,7 +52,7 @@ class TrustRegion:
             if moved <= self._bound:
                 return moved, kept
             share = math.sqrt(_AIM * self._bound / moved)
-            kept *= min(share, _HALF) if cut else share
+            kept *= min(share, _HALF) if cut > 1 else share
             self._go(kept, ends)
             moved = measure()
         if moved <= self._bound:
