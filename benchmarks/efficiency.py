@@ -60,6 +60,7 @@ BASELINE_GROUPS = 16
 BASELINE_RATE, BASELINE_EXPONENT = 3e-3, -0.588
 BASELINE: dict[str, Any] = {
     "schedule": LRSchedule(warmup_steps=0, decay_steps=None),
+    "momentum": 0.9,
     "max_grad_norm": 1.0,
     "optimizer_steps": 1,
     "max_kl": None,

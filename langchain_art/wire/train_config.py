@@ -87,6 +87,10 @@ class TrainConfig(_Optimizer):
     learning_rate: float | None = Field(default=None, gt=0, le=MAX_LEARNING_RATE)
     """None: chosen by the model's size and the adapter's scale (`wire.default_learning_rate`). The
     job, a fit's ``fit.json`` and each step's metrics have the number."""
+    momentum: float = Field(default=0.6, ge=0, le=0.999)
+    """β1 of AdamW; β2 is ``1 - (1 - momentum) / 10``. About ``1 / (1 - momentum)`` steps count in
+    the mean of the gradients, and ten times as many in that of their squares. The usual 0.9 makes a
+    policy go on with what the last ten steps taught it, whose runs are older versions'."""
     advantage: Advantage = Standardized()
     """How rewards of a group become advantages."""
     credit: Credit = SimpleCredit()

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft.adapter_io import ADAM_BETAS, ADAM_EPS
+from langchain_art_server.backends.peft.adapter_io import ADAM_EPS, adam_betas
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.learner_cases import (
     FILES,
@@ -68,7 +68,7 @@ def test_updates_below_a_bfloat16_ulp_add_up_as_in_float32(
     assert len(grads) == steps
     before, after = load_file(start / FILES[1]), load_file(parent / FILES[1])
     model = {n.replace(".default", ""): p for n, p in core._scorer.model.named_parameters()}
-    (b1, b2), lost, moved = ADAM_BETAS, 0, 0
+    (b1, b2), lost, moved = adam_betas(TrainConfig().momentum), 0, 0
     for name, weight in before.items():
         assert after[name].dtype == torch.float32
         w, m, v = (

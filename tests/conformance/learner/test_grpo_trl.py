@@ -22,7 +22,7 @@ from langchain_art_server.algorithms.credit.advantages import pool_advantages
 from langchain_art_server.algorithms.credit.loss_weights import call_weights
 from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft.adapter_io import ADAM_BETAS, ADAM_EPS
+from langchain_art_server.backends.peft.adapter_io import ADAM_EPS, adam_betas
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.environments import trl_python
 from tests.support.learner_cases import FILES, VOCAB, folder, fresh, quiet, save_models, shake
@@ -145,8 +145,7 @@ def test_five_steps_are_those_of_trl(tmp_path: Path) -> None:
                 "learning_rate": RATE,
                 "max_grad_norm": MOST_NORM,
                 "max_steps": int(sum(one["updates"] for one in metrics)),
-                "adam_beta1": ADAM_BETAS[0],
-                "adam_beta2": ADAM_BETAS[1],
+                **dict(zip(("adam_beta1", "adam_beta2"), adam_betas(config.momentum), strict=True)),
                 "adam_epsilon": ADAM_EPS,
                 "temperature": 1.0,
                 "max_completion_length": LONGEST,

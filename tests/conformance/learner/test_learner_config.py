@@ -49,6 +49,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "schedule.warmup_steps": ({}, 4),
     "schedule.decay_steps": ({}, 4),
     "schedule.final_fraction": ({"schedule": {"decay_steps": 4}}, 0.5),
+    "momentum": (TWICE, 0.9),
     "max_grad_norm": ({}, 1e-9),  # Adam forgives any scale that is not near its epsilon
     "optimizer_steps": ({}, 2),
     "tokens_per_microbatch": ({}, 64),

@@ -45,10 +45,10 @@ def test_a_step_of_adam_in_8_bits_is_that_of_a_twin_that_rounds_its_moments() ->
     generator = torch.Generator().manual_seed(1)
     parameter = nn.Parameter(torch.randn(4, BLOCK, generator=generator) * 0.1)
     optimizer = adapter_io.new_optimizer([parameter], "adamw_8bit")
-    optimizer.param_groups[0]["lr"] = RATE
+    optimizer.param_groups[0] |= {"lr": RATE, "betas": adapter_io.adam_betas(0.6)}
     w = parameter.detach().double()
     m, v = torch.zeros_like(w), torch.zeros_like(w)
-    (b1, b2), eps = adapter_io.ADAM_BETAS, adapter_io.ADAM_EPS
+    (b1, b2), eps = adapter_io.adam_betas(0.6), adapter_io.ADAM_EPS
 
     def rounded(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         scale = x.abs().amax(-1, keepdim=True)

@@ -14,7 +14,11 @@ import torch
 from safetensors.torch import load_file
 
 from langchain_art.wire import PreferenceConfig
-from langchain_art_server.backends.peft.adapter_io import ADAM_BETAS, ADAM_EPS
+from langchain_art_server.backends.peft.adapter_io import (
+    ADAM_EPS,
+    SUPERVISED_MOMENTUM,
+    adam_betas,
+)
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.environments import trl_python
 from tests.support.learner_cases import FILES, VOCAB, folder, fresh
@@ -51,7 +55,7 @@ async def test_five_steps_are_those_of_trl(tiny: str, tmp_path: Path) -> None:
         ],
         "steps": STEPS,
         "vocab": VOCAB,
-        "betas": ADAM_BETAS,
+        "betas": adam_betas(SUPERVISED_MOMENTUM),
         "eps": ADAM_EPS,
         **CONFIG.model_dump(include={"beta", "learning_rate", "max_grad_norm"}),
     }

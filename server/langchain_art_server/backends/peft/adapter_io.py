@@ -33,8 +33,8 @@ from langchain_art_server.backends.models.adapter_files import (
 )
 from langchain_art_server.backends.models.four_bits import EXTRA
 
-#: AdamW as is usual for LoRA in RL: β2 is below the default 0.999, since runs have few steps.
-ADAM_BETAS = (0.9, 0.99)
+#: β1 of AdamW in supervised steps.
+SUPERVISED_MOMENTUM = 0.9
 ADAM_EPS = 1e-8
 #: Entries of the state of each optimizer per parameter (`LearnerSettings.optimizer`).
 OPTIMIZER_STATE = {
@@ -119,8 +119,16 @@ def initialise(parameters: Mapping[str, nn.Parameter], seed: int) -> None:
             parameter.copy_(values)
 
 
+def adam_betas(momentum: float) -> tuple[float, float]:
+    """β1 and β2 of AdamW, of which β2 is below the usual 0.999, since fits have few steps.
+
+    Example: ``(0.9, 0.99)`` of 0.9, ``(0.6, 0.96)`` of 0.6.
+    """
+    return momentum, 1 - (1 - momentum) / 10
+
+
 def new_optimizer(parameters: Iterable[nn.Parameter], kind: str = "adamw") -> torch.optim.Optimizer:
-    """AdamW over LoRA's parameters; each step sets its learning rate.
+    """AdamW over LoRA's parameters; each step sets its learning rate and momentum.
 
     Raises:
         ConfigError: it is ``adamw_8bit`` (arXiv 2110.02861), and bitsandbytes is not there.
@@ -131,12 +139,9 @@ def new_optimizer(parameters: Iterable[nn.Parameter], kind: str = "adamw") -> to
             from bitsandbytes.optim.adamw import AdamW8bit  # noqa: PLC0415  an extra
         except ImportError as error:
             raise ConfigError(f"learner.optimizer={kind!r}: {EXTRA} ({error})") from error
-        return AdamW8bit(
-            chosen, lr=0.0, betas=ADAM_BETAS, eps=ADAM_EPS, weight_decay=0.0, min_8bit_size=0
-        )
+        return AdamW8bit(chosen, lr=0.0, eps=ADAM_EPS, weight_decay=0.0, min_8bit_size=0)
     return torch.optim.AdamW(
         chosen,
-        betas=ADAM_BETAS,
         eps=ADAM_EPS,
         weight_decay=0.0,
         foreach=all_at_once(chosen),

@@ -293,8 +293,12 @@ class LearnerCore(HeldAdapter):
         rows = [row for row in request.rows if any(row.mask)]
         batch = self.batch(rows, config, request.reference)
         rate = rate_of_step(config, request.step)
+        supervised = isinstance(config, SFTConfig)
+        betas = adapter_io.adam_betas(
+            adapter_io.SUPERVISED_MOMENTUM if supervised else config.momentum
+        )
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"], group["betas"] = rate, betas
         losses, norms = list[float](), list[float]()
         stats, first, updates, passes, taken = (
             LossStats(),
@@ -303,7 +307,7 @@ class LearnerCore(HeldAdapter):
             0,
             0,
         )
-        bound = None if isinstance(config, SFTConfig) else config.max_kl
+        bound = None if supervised else config.max_kl
         region = None if bound is None else TrustRegion(self.parameters.values(), bound)
         moved: float | None = None  # None: the parameters have changed since it was measured
         for update in range(updates):

@@ -46,6 +46,7 @@ def test_every_default_of_a_job() -> None:
     assert TrainConfig().model_dump() == OPTIMIZER | {
         "kind": "rl",
         "learning_rate": None,
+        "momentum": 0.6,
         "advantage": {"kind": "standardized", "scores": {}},
         "credit": {"kind": "run"},
         "zero_variance_tolerance": 1e-6,
