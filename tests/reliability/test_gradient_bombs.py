@@ -79,7 +79,7 @@ def client(art_server: LiveServer) -> Iterator[ArtClient]:
 
 @pytest.mark.soak("T5", 3, "scales of rewards and advantages, up to 1e9")
 def test_no_scale_moves_the_policy_further(art_server: LiveServer, client: ArtClient) -> None:
-    config = TrainConfig(learning_rate=RATE)
+    config = TrainConfig(learning_rate=RATE, advantage="mean")
     plain, reward, advantage, most = (Bombed(art_server, client) for _ in range(4))
     expected = plain.by_rewards(1.0, config).metrics
     found = [

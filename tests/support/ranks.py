@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 
@@ -53,6 +54,14 @@ def distance(one: Path, other: Path, file: str) -> float:
     return (apart / sum(a[name].double().square().sum().item() for name in a)) ** 0.5
 
 
+def runs(pid: int) -> bool:
+    """Whether a process runs. One that has ended may still wait for its parent to ask for how."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 async def started(learner: PeftLearner) -> AsyncIterator[PeftLearner]:
     """For a fixture: the learner while it runs. No rank outlives it, whatever befell it."""
     await learner.start()
@@ -60,12 +69,11 @@ async def started(learner: PeftLearner) -> AsyncIterator[PeftLearner]:
     left = others(learner.pid)
     await learner.close()
     for _ in range(2400):  # one that still imports its modules notices nothing before
-        if not any(Path(f"/proc/{pid}").exists() for pid in left):
+        if not (there := [pid for pid in left if runs(pid)]):
             break
         await asyncio.sleep(0.05)
     assert left, "it has no other ranks"
-    there = [Path(f"/proc/{pid}/status") for pid in left]
-    assert not any(one.exists() for one in there), [one.read_text()[:200] for one in there]
+    assert not there, there
 
 
 async def check_twenty_steps(

@@ -135,6 +135,7 @@ def test_the_agent_learns_from_the_judge_alone(
         model,
         evaluator=evaluator,
         concurrency=128,
+        groups_per_step=16,
         config=TrainConfig(
             learning_rate=3e-3,
             schedule=LRSchedule(warmup_steps=2, decay_steps=8),  # see test_email_example

@@ -108,6 +108,7 @@ class Loop:
         config = TrainConfig(
             learning_rate=3e-3,
             credit="call",
+            advantage="mean",
             schedule=LRSchedule(warmup_steps=2, decay_steps=DAYS + 1),  # see test_email_example
             optimizer_steps=4,
             tokens_per_microbatch=4096,

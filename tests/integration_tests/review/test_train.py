@@ -14,7 +14,7 @@ from langchain_art.cli.main import app
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError, InvalidRequest
 from langchain_art.review.train import order, read_plan
-from langchain_art.wire import Review, Trajectory
+from langchain_art.wire import Review, TrainConfig, Trajectory
 from langchain_art.wire.trajectories import EVALUATION
 from tests.support.live_server import LiveServer
 from tests.support.reviewed_runs import MakeRuns
@@ -84,7 +84,7 @@ def test_a_verdict_on_a_call_is_that_calls_reward(art_server: LiveServer) -> Non
         planned = read_plan(client, client.reviews(policy=policy))
         with pytest.raises(InvalidRequest, match=r"got rewards for the calls .*'another'"):
             client.train(planned.groups, policy, turns={"another": 1.0})
-        job = order(client, policy, planned)
+        job = order(client, policy, planned, TrainConfig(credit="call", advantage="mean"))
         assert job is not None
         found = client.wait(job)
         kept = [client.trajectory(run.id) for run in runs]

@@ -398,7 +398,9 @@ async def test_a_real_collapse_of_the_demo_is_undone(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
     """At thirty times the demo's learning rate, rewards are 0 after two to five steps."""
-    config = TrainConfig(learning_rate=1e-1, schedule=LRSchedule(warmup_steps=5))
+    config = TrainConfig(
+        learning_rate=1e-1, schedule=LRSchedule(warmup_steps=5), momentum=0.9, max_kl=None
+    )
     found, _ = await fit_of_the_demo(art_server, tmp_path, config, steps=9, groups_per_step=16)
     shown = [(one.step, one.reward_mean) for one in found.history], found.rollbacks
     assert found.rollbacks, shown

@@ -19,7 +19,7 @@ from langchain_art import ArtClient, ChatART, Trainer, Trajectory, TrajectoryGro
 from langchain_art.cli.main import app
 from langchain_art.errors import ArtError, ConfigError, JobFailed
 from langchain_art.tracing.run import Run
-from langchain_art.wire import LoraConfig
+from langchain_art.wire import LoraConfig, TrainConfig
 from tests.support.live_server import LiveServer
 
 QUESTIONS = [{"id": f"q-{i}", "input": f"Say {i}"} for i in range(4)]
@@ -66,6 +66,7 @@ def trainer_of(server: LiveServer, out: Path, *policies: str, **options: Any) ->
         "lora": LoraConfig(rank=2, alpha=4.0),
         "out_dir": out,
         "evaluator": ranks,
+        "config": TrainConfig(advantage="mean"),
         "console": Console(file=io.StringIO(), width=80),
     }
     return Trainer([model_of(server, one) for one in policies], **(chosen | options))

@@ -24,7 +24,7 @@ from starlette.routing import Route
 from langchain_art import ArtClient, ChatART, Trainer, TrajectoryGroup
 from langchain_art.errors import ConfigError
 from langchain_art.tracing.message_log import jsonable
-from langchain_art.wire import LoraConfig
+from langchain_art.wire import LoraConfig, TrainConfig
 from tests.support.live_server import LiveServer
 
 
@@ -93,6 +93,7 @@ def ranks(group: TrajectoryGroup) -> Sequence[float]:
 def trainer_of(server: LiveServer, policy: str, out: Path, **options: Any) -> Trainer:
     chosen: dict[str, Any] = {
         "evaluator": ranks,
+        "config": TrainConfig(advantage="mean"),
         "group_size": 4,
         "groups_per_step": 2,
         "lora": LoraConfig(rank=2, alpha=4.0),

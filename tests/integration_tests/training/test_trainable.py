@@ -53,7 +53,8 @@ def scored(http: httpx.Client, run: str, reward: float) -> str:
 
 
 def train(http: httpx.Client, runs: Sequence[str], **body: Any) -> TrainResult:
-    config = {"learning_rate": 2e-5}  # runs that are some versions old agree with the learner
+    # Runs that are some versions old agree with the learner.
+    config = {"learning_rate": 2e-5, "advantage": "mean"}
     request = {"policy": "tiny", "groups": [list(runs)], "config": config, **body}
     job = ok(http.post("/v1/train", json=request, headers={"Idempotency-Key": new_id("k")}))
     for _ in range(20):

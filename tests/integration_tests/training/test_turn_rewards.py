@@ -211,7 +211,7 @@ def test_a_job_with_credit_by_turn_uses_them_as_they_were(
     behind = [tagged_run(http) for _ in range(4)]
     for number, (run, first, second) in enumerate(runs + behind):
         client.reward(run, turns={first: float(number % 4), second: 0.0})
-    config = TrainConfig(credit="turn", optimizer_steps=8, learning_rate=2e-5)
+    config = TrainConfig(credit="turn", advantage="mean", optimizer_steps=8, learning_rate=2e-5)
     jobs = [
         client.train([[run for run, _, _ in group]], "tiny", config, key=new_id("k"))
         for group in (runs, behind)

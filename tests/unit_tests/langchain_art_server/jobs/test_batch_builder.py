@@ -31,7 +31,7 @@ def batch_of(
         policy=policy,
         groups=(tuple(runs),),
         trainable=trainable or {},
-        config=TrainConfig(**config),
+        config=TrainConfig(**({"advantage": "mean"} | config)),
     )
     batch = Batch(request, base, parents or {})
     scored = [
