@@ -79,11 +79,12 @@ def client(art_server: LiveServer) -> Iterator[ArtClient]:
 
 @pytest.mark.soak("T5", 3, "scales of rewards and advantages, up to 1e9")
 def test_no_scale_moves_the_policy_further(art_server: LiveServer, client: ArtClient) -> None:
-    config = TrainConfig(learning_rate=RATE, advantage="mean")
+    config = TrainConfig(learning_rate=RATE)
+    in_its_unit = TrainConfig(learning_rate=RATE, advantage="mean")
     plain, reward, advantage, most = (Bombed(art_server, client) for _ in range(4))
-    expected = plain.by_rewards(1.0, config).metrics
+    expected = plain.by_rewards(1.0, in_its_unit).metrics
     found = [
-        (1e6, reward, reward.by_rewards(1e6, config)),
+        (1e6, reward, reward.by_rewards(1e6, in_its_unit)),
         (1e8, advantage, advantage.by_advantages(1e8, config)),
         (MAX_REWARD, most, most.by_advantages(MAX_REWARD, config)),
     ]
