@@ -6,6 +6,7 @@ import io
 import math
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -214,15 +215,16 @@ async def _restore(
                 await client.delete_checkpoint(name, one.version)
 
 
-class TunesRates:
+class TunesRates(ABC):
     """The part of `Trainer` that compares learning rates."""
 
     policies: tuple[str, ...]
     _plan: FitSettings
     _display: Display
 
+    @abstractmethod
     def _client(self) -> AsyncArtClient:
-        raise NotImplementedError
+        """Of the policies' server."""
 
     async def tune(
         self,

@@ -231,25 +231,28 @@ class Arrivals(queue.SimpleQueue[EngineCall]):
             return self.later.pop(0)
         return super().get(block, timeout)
 
+    def arrive(self, count: int) -> None:
+        """So many of them are there at once."""
+        for _ in range(count):
+            self.put(self.later.pop(0))
+
 
 def test_the_first_calls_of_many_wait_for_the_others_and_a_lone_one_does_not(model: Path) -> None:
     sampler = LocalSampler(model)
     calls = [sampler.send(ask(f"mail {i}", seed=i)) for i in range(12)]
     sent = [sampler.inbox.get() for _ in calls]
-    sampler.inbox = Arrivals(sent[1:])
-    sampler.inbox.put(sent[0])
+    sampler.inbox = Arrivals(sent)
+    sampler.inbox.arrive(1)
     sampler.host._take()
     assert sampler.host.scheduler.counts == (0, 1)
     assert len(sampler.inbox.later) == 11, "a lone call does not wait"
     sampler.host.step()
-    sampler.inbox.put(sampler.inbox.later.pop(0))
-    sampler.inbox.put(sampler.inbox.later.pop(0))
+    sampler.inbox.arrive(2)
     sampler.host._take()
     assert len(sampler.inbox.later) == 9, "nothing waits while rows run"
     while sampler.host.scheduler.busy:
         sampler.host.step()
-    sampler.inbox.put(sampler.inbox.later.pop(0))
-    sampler.inbox.put(sampler.inbox.later.pop(0))
+    sampler.inbox.arrive(2)
     sampler.host._take()
     assert sampler.host.scheduler.counts == (0, 9) and not sampler.inbox.later
     sampler.run()

@@ -52,9 +52,8 @@ def test_the_bound_of_the_gradients_that_move_it_furthest_is_near(
     momentum: float, said: float
 ) -> None:
     one, two = adam_betas(momentum)
-    worst = [
-        (one / two) ** -t for t in range(round(10 / (1 - two)))
-    ]  # equality in Cauchy's and Schwarz's
+    # Equality in Cauchy's and Schwarz's.
+    worst = [(one / two) ** -t for t in range(round(10 / (1 - two)))]
     assert naive_adam(worst, momentum)[-1] == pytest.approx(most_of_adam((one, two)), rel=1e-3)
     assert most_of_adam((one, two)) == pytest.approx(said, abs=5e-3)
 
@@ -98,7 +97,7 @@ def test_further_than_a_step_can_go_is_refused(pair: Pair, updates: int) -> None
     pair.save(lambda found: [one.__iadd__(np.float32(inside)) for one in found.values()])
     pair.check(updates=updates)
     pair.save(lambda found: [one.__iadd__(np.float32(outside)) for one in found.values()])
-    with pytest.raises(ArtError, match=r"no more than 3.5 learning rates.*Nothing was published"):
+    with pytest.raises(ArtError, match=r"no more than 3\.5 learning rates.*Nothing was published"):
         pair.check(updates=updates)
 
 
