@@ -82,10 +82,13 @@ def halves(module: Any, query: Any, key: Any, value: Any, mask: Any, **rest: Any
 
 
 def test_the_right_attention_passes_in_short_and_long_rows(scorer: Scorer) -> None:
-    assert support_check.difference(scorer, support_check.LONG_ROWS, budget=320) is None
+    before = scorer.base.config._attn_implementation
+    for rows, budget in ((support_check.ROWS, 8), (support_check.LONG_ROWS, 320)):
+        assert support_check.difference(scorer, rows, budget) is None
+        assert scorer.base.config._attn_implementation == before
     assert sum(map(len, support_check.LONG_ROWS)) > 2 * 256
-    scorer.base.set_attn_implementation("sdpa")
     assert support_check.use_forest(scorer) is None
+    assert scorer.base.config._attn_implementation == FOREST_ATTENTION
 
 
 @pytest.mark.parametrize(
@@ -106,6 +109,22 @@ def test_one_layer_of_another_attention_is_refused(scorer: Scorer) -> None:
     AttentionInterface.register(FOREST_ATTENTION, only_some)
     found = support_check.use_forest(scorer)
     assert found is not None and "ran in 2 of 3 layers" in found
+
+
+def test_long_rows_are_compared_by_whoever_asks_for_forests(
+    scorer: Scorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where both comparisons are made, one after the other."""
+    compared: list[int] = []
+    difference = support_check.difference
+
+    def noted(scorer: Scorer, offsets: Any, budget: int) -> str | None:
+        compared.append(budget)
+        return difference(scorer, offsets, budget)
+
+    monkeypatch.setattr(support_check, "difference", noted)
+    assert support_check.use_forest(scorer) is None
+    assert compared == [8, 320]
 
 
 @pytest.mark.parametrize("attention", [pretends, halves])

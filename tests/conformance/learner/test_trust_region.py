@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.peft import trust_region
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.trust_region import TrustRegion
 from tests.support.learner_cases import (
@@ -20,6 +21,7 @@ from tests.support.learner_cases import (
     folder,
     fresh,
     on_policy,
+    shake,
     take,
 )
 
@@ -62,6 +64,20 @@ def test_a_step_beyond_its_bound_is_shortened_along_its_own_line(
         torch.testing.assert_close(weights[2][name], along, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.parametrize("cuts", [8, 0])
+def test_in_bfloat16_the_model_computes_with_what_was_kept(
+    cuts: int, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trust_region, "_MOST_CUTS", cuts)
+    core = LearnerCore(tiny, dtype="bfloat16")
+    start, out = shake(fresh(core, tmp_path)), folder(tmp_path, "bound")
+    rows = on_policy(core, start, branching_rows(12))
+    metrics = take(core, start, out, rows, learning_rate=RATE, max_kl=0.01)
+    assert (0.005 < metrics["step_kl"] <= 0.01) if cuts else metrics["step_kept"] == 0
+    held, read = core.logprobs(out, rows), LearnerCore(tiny, dtype="bfloat16").logprobs(out, rows)
+    assert all((a == b).all() for a, b in zip(held, read, strict=True))
+
+
 def test_further_updates_end_once_the_bound_is_passed(core: LearnerCore, tmp_path: Path) -> None:
     start = fresh(core, tmp_path)
     rows = on_policy(core, start, branching_rows(12))
@@ -95,7 +111,7 @@ def test_a_step_within_its_bound_is_the_step_without_one(core: LearnerCore, tmp_
 @pytest.mark.parametrize(("power", "cuts"), [(2, 1), (4, 1), (1, 3), (0.3, 5)])
 def test_where_divergence_is_no_square_a_step_is_shortened_again(power: float, cuts: int) -> None:
     one = nn.Parameter(torch.zeros(2, dtype=torch.float64))
-    region = TrustRegion([one], 1.0)
+    region = TrustRegion([one], 1.0, lambda: None)
     seen: list[float] = []
 
     def measure() -> float:
@@ -113,7 +129,7 @@ def test_where_divergence_is_no_square_a_step_is_shortened_again(power: float, c
 
 def test_of_a_step_that_stays_too_long_nothing_is_kept() -> None:
     one = nn.Parameter(torch.ones(2))
-    region = TrustRegion([one], 1.0)
+    region = TrustRegion([one], 1.0, lambda: None)
     with torch.no_grad():
         one.add_(1.0)
     assert region.shorten(5.0, lambda: 5.0) == (0.0, 0.0)

@@ -308,7 +308,9 @@ class LearnerCore(HeldAdapter):
             0,
         )
         bound = None if supervised else config.max_kl
-        region = None if bound is None else TrustRegion(self.parameters.values(), bound)
+        region = None
+        if bound is not None:
+            region = TrustRegion(self.parameters.values(), bound, self.rounded)
         moved: float | None = None  # None: the parameters have changed since it was measured
         for update in range(updates):
 

@@ -29,10 +29,13 @@ class TrustRegion:
     Args:
         parameters: what is trained; at the parent's values now.
         bound: largest divergence.
+        changed: called whenever the parameters were changed, before anything is measured.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], bound: float) -> None:
-        self._parameters, self._bound = list(parameters), bound
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], bound: float, changed: Callable[[], None]
+    ) -> None:
+        self._parameters, self._bound, self._changed = list(parameters), bound, changed
         self._parents = [one.detach().clone() for one in self._parameters]
 
     @torch.no_grad()
@@ -63,3 +66,4 @@ class TrustRegion:
     def _go(self, share: float, ends: list[torch.Tensor]) -> None:
         for one, parent, end in zip(self._parameters, self._parents, ends, strict=True):
             one.copy_(parent + share * (end - parent))
+        self._changed()

@@ -56,41 +56,44 @@ def has_plain_head(base: PreTrainedModel) -> bool:
 def use_forest(scorer: Scorer) -> str | None:
     """Set the model up for forests if its attention supports them; else why not, unchanged."""
     base = scorer.base
-    before: Any = getattr(base.config, "_attn_implementation")  # noqa: B009 - its only name
     why = excluded_by_config(base)
     if why is None and base.device.type not in ("cpu", "cuda"):
         why = f"there is no forest attention for {base.device.type}"
     if why is None:
         try:
-            why = difference(scorer, ROWS, budget=8)
-            if why is None and base.device.type == "cuda":
-                config = base.config.get_text_config()
-                longest = getattr(config, "max_position_embeddings", None)
-                why = difference(scorer, [row[:longest] for row in LONG_ROWS], budget=320)
+            longest = getattr(base.config.get_text_config(), "max_position_embeddings", None)
+            why = difference(scorer, ROWS, budget=8) or difference(
+                scorer, [row[:longest] for row in LONG_ROWS], budget=320
+            )
         except torch.OutOfMemoryError:
             raise  # not a property of the model
         except (OddAttentionError, RuntimeError, TypeError, ValueError, AttributeError) as error:
             log.debug("The forest does not fit the model.", exc_info=True)
             why = str(error) or type(error).__name__
-    base.set_attn_implementation(FOREST_ATTENTION if why is None else before)
+    if why is None:
+        base.set_attn_implementation(FOREST_ATTENTION)
     return why
 
 
 def difference(scorer: Scorer, offsets: Sequence[Sequence[int]], budget: int) -> str | None:
     """How rows as a forest differ from padded rows beyond rounding; None: they do not.
 
-    Leaves the model with the attention of forests.
+    Leaves the model with the attention that it had, by which padded rows are computed.
 
     Raises:
         OddAttentionError: the model does not run that attention, or asks more of it.
     """
     base = scorer.base
+    before: Any = getattr(base.config, "_attn_implementation")  # noqa: B009 - its only name
 
     def forest(rows: Sequence[Row], counted: CountedTokens, _scorer: Scorer) -> Packing:
         base.set_attn_implementation(FOREST_ATTENTION)
         return ForestRows(rows, counted, budget, float("inf"), base)
 
-    return gap_of(scorer, offsets, forest)
+    try:
+        return gap_of(scorer, offsets, forest)
+    finally:
+        base.set_attn_implementation(before)
 
 
 def gap_of(
