@@ -24,7 +24,7 @@ from benchmarks.gpu.report import markdown
 from benchmarks.gpu.shapes import SHAPES
 from tests.support.environments import vllm_python
 
-PARTS = ("sampler", "learner", "trainers")
+PARTS = ("exactness", "server", "sampler", "learner", "trainers")
 #: What makes the learner's part short on a CPU.
 SHORT = ["--rounds", "1", "--workloads", "shared_prompt", "--most", "128"]
 #: Characters of a failed part's output in the report.
@@ -39,18 +39,33 @@ def sampler_python(chosen: Path | None, *, small: bool) -> Path:
     return vllm_python() if small else Path(sys.executable)
 
 
+def model_of(part: str, given: argparse.Namespace) -> str:
+    """What a part measures, by which its figures are named."""
+    fixed = {"exactness": "small", "server": "demo"}
+    return "small" if given.small else fixed.get(part, str(given.model))
+
+
+def options_of(part: str, given: argparse.Namespace) -> list[str]:
+    """The command line of a part. Raises what the installation of vLLM raises."""
+    model = model_of(part, given)
+    options = ["--small"] if given.small else []
+    if not given.small and part != "exactness":
+        options = ["--model", model]
+    if part == "sampler" or (part == "server" and not given.small):
+        python = sampler_python(given.vllm_python, small=given.small)
+        options += ["--python", str(python)]
+    if part == "learner" and given.small:
+        options += SHORT
+    return options
+
+
 def take_part(part: str, given: argparse.Namespace) -> str:
     """Run one part; its last output if it failed, else nothing."""
     out: Path = given.out
-    options = ["--small"] if given.small else ["--model", given.model]
-    if part == "sampler":
-        try:
-            python = sampler_python(given.vllm_python, small=given.small)
-        except (AssertionError, OSError, subprocess.SubprocessError) as error:
-            return f"has no vLLM, which could not be installed: {str(error)[-LAST:]}"
-        options += ["--python", str(python)]
-    elif part == "learner" and given.small:
-        options += SHORT
+    try:
+        options = options_of(part, given)
+    except (AssertionError, OSError, subprocess.SubprocessError) as error:
+        return f"has no vLLM, which could not be installed: {str(error)[-LAST:]}"
     log = out / f"{part}.log"
     with log.open("w") as file:
         argv = [sys.executable, "-m", f"benchmarks.gpu.{part}", *options, "--out", str(out)]
@@ -83,7 +98,7 @@ def main() -> None:
         bar = progress.add_task("", total=len(given.parts))
         for part in given.parts:
             progress.update(bar, description=f"{part} (its output: {out / part}.log)")
-            path = out / f"{part}-{name}.json"
+            path = out / f"{part}-{model_of(part, given)}.json"
             path.unlink(missing_ok=True)
             if why := take_part(part, given):
                 failed[part] = why

@@ -18,7 +18,13 @@ def markdown(command: str, found: Mapping[str, Found], failed: Mapping[str, str]
         lines += _conditions(command, next(iter(found.values())))
     else:
         lines += [f"- command: `{command}`", ""]
-    sections = {"sampler": _sampler, "learner": _learner, "trainers": _trainers}
+    sections = {
+        "exactness": _exactness,
+        "server": _server,
+        "sampler": _sampler,
+        "learner": _learner,
+        "trainers": _trainers,
+    }
     for part, section in sections.items():
         if part in found:
             lines += section(found[part])
@@ -40,6 +46,47 @@ def _conditions(command: str, any_part: Found) -> list[str]:
     lines.append(f"- Python {about['python']}, {packages}")
     model = f"- model: the shape of {any_part['model']}, random weights"
     return [*lines, f"{model}, {any_part['dtype']}, LoRA of rank {any_part['lora_rank']}", ""]
+
+
+def _exactness(found: Found) -> list[str]:
+    rows = [
+        (
+            case,
+            "forest" if seen["forest"] else f"padded: {seen['padded_because']}",
+            *(
+                f"{seen[name]:.1e}" if name in seen else ""
+                for name in ("float32, forest", "bfloat16, forest", "bfloat16, packed rows")
+            ),
+        )
+        for case, seen in found["cases"].items()
+    ]
+    head = ("small model", "rows", "float32", "bfloat16", "bfloat16, nothing shared")
+    title = "## The gradient: relative distance from the CPU's in float32"
+    return [title, "", *_table(head, rows), ""]
+
+
+def _server(found: Found) -> list[str]:
+    rows: list[tuple[str, ...]] = []
+    for place, seen in found["places"].items():
+        checks = {check["name"]: check for check in seen.get("checks", [])}
+        failed = [name for name, check in checks.items() if not check["passed"]]
+        if "failed" in seen or failed:
+            rows.append((place, f"FAILED: {seen.get('failed') or ', '.join(failed)}", *[""] * 5))
+            continue
+        rows.append(
+            (
+                place,
+                f"{len(checks)} of {len(checks)}",
+                checks["learns"]["measured"],
+                checks["sampler = learner, later steps"]["measured"].partition(",")[0],
+                f"{seen['metrics']['swap_seconds']:.3f} s",
+                f"{seen['base_tokens_per_second']:,.0f} tokens/s",
+                f"{seen['start_seconds']:.0f} s",
+            )
+        )
+    head = ("engines", "checks", "learns", "gap", "load of a version", "sampled", "start")
+    title = f"## The whole server: the canary on the model {found['model']}"
+    return [title, "", *_table(head, rows), ""]
 
 
 def _sampler(found: Found) -> list[str]:

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib.util
 import json
 import statistics
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -40,14 +42,20 @@ console = Console()
 
 def peers(device: torch.device) -> dict[str, tuple[str, Callable[[], Path]]]:
     """The other trainers: their script and their Python."""
-    on_cpu = device.type == "cpu"
+    if device.type == "cpu":
+        return {"TRL": ("trl", trl_python), "Unsloth": ("unsloth", unsloth_python)}
     return {
-        "TRL": ("trl", trl_python),
+        "TRL": ("trl", lambda: _python_with("trl", trl_python)),
         "Unsloth": (
             "unsloth",
-            unsloth_python if on_cpu else lambda: environment("unsloth-gpu", UNSLOTH),
+            lambda: _python_with("unsloth", lambda: environment("unsloth-gpu", UNSLOTH)),
         ),
     }
+
+
+def _python_with(package: str, make: Callable[[], Path]) -> Path:
+    """This Python if it has the package, which `requirements/gpu.txt` brings; else another."""
+    return Path(sys.executable) if importlib.util.find_spec(package) is not None else make()
 
 
 def our_step(
@@ -98,7 +106,7 @@ def run(
     dtype = "float32" if device.type == "cpu" else "bfloat16"
     with tempfile.TemporaryDirectory(prefix="art-bench-") as temporary:
         folder = Path(temporary)
-        save(name, folder, getattr(torch, dtype))
+        save(name, folder, device, getattr(torch, dtype))
         ours, gradient, told = our_step(folder, device, dtype, workload, rounds)
         gc.collect()
         settle(device)

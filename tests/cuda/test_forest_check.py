@@ -21,10 +21,14 @@ from langchain_art_server.backends.peft.logprob_scoring import Scorer
 @pytest.fixture
 def scorer() -> Scorer:
     """A random model of width 64 in bfloat16, on which a wrong attention changes little."""
+    return scorer_of(3)
+
+
+def scorer_of(layers: int) -> Scorer:
     torch.manual_seed(0)
     config = Qwen3Config(
         hidden_size=64,
-        num_hidden_layers=3,
+        num_hidden_layers=layers,
         vocab_size=512,
         intermediate_size=192,
         num_attention_heads=4,
@@ -100,6 +104,17 @@ def test_a_wrong_attention_is_refused(attention: Any, why: str, scorer: Scorer) 
     found = support_check.use_forest(scorer)
     assert found is not None and why in found
     assert scorer.base.config._attn_implementation == "sdpa"
+
+
+def test_rounding_of_many_layers_is_not_taken_for_a_wrong_attention() -> None:
+    """On an H200, Qwen3-8B's shape (36 layers of width 4096) was 0.0658 away, and refused."""
+    scorer = scorer_of(36)
+    assert support_check.gradient_bound(scorer.base) > 2 * 0.0658
+    assert support_check.use_forest(scorer) is None
+    scorer.base.set_attn_implementation("sdpa")
+    for attention, why in ((pretends, "logprobs differ"), (halves, "gradients")):
+        AttentionInterface.register(FOREST_ATTENTION, attention)
+        assert why in str(support_check.use_forest(scorer))
 
 
 def test_one_layer_of_another_attention_is_refused(scorer: Scorer) -> None:

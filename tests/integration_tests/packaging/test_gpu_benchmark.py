@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.gpu.__main__ import PARTS
 from benchmarks.gpu.report import estimate
 from benchmarks.gpu.shapes import SHAPES, random_model, step_flops
 from langchain_art.hardware.memory_estimate import Shape, learner_bytes
@@ -47,8 +48,15 @@ def test_all_parts_write_one_report(tmp_path: Path) -> None:
     status, report, _ = benchmark(tmp_path)
     assert status == 0, report
     assert "failed" not in report and "left out" not in report
-    for title in ("## Sampler", "## Learner", "## The same step by other trainers"):
+    for title in (
+        *("## The gradient", "## The whole server"),
+        *("## Sampler", "## Learner", "## The same step by other trainers"),
+    ):
         assert title in report
+    assert all(seen["passed"] for seen in figures(tmp_path, "exactness")["cases"].values())
+    served = figures(tmp_path, "server")["places"]["embedded sampler"]
+    assert all(check["passed"] for check in served["checks"]), served
+    assert served["base_tokens_per_second"] > 0
     found = figures(tmp_path, "sampler")
     assert found["load"]["calls"] == 8 and found["dtype"] == "float32"
     seen = found["figures"]
@@ -102,7 +110,7 @@ def test_the_estimate_in_the_report_is_the_doctors() -> None:
     assert estimate(about, 5000, checkpointed=True) == expected
 
 
-@pytest.mark.parametrize("script", ["", ".learner", ".sampler", ".trainers"])
+@pytest.mark.parametrize("script", ["", *(f".{part}" for part in PARTS)])
 def test_a_gpu_model_is_refused_without_a_gpu(tmp_path: Path, script: str) -> None:
     command = [sys.executable, "-m", f"benchmarks.gpu{script}", "--out", str(tmp_path)]
     env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
