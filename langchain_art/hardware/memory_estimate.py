@@ -3,8 +3,8 @@
 The activations that a backward pass keeps of each token are a weighted sum of a layer's sizes. The
 weights were measured on the learner (bytes that autograd saves; Qwen3, Qwen2 and Llama, rank 8,
 hidden sizes 64 to 512, relative error below 1 %). `test_memory_model.py` compares the estimate with
-the peak memory of real steps on a CPU. On an H200 the peak of a step of Qwen3-8B's shape was 5 to 9 %
-above it (docs/gpu.md).
+the peak memory of real steps on a CPU. On an H200 the peak of a step of Qwen3-8B's shape was 5 to
+9 % above it (docs/gpu.md).
 """
 
 from __future__ import annotations
