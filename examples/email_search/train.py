@@ -23,7 +23,7 @@ from examples.email_search.inbox import MailStore, Scenario, build
 from examples.email_search.scripted_judge import ScriptedJudge
 from examples.support.command import Given, train_command
 from examples.support.demo import Demo, Fit, Setup
-from langchain_art import ChatART, FitResult, RulerEvaluator, Run, capture
+from langchain_art import ChatART, FitResult, LRSchedule, RulerEvaluator, Run, capture
 
 BASE_MODEL = Path(__file__).parent / "base_model"
 POLICY = "email-agent"
@@ -76,8 +76,15 @@ def build_fit(setup: Setup) -> Fit:
         seed=setup.seed,
     )
     mails, model = MailStore(database), setup.chat()
+    # Little of Adam's momentum, a bound on each step, and so a higher rate and smaller steps than
+    # the other examples have: `benchmarks/demo.py` compares them.
+    config = setup.config(
+        momentum=0.6,
+        max_kl=0.02,
+        schedule=LRSchedule(warmup_steps=2, decay_steps=max(setup.steps, 3)),
+    )
     return Fit(
-        trainer=setup.trainer([model]),
+        trainer=setup.trainer([model], config=config),
         rollout=make_rollout(model, mails, judged=isinstance(setup.evaluator, RulerEvaluator)),
         train=mails.scenarios("train"),
         held_out=mails.scenarios("test"),
@@ -91,7 +98,10 @@ DEMO = Demo(
     base_model=BASE_MODEL,
     policies=(POLICY,),
     build=build_fit,
+    steps=32,
+    groups_per_step=8,
     held_out=HELD_OUT,
+    learning_rate=4e-3,
     max_tokens=MAX_TOKENS,
     files=("mails.sqlite3", "judge.sqlite3"),
     folder="demo",

@@ -232,7 +232,7 @@ def _learner(cards: list[dict[str, Any]]) -> list[Finding]:
         "[learner] kind = 'peft', the default, computes once what runs share (a system prompt, "
         "tools, a document). kind = 'unsloth' has faster kernels, and on most models computes it "
         "for each run. If runs share more than half of their tokens, take 'peft'; the log of "
-        "Unsloth's first step says how many they share. For 4 bits take 'unsloth'."
+        "Unsloth's first step says how many they share."
     )
     return [Finding(name="learner", found="PEFT and Unsloth are installed", advice=advice)]
 

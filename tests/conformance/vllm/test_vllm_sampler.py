@@ -46,6 +46,9 @@ from tests.support.vllm_engine import (
 )
 from tests.support.vllm_sampling import chat, pid_of
 
+#: Most times that vllm, or what holds it, is killed until a stream was cut.
+KILLS = 4
+
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.xdist_group("vllm-sampler"),
@@ -346,38 +349,47 @@ async def test_kill_9_of_vllm_is_told_to_every_call(
     sampler: VllmSampler, model: Path, adapters: dict[str, Path]
 ) -> None:
     """Its engine is killed, then our process that holds it: both come back by themselves."""
-    before, restarts = await chat(sampler, ask(adapter="a@1", seed=5)), sampler.restarts
+    before, kills = await chat(sampler, ask(adapter="a@1", seed=5)), 0
+    restarts = sampler.restarts
     tried = [ask(seed=seed, max_tokens=900, stop=("never said",)) for seed in range(32)]
     lengths = [len(r.token_ids) for r in await asyncio.gather(*(chat(sampler, r) for r in tried))]
-    long = tried[lengths.index(max(lengths))]  # still speaks when the engine is killed
-    for number, victim in enumerate(("engine", "host"), 1):
-        held = [guard_of(pid_of(sampler)), *vllm_of(pid_of(sampler))]
-        shared = shared_memory(held)
-        calls = [
-            asyncio.create_task(chat(sampler, ask(f"{i}", adapter="a@1", seed=i, max_tokens=900)))
-            for i in range(8)
-        ]
-        stream = sampler.chat(replace(long, id=f"stream-{number}", stream=True))
-        assert isinstance(await anext(stream), ChatDelta)
-        assert not all(call.done() for call in calls)
-        os.kill(held[-1] if victim == "engine" else pid_of(sampler), signal.SIGKILL)
-        with pytest.raises(WorkerDied):  # its first half is out; only the caller can begin anew
-            async for _ in stream:
-                pass
-        assert gone(held)
-        assert shared and not any(path.exists() for path in shared)
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        said = [reply for reply in outcomes if isinstance(reply, ChatReply)]  # before the kill
-        assert all(isinstance(died, WorkerDied) for died in outcomes if died not in said)
-        assert len(said) < len(calls)
-        check_logprobs(
-            with_adapter(model, adapters["a@1"]),
-            [*said, await chat(sampler, ask("again", adapter="a@1", seed=number))],
-        )
-        assert sampler.restarts == restarts + number
-        assert not any(map(alive, held))
+    long, twin = tried[lengths.index(max(lengths))], with_adapter(model, adapters["a@1"])
+    for victim in ("engine", "host"):
+        cut = False
+        for _ in range(KILLS):  # on a busy machine all may have been said before it is killed
+            kills += 1
+            cut = await cut_by_a_kill(sampler, victim, replace(long, id=f"{kills}"), twin)
+            assert sampler.restarts == restarts + kills
+            if cut:
+                break
+        assert cut, f"{KILLS} streams of {max(lengths)} tokens ended before the {victim} did"
     after = await chat(sampler, ask(adapter="a@1", seed=5))
     assert after.token_ids == before.token_ids
+
+
+async def cut_by_a_kill(sampler: VllmSampler, victim: str, long: ChatRequest, twin: Any) -> bool:
+    """Kill it while it answers; whether a stream and one of eight calls were cut."""
+    held = [guard_of(pid_of(sampler)), *vllm_of(pid_of(sampler))]
+    shared = shared_memory(held)
+    asked = [ask(f"{i}", adapter="a@1", seed=i, max_tokens=900) for i in range(8)]
+    calls = [asyncio.create_task(chat(sampler, one)) for one in asked]
+    stream = sampler.chat(replace(long, stream=True))
+    assert isinstance(await anext(stream), ChatDelta)
+    os.kill(held[-1] if victim == "engine" else pid_of(sampler), signal.SIGKILL)
+    cut = False
+    try:
+        async for _ in stream:
+            pass
+    except WorkerDied:  # its first half is out; only the caller can begin anew
+        cut = True
+    assert gone(held)
+    assert shared and not any(path.exists() for path in shared)
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    said = [reply for reply in outcomes if isinstance(reply, ChatReply)]  # before the kill
+    assert all(isinstance(died, WorkerDied) for died in outcomes if died not in said)
+    check_logprobs(twin, [*said, await chat(sampler, ask("again", adapter="a@1", seed=3))])
+    assert not any(map(alive, held))
+    return cut and len(said) < len(calls)
 
 
 async def test_a_vllm_that_hangs_is_started_again(sampler: VllmSampler, model: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -26,7 +27,7 @@ from langchain_art.diagnostics.canary_checks import (
 from langchain_art.errors import ConfigError, ServerUnreachable
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art.wire.tolerances import FULL_PRECISION, HALF_PRECISION
-from tests.support.live_server import BASE_MODEL, REPO, FaultyServer
+from tests.support.live_server import BASE_MODEL, REPO, FaultyServer, LiveServer
 
 CHECKS = [
     "captured",
@@ -73,6 +74,18 @@ def test_a_healthy_server_passes_and_is_left_as_it_was(server: FaultyServer) -> 
     assert figures["captured"] == 64
     assert 0 < (figures["sampler = learner, later steps"] or 0) < 1e-5
     assert figures["base stays as it was"] == 0
+
+
+@pytest.mark.slow
+def test_a_server_in_half_precision_passes_as_well(tmp_path: Path) -> None:
+    """As on a GPU: LoRA is computed in bfloat16 and learned in float32."""
+    server = LiveServer(tmp_path / "data", "--dtype", "bfloat16").start()
+    try:
+        report = run_canary(server.base_url)
+    finally:
+        server.stop()
+    assert failed(report) == {}, report
+    assert report.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(

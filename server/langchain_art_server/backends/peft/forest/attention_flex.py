@@ -1,8 +1,9 @@
 """Attention over a part of a token forest by FlexAttention (arXiv 2412.05496), for GPUs.
 
 One kernel for all pairs of a part: it visits the blocks of queries and keys that hold a pair
-(token, ancestor), and checks single pairs only in blocks that also hold others. Not measured on a
-GPU yet; on CPU torch has its forward pass only, which the tests compare with `attention_tiles`.
+(token, ancestor), and checks single pairs only in blocks that also hold others. Measured on an
+H200 (docs/gpu.md); on CPU torch has its forward pass only, which the tests compare with
+`attention_tiles`.
 
 Queries and keys are padded to whole blocks, at least `LEAST` tokens: torch compiles a kernel again
 for special sizes (one token, one block, as many keys as queries), and gives up after eight times.
