@@ -55,6 +55,7 @@ def fit(
         model,
         evaluator=shuffled(0) if control else None,
         on_collapse="warn",  # to go back from what fell would be learning from the reward
+        groups_per_step=16,
         concurrency=128,
         config=TrainConfig(
             learning_rate=3e-3,
