@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +20,8 @@ from langchain_art_server.backends.peft.logprob_scoring import Scorer
 from langchain_art_server.backends.peft.micro_batches import CountedTokens
 from langchain_art_server.backends.peft.padded_rows import PaddedRows
 from langchain_art_server.backends.peft.training_batch import sweep_logprobs
+from langchain_art_server.backends.unsloth.learner import UnslothLearner
+from langchain_art_server.config import Settings
 from tests.support.learner_cases import SHAPE, make_rows
 
 HUB_NAME = "Qwen/Qwen3-8B"
@@ -175,3 +178,14 @@ def test_rows_fill_groups_up_to_the_budget(unsloth: Any) -> None:
     module = importlib.import_module("langchain_art_server.backends.unsloth.packed_rows")
     assert module.fill([3, 9, 4, 6], 10) == [[1], [3, 2], [0]]
     assert module.fill([12, 1], 10) == [[0], [1]]
+
+
+def test_what_it_generates_is_in_the_servers_folder_and_not_in_the_current_one(
+    tmp_path: Path,
+) -> None:
+    """On a GPU, `import unsloth` writes a folder of code, by default into the current folder."""
+    settings = Settings.model_validate(
+        {"model": "m", "data_dir": tmp_path, "learner": {"kind": "unsloth"}}
+    )
+    told = UnslothLearner.environment(settings)
+    assert Path(told["UNSLOTH_COMPILE_LOCATION"]) == tmp_path / "unsloth"

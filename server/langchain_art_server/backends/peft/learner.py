@@ -55,8 +55,6 @@ class PeftLearner(Worker):
         *MODEL_IMPORTS,
     )
     """See `Worker`."""
-    env: ClassVar[dict[str, str]] = {}
-    """Environment variables of the child, in addition to the server's."""
 
     def __init__(self, settings: Settings, place: EnginePlace | None = None) -> None:
         super().__init__(
@@ -64,7 +62,7 @@ class PeftLearner(Worker):
             {"core": self.core, "options": self.options(settings)},
             self._note_vocabulary,
             hang_seconds=settings.learner.hang_seconds,
-            env=self.env,
+            env=self.environment(settings),
             imports=self.imports,
             python=str(settings.learner.python),
             place=place,
@@ -79,6 +77,12 @@ class PeftLearner(Worker):
         names = ("model", "device", "dtype", "losses")
         where = {name: getattr(settings, name) for name in names}
         return where | settings.learner.model_dump(exclude={"kind", "python", "hang_seconds"})
+
+    @staticmethod
+    def environment(settings: Settings) -> dict[str, str]:
+        """Environment variables of the child, in addition to the server's."""
+        del settings  # `UnslothLearner` needs it
+        return {}
 
     async def init_adapter(self, out: Path, lora: LoraConfig) -> None:
         """See `Learner.init_adapter`."""

@@ -12,15 +12,26 @@ class UnslothLearner(PeftLearner):
     """A `base.Learner` on a model that Unsloth loads, in one child process.
 
     Args:
-        settings: reads `model`, `device`, `dtype`, `max_model_len` and `learner`.
+        settings: reads `model`, `device`, `dtype`, `max_model_len`, `data_dir` and `learner`.
     """
 
     core: ClassVar[str] = "langchain_art_server.backends.unsloth.learner_core:make_core"
     imports: ClassVar[tuple[str, ...]] = ()  # Unsloth comes first: it patches the others
-    # Without it, Unsloth downloads a file from a model hub at each start, to count its users.
-    env: ClassVar[dict[str, str]] = {"UNSLOTH_DISABLE_STATISTICS": "1"}
 
     @staticmethod
     def options(settings: Settings) -> dict[str, Any]:
         """Keyword arguments of `core`."""
         return PeftLearner.options(settings) | {"max_model_len": settings.max_model_len}
+
+    @staticmethod
+    def environment(settings: Settings) -> dict[str, str]:
+        """See `PeftLearner`. Without these, Unsloth does the following at each start.
+
+        It downloads a file from a model hub, to count its users. And on a GPU it writes code into
+        the current folder and imports it from there.
+        """
+        written = settings.data_dir.absolute() / "unsloth"
+        return {
+            "UNSLOTH_DISABLE_STATISTICS": "1",
+            "UNSLOTH_COMPILE_LOCATION": str(written),
+        }
