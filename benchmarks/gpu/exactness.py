@@ -46,10 +46,10 @@ SIZES: dict[str, Any] = {
 #: Name -> configuration class, and what it has beside `SIZES`.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{
-        f"Qwen3, {8 // keys} heads for a key head": ("Qwen3Config", {"num_key_value_heads": keys})
+        f"Qwen3, heads ÷ key heads = {8 // keys}": ("Qwen3Config", {"num_key_value_heads": keys})
         for keys in (8, 4, 2, 1)
     },
-    "Qwen3, 7 heads for a key head": (
+    "Qwen3, heads ÷ key heads = 7": (
         "Qwen3Config",
         {"num_attention_heads": 7, "num_key_value_heads": 1},
     ),

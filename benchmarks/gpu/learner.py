@@ -272,6 +272,10 @@ def run(
     known = [peak for key, peak in PEAKS.items() if key in about.get("name", "")]
     peak = known[0] if known else matmul_peak(device, dtype)
     core = make_core(name, device, dtype)
+    if core.packer.padded_because is not None:
+        console.print(
+            f"[bold red]No forest: {core.packer.padded_because}. Both ways are padded rows.[/]"
+        )
     workloads: dict[str, Any] = {}
     for workload in (make() for make in WORKLOADS if make.__name__ in wanted):
         workloads[workload.name] = measure(core, workload, rounds, peak)
