@@ -24,7 +24,9 @@ def label(page: Path) -> str:
 def test_the_readme_is_short_and_says_where_gpu_claims_stand() -> None:
     readme = (REPO / "README.md").read_text()
     assert len(readme) <= 9000
-    assert "Nothing has been run on a GPU yet" in readme
+    assert "**Where GPU claims stand.**" in readme
+    for part in ("on-one-h200", "what-has-not-been-run"):
+        assert f"docs/gpu.md#{part}" in readme
 
 
 @pytest.mark.parametrize("page", PAGES, ids=label)

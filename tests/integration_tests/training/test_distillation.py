@@ -76,7 +76,7 @@ def test_a_student_comes_near_to_its_teacher(
 ) -> None:
     student = Student(art_server, client)
     distillation = Distillation(teacher=teacher, rewards=reward is not None)
-    found = [student.step(distillation, reward) for _ in range(9)]
+    found = [student.step(distillation, reward) for _ in range(12)]
     assert all(one.excluded == {} and one.metrics["calls_trained"] == 30 for one in found)
     page = art_server.base_url.removesuffix("/v1") + "/page"
     told = httpx.get(f"{page}/{student.credit}").json()
