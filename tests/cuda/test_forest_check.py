@@ -126,10 +126,10 @@ def test_one_layer_of_another_attention_is_refused(scorer: Scorer) -> None:
     assert found is not None and "ran in 2 of 3 layers" in found
 
 
-def test_long_rows_are_compared_by_whoever_asks_for_forests(
+def test_both_comparisons_are_made_one_after_the_other_as_on_a_gpu(
     scorer: Scorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU, where both comparisons are made, one after the other."""
+    monkeypatch.setattr(support_check, "BY_BLOCKS", {"cpu"})
     compared: list[int] = []
     difference = support_check.difference
 

@@ -38,7 +38,9 @@ HALF_GAP = 0.05
 ROWS = [
     *([1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8], [1, 2, 3, 7, 9, 4, 4], [1, 3, 2, 5, 8], [6, 2, 1, 9])
 ]
-#: Longer ones, for kernels that take tokens by blocks of 128: blocks with all pairs, some and none.
+#: Devices whose kernels take tokens by blocks of 128.
+BY_BLOCKS = {"cuda"}
+#: Longer ones, for these: blocks with all pairs, some and none.
 LONG_ROWS = [[*range(1, 301), *range(end, end + 150)] for end in (7, 8)]
 
 
@@ -65,9 +67,9 @@ def use_forest(scorer: Scorer) -> str | None:
     if why is None:
         try:
             longest = getattr(base.config.get_text_config(), "max_position_embeddings", None)
-            why = difference(scorer, ROWS, budget=8) or difference(
-                scorer, [row[:longest] for row in LONG_ROWS], budget=320
-            )
+            why = difference(scorer, ROWS, budget=8)
+            if why is None and base.device.type in BY_BLOCKS:
+                why = difference(scorer, [row[:longest] for row in LONG_ROWS], budget=320)
         except torch.OutOfMemoryError:
             raise  # not a property of the model
         except (OddAttentionError, RuntimeError, TypeError, ValueError, AttributeError) as error:
