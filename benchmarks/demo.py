@@ -12,7 +12,6 @@ run with the former settings as well, in turns first and second.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from typing import Any
 from rich.console import Console
 
 from examples.email_search import train
-from examples.email_search.inbox import MailStore, build
 from examples.support.demo import Demo, Fit, Setup
 from examples.support.demo import run as run_demo
 
@@ -34,16 +32,7 @@ console = Console()
 
 def former_fit(setup: Setup) -> Fit:
     """The demo's parts, with the settings that all examples have."""
-    sizes = {"n_train": setup.train_scenarios, "n_test": setup.demo.held_out}
-    mails = MailStore(build(setup.out / "mails.sqlite3", **sizes, seed=setup.seed))
-    model = setup.chat()
-    return Fit(
-        trainer=setup.trainer([model]),
-        rollout=train.make_rollout(model, mails),
-        train=mails.scenarios("train"),
-        held_out=mails.scenarios("test"),
-        close=mails.close,
-    )
+    return train.make_fit(setup, setup.config())
 
 
 def demos() -> dict[str, Demo]:
@@ -56,7 +45,7 @@ def summary(name: str, seed: int) -> dict[str, Any]:
     """What a demo's ``summary.json`` holds; it runs in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="art-bench-") as folder:
         argv = [sys.executable, "-m", "benchmarks.demo", name, str(seed), folder]
-        subprocess.run(argv, check=True, env=os.environ, stdout=subprocess.DEVNULL)
+        subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
         found: dict[str, Any] = json.loads(Path(folder, "summary.json").read_text())
     before, after = (
         f"{found[at]['mean']:.3f} ± {found[at]['ci95']:.3f}" for at in ("before", "after")

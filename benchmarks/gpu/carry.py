@@ -55,7 +55,7 @@ class Code(NamedTuple):
     size: int
 
 
-def fat_binaries(data: mmap.mmap | bytes) -> Iterator[list[Code]]:
+def fat_binaries(data: mmap.mmap) -> Iterator[list[Code]]:
     """The entries of each fat binary in a shared library."""
     at = data.find(MAGIC)
     while at >= 0:

@@ -15,20 +15,17 @@ import argparse
 import copy
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import transformers
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu.learner import EQUAL, OUT, conditions, methods, perturb, settle
-from benchmarks.learning.methods import LORA, Gradient, Method, as_it_is, distance
+from benchmarks.gpu.learner import EQUAL, OUT, conditions, core_of, methods, settle
+from benchmarks.learning.methods import Gradient, Method, as_it_is, distance
 from benchmarks.learning.workloads import VOCAB, Workload, few_tokens, short_tool_agent
-from langchain_art_server.backends.peft import learner_core
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 
 #: What a forest in bfloat16 may be further away than rows end to end in bfloat16.
@@ -77,15 +74,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 console = Console()
 
 
-def core_of(model: Any, device: str, dtype: str) -> LearnerCore:
-    """Our learner on a copy of a model, with an adapter that does something, always the same."""
+def core_on(model: Any, device: str, dtype: str) -> LearnerCore:
+    """Our learner on a copy of a model, with an adapter that is always the same."""
     copied = copy.deepcopy(model).to(device, getattr(torch, dtype)).eval().requires_grad_(False)
-    with mock.patch.object(learner_core, "load_base", lambda *_: copied):
-        core = LearnerCore("small", device, dtype)
-    with tempfile.TemporaryDirectory(prefix="art-bench-") as folder:
-        core.init_adapter(Path(folder), LORA)
-    perturb(core)
-    return core
+    return core_of(copied, "small")
 
 
 def gradient_of(core: LearnerCore, method: Method, workload: Workload) -> Gradient:
@@ -102,10 +94,10 @@ def measure(case: str, device: torch.device, workload: Workload) -> dict[str, An
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     ours = Method("forest", Workload.rows, as_it_is)
-    wanted = gradient_of(core_of(model, "cpu", "float32"), ours, workload)
+    wanted = gradient_of(core_on(model, "cpu", "float32"), ours, workload)
     found: dict[str, Any] = {}
     for dtype in ("float32", "bfloat16"):
-        core = core_of(model, str(device), dtype)
+        core = core_on(model, str(device), dtype)
         found["forest"] = core.packer.padded_because is None
         found["padded_because"] = core.packer.padded_because
         for method in methods() if found["forest"] else [ours]:

@@ -36,6 +36,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from transformers import PreTrainedModel
 
 from benchmarks.gpu.shapes import SHAPES, random_model, step_flops
 from benchmarks.learning import memory
@@ -56,10 +57,14 @@ console = Console()
 
 
 def make_core(name: str, device: torch.device, dtype: torch.dtype) -> LearnerCore:
-    """Our learner on random weights, with an adapter that already does something."""
-    model = random_model(SHAPES[name](), dtype, device)
+    """Our learner on random weights of a shape."""
+    return core_of(random_model(SHAPES[name](), dtype, device), name)
+
+
+def core_of(model: PreTrainedModel, name: str) -> LearnerCore:
+    """Our learner on a model, where that is, with an adapter that already does something."""
     with mock.patch.object(learner_core, "load_base", lambda *_: model):
-        core = LearnerCore(name, str(device), str(dtype).removeprefix("torch."))
+        core = LearnerCore(name, str(model.device), str(model.dtype).removeprefix("torch."))
     with tempfile.TemporaryDirectory(prefix="art-bench-") as folder:
         core.init_adapter(Path(folder), LORA)
     perturb(core)

@@ -29,7 +29,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from benchmarks.gap import drawn
 from benchmarks.gpu.learner import OUT, conditions, settle
@@ -56,12 +56,12 @@ class Load:
     swaps: int = 5
 
 
-def save(name: str, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
-    """A model of that shape with random weights, with the tests' small tokenizer.
+def save(config: PretrainedConfig, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+    """A model of a shape with random weights, with the tests' small tokenizer.
 
     Made on the device, which is many times faster; it leaves it.
     """
-    random_model(SHAPES[name](), dtype, device).save_pretrained(folder)
+    random_model(config, dtype, device).save_pretrained(folder)
     settle(device)
     tokenizer().save_pretrained(folder)
 
@@ -202,7 +202,7 @@ def main() -> None:
         vllm |= {"threads": 1, "kv_cache_bytes": 256 << 20}
     with tempfile.TemporaryDirectory(prefix="art-bench-") as temporary:
         folder = Path(temporary)
-        save(name, folder / "model", device, getattr(torch, dtype))
+        save(SHAPES[name](), folder / "model", device, getattr(torch, dtype))
         told = {"model": str(folder / "model"), "data_dir": folder, "dtype": dtype}
         told |= {"sampler": vllm, "take_turns": True, "max_model_len": 8192}
         settings = Settings.model_validate(told)

@@ -29,7 +29,8 @@ import torch
 from rich.console import Console
 
 from benchmarks.gpu.learner import OUT, conditions
-from benchmarks.gpu.shapes import SHAPES, random_model
+from benchmarks.gpu.sampler import save
+from benchmarks.gpu.shapes import SHAPES
 from langchain_art.client.local_server import LocalServer
 from langchain_art.diagnostics.canary import run_canary
 from langchain_art.errors import ArtError
@@ -53,7 +54,7 @@ PLACES = {
 }
 
 
-def save(name: str, folder: Path, device: torch.device) -> None:
+def save_model(name: str, folder: Path, device: torch.device) -> None:
     """The demo's model, or a shape with random weights and the tests' small vocabulary."""
     if name == "demo":
         wide_model(folder)
@@ -61,8 +62,7 @@ def save(name: str, folder: Path, device: torch.device) -> None:
     config, words = SHAPES[name](), tokenizer()
     config.vocab_size, config.eos_token_id = len(words), words.eos_token_id
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    random_model(config, dtype, device).save_pretrained(folder)
-    words.save_pretrained(folder)
+    save(config, folder, device, dtype)
 
 
 @contextmanager
@@ -148,8 +148,7 @@ def main() -> None:
     path = given.out / f"server-{'small' if given.small else given.model}.json"
     with tempfile.TemporaryDirectory(prefix="art-bench-") as temporary:
         model = Path(temporary, "model")
-        save(given.model, model, device)
-        torch.cuda.empty_cache()
+        save_model(given.model, model, device)
         for number, place in enumerate(places):
             folder = Path(temporary, str(number))
             folder.mkdir()

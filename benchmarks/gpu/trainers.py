@@ -106,7 +106,7 @@ def run(
     dtype = "float32" if device.type == "cpu" else "bfloat16"
     with tempfile.TemporaryDirectory(prefix="art-bench-") as temporary:
         folder = Path(temporary)
-        save(name, folder, device, getattr(torch, dtype))
+        save(SHAPES[name](), folder, device, getattr(torch, dtype))
         ours, gradient, told = our_step(folder, device, dtype, workload, rounds)
         gc.collect()
         settle(device)

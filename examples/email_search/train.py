@@ -23,7 +23,15 @@ from examples.email_search.inbox import MailStore, Scenario, build
 from examples.email_search.scripted_judge import ScriptedJudge
 from examples.support.command import Given, train_command
 from examples.support.demo import Demo, Fit, Setup
-from langchain_art import ChatART, FitResult, LRSchedule, RulerEvaluator, Run, capture
+from langchain_art import (
+    ChatART,
+    FitResult,
+    LRSchedule,
+    RulerEvaluator,
+    Run,
+    TrainConfig,
+    capture,
+)
 
 BASE_MODEL = Path(__file__).parent / "base_model"
 POLICY = "email-agent"
@@ -67,7 +75,7 @@ def ruler(judge: str, cache: Path | None = None) -> RulerEvaluator:
     return RulerEvaluator(model, context=None, cache=cache)
 
 
-def build_fit(setup: Setup) -> Fit:
+def make_fit(setup: Setup, config: TrainConfig) -> Fit:
     """Questions of the setup's seed, each about its own inbox, and the agent that is asked."""
     database = build(
         setup.out / "mails.sqlite3",
@@ -76,13 +84,6 @@ def build_fit(setup: Setup) -> Fit:
         seed=setup.seed,
     )
     mails, model = MailStore(database), setup.chat()
-    # Little of Adam's momentum, a bound on each step, and so a higher rate and smaller steps than
-    # the other examples have: `benchmarks/demo.py` compares them.
-    config = setup.config(
-        momentum=0.6,
-        max_kl=0.02,
-        schedule=LRSchedule(warmup_steps=2, decay_steps=max(setup.steps, 3)),
-    )
     return Fit(
         trainer=setup.trainer([model], config=config),
         rollout=make_rollout(model, mails, judged=isinstance(setup.evaluator, RulerEvaluator)),
@@ -90,6 +91,15 @@ def build_fit(setup: Setup) -> Fit:
         held_out=mails.scenarios("test"),
         close=mails.close,
     )
+
+
+def build_fit(setup: Setup) -> Fit:
+    """Little of Adam's momentum, a bound on each step, and so a higher rate and smaller steps.
+
+    The other examples have the settings of `Setup.config`; `benchmarks/demo.py` compares them.
+    """
+    schedule = LRSchedule(warmup_steps=2, decay_steps=max(setup.steps, 3))
+    return make_fit(setup, setup.config(momentum=0.6, max_kl=0.02, schedule=schedule))
 
 
 DEMO = Demo(

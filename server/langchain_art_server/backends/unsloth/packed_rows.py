@@ -19,8 +19,7 @@ from langchain_art_server.algorithms.sequences.token_sets import column
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft.forest.attention_interface import OddAttentionError
 from langchain_art_server.backends.peft.forest.support_check import (
-    LONG_ROWS,
-    ROWS,
+    compared_rows,
     excluded_by_config,
     gap_of,
 )
@@ -109,10 +108,8 @@ class UnslothPacker(Packer):
         base = self._scorer.base
         if why := excluded_by_config(base):
             return why
-        longest = getattr(base.config.get_text_config(), "max_position_embeddings", None)
-        long = [row[:longest] for row in LONG_ROWS] if base.device.type == "cuda" else []
         try:
-            for offsets in filter(None, (ROWS, long)):
+            for offsets, _ in compared_rows(base):
                 if why := gap_of(self._scorer, offsets, PackedRows):
                     return why
         except torch.OutOfMemoryError:

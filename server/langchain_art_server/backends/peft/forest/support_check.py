@@ -66,10 +66,9 @@ def use_forest(scorer: Scorer) -> str | None:
         why = f"there is no forest attention for {base.device.type}"
     if why is None:
         try:
-            longest = getattr(base.config.get_text_config(), "max_position_embeddings", None)
-            why = difference(scorer, ROWS, budget=8)
-            if why is None and base.device.type in BY_BLOCKS:
-                why = difference(scorer, [row[:longest] for row in LONG_ROWS], budget=320)
+            for offsets, budget in compared_rows(base):
+                if (why := difference(scorer, offsets, budget)) is not None:
+                    break
         except torch.OutOfMemoryError:
             raise  # not a property of the model
         except (OddAttentionError, RuntimeError, TypeError, ValueError, AttributeError) as error:
@@ -78,6 +77,13 @@ def use_forest(scorer: Scorer) -> str | None:
     if why is None:
         base.set_attn_implementation(FOREST_ATTENTION)
     return why
+
+
+def compared_rows(base: PreTrainedModel) -> list[tuple[list[list[int]], int]]:
+    """The rows that are compared on a model's device, and most tokens of a part of a forest."""
+    longest = getattr(base.config.get_text_config(), "max_position_embeddings", None)
+    long = ([row[:longest] for row in LONG_ROWS], 320)
+    return [(ROWS, 8), *([long] if base.device.type in BY_BLOCKS else [])]
 
 
 def difference(scorer: Scorer, offsets: Sequence[Sequence[int]], budget: int) -> str | None:
