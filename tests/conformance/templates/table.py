@@ -177,7 +177,10 @@ What a model thinks stays in its reply's text, between `<think>` and `</think>`;
 analysis channel. In later prompts the template gets it in its own field, and shows or drops it.
 
 A request with tools is refused with status 400 where the template shows no tools to the model, and
-where calls are in a format that is not in this table.
+where calls are in a format that is not in this table. Each role's content is rendered at the start,
+as text and as parts, and given in the form that comes out; a message of a role that the template
+leaves out is refused. A template that leaves out the messages of the user or the replies, or that
+cannot be rendered, ends the start.
 
 The families' templates are the models' own or written from their documentation (*ours*). Each goes
 through a conversation here: a tool is called, its answer follows, then another question. The

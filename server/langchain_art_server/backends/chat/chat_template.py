@@ -50,7 +50,7 @@ class ChatTemplate:
         tools: how the model writes tool calls; None: recognised by the template.
 
     Raises:
-        ConfigError: the tokenizer has no chat template.
+        ConfigError: the tokenizer has no chat template, or one that shows no messages.
     """
 
     def __init__(self, tokenizer: Any, eos: set[int], tools: ToolFormat | None = None) -> None:
@@ -244,7 +244,7 @@ class ChatTemplate:
     def _render(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, reply: bool
     ) -> str:
-        shaped = [self._shapes.shaped(i, m) for i, m in enumerate(messages)]
+        shaped = [self._shapes.shaped(i, m, tools=bool(tools)) for i, m in enumerate(messages)]
         try:
             text = self._apply(shaped, tools, reply=reply)
         except RENDER_ERRORS as error:

@@ -114,12 +114,16 @@ def eos_ids(model: Any, tokenizer: Any) -> set[int]:
     for source in (model.generation_config, model.config, tokenizer):
         ids = getattr(source, "eos_token_id", None)
         found |= set(ids) if isinstance(ids, list) else {ids} if isinstance(ids, int) else set()
-    dialog = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _PROBE}]
-    try:
-        text: str = tokenizer.apply_chat_template(dialog, tokenize=False)
-    except (TemplateError, ValueError, TypeError, AttributeError):
-        return found  # no template, or one that refuses this dialog
-    rest = text.rpartition(_PROBE)[2].lstrip()
+    rest = ""
+    for said in (_PROBE, [{"type": "text", "text": _PROBE}]):  # some templates want parts
+        dialog = [{"role": "user", "content": said}, {"role": "assistant", "content": said}]
+        try:
+            text: str = tokenizer.apply_chat_template(dialog, tokenize=False)
+        except (TemplateError, ValueError, TypeError, AttributeError):
+            continue  # no template, or one that refuses this dialog
+        if _PROBE in text:
+            rest = text.rpartition(_PROBE)[2].lstrip()
+            break
     specials = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
     found |= {i for content, i in specials.items() if content and rest.startswith(content)}
     return found
