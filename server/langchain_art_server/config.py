@@ -207,7 +207,7 @@ class Settings(_Table):
     model: str
     """Base model: a hub name (``Qwen/Qwen2.5-0.5B-Instruct``) or a local path."""
     served_model_name: str | None = None
-    """The base model's name for clients; None: the last part of `model`."""
+    """The base model's name for clients, without ``@``; None: the last part of `model`."""
     policies: tuple[Name, ...] = ()
     """Policies that exist from the start. More are made with ``POST /v1/policies``."""
     lora: LoraConfig = LoraConfig()
@@ -282,6 +282,20 @@ class Settings(_Table):
     traces: bool = False
     """Spans of requests and jobs are sent by OTLP over HTTP, to where OpenTelemetry's variables say
     (OTEL_EXPORTER_OTLP_ENDPOINT …). Needs ``langchain-art[otel]``."""
+
+    @model_validator(mode="after")
+    def _base_named(self) -> Settings:
+        if "@" in self.base_name:
+            raise ValueError(
+                f"got the base model's name {self.base_name!r}, expected one without '@': it would "
+                "answer for the version of a policy. Give another --served-model-name"
+            )
+        if self.base_name in self.policies:
+            raise ValueError(
+                f"policies: got {self.base_name!r}, which is the base model's name; name the "
+                "policy otherwise, or give another --served-model-name"
+            )
+        return self
 
     @model_validator(mode="after")
     def _losses_named(self) -> Settings:

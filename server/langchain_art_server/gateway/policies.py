@@ -65,14 +65,19 @@ class Policies:
         """Serve the versions that served before, and make the policies that the settings name.
 
         Raises:
-            ConfigError: a policy has no usable version left, or the adapters are those of another
-                database.
+            ConfigError: a policy has no usable version left, or the base model's name, or the
+                adapters are those of another database.
         """
         if isinstance(self._adapters, MirroredStore):
             kept, owner = (await self._store.served())[1], await self._store.read(identity)
             await self._adapters.off_loop(self._adapters.adopt, kept, owner)
         await self._jobs.retention.go_on()
         for name, (_, serving) in (await self._store.policies()).items():
+            if name == (base := self._router.base_name):
+                raise ConfigError(
+                    f"The base model's name is {base!r}, and a policy {name!r} is kept, for which "
+                    "it would answer. Start with another --served-model-name."
+                )
             await self._router.serve(name, await self._usable(name, serving))
         for name in self._settings.policies:
             await self.create(wire.PolicySpec(name=name, lora=self._settings.lora))

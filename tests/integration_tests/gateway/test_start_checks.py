@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from langchain_art.errors import ConfigError
 from langchain_art_server.config import load_settings
 from langchain_art_server.start_checks import check_model, check_port
 from tests.support.live_server import BASE_MODEL, REPO, LiveServer, free_port
+from tests.support.stub_engines import StubServer
 
 
 @pytest.fixture
@@ -60,6 +62,37 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
         check_model(str(tmp_path / "file"))
     check_model(str(BASE_MODEL))
     check_model("Qwen/Qwen2.5-0.5B-Instruct")
+
+
+def test_a_template_that_shows_nothing_ends_the_start_in_one_line(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(BASE_MODEL, model)
+    (model / "chat_template.jinja").write_text("{% for message in messages %}")
+    said = " ".join(LiveServer(tmp_path / "data", model=model).refusal().split())
+    assert "chat template does not show what a message of the role 'user' says" in said
+    assert "Unexpected end of template" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("name", ["tiny@1", "tiny@0", "model@main", "@"])
+def test_a_base_that_is_named_like_a_version_is_refused(name: str, tmp_path: Path) -> None:
+    """It would answer for version 1 of a policy, and be recorded as that."""
+    for named in ({"model": str(tmp_path / name)}, {"model": "m", "served_model_name": name}):
+        with pytest.raises(ConfigError, match=f"base model's name {name!r}.*--served-model-name"):
+            load_settings(**named)
+    assert load_settings(model=str(tmp_path / name), served_model_name="m").base_name == "m"
+
+
+def test_a_policy_with_the_name_of_the_base_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="policies: got 'm', which is the base model's name"):
+        load_settings(model="org/m", policies=("other", "m"))
+    server = StubServer(tmp_path / "data").start()
+    server.stop()
+    server._args[server._args.index("--served-model-name") + 1] = "tiny"
+    at = server._args.index("--policy")
+    del server._args[at : at + 2]
+    said = server.refusal()
+    assert "a policy 'tiny' is kept" in said and "--served-model-name" in said
 
 
 def test_a_model_is_known_by_its_whole_path(monkeypatch: pytest.MonkeyPatch) -> None:
