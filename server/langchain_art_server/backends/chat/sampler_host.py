@@ -64,6 +64,7 @@ class SamplerHost(Generic[AdapterT]):
         self.info = model.info
         self._channel, self._eos = channel, model.eos
         self._template = ChatTemplate(model.tokenizer, model.eos, tools)
+        self._token_limit = model.model.get_input_embeddings().weight.shape[0]
         self._grammars = GrammarCompiler(model.tokenizer, model.info.vocab_size, sorted(model.eos))
         self._adapters: dict[str, AdapterT] = {}
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
@@ -111,12 +112,28 @@ class SamplerHost(Generic[AdapterT]):
         for earlier in request.earlier:
             template.recall(earlier, tenant)
         prompt = template.prompt(request.messages, request.tools, most=most, tenant=tenant)
+        self._check_tokens(prompt)
         limit = reply_limit(len(prompt.ids), request.sampling.max_tokens, info.max_model_len)
         output = OutputProcessor(request, template)
         grammar = self._grammars.grammar(request, template.tools)
         if grammar is not None:
             self._grammars.check(grammar)
         return ChatCall(call, request, adapter, prompt, limit, grammar, output)
+
+    def _check_tokens(self, prompt: Prompt) -> None:
+        """Raises InvalidRequest: there is no token, or one that the model has no embedding of."""
+        if not prompt.ids:
+            raise InvalidRequest(
+                "got messages of which the chat template makes no token, expected at least one.",
+                param="messages",
+            )
+        if (token := max(prompt.ids)) >= (limit := self._token_limit):
+            raise InvalidRequest(
+                f"got {self._template.text([token])!r} in the prompt, which is the tokenizer's "
+                f"token {token}; expected one below {limit}: the model has no more. Leave it out, "
+                "or serve a model with its own tokenizer.",
+                param="messages",
+            )
 
     def _stream(self, chat: ChatCall[AdapterT], delta: ChatDelta) -> None:
         """Send a delta if the call is streamed."""

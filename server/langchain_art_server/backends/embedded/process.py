@@ -156,7 +156,7 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
                 chat = self._running[sequence]
                 over = sequence.finish or sequence.error
                 if chat.request.stream and not over:
-                    self._stream(chat, chat.output.update(sequence.out))
+                    self._read(chat, sequence)
         self._answer()
         self._channel.flush()
         self._pauses.add(time.monotonic() - begun)
@@ -253,14 +253,18 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
             cancelled=waiting.cancelled,
         )
 
-        def stops(_token: int) -> bool:
-            self._stream(chat, chat.output.update(sequence.out))
-            return chat.output.stopped
-
         if state.sampling.stop:
-            sequence.on_token = stops
+            sequence.on_token = lambda _token: self._read(chat, sequence)
         self._running[sequence] = chat
         return sequence
+
+    def _read(self, chat: ChatCall[RoutedAdapter], sequence: SequenceState) -> bool:
+        """Read, and stream, what was sampled; whether that ends the reply."""
+        try:
+            self._stream(chat, chat.output.update(sequence.out))
+        except Exception as error:  # noqa: BLE001  see `_take`
+            sequence.error = error
+        return chat.output.stopped or sequence.error is not None
 
     def _base_root(self, tenant: str) -> int:
         """Of a tenant's blocks of the base model, whose answers' times tell nothing of others."""
@@ -278,13 +282,16 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
 
     def _end(self, chat: ChatCall[RoutedAdapter], sequence: SequenceState) -> None:
         self._free(self._release(chat.adapter))
-        if sequence.error is not None:
-            self._channel.error(chat.call, sequence.error)
-        elif sequence.finish is not None:  # otherwise it was cancelled
-            top, finish = sequence.top, sequence.finish
-            drawn_from = sequence.sampling.drawn_from
-            reply = self._finish(chat, sequence.out, sequence.logprobs, top, finish, drawn_from)
-            self._channel.result(chat.call, reply)
+        try:
+            if sequence.error is not None:
+                raise sequence.error
+            if sequence.finish is not None:  # otherwise it was cancelled
+                top, finish = sequence.top, sequence.finish
+                drawn_from = sequence.sampling.drawn_from
+                reply = self._finish(chat, sequence.out, sequence.logprobs, top, finish, drawn_from)
+                self._channel.result(chat.call, reply)
+        except Exception as error:  # noqa: BLE001  see `_take`
+            self._fail(chat.call, error)
 
     def _load_adapter(self, call: EngineCall) -> None:
         name, path = call.params["name"], Path(call.params["path"])

@@ -11,12 +11,15 @@ share gives slots and memory back, and a step computes all rows or those of some
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Set
 
 import torch
+from torch import Tensor
 
+from langchain_art.errors import ArtError
 from langchain_art_server.backends.chat.fair_queue import FairQueue
 from langchain_art_server.backends.embedded.client_shares import ClientShares, HeavyTurns, TurnOf
 from langchain_art_server.backends.embedded.model_runner import SerialRunner, SlotRunner
@@ -27,6 +30,7 @@ from langchain_art_server.backends.embedded.shared_prefixes import SharedPrefixe
 from langchain_art_server.backends.embedded.slot_moves import close_gaps, to_end
 from langchain_art_server.backends.embedded.token_sampler import SampledTokens, TokenSampler
 
+log = logging.getLogger(__name__)
 #: Padded tokens that one prefill pass takes.
 PREFILL_TOKENS = 2048
 #: The most that a turn of some clients prefills, and that one of some, and of all, admits (half a
@@ -106,7 +110,7 @@ class Scheduler:
         """Admit, prefill, sample one token each. Returns what ended, cancelled sequences too."""
         cancelled = self._waiting.drop(lambda one: one.cancelled())
         ended = [sequence for one in cancelled if (sequence := one.prepare()) is not None]
-        if gone := [s for s in self._rows if s.cancelled()][:_LEAVE_AT_ONCE]:
+        if gone := [s for s in self._rows if s.error or s.cancelled()][:_LEAVE_AT_ONCE]:
             self._remove(gone)
             ended += gone
         self.stepped = []
@@ -274,9 +278,16 @@ class Scheduler:
             width = wide
         width = min(width, budget)
         feed = [s.tokens[s.filled : s.filled + width] for s in batch]
-        self._bank.route([s.adapter for s in batch])
         self._sampler = None
-        logits = self._runner.prefill(self._ready, [s.filled for s in batch], feed)
+
+        def compute(first: int, last: int) -> Tensor:
+            part = batch[first:last]
+            self._bank.route([s.adapter for s in part])
+            starts = [s.filled for s in part]
+            return self._runner.prefill(self._ready + first, starts, feed[first:last])
+
+        if (logits := self._pass(batch, compute, ended)) is None:
+            return width
         for sequence, tokens in zip(batch, feed, strict=True):
             sequence.filled += len(tokens)
             self.prefilled += len(tokens)
@@ -299,13 +310,48 @@ class Scheduler:
         rows = self._rows[first:last]
         assert self._sampler is not None
         longest = max(s.filled for s in rows)
-        logits = self._runner.decode(self._tokens, self._positions, longest, first)
+
+        def compute(begin: int, end: int) -> Tensor:
+            if end - begin < len(rows):
+                self._bank.route([s.adapter for s in rows[begin:end]])
+            tokens, positions = self._tokens[begin:end], self._positions[begin:end]
+            return self._runner.decode(tokens, positions, longest, first + begin)
+
+        if (logits := self._pass(rows, compute, ended)) is None:
+            return
         for sequence in rows:
             sequence.filled += 1
         self._shares.computed = True
         sampled = self._sampler.sample(logits)
         self._tokens, self._positions = sampled.ids, self._positions + 1
         self._accept(rows, sampled, ended)
+
+    def _pass(
+        self,
+        rows: list[SequenceState],
+        compute: Callable[[int, int], Tensor],
+        ended: list[SequenceState],
+    ) -> Tensor | None:
+        """The logits of a part of the rows, ``compute(first, last)``, for all of them.
+
+        None: the pass failed, and the rows for which it fails alone have ended with an error.
+        """
+        try:
+            return compute(0, len(rows))
+        except Exception as error:
+            torch.zeros((), device=self._runner.device).item()  # raises if the device is lost
+            wrong = [row for at, row in enumerate(rows) if len(rows) == 1 or _fails(compute, at)]
+            if not wrong:
+                raise
+            log.exception("The model cannot compute %d of %d calls.", len(wrong), len(rows))
+            for row in wrong:
+                row.error = ArtError(
+                    f"The model cannot compute this call of {row.length} tokens: "
+                    f"{type(error).__name__}: {error}"
+                )
+            self._remove(wrong)
+            ended += wrong
+            return None
 
     def _gather_state(self, first: int, last: int) -> None:
         rows, device = self._rows[first:last], self._runner.device
@@ -370,6 +416,15 @@ class Scheduler:
         self._rows = [self._rows[slot] for slot in order]
         self._ready = len(decoding)
         self._sampler = None
+
+
+def _fails(compute: Callable[[int, int], Tensor], row: int) -> bool:
+    """Whether the pass of one row alone fails."""
+    try:
+        compute(row, row + 1)
+    except Exception:  # noqa: BLE001  any of the model's own code
+        return True
+    return False
 
 
 def _longest(sequences: list[SequenceState]) -> int:

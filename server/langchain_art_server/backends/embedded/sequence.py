@@ -44,7 +44,8 @@ class SequenceState:
         on_token: gets each token that does not end the reply; True ends it (a stop string).
         cancelled: asked at every step.
         out: token ids of the reply so far, with their `logprobs` and, if asked for, `top` logprobs.
-        finish: why it ended; None if it runs, was cancelled or has an `error`.
+        finish: why it ended; None if it runs or was cancelled.
+        error: why it leaves without a reply.
         filled: tokens whose keys and values are in the KV cache.
         leader: a running sequence with the same prefix, whose prefill this one waits for.
     """
@@ -61,7 +62,7 @@ class SequenceState:
     logprobs: list[float] = field(default_factory=list[float])
     top: list[list[tuple[int, float]]] = field(default_factory=list[list[tuple[int, float]]])
     finish: FinishReason | None = None
-    error: ArtError | None = None
+    error: Exception | None = None
     filled: int = 0
     leader: SequenceState | None = None
 

@@ -51,6 +51,12 @@ def _tool_name(index: int, tool: dict[str, Any]) -> str:
             "function object",
             param="tools",
         )
+    if not isinstance(schema := tool["function"].get("parameters"), dict | None):
+        raise InvalidRequest(
+            f"tools.{index}.function.parameters: got {shown(schema)}, expected a JSON schema, "
+            "which is an object",
+            param="tools",
+        )
     if name := _function(tool).get("name"):
         return name
     raise InvalidRequest(f"tools.{index}.function.name is missing", param="tools")

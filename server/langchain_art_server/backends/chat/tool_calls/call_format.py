@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import uuid
 from collections.abc import Callable, Mapping
@@ -104,9 +105,11 @@ class ToolFormat:
     def calls(self, text: str, schemas: Schemas) -> list[FunctionCall]:
         """The calls in the text between `opener` and `closer`; none if it is malformed."""
         try:
-            return self.parse(text, schemas)
-        except (ValueError, RecursionError):
+            found = self.parse(text, schemas)
+            "".join(itertools.chain.from_iterable(found)).encode()  # no lone surrogates
+        except (ValueError, RecursionError, TypeError):  # TypeError: a list in a set, say
             return []
+        return found
 
     def end_of_call(self, text: str) -> int:
         """End of the first `closer` that counts in a `text` with `opener`, or -1."""

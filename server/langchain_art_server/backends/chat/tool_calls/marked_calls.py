@@ -107,7 +107,7 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
     if isinstance(told, str):
         return {told, "null"} if found.get("nullable") is True else {told}
     if isinstance(told, list):
-        return set(cast(list[str], told))
+        return {one for one in cast(list[Any], told) if isinstance(one, str)}
     values = found.get("enum") or ([found["const"]] if "const" in found else None)
     if isinstance(values, list):
         return {_KINDS[type(value)] for value in cast(list[Any], values)}

@@ -34,6 +34,7 @@ def checked(**options: Any) -> CheckedChatRequest:
         {"stop": ["x" * 1025]},
         {"n": 17},
         {"messages": SAY * 4097},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": [1]}}]},
     ],
     ids=lambda options: f"{next(iter(options))}-{str(options)[:24]}",
 )

@@ -13,6 +13,7 @@ from langchain_art_server.backends.chat.tool_calls.formats import (
     GEMMA,
     GLM,
     HARMONY,
+    HERMES,
     KIMI,
     LFM2,
     LLAMA,
@@ -32,6 +33,7 @@ TYPES: dict[str, Any] = {
     "more": {"$ref": "#/$defs/More"},
     "kind": {"enum": ["1", "2"]},
     "free": {},
+    "odd": {"type": [["integer"]]},
 }
 TOOLS = [
     {
@@ -72,6 +74,7 @@ VALUES: list[tuple[str, str, Any]] = [
     ("free", '"5"', '"5"'),
     ("free", "NaN", "NaN"),
     ("unknown", "[1]", [1]),
+    ("odd", "5", 5),
 ]
 
 
@@ -187,6 +190,9 @@ def test_a_call_is_read(form: Any, text: str, content: str, calls: list[Any]) ->
         (PYTHONIC, "[f(a=open('x'))]"),
         (PYTHONIC, "[f(a=1e999)]"),
         (PYTHONIC, "[f(a={1})]"),
+        (PYTHONIC, "[f(a={[1]})]"),
+        (PYTHONIC, r"[f(a='\ud800')]"),
+        (HERMES, r'<tool_call>{"name": "f", "arguments": {}, "id": "\ud800"}</tool_call>'),
         (PYTHONIC, "[" * 5000),
         (LFM2, "<|tool_call_start|>[f(]<|tool_call_end|>"),
         (GEMMA, "<|tool_call>call:f{a:}<tool_call|>"),

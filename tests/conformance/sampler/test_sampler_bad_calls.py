@@ -1,0 +1,208 @@
+"""One call ends no batch: what cannot be computed of it is its own error, and the others go on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import MptConfig, MptForCausalLM
+
+from langchain_art.errors import ArtError, InvalidRequest
+from langchain_art_server.backends.base import ChatRequest
+from langchain_art_server.backends.chat.output_processor import OutputProcessor
+from langchain_art_server.backends.embedded.model_runner import SlotRunner
+from tests.support.soak import count
+from tests.support.tiny_models import SMALL, LocalSampler, ask, save_model, tokenizer
+
+SEEDS = range(count(8, 400))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("bad-calls") / "model")
+
+
+@pytest.fixture
+def sampler(model: Path) -> LocalSampler:
+    return LocalSampler(model)
+
+
+def good(seed: int) -> ChatRequest:
+    return ask("and the mail of Ann", seed=seed, max_tokens=24, stream=bool(seed % 2))
+
+
+def beside(sampler: LocalSampler, *bad: ChatRequest) -> list[BaseException | None]:
+    """The errors of bad calls among good ones, which get the replies that they get alone."""
+    alone = [sampler.chat(good(seed))[0].token_ids for seed in range(4)]
+    assert all(len(ids) > 1 for ids in alone)
+    calls = [sampler.send(good(0)), sampler.send(good(1))]
+    sampler.turn()
+    wrong = [sampler.send(one) for one in bad]
+    calls += [sampler.send(good(2)), sampler.send(good(3))]
+    sampler.run()
+    assert [sampler.reply(call).token_ids for call in calls] == alone
+    return [sampler.errors.get(call.id) for call in wrong]
+
+
+def test_a_token_beyond_the_embedding_is_refused(sampler: LocalSampler) -> None:
+    """The start refuses such a tokenizer; one whose file lies has them all the same."""
+    known = sampler.host._template.tokenizer
+    known.add_tokens([f"<more{at}>" for at in range(40)])
+    assert known.convert_tokens_to_ids("<more39>") >= SMALL["vocab_size"]
+    bad = [
+        ask("say <more39> to Ann"),
+        ask(messages=[{"role": "system", "content": "<more39>"}, {"role": "user", "content": "x"}]),
+        ask("<more39>", stream=True, response_format={"type": "json_object"}),
+    ]
+    for error in beside(sampler, *bad):
+        assert isinstance(error, InvalidRequest) and error.param == "messages"
+        assert "'<more39>'" in str(error) and "expected one below 344" in str(error)
+
+
+def test_a_prompt_without_a_token_is_refused(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model")
+    bare = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(bare)
+    (error,) = beside(LocalSampler(folder), ask(""))
+    assert isinstance(error, InvalidRequest) and "no token" in str(error)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stop", [(), ("never said",)])
+def test_a_reply_that_cannot_be_read_fails_alone(
+    sampler: LocalSampler, monkeypatch: pytest.MonkeyPatch, stop: tuple[str, ...], stream: bool
+) -> None:
+    update: Callable[..., Any] = OutputProcessor.update
+
+    def broken(self: OutputProcessor, ids: list[int], *, last: bool = False) -> Any:
+        if bad and bad[0] is self and len(ids) > 3:
+            raise KeyError("a fault of the parser")
+        return update(self, ids, last=last)
+
+    bad: list[OutputProcessor] = []
+    begin = OutputProcessor.__init__
+
+    def made(self: OutputProcessor, request: ChatRequest, *rest: Any) -> None:
+        begin(self, request, *rest)
+        if request.id == wrong.id:
+            bad.append(self)
+
+    monkeypatch.setattr(OutputProcessor, "update", broken)
+    monkeypatch.setattr(OutputProcessor, "__init__", made)
+    wrong = ask(stop=stop, stream=stream, seed=9, max_tokens=40)
+    (error,) = beside(sampler, wrong)
+    assert isinstance(error, KeyError)
+    assert sampler.host.scheduler.counts == (0, 0)
+
+
+@pytest.mark.parametrize("where", ["prefill", "decode"])
+def test_a_pass_that_fails_for_one_row_ends_that_row(
+    sampler: LocalSampler, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """As a model's own code may, at a length or token that its config does not tell of."""
+    mark = tokenizer().encode("<tool_call>", add_special_tokens=False)[0]
+    compute: Callable[..., Any] = getattr(SlotRunner, where)
+
+    def failing(self: SlotRunner, *got: Any) -> torch.Tensor:
+        rows = sampler.host.scheduler._rows
+        if where == "prefill":
+            first, number = got[0], len(got[1])
+        else:
+            first, number = (got[3] if len(got) > 3 else 0), len(got[0])
+        if any(mark in row.prompt for row in rows[first : first + number]):
+            raise IndexError("index out of range in self")
+        return compute(self, *got)
+
+    monkeypatch.setattr(SlotRunner, where, failing)
+    bad = [ask(f"say <tool_call> {n}", seed=n, stream=bool(n % 2)) for n in range(3)]
+    for error in beside(sampler, *bad):
+        assert isinstance(error, ArtError) and "index out of range in self" in str(error)
+    assert sampler.host.scheduler.counts == (0, 0)
+
+
+def test_a_pass_that_fails_for_no_row_alone_ends_the_engine(
+    sampler: LocalSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no call's fault; the engine is started again."""
+    compute: Callable[..., Any] = SlotRunner.prefill
+
+    def failing(self: SlotRunner, first: int, *got: Any) -> torch.Tensor:
+        if len(got[0]) > 1:
+            raise RuntimeError("out of memory")
+        return compute(self, first, *got)
+
+    monkeypatch.setattr(SlotRunner, "prefill", failing)
+    for at in range(2):
+        sampler.send(ask(f"the mail of {at}"))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        sampler.run()
+
+
+def test_a_prompt_beyond_what_the_model_has_positions_for_fails_alone(tmp_path: Path) -> None:
+    """MPT's config tells its length by another name than those that are read."""
+    config = MptConfig(
+        d_model=32, n_heads=4, n_layers=2, vocab_size=344, max_seq_len=64, expansion_ratio=2
+    )
+    torch.manual_seed(0)
+    MptForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    (error, none) = beside(LocalSampler(tmp_path), ask("x" * 900), ask("x"))
+    assert isinstance(error, ArtError), error
+    assert none is None
+
+
+EXTREMES: dict[str, tuple[Any, ...]] = {
+    "temperature": (0.0, 1e-3, 5.0, 1.0),
+    "top_p": (5e-324, 1e-45, 1e-9, 1.0 - 2**-53, 1.0),
+    "top_k": (0, 1, 343, 344, 345, 2**31 - 1),
+    "seed": (-(2**63), 2**63 - 1, 0, None),
+    "stop": ((), ("\ufffd",), ("\x00", "a" * 1024), tuple(chr(97 + at) for at in range(16))),
+    "top_logprobs": (0, 1, 20),
+    "max_tokens": (1, 2, 64, 2**31 - 1),
+    "stream": (False, True),
+    "response_format": (
+        None,
+        {"type": "text"},
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"schema": {"enum": [""]}}},
+        {"type": "json_schema", "json_schema": {"schema": {"type": "integer", "maximum": -1e300}}},
+        {"type": "json_schema", "json_schema": {"schema": {"not": {}}}},
+        {"type": "json_schema", "json_schema": {"schema": {"pattern": "a{1,900}"}}},
+        {"type": "json_schema", "json_schema": {"schema": False}},
+        {"type": "json_schema"},
+    ),
+    "messages": (
+        [{"role": "user", "content": "x"}],
+        [{"role": "user", "content": ""}],
+        [{"role": "assistant", "content": "y"}],
+        [{"role": "user", "content": "\x00\ufffd\U0010ffff<|im_end|>" * 9}],
+        [{"role": "user", "content": "x" * 959}],  # with the template: some room, and none
+        [{"role": "user", "content": "x" * 1001}],
+        [{"role": "user", "content": "x" * 5000}],
+        [{"role": "user", "content": "<|im_end|>" * 1013}],
+        [{"role": "user", "content": "<|im_end|>" * 1014}],
+        [{"role": "user", "content": "<|im_end|>" * 1015}],
+    ),
+    "tools": (
+        [],
+        [{"type": "function", "function": {"name": "f", "parameters": {"type": [["x"]]}}}],
+        [{"type": "function", "function": {"name": "f", "parameters": [1]}}],
+        [{"type": "function", "function": {"name": "f"}}],
+    ),
+    "tool_choice": ("auto", "none", "required"),
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_calls_with_extreme_values_hurt_nobody(model: Path, seed: int) -> None:
+    """Each is answered, or refused, and the calls beside it get the replies that they get alone."""
+    rng = random.Random(seed)
+    sampler = LocalSampler(model)
+    bad = [ask(**{name: rng.choice(some) for name, some in EXTREMES.items()}) for _ in range(6)]
+    for error in beside(sampler, *bad):
+        assert error is None or isinstance(error, ArtError), error
+    assert sampler.host.scheduler.counts == (0, 0)
