@@ -29,9 +29,12 @@ log = logging.getLogger(__name__)
 HEADER_SECONDS, BODY_SECONDS, READ_SECONDS = 10.0, 60.0, 30.0
 _LEAST_READ = 16 << 10
 #: Seconds for which a connection may be idle between two requests. Longer than clients keep theirs
-#: (OpenAI's and httpx 5 s, aiohttp 15 s): of a request to a connection that the server closes at
-#: that moment, nobody can tell whether it was served.
-IDLE_SECONDS = 30
+#: (OpenAI's and httpx 5 s, aiohttp 15 s, load balancers 60 s) and than others are told to: of a
+#: request to a connection that the server closes at that moment, nobody can tell whether it was
+#: served.
+IDLE_SECONDS = 75
+_CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
+_KEPT = b"connection: keep-alive\r\nkeep-alive: timeout=%d\r\n\r\n" % (IDLE_SECONDS - 10)
 #: What a peer may send after the answer to a request that it has not sent whole. It is not kept; of
 #: all connections together, so many bytes a second are read: a socket has megabytes ready, and to
 #: read them takes turns of the event loop from others.
@@ -82,20 +85,35 @@ class _Deadline:
 
 
 class _AnswerWriter:
-    """What uvicorn writes one request's answer to, as it does to a transport."""
+    """What uvicorn writes one request's answer to, as it does to a transport.
 
-    __slots__ = ("_begun", "_connection")
+    To who speaks HTTP/1.0 (`is_old`), which has no chunks, the body goes without them.
+    """
 
-    def __init__(self, connection: DeadlineHttp) -> None:
-        self._connection, self._begun = connection, False
+    __slots__ = ("_begun", "_connection", "_is_old", "_strips")
+
+    def __init__(self, connection: DeadlineHttp, is_old: bool) -> None:
+        self._connection, self._is_old = connection, is_old
+        self._begun = self._strips = False
 
     def write(self, data: bytes) -> None:
         """The header, then parts of the body."""
         if self._begun:
+            if self._strips and data:  # one chunk, and perhaps the last one
+                size, _, rest = data.partition(b"\r\n")
+                data = rest[: int(size, 16)]
             self._connection.write(data)
-        else:
-            self._begun = True
-            self._connection.hold(data)
+            return
+        if data.startswith(b"HTTP/1.1 100 "):  # to who waits for it before it sends a body
+            self._connection.write(data)
+            return
+        self._begun = True
+        if self._is_old:
+            self._strips = _CHUNKED in data
+            data = data.replace(_CHUNKED, b"\r\n")
+        elif b"\r\nconnection: close\r\n" not in data:
+            data = data[:-2] + _KEPT
+        self._connection.hold(data)
 
     def close(self) -> None:
         """The answer is whole, and no request follows."""
@@ -225,7 +243,8 @@ class DeadlineHttp(HttpToolsProtocol):
         self._in_time()
         self._part = "body"
         super().on_headers_complete()
-        self.cycle.transport = cast("asyncio.Transport", _AnswerWriter(self))
+        is_old = self.scope["http_version"] == "1.0"
+        self.cycle.transport = cast("asyncio.Transport", _AnswerWriter(self, is_old))
 
     def on_message_complete(self) -> None:
         """A request is whole."""

@@ -107,6 +107,14 @@ def test_choices_are_streamed_side_by_side(http: httpx.Client, sdk: openai.OpenA
     assert whole.usage.completion_tokens == sum(map(len, logprobs.values()))
 
 
+def test_a_stream_is_kept_back_by_no_proxy(http: httpx.Client) -> None:
+    asked = {"model": "tiny", "messages": ASK, "max_tokens": 2, "stream": True}
+    with http.stream("POST", "/v1/chat/completions", json=asked) as answer:
+        assert answer.headers["x-accel-buffering"] == "no"
+        assert answer.headers["cache-control"] == "no-store"
+        assert "transfer-encoding" in answer.headers
+
+
 def test_a_stream_of_several_choices_is_refused_as_a_whole(http: httpx.Client) -> None:
     answer = ask(http, n=2, stream=True, messages=[{"role": "user", "content": "word " * 5000}])
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import select
 import signal
 import socket
@@ -188,6 +189,35 @@ def test_a_header_goes_out_before_a_body_that_comes_later(small: Small) -> None:
     assert b"late" in one.recv(4096)
     one.sendall(GET.replace(b"GET", b"HEAD") + b"Connection: close\r\n\r\n")
     assert (head := whole(one)).endswith(b"\r\n\r\n") and b"200 OK" in head
+
+
+def test_who_speaks_http_1_0_gets_no_chunks(small: Small) -> None:
+    """RFC 9112, 6.1; the end of the connection is the end of the answer."""
+    small.read.set()
+    for path, expected in ((b"/late", b"late"), (b"/large", bytes(32 << 20)), (b"/", b"0")):
+        old = small.connect()
+        old.sendall(b"GET %b HTTP/1.0\r\n\r\n" % path)
+        head, _, body = whole(old).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head and b"keep-alive" not in head
+        assert body == expected
+
+
+def test_who_may_keep_its_connection_is_told_how_long(small: Small) -> None:
+    """Shorter than the server keeps it, so that no request meets a connection that it closes."""
+    small.read.set()
+    for path in (b"/", b"/late"):
+        one = small.connect()
+        for _ in range(2):
+            one.sendall(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path)
+            answer = b""
+            while not answer.endswith((b"\r\n\r\n0", b"\r\n0\r\n\r\n")):
+                answer += one.recv(4096)
+            assert b"\r\nconnection: keep-alive\r\n" in answer
+            [told] = re.findall(rb"\r\nkeep-alive: timeout=(\d+)\r\n", answer)
+            assert 60 < int(told) < http_protocol.IDLE_SECONDS  # load balancers keep theirs for 60
+        one.sendall(b"GET %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % path)
+        last = said(one)
+        assert b"keep-alive" not in last and last.count(b"connection: close") == 1
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ which no tokenizer merges.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
 from array import array
 from collections.abc import Sequence
@@ -26,6 +28,8 @@ from langchain_art_server.backends.chat.tool_calls.call_parser import ToolCallPa
 from langchain_art_server.backends.chat.tool_calls.formats import FORMATS, names_of
 from langchain_art_server.backends.chat.tool_calls.json_calls import arguments_object
 
+#: What bytes that are not UTF-8 are decoded to.
+_REPLACED = "\ufffd"
 #: What a later turn begins with when it is looked up how the template shows a reply before it.
 _NEXT_TURN = "what follows the reply"
 
@@ -287,9 +291,36 @@ class ChatTemplate:
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included."""
-        return self.tokenizer.decode(
-            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        decode = functools.partial(
+            self.tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
+        text = decode(ids)
+        return decode(self._as_utf8(ids)) if _REPLACED in text and self._bytes else text
+
+    def _as_utf8(self, ids: Sequence[int]) -> list[int]:
+        """The same text as UTF-8, where tokens are single bytes.
+
+        Of a run of them that is not UTF-8, the tokenizer replaces each byte: what a stream has sent
+        would change with the bytes that follow.
+        """
+        shown: list[int] = []
+        for is_byte, run in itertools.groupby(ids, self._bytes.__contains__):
+            if is_byte:
+                text = bytes(self._bytes[one] for one in run).decode(errors="replace")
+                shown += [self._of_bytes[byte] for byte in text.encode()]
+            else:
+                shown += run
+        return shown
+
+    @cached_property
+    def _bytes(self) -> dict[int, int]:
+        known = self.tokenizer.get_vocab()
+        ids = [known.get(f"<0x{byte:02X}>") for byte in range(256)]
+        return {} if None in ids else {id_: byte for byte, id_ in enumerate(ids)}
+
+    @cached_property
+    def _of_bytes(self) -> dict[int, int]:
+        return {byte: id_ for id_, byte in self._bytes.items()}
 
     def reply_text(self, ids: Sequence[int]) -> str:
         """The text of `ids` as a client reads it: of special tokens, only those of tool calls."""

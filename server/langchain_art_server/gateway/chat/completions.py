@@ -42,6 +42,8 @@ from langchain_art_server.telemetry.log_context import LogContext, current
 
 _LISTEN_AFTER = 0.5  # seconds
 _UNLIMITED = nullcontext()
+#: No proxy keeps the events of a stream back.
+_STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 #: Bytes of a body from which on to parse it, to check it and to measure its texts take milliseconds
 #: each.
 _LARGE = 64 << 10
@@ -252,7 +254,9 @@ class _Completion:
             first = await anext(pieces)
             self._series.first_token(time.monotonic() - self._start)
             events = self._events(first, pieces)
-            response = StreamingResponse(events, media_type="text/event-stream")
+            response = StreamingResponse(
+                events, media_type="text/event-stream", headers=_STREAM_HEADERS
+            )
             stop_listening()
             await response(scope, receive, send)
 

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 SERVERS_KEY = "ART_API_KEY"
 #: Seconds between looks at the database: another process may have revoked a key.
 REFRESH_SECONDS = 0.5
-_BEARER = b"Bearer "
+#: RFC 9110, 11.1: in any case.
+_BEARER = b"bearer "
 
 
 @dataclass(eq=False, frozen=True)
@@ -86,7 +87,7 @@ class Keyring:
 
     def find(self, authorization: bytes) -> Access | None:
         """The key of an Authorization header, if it is known; it may have ended."""
-        if not authorization.startswith(_BEARER):
+        if authorization[:7].lower() != _BEARER:
             return None
         digest = hashlib.sha256(authorization[7:]).digest()
         access = self._by_hash.get(digest)

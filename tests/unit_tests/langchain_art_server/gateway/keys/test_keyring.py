@@ -40,13 +40,15 @@ async def test_a_key_is_found_until_it_is_revoked(store: Store) -> None:
     await other.refresh()  # as another process does
     for one in (ring, other):
         access = one.find(sent(made.key))
+        for scheme in ("bearer", "BEARER"):
+            assert one.find(f"{scheme} {made.key}".encode()) is access
         assert access is not None and access.ends > time.time()
         assert (access.id, access.tenant) == (made.id, "research")
         assert access.scopes == {"infer", "submit"}
         assert access.client == f"research/{made.id}" and access.meter is None
         for wrong in (made.key[:-1], f"{made.key} ", made.key.swapcase(), "", made.id):
             assert one.find(sent(wrong)) is None
-        for header in (made.key, f"bearer {made.key}", f"Basic {made.key}", f"Bearer  {made.key}"):
+        for header in (made.key, f"Bearer\t{made.key}", f"Basic {made.key}", f"Bearer  {made.key}"):
             assert one.find(header.encode()) is None
     await ring.revoke(made.id, by=None)
     await other.refresh()
