@@ -121,24 +121,34 @@ def pause_sampler(server: LiveServer) -> None:
             os.kill(pid, signal.SIGSTOP)
 
 
-def waiting_job(server: FaultyServer, http: httpx.Client) -> dict[str, Any]:
-    """A job of two runs, which will wait in its step until the fault is taken back."""
+def two_runs(http: httpx.Client) -> None:
     for n in range(2):
         body = SAY | {"max_tokens": 4, "art": {"trajectory_id": f"run-{n}"}, "seed": n}
         http.post(CHAT, json=body).raise_for_status()
         http.put(f"/v1/trajectories/run-{n}/reward", json={"reward": n}).raise_for_status()
-    server.fault("learner waits")
+
+
+def training(http: httpx.Client) -> dict[str, Any]:
+    """The job of two runs, which has begun."""
     train = {"policy": "tiny", "groups": [["run-0", "run-1"]]}
     answer = http.post("/v1/train", json=train, headers={"Idempotency-Key": "one"})
-    return answer.raise_for_status().json()
+    job = answer.raise_for_status().json()
+    while http.get(f"/v1/jobs/{job['id']}").json()["state"] != "running":
+        time.sleep(0.02)
+    return job
+
+
+def waiting_job(server: FaultyServer, http: httpx.Client) -> dict[str, Any]:
+    """A job of two runs, which waits in its step, or before it, until the fault is taken back."""
+    two_runs(http)
+    server.fault("learner waits")
+    return training(http)
 
 
 def test_while_it_drains_it_is_alive_and_not_ready(tmp_path: Path) -> None:
     server = configured(FaultyServer(tmp_path / "data"), 60).start()
     with server.http() as http:
         job = waiting_job(server, http)
-        while http.get(f"/v1/jobs/{job['id']}").json()["state"] != "running":
-            time.sleep(0.02)
         polled: list[tuple[float, str]] = []
 
         def poll() -> None:
@@ -196,8 +206,6 @@ def test_what_does_not_end_in_time_is_cut_and_counted(tmp_path: Path) -> None:
 
     with server.http() as http:
         job = waiting_job(server, http)
-        while http.get(f"/v1/jobs/{job['id']}").json()["state"] != "running":
-            time.sleep(0.02)
     streams = [
         threading.Thread(target=call, args=(f"stream {n}",), kwargs={"stream": True, "n": 8})
         for n in range(4)
@@ -236,6 +244,36 @@ def test_what_does_not_end_in_time_is_cut_and_counted(tmp_path: Path) -> None:
     with server.http() as http:
         found = http.get(f"/v1/jobs/{job['id']}", params={"wait": 30}).json()
         assert found["state"] == "succeeded"
+    server.stop()
+
+
+def test_a_job_that_asks_a_sampler_that_is_cut_goes_on(tmp_path: Path) -> None:
+    """Before its step, and after it, a job asks the sampler for probes."""
+    server = configured(ForkedServer(tmp_path / "data"), 0.5).start()
+    with server.http() as http:
+        two_runs(http)
+        pause_sampler(server)
+        job = training(http)  # on a sampler that does not answer
+
+        def call() -> None:
+            with server.http() as other:
+                assert other.post(CHAT, json=SAY).status_code == 503
+
+        caller = threading.Thread(target=call)
+        caller.start()
+        while not re.search(r"^langchain_art_calls\S* 1(\.0)?$", http.get("/metrics").text, re.M):
+            time.sleep(0.02)
+        process = server.process
+        assert process is not None
+        process.terminate()
+    assert process.wait(60) == 0
+    caller.join(20)
+    said = " ".join(server.log.read_text().split())
+    assert summary(server)[2] == 1 and f"The job {job['id']} goes on at the next start." in said
+    server.start()
+    with server.http() as http:
+        found = http.get(f"/v1/jobs/{job['id']}", params={"wait": 30}).json()
+        assert found["state"] == "succeeded", found
     server.stop()
 
 

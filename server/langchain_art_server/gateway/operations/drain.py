@@ -113,6 +113,8 @@ class DrainingServer(uvicorn.Server):
         """End what still runs: calls get EngineUnavailable from the sampler, which is closed."""
         self._cut, self._jobs = self._requests.running, self._jobs_that_run()
         if self._cut:
+            for one in self._service.tenants:  # first: a job that asks the sampler would fail
+                await one.jobs.close()
             await self._service.sampler.close()
         leave = max(self._left(), _LEAVE_SECONDS)
         self.config.timeout_graceful_shutdown = leave  # type: ignore[assignment]  # of wait_for
