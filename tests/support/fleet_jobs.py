@@ -23,7 +23,7 @@ def routes_to(gateway: Gateway, policy: str, model: str) -> float:
     """How long a server takes from now on until it routes a policy's name to `model`."""
     begun = time.monotonic()
     while said(gateway, policy).json().get("model") != model:
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < 60
     return time.monotonic() - begun
 
 

@@ -257,12 +257,13 @@ def test_a_server_that_takes_no_connection(client: Client) -> None:
 def test_idle_connections_are_kept_for_a_while(
     server: RawServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_post, "_IDLE_SECONDS", 1.0)
+    monkeypatch.setattr(http_post, "_IDLE_SECONDS", 60.0)
     client.post(server.root)
     client.post(server.root)
     assert connections(server) == [0, 0]
     assert client.idle() == 1
-    client.wait(1.5)
+    monkeypatch.setattr(http_post, "_IDLE_SECONDS", 0.05)
+    client.wait(0.2)
     client.post(server.root)
     assert connections(server) == [0, 0, 1]
     assert client.idle() == 1

@@ -121,6 +121,12 @@ def pause_sampler(server: LiveServer) -> None:
             os.kill(pid, signal.SIGSTOP)
 
 
+def running_calls(http: httpx.Client) -> float:
+    found = re.search(r"^langchain_art_calls\S* ([\d.]+)$", http.get("/metrics").text, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
 def two_runs(http: httpx.Client) -> None:
     for n in range(2):
         body = SAY | {"max_tokens": 4, "art": {"trajectory_id": f"run-{n}"}, "seed": n}
@@ -159,7 +165,7 @@ def test_while_it_drains_it_is_alive_and_not_ready(tmp_path: Path) -> None:
 
         waiter = threading.Thread(target=poll)
         waiter.start()
-        time.sleep(0.3)
+        time.sleep(1.0)  # it is sent
         process = server.process
         assert process is not None
         process.terminate()
@@ -191,7 +197,7 @@ def test_while_it_drains_it_is_alive_and_not_ready(tmp_path: Path) -> None:
 def test_what_does_not_end_in_time_is_cut_and_counted(tmp_path: Path) -> None:
     server = configured(FaultyServer(tmp_path / "data"), 0.5).start()
     answers: dict[str, tuple[int, str, str]] = {}
-    begun = threading.Event()
+    begun: dict[str, threading.Event] = {f"stream {n}": threading.Event() for n in range(4)}
 
     def call(name: str, **more: Any) -> None:
         body = SAY | {"max_tokens": 1500} | more
@@ -199,24 +205,30 @@ def test_what_does_not_end_in_time_is_cut_and_counted(tmp_path: Path) -> None:
             said = ""
             for text in answer.iter_text():
                 said += text
-                if answer.status_code == 200:
-                    begun.set()
+                if answer.status_code == 200 and name in begun:
+                    begun[name].set()
             retry = answer.headers.get("retry-after", "")
             answers[name] = answer.status_code, retry, said
 
     with server.http() as http:
         job = waiting_job(server, http)
     streams = [
-        threading.Thread(target=call, args=(f"stream {n}",), kwargs={"stream": True, "n": 8})
-        for n in range(4)
+        threading.Thread(target=call, args=(name,), kwargs={"stream": True, "n": 8})
+        for name in begun
     ]
     for one in streams:
         one.start()
-    assert begun.wait(60)
+    assert all(one.wait(60) for one in begun.values())
     pause_sampler(server)
-    whole = threading.Thread(target=call, args=("whole",))
-    whole.start()
-    time.sleep(0.3)
+    with server.http() as http:
+        before, held = -1, running_calls(http)
+        while held != before:  # what it had answered has come
+            time.sleep(0.3)
+            before, held = held, running_calls(http)
+        whole = threading.Thread(target=call, args=("whole",))
+        whole.start()
+        while running_calls(http) == held:
+            time.sleep(0.02)
     process = server.process
     assert process is not None
     process.terminate()
@@ -261,7 +273,7 @@ def test_a_job_that_asks_a_sampler_that_is_cut_goes_on(tmp_path: Path) -> None:
 
         caller = threading.Thread(target=call)
         caller.start()
-        while not re.search(r"^langchain_art_calls\S* 1(\.0)?$", http.get("/metrics").text, re.M):
+        while running_calls(http) == 0:
             time.sleep(0.02)
         process = server.process
         assert process is not None
@@ -289,7 +301,9 @@ def test_a_second_interrupt_is_the_deadline(tmp_path: Path) -> None:
 
     caller = threading.Thread(target=call)
     caller.start()
-    time.sleep(0.5)
+    with server.http() as http:
+        while running_calls(http) == 0:
+            time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     assert process.poll() is None
@@ -319,6 +333,6 @@ def test_an_idle_server_ends_by_itself(tmp_path: Path) -> None:
                 assert http.post("/v1/rollouts/lease", json=lease).status_code in (200, 503)
                 asked += 1
                 time.sleep(0.2)
-    assert asked > 5
+    assert asked > 1
     assert process.wait(60) == 0
     assert "No call and no job for 1.5 s" in " ".join(server.log.read_text().split())

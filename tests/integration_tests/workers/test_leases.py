@@ -138,10 +138,12 @@ def test_a_worker_that_was_stopped_has_its_late_attempt_discarded(
             given = scenarios(2, pause=1.0)
             found.append(trainer(server, tmp_path).fit_sync(NAME, given, steps=1))
 
+        calls = "SELECT id FROM calls"
+        before = len(ids(server, calls))
         fitting = threading.Thread(target=fit)
         fitting.start()
         until(server, lambda seen: held(seen, first) == 8)
-        time.sleep(0.4)  # their first calls are recorded
+        until(server, lambda _: len(ids(server, calls)) >= before + 8)  # of each the first
         first.send_signal(signal.SIGSTOP)
         [second] = stack.enter_context(workers(server, 1, concurrency=8))
         fitting.join()

@@ -58,7 +58,7 @@ async def test_what_another_server_has_is_not_waited_for(stores: tuple[Store, St
     await one.leases.release(lease)
     with one.engine.begin() as connection:
         assert policy_leases.holds(connection, lease)
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(30):
             assert await other.leases.take("p") is None
     assert await other.leases.take("p") is not None
 
@@ -66,18 +66,19 @@ async def test_what_another_server_has_is_not_waited_for(stores: tuple[Store, St
 async def test_a_server_that_slept_writes_nothing(
     stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy_leases, "LEASE_SECONDS", 0.2)
     one, other = stores
     await one.add_policy("p", LoraConfig())
     await one.jobs.add("job-1", "k", REQUEST, [], 9)
     lease = await one.leases.take("p", "job-1")
     await one.jobs.begin("job-1", 0, 1, lease)
     assert await other.jobs.next_open() is None, "another server has the policy"
-    await asyncio.sleep(0.3)
+    monkeypatch.setattr(policy_leases, "LEASE_SECONDS", 0.0)
+    assert lease is not None and await one.leases.renew(lease)  # which ends now
+    monkeypatch.setattr(policy_leases, "LEASE_SECONDS", 60.0)
     found = await other.jobs.next_open()
     assert found is not None and found.id == "job-1"
     taken = await other.leases.take("p", "job-1")
-    assert lease is not None and taken is not None and taken.token > lease.token
+    assert taken is not None and taken.token > lease.token
     for write in (
         one.jobs.begin("job-1", 0, 1, lease),
         one.jobs.finish("job-1", None, "it failed", lease=lease),
