@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_art.evaluators.transcript import text_of
 from langchain_art.export.langfuse_api import connect, observations, roots, scores
-from langchain_art.export.names import CALL, REWARD, SCENARIO, TRAJECTORY
+from langchain_art.export.names import CALL, DISCARDED, EXCLUDED, REWARD, SCENARIO, TRAJECTORY
 from langchain_art.export.stored_messages import decoded, prompt_of, reply_of
 from langchain_art.wire import Trajectory, Turn, Usage
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 _FIELDS = "core,basic,io,metadata,model,usage"
 #: Keys of metadata that are ids, and may be longer than the API shows unasked.
 _EXPANDED = ",".join((TRAJECTORY, CALL, SCENARIO))
-#: Why a graph throws a call away (`Turn.excluded_because`); other reasons are of training.
-_DISCARDED = ("retried", "interrupted", "error", "unchosen")
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def _turn(one: ObservationV2, left_out: Counter[str]) -> Turn:
     with suppress(KeyError, TypeError):  # not known
         used: Mapping[str, Any] = one.usage_details or {}
         usage = Usage(prompt_tokens=used["input"], completion_tokens=used["output"])
-    why = _text(metadata.get("excluded_because"))
+    why = _text(metadata.get(EXCLUDED))
     seconds = (one.end_time - one.start_time).total_seconds() if one.end_time else None
     return Turn(
         call_id=_text(metadata.get(CALL)),
@@ -124,7 +122,7 @@ def _turn(one: ObservationV2, left_out: Counter[str]) -> Turn:
         started_at=one.start_time.timestamp(),
         latency=None if seconds is None else max(0.0, seconds),
         ours="@" in (one.model or ""),
-        excluded_because=why if why in _DISCARDED else None,
+        excluded_because=why if why in DISCARDED else None,
         error=(one.status_message or text_of(one.output)) if _failed(one) else None,
     )
 

@@ -111,7 +111,7 @@ class RunAttributes:
             "call_index": index,
             "langgraph_node": turn.node,
             "langgraph_step": turn.step,
-            "excluded_because": why,
+            names.EXCLUDED: why,
             "reward": turn.reward,
             "tags": list(turn.tags) or None,
         }

@@ -106,7 +106,12 @@ def in_words(doing: str) -> Generator[None]:
 
 
 def scores(
-    api: LangfuseAPI, *, source: str, name: str | None = None, since: datetime | None = None
+    api: LangfuseAPI,
+    *,
+    source: str,
+    name: str | None = None,
+    environment: str | None = None,
+    since: datetime | None = None,
 ) -> Iterator[ScoreV3]:
     """All scores of a source (``ANNOTATION``, ``API``), newest first, each once.
 
@@ -114,10 +119,11 @@ def scores(
         api: from `connect`.
         source: who gave them: people in the interface, or programs.
         name: only of this name.
+        environment: only of this one.
         since: only those whose timestamp is not earlier. A revision keeps its score's timestamp.
     """
-    asked = {"source": source, "name": name, "from_timestamp": since, "limit": _SCORES}
-    asked |= {"fields": "details,subject,annotation"}
+    asked = {"source": source, "name": name, "environment": environment, "from_timestamp": since}
+    asked |= {"fields": "details,subject,annotation", "limit": _SCORES}
     with in_words("read scores"):
         yield from _once(_pages(api.scores.get_many, asked))
 

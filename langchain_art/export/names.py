@@ -10,5 +10,8 @@ TRAJECTORY = "trajectory_id"
 CALL = "call_id"
 #: In the metadata of every observation: the scenario's name (`Trajectory.scenario`), if it has one.
 SCENARIO = "scenario"
+#: In the metadata of a generation: why it is not trained; of these, why the graph discarded it.
+EXCLUDED = "excluded_because"
+DISCARDED = ("retried", "interrupted", "error", "unchosen")
 #: The score of a run's reward.
 REWARD = "reward"

@@ -1,4 +1,8 @@
-"""`langchain-art review pull`: what people said in Langfuse, brought to the server."""
+"""`langchain-art review pull`: what people said in Langfuse, brought to the server.
+
+A run of production that is exported by `capture` is not stored as a trajectory: the server has its
+calls alone. It is stored when the first review of it is pulled.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,19 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_art.errors import ConfigError
+from langchain_art.errors import ConfigError, NotFound
 from langchain_art.export.langfuse_api import address, connect, observations, scores
 from langchain_art.export.names import CALL, TRAJECTORY
-from langchain_art.review.scores import LeftOut, Reading, review_of, subject_of, traces_of
+from langchain_art.review.scores import SOURCE, LeftOut, Reading, review_of, subject_of, traces_of
+from langchain_art.traces.from_langfuse import read_traces
+from langchain_art.traces.provenance import Recorder, keep_run
 from langchain_art.wire import Review, ReviewsKept
 
 if TYPE_CHECKING:
@@ -84,11 +90,36 @@ def pull(
             left_out[str(reason)] += 1
             if str(reason) == "unmapped":
                 labels.add(str(score.value))
+    shown = {about.run: trace for trace, about in known.items() if about.run is not None}
+    _keep_runs(client, api, {one.trajectory: shown[one.trajectory] for one in reviews})
     kept = client.put_reviews(reviews)
     if found:
         note.read_to = min(max(one.timestamp for one in found), datetime.now(UTC))
         note.write()
     return Pulled(len(found), kept, left_out, tuple(sorted(labels)), since)
+
+
+def _keep_runs(client: ArtClient, api: LangfuseAPI, shown: Mapping[str, str]) -> None:
+    """Store those of the runs whose calls the server has, and which it does not have itself.
+
+    Args:
+        client: of the server.
+        api: Langfuse's.
+        shown: run's id -> trace's.
+    """
+    missing: list[str] = []
+    for run, trace in shown.items():
+        try:
+            client.trajectory(run)
+        except NotFound:
+            missing.append(trace)
+    if not missing:
+        return
+    recorder = Recorder(client)
+    for trace in read_traces(api, missing).traces:
+        about = recorder.look_up(trace)
+        if about.records:
+            keep_run(client, trace, about, SOURCE)
 
 
 def _observed(api: LangfuseAPI, found: Sequence[ScoreV3]) -> Iterator[ObservationV2]:

@@ -16,18 +16,22 @@ from langchain_art.export.langfuse_api import (
     make_score,
     numbered,
     observations,
+    roots,
+    scores,
 )
-from langchain_art.export.names import HUMAN_REWARD
-from langchain_art.wire import Trajectory
+from langchain_art.export.names import HUMAN_REWARD, REWARD, SCENARIO, TRAJECTORY
+from langchain_art.export.stored_messages import decoded
+from langchain_art.wire import Trajectory, Turn
 from langchain_art.wire.picks import Pick, ranked
 
 if TYPE_CHECKING:
     from langchain_art.client.sync_client import ArtClient
-    from langchain_art.export.langfuse_api import LangfuseAPI
+    from langchain_art.export.langfuse_api import LangfuseAPI, ObservationV2
 
 QUEUE = "langchain-art"
-#: The newest runs that are looked at.
+#: The newest runs, and the newest traces of production, that are looked at.
 AMONG = 1000
+_EXPANDED = f"{TRAJECTORY},{SCENARIO}"
 #: Runs whose traces are looked for at once.
 _AT_ONCE = 50
 #: Why a run is not queued.
@@ -66,7 +70,8 @@ def queue_runs(
     their names. A run that has a review, or is in the queue, is not queued again.
 
     Args:
-        client: of the server that has the runs. Of the newest `AMONG` runs.
+        client: of the server that has the runs. Of the newest `AMONG` runs, and of the newest
+            `AMONG` traces of production with a call of a policy.
         pick: which come first; see `picks.ranked`.
         count: the most that are queued.
         policy: only runs with a call of this policy.
@@ -82,7 +87,9 @@ def queue_runs(
         raise ConfigError(f"got {count=}, expected at least 1")
     api = api or connect()
     left_out: Counter[str] = Counter()
-    runs = [one for one in client.trajectories(AMONG) if policy is None or _has(one, policy)]
+    stored = client.trajectories(AMONG)
+    runs = [*stored, *_production(api, {trace_id(run.id) for run in stored})]
+    runs = [one for one in runs if policy is None or _has(one, policy)]
     reviewed = {one.trajectory for one in client.reviews() if one.name == name}
     with in_words("prepare the annotation queue"):
         queue_id = _queue(api, queue, _config(api, name))
@@ -113,6 +120,41 @@ def queue_runs(
 
 def _has(run: Trajectory, policy: str) -> bool:
     return any((turn.model or "").partition("@")[0] == policy for turn in run.turns)
+
+
+def _production(api: LangfuseAPI, known: set[str]) -> list[Trajectory]:
+    """Runs of production, as far as a pick reads them: the server may have their calls alone.
+
+    Args:
+        api: Langfuse's.
+        known: traces of other runs.
+    """
+    newest = list(roots(api, None, "production", AMONG))
+    if not newest:
+        return []
+    calls: dict[str, list[ObservationV2]] = {
+        one.trace_id: [] for one in newest if one.trace_id and one.trace_id not in known
+    }
+    for one in observations(api, calls, fields="core,basic,metadata,model", expand=_EXPANDED):
+        calls[str(one.trace_id)].append(one)
+    values: dict[str, dict[str, float]] = {trace: {} for trace in calls}
+    since = min(one.start_time for one in newest)
+    for score in scores(api, source="API", environment="production", since=since):
+        if score.subject is not None and score.data_type == "NUMERIC":
+            values.get(score.subject.id, {}).setdefault(score.name, float(score.value))
+    found: list[Trajectory] = []
+    for trace, parts in calls.items():
+        metadata = next((one.metadata for one in parts if one.is_root_observation), None) or {}
+        run, scenario = decoded(metadata.get(TRAJECTORY)), decoded(metadata.get(SCENARIO))
+        models = [one.model for one in parts if one.model is not None and "@" in one.model]
+        if run is not None and models:
+            turns = tuple(Turn(model=model) for model in models)
+            given = values[trace]
+            reward = given.pop(REWARD, None)
+            found.append(
+                Trajectory(id=run, scenario=scenario, turns=turns, reward=reward, scores=given)
+            )
+    return found
 
 
 def _exported(api: LangfuseAPI, runs: Sequence[Trajectory]) -> Iterator[tuple[Trajectory, bool]]:

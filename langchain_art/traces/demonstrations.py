@@ -13,12 +13,13 @@ def conversations(trace: StoredTrace) -> list[dict[str, Any]]:
 
     A call whose prompt and reply are the beginning of a later call's prompt is part of that one.
     In the longer one its reply is learned, too; other replies in a prompt (of earlier sessions, of
-    a summary) are context: their ``weight`` is 0.
+    a summary, of attempts that the graph discarded) are context: their ``weight`` is 0.
     """
-    whole = [[*call.messages, call.reply] for call in trace.calls]
+    calls = [call for call in trace.calls if call.excluded_because is None]
+    whole = [[*call.messages, call.reply] for call in calls]
     found: list[dict[str, Any]] = []
-    for index, call in enumerate(trace.calls):
-        if not any(_begins(whole[index], other, call) for other in trace.calls[index + 1 :]):
+    for index, call in enumerate(calls):
+        if not any(_begins(whole[index], other, call) for other in calls[index + 1 :]):
             found.append(_written(call, whole))
     return found
 

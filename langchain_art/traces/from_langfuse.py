@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from langchain_art.export.langfuse_api import connect, observations, roots, scores
-from langchain_art.export.names import CALL, HUMAN_REWARD, SCENARIO, TRAJECTORY
+from langchain_art.export.names import (
+    CALL,
+    DISCARDED,
+    EXCLUDED,
+    HUMAN_REWARD,
+    SCENARIO,
+    TRAJECTORY,
+)
 from langchain_art.export.stored_messages import decoded, prompt_of, reply_of
 from langchain_art.traces.stored import Read, StoredCall, StoredTrace, Unreadable, score_of
 
@@ -41,32 +48,38 @@ def read_langfuse(
     """
     api = api or connect()
     begun = [one.trace_id for one in roots(api, since, environment, limit) if one.trace_id]
-    by_trace: dict[str, list[ObservationV2]] = {trace: [] for trace in begun}
+    return read_traces(api, begun, _scores(api, name, since))
+
+
+def read_traces(
+    api: LangfuseAPI, wanted: Iterable[str], values: Mapping[str, list[float]] | None = None
+) -> Read:
+    """The traces of these ids; `values` are scores by the id of what they are about."""
+    by_trace: dict[str, list[ObservationV2]] = {trace: [] for trace in wanted}
     for one in observations(api, by_trace, fields=_FIELDS, expand=_EXPANDED):
         if one.trace_id in by_trace:
             by_trace[one.trace_id].append(one)
-    values = _scores(api, name, since)
     found = Read()
     for trace, parts in by_trace.items():
         try:
-            found.traces.append(trace_of(trace, parts, values))
+            found.traces.append(trace_of(trace, parts, values or {}))
         except Unreadable as reason:
             found.leave_out(str(reason))
     return found
 
 
 def trace_of(
-    trace: str, parts: Sequence[ObservationV2], values: dict[str, list[float]]
+    trace: str, parts: Sequence[ObservationV2], values: Mapping[str, list[float]]
 ) -> StoredTrace:
     """One trace of its observations; `values` are scores by the id of what they are about.
 
     Raises Unreadable.
     """
-    ordered = sorted(parts, key=lambda one: one.start_time)
+    ordered = sorted(parts, key=lambda one: (one.start_time, _index(one)))
     root = next((one for one in ordered if one.is_root_observation), None)
     if root is None:
         raise Unreadable("no_root")
-    calls = [_call(one) for one in ordered if one.type == "GENERATION"]
+    calls = [_call(one) for one in ordered if one.type == "GENERATION" and not _unanswered(one)]
     if not calls:
         raise Unreadable("no_calls")
     known: dict[str, Any] = {}
@@ -88,6 +101,17 @@ def trace_of(
 _OURS = (TRAJECTORY, SCENARIO)
 
 
+def _index(one: ObservationV2) -> int:
+    """A call's place among those of its run: times are in milliseconds, and may be equal."""
+    index = decoded((one.metadata or {}).get("call_index"))
+    return index if isinstance(index, int) else 0
+
+
+def _unanswered(one: ObservationV2) -> bool:
+    """Whether a call failed, so that the graph had no reply of it."""
+    return one.output is None and str(one.level) == "ERROR"
+
+
 def _call(one: ObservationV2) -> StoredCall:
     metadata = one.metadata or {}
     try:
@@ -104,6 +128,7 @@ def _call(one: ObservationV2) -> StoredCall:
         call_id=_text(metadata.get(CALL)),
         model=one.model,
         node=_text(metadata.get("langgraph_node")) or one.name,
+        excluded_because=why if (why := _text(metadata.get(EXCLUDED))) in DISCARDED else None,
     )
 
 

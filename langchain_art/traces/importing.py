@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,12 +13,11 @@ from langchain_art.export.brief import was_cut
 from langchain_art.export.names import HUMAN_REWARD
 from langchain_art.rollout.scenarios import scenario_id
 from langchain_art.traces.demonstrations import conversations
-from langchain_art.traces.provenance import Provenance, Recorder
+from langchain_art.traces.provenance import Provenance, Recorder, is_redacted, keep_run, safe_id
 from langchain_art.traces.stored import REASONS as UNREADABLE
 from langchain_art.traces.stored import Read, StoredTrace
 from langchain_art.tracing.message_log import jsonable
-from langchain_art.wire import ID, Review, Reward, Trajectory, TrajectoryGroup, Turn
-from langchain_art.wire.redaction import REDACTED
+from langchain_art.wire import Review, Trajectory, TrajectoryGroup, Turn
 
 if TYPE_CHECKING:
     from langchain_art.client.sync_client import ArtClient
@@ -126,37 +124,11 @@ def import_traces(
 
 def _keep(client: ArtClient, trace: StoredTrace, about: Provenance, store: str) -> str:
     """Make sure that the server has the run and its score; returns the run's id."""
-    run = about.run or _safe_id(trace.id)
-    if about.tagged and about.stored is None:
-        client.reward(run, Reward())  # assembles it
-    elif about.stored is None:
-        turns = tuple(
-            Turn(
-                call_id=call.call_id,
-                node=call.node,
-                model=call.model,
-                messages=tuple(call.messages),
-                tools=tuple(call.tools),
-                reply=call.reply,
-                ours=call.call_id in about.known,
-            )
-            for call in trace.calls
-        )
-        client.post_trajectory(
-            Trajectory(
-                id=run,
-                scenario=trace.scenario,
-                turns=turns,
-                input=jsonable(trace.input),
-                output=jsonable(trace.output),
-                status="failed" if trace.failed else "completed",
-                metadata={"imported": {"store": store, "trace": trace.id}},
-            )
-        )
+    run = keep_run(client, trace, about, store)
     if trace.score is not None and store != "langfuse":
         # A mean has no time of its own: of two imports, the later one holds.
         said = Review(
-            id=_safe_id(trace.id),
+            id=safe_id(trace.id),
             source=store,
             trajectory=run,
             kind="reward",
@@ -178,7 +150,7 @@ def _scenario(
         return "no_input"
     elif was_cut(given):
         return "cut"
-    elif _redacted(given):
+    elif is_redacted(given):
         return "redacted"
     content = {"input": jsonable(given)}
     name = trace.scenario or scenario_id(content)
@@ -186,7 +158,7 @@ def _scenario(
         return "same_scenario"
     seen.add(name)
     well = trace.score is not None and trace.score >= good and not trace.failed
-    shown = well and not was_cut(trace.output) and not _redacted(trace.output)
+    shown = well and not was_cut(trace.output) and not is_redacted(trace.output)
     reference = {"reference": jsonable(trace.output)} if shown else {}
     return [{"id": name, **content, **reference}]
 
@@ -202,11 +174,7 @@ def _demonstration(trace: StoredTrace, about: Provenance, good: float) -> list[A
     if about.stored is not None:
         return [about.run]
     found = list(conversations(trace))
-    return "redacted" if _redacted(found) else found
-
-
-def _redacted(value: Any) -> bool:
-    return REDACTED in json.dumps(jsonable(value), ensure_ascii=False)
+    return "redacted" if is_redacted(found) else found
 
 
 def _rated(trace: StoredTrace) -> list[Any] | str:
@@ -225,7 +193,7 @@ def _rated(trace: StoredTrace) -> list[Any] | str:
     )
     return [
         Trajectory(
-            id=_safe_id(trace.id),
+            id=safe_id(trace.id),
             scenario=trace.scenario or scenario_id({"input": jsonable(trace.input)}),
             turns=turns,
             input=jsonable(trace.input),
@@ -241,7 +209,7 @@ def _groups(runs: Iterable[Trajectory]) -> list[Any]:
     for run in runs:
         found.setdefault(run.scenario or run.id, []).append(run)
     return [
-        TrajectoryGroup(id=_safe_id(name), trajectories=tuple(some)).model_dump(mode="json")
+        TrajectoryGroup(id=safe_id(name), trajectories=tuple(some)).model_dump(mode="json")
         for name, some in found.items()
     ]
 
@@ -262,9 +230,3 @@ def _write(path: Path, lines: Sequence[Any]) -> None:
     with path.open("w", encoding="utf-8") as file:
         for line in lines:
             file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def _safe_id(name: str) -> str:
-    if ID.fullmatch(name):
-        return name
-    return hashlib.sha256(name.encode()).hexdigest()[:32]

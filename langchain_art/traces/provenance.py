@@ -1,14 +1,19 @@
-"""Which of a trace's calls the server has recorded, and how old the versions are that answered."""
+"""Which of a trace's calls the server has recorded, how old they are, and the run that they are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from langchain_art.errors import NotFound
-from langchain_art.traces.stored import StoredTrace
-from langchain_art.wire import Trajectory
+from langchain_art.export.brief import was_cut
+from langchain_art.traces.stored import StoredCall, StoredTrace
+from langchain_art.tracing.message_log import jsonable
+from langchain_art.wire import ID, CallTags, Reward, Trajectory, Turn, Usage
+from langchain_art.wire.redaction import REDACTED
 
 if TYPE_CHECKING:
     from langchain_art.client.sync_client import ArtClient
@@ -24,10 +29,16 @@ class Provenance:
     """The run, if it is stored as a trajectory."""
     tagged: bool
     """Whether its calls are tagged with the run's id, so that the server can assemble it."""
-    known: frozenset[str]
-    """Ids of the calls that a policy of the server answered."""
+    records: Mapping[str, Mapping[str, Any]]
+    """The server's records of its calls, by id."""
     staleness: int | None
-    """Versions that the oldest of them is behind; None: there is none, or the policy is gone."""
+    """Versions that the oldest call of a policy is behind; None: there is none, or the policy is
+    gone."""
+
+    @property
+    def known(self) -> bool:
+        """Whether a policy of the server answered one of the calls."""
+        return any(one["policy"] is not None for one in self.records.values())
 
 
 class Recorder:
@@ -50,7 +61,7 @@ class Recorder:
             run=run,
             stored=None if run is None else self._run(run),
             tagged=run in tags,
-            known=frozenset(one["id"] for one in ours),
+            records={one["id"]: one for one in recorded},
             staleness=self._staleness(ours),
         )
 
@@ -70,3 +81,77 @@ class Recorder:
             return self._client.trajectory(run)
         except NotFound:
             return None
+
+
+def keep_run(client: ArtClient, trace: StoredTrace, about: Provenance, store: str) -> str:
+    """Make sure that the server has the run of a trace; returns the run's id.
+
+    Its calls are those of the trace. Each is written as the server recorded it, since an exported
+    text may be redacted; a call that the server has not is shown as the trace has it.
+
+    Args:
+        client: of the server that recorded the calls.
+        trace: of the run.
+        about: what the server knows of it.
+        store: where the trace is: ``langfuse``.
+    """
+    run = about.run or safe_id(trace.id)
+    if about.stored is None and trace.run is None and about.tagged:
+        client.reward(run, Reward())  # assembles it: the trace may show a part of its calls
+    elif about.stored is None:
+        client.post_trajectory(
+            Trajectory(
+                id=run,
+                scenario=trace.scenario,
+                turns=tuple(
+                    _turn(call, about.records.get(call.call_id or "")) for call in trace.calls
+                ),
+                input=_whole(trace.input),
+                output=_whole(trace.output),
+                status="failed" if trace.failed else "completed",
+                metadata={"imported": {"store": store, "trace": trace.id}},
+            )
+        )
+    return run
+
+
+def _turn(call: StoredCall, record: Mapping[str, Any] | None) -> Turn:
+    known: dict[str, Any] = {"call_id": call.call_id, "excluded_because": call.excluded_because}
+    if record is None:
+        return Turn(
+            **known,
+            node=call.node,
+            model=call.model,
+            messages=tuple(call.messages),
+            tools=tuple(call.tools),
+            reply=call.reply,
+            ours=False,
+        )
+    tags = CallTags.model_validate(record["tags"])
+    asked, said = len(record["prompt_token_ids"]), len(record["token_ids"])
+    return Turn(
+        **known,
+        **tags.model_dump(exclude={"trajectory_id", "scenario"}),
+        model=record["model"],
+        messages=tuple(record["request"]["messages"]),
+        tools=tuple(record["request"].get("tools") or ()),
+        reply=record["reply"],
+        usage=Usage(prompt_tokens=asked, completion_tokens=said),
+        started_at=record["created_at"] - record["latency"],
+        latency=record["latency"],
+    )
+
+
+def _whole(value: Any) -> Any:
+    """What a run was given or gave, as JSON; None where it was shortened or redacted."""
+    return None if was_cut(value) or is_redacted(value) else jsonable(value)
+
+
+def is_redacted(value: Any) -> bool:
+    """Whether a secret was taken out of it when it was exported."""
+    return REDACTED in json.dumps(jsonable(value), ensure_ascii=False)
+
+
+def safe_id(name: str) -> str:
+    """The name, if it may be an id; else a hash of it."""
+    return name if ID.fullmatch(name) else hashlib.sha256(name.encode()).hexdigest()[:32]

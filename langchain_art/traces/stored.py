@@ -26,6 +26,9 @@ class StoredCall:
     """The completion's id, if the trace has it."""
     model: str | None = None
     node: str | None = None
+    excluded_because: str | None = None
+    """Why the graph discarded the reply (`Turn.excluded_because`); None: it did not, or the store
+    does not tell."""
 
 
 @dataclass(frozen=True)

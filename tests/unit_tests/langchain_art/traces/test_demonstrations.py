@@ -51,3 +51,13 @@ def test_calls_of_different_histories_or_tools_are_conversations_of_their_own() 
 def test_the_same_call_twice_is_learned_twice() -> None:
     call = StoredCall([say("user", "q")], say("assistant", "a"))
     assert len(conversations(trace(call, call))) == 2
+
+
+def test_what_the_graph_discarded_is_not_shown() -> None:
+    asked = [say("user", "q")]
+    calls = [
+        StoredCall(asked, say("assistant", f"a{n}"), excluded_because=why)
+        for n, why in enumerate(("retried", "unchosen", None))
+    ]
+    [found] = conversations(trace(*calls))
+    assert found["messages"] == [*asked, say("assistant", "a2")]
