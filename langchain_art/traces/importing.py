@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 RUNS, SCENARIOS = "runs.jsonl", "scenarios.jsonl"
 CONVERSATIONS, CALIBRATION = "conversations.jsonl", "calibration.jsonl"
 FILES = {
-    RUNS: "runs of this server, fresh: their tokens can be trained on as they are",
+    RUNS: "runs of this server to imitate, on their recorded tokens (warm start)",
     SCENARIOS: "scenarios for new rollouts (eval, fit)",
     CONVERSATIONS: "conversations for supervised steps (warm start)",
     CALIBRATION: "groups that people scored, to calibrate a judge (calibrate)",
@@ -76,7 +76,8 @@ def import_traces(
     a trace             becomes
     ==================  ======================================================================
     exact               a run of the server with its recorded tokens, and a review if it has a
-                        score (but from Langfuse: `review pull` reads those)
+                        score (but from Langfuse: `review pull` reads those); in `RUNS` if it
+                        was scored well
     stale               a scenario; a conversation if it was scored well
     foreign             the same; with a score, a run to calibrate a judge with
     ==================  ======================================================================
@@ -102,7 +103,8 @@ def import_traces(
         kind = "foreign" if not about.known else "exact" if fresh else "stale"
         counts[kind] += 1
         if kind == "exact":
-            lines[RUNS].append(_keep(client, trace, about, store))
+            run = _keep(client, trace, about, store)
+            _add(lines[RUNS], left_out[RUNS], _why_not_imitated(trace, good) or [run])
             continue
         _add(lines[SCENARIOS], left_out[SCENARIOS], _scenario(trace, about, seen, good))
         _add(lines[CONVERSATIONS], left_out[CONVERSATIONS], _demonstration(trace, about, good))
@@ -163,13 +165,18 @@ def _scenario(
     return [{"id": name, **content, **reference}]
 
 
-def _demonstration(trace: StoredTrace, about: Provenance, good: float) -> list[Any] | str:
+def _why_not_imitated(trace: StoredTrace, good: float) -> str | None:
+    """Why a trace is not to be imitated; None: it is."""
     if trace.failed:
         return "failed"
     if trace.score is None:
         return "not_scored"
-    if trace.score < good:
-        return "scored_low"
+    return "scored_low" if trace.score < good else None
+
+
+def _demonstration(trace: StoredTrace, about: Provenance, good: float) -> list[Any] | str:
+    if why := _why_not_imitated(trace, good):
+        return why
     # A run that the server has is learned on its recorded tokens.
     if about.stored is not None:
         return [about.run]

@@ -96,7 +96,7 @@ def test_traces_are_sorted_by_what_can_be_learned_from_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
-    fresh = make_runs(2)
+    fresh = make_runs(4)
     monkeypatch.setattr(art_server, "policy", f"gone-{uuid.uuid4().hex[:8]}")
     with ArtClient(art_server.base_url) as client:
         client.create_policy(art_server.policy)
@@ -106,17 +106,20 @@ def test_traces_are_sorted_by_what_can_be_learned_from_them(
     good, bad, same, unrated = hosted(langfuse, ["May?", "June?", "May?", "July?"])
     for trace, value in ((where[stale[0].id][0], 1.0), (good, 1.0), (same, 0.9), (bad, 0.0)):
         langfuse.annotate(trace, "human_reward", value)
+    for run, value in zip(fresh, (1.0, 0.8, 0.0), strict=False):  # the last one has no score
+        langfuse.annotate(where[run.id][0], "human_reward", value)
     langfuse.spans = [one for one in langfuse.spans if one.trace_id != unrated or one.parent]
 
     def imported() -> dict[str, Any]:
         command = ["traces", "import", "langfuse", "--out", str(tmp_path), "--json"]
-        app(command, standalone_mode=False)
+        app([*command, "--good", "0.8"], standalone_mode=False)
         return json.loads(capsys.readouterr().out)
 
     found = imported()
     # The trace whose root is not there is not among those that are listed.
-    assert [found[kind] for kind in ("exact", "stale", "foreign", "unreadable")] == [2, 1, 3, 0]
-    assert sorted(lines(tmp_path / "runs.jsonl")) == sorted(run.id for run in fresh)
+    assert [found[kind] for kind in ("exact", "stale", "foreign", "unreadable")] == [4, 1, 3, 0]
+    assert sorted(lines(tmp_path / "runs.jsonl")) == sorted(run.id for run in fresh[:2])
+    assert found["left_out"]["runs.jsonl"] == {"scored_low": 1, "not_scored": 1}
 
     scenarios = load_scenarios(str(tmp_path / "scenarios.jsonl"))
     asked = [one["input"]["q"] for one in scenarios if isinstance(one["input"], dict)]
@@ -124,11 +127,12 @@ def test_traces_are_sorted_by_what_can_be_learned_from_them(
     assert found["left_out"]["scenarios.jsonl"] == {"no_input": 1, "same_scenario": 1}
 
     read = read_conversations(tmp_path / "conversations.jsonl")
-    assert found["left_out"]["conversations.jsonl"] == {"scored_low": 2}
+    assert found["left_out"]["conversations.jsonl"] == {"scored_low": 1}
     by_id = [one for one in read if isinstance(one, str)]
     assert by_id == [stale[0].id]  # the server has its tokens, whatever became of the policy
-    [told] = [one for one in read if isinstance(one, Trajectory)]
+    told, again = [one for one in read if isinstance(one, Trajectory)]
     [turn] = told.turns
+    assert again.turns == told.turns  # asked, and answered, twice
     assert turn.messages == ({"role": "user", "content": "May?"},) and turn.tools == (TOOL,)
     function = {"name": "find", "arguments": '{"q": "x"}'}
     expected = [{"id": "c-1", "type": "function", "function": function}]
@@ -171,7 +175,7 @@ def test_calls_of_this_server_are_trained_on_as_they_were_sampled(
     line = {"id": f"week-{uuid.uuid4().hex}", "messages": [*asked, answer], "score": 0.5}
     exported = tmp_path / "week.jsonl"
     exported.write_text(json.dumps(line | {"call_id": reply["id"]}) + "\n")
-    command = ["traces", "import", str(exported), "--out", str(tmp_path / "out")]
+    command = ["traces", "import", str(exported), "--out", str(tmp_path / "out"), "--good", "0.5"]
     for _ in range(2):
         app([*command, "--base-url", art_server.base_url], standalone_mode=False)
     told = capsys.readouterr().out
