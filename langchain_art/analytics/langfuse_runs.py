@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from langchain_art.evaluators.transcript import text_of
-from langchain_art.export.langfuse_api import connect, observations, roots, scores
+from langchain_art.export.langfuse_api import connect, observations, roots, values
 from langchain_art.export.names import CALL, DISCARDED, EXCLUDED, REWARD, SCENARIO, TRAJECTORY
 from langchain_art.export.stored_messages import decoded, prompt_of, reply_of
 from langchain_art.wire import Trajectory, Turn, Usage
@@ -59,10 +59,7 @@ def langfuse_runs(
     parts = defaultdict[str, list["ObservationV2"]](list)
     for one in observations(api, begun, fields=_FIELDS, expand=_EXPANDED):
         parts[str(one.trace_id)].append(one)
-    rewards = defaultdict[str, list[float]](list)
-    for given in scores(api, source="ANNOTATION,API", name=score):
-        if given.subject is not None and given.data_type in ("NUMERIC", "BOOLEAN"):
-            rewards[given.subject.id].append(float(given.value))
+    rewards = values(api, score)
     found, left_out = list[Trajectory](), Counter[str]()
     for trace in begun:
         ordered = sorted(parts[trace], key=lambda one: one.start_time)
@@ -70,8 +67,8 @@ def langfuse_runs(
         if root is None:
             left_out["have no root yet"] += 1
             continue
-        values = [*rewards.get(trace, ()), *rewards.get(root.id, ())]
-        found.append(_run(trace, root, ordered, fmean(values) if values else None, left_out))
+        given = [*rewards.get(trace, ()), *rewards.get(root.id, ())]
+        found.append(_run(trace, root, ordered, fmean(given) if given else None, left_out))
     return LangfuseRuns(
         found, [f"Of Langfuse's traces and calls, {n} {why}." for why, n in left_out.items()]
     )

@@ -14,6 +14,7 @@ import httpx
 from pydantic import ValidationError
 
 from langchain_art.errors import ArtError, ConfigError, ServerUnreachable
+from langchain_art.export.names import HUMAN_REWARD
 
 if TYPE_CHECKING:
     from langfuse.api import LangfuseAPI, ObservationV2, ScoreV3
@@ -126,6 +127,29 @@ def scores(
     asked |= {"fields": "details,subject,annotation", "limit": _SCORES}
     with in_words("read scores"):
         yield from _once(_pages(api.scores.get_many, asked))
+
+
+def is_prefilled(score: ScoreV3) -> bool:
+    """Whether a program put the score there for a person to verify, and none has saved it.
+
+    What a person saves in the interface has an author.
+    """
+    return score.source == "ANNOTATION" and score.author_user_id is None
+
+
+def values(api: LangfuseAPI, name: str, since: datetime | None = None) -> dict[str, list[float]]:
+    """The numbers and booleans that a score has, by the id of the trace or observation.
+
+    `HUMAN_REWARD` counts where people gave it in the interface; a score of another name may be a
+    program's, such as a run's own reward. Prefilled ones are nobody's.
+    """
+    found: dict[str, list[float]] = {}
+    source = "ANNOTATION" if name == HUMAN_REWARD else "ANNOTATION,API"
+    for one in scores(api, source=source, name=name, since=since):
+        number = one.data_type in ("NUMERIC", "BOOLEAN")
+        if one.subject is not None and number and not is_prefilled(one):
+            found.setdefault(one.subject.id, []).append(float(one.value))
+    return found
 
 
 def observations(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from langchain_art.errors import ConfigError
+from langchain_art.export.langfuse_api import is_prefilled
 from langchain_art.export.names import CALL, HUMAN_REWARD, REWARD, TRAJECTORY
 from langchain_art.export.stored_messages import decoded, reply_of
 from langchain_art.wire import ID, Review
@@ -131,8 +132,8 @@ def review_of(score: ScoreV3, traces: Mapping[str, Trace], reading: Reading) -> 
     }
     if score.data_type == "CORRECTION":
         return _correction(str(score.value), about, said)
-    if score.source == "ANNOTATION" and score.author_user_id is None:
-        raise LeftOut("prefilled")  # what a person saves in the interface has an author
+    if is_prefilled(score):
+        raise LeftOut("prefilled")
     kind = "reward" if score.name == reading.name else "score"
     return Review(kind=kind, value=_value(score, reading.values), **said)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from langchain_art.export.langfuse_api import connect, observations, roots, scores
+from langchain_art.export.langfuse_api import connect, observations, roots, values
 from langchain_art.export.names import (
     CALL,
     DISCARDED,
@@ -48,13 +48,13 @@ def read_langfuse(
     """
     api = api or connect()
     begun = [one.trace_id for one in roots(api, since, environment, limit) if one.trace_id]
-    return read_traces(api, begun, _scores(api, name, since))
+    return read_traces(api, begun, values(api, name, since))
 
 
 def read_traces(
-    api: LangfuseAPI, wanted: Iterable[str], values: Mapping[str, list[float]] | None = None
+    api: LangfuseAPI, wanted: Iterable[str], given: Mapping[str, list[float]] | None = None
 ) -> Read:
-    """The traces of these ids; `values` are scores by the id of what they are about."""
+    """The traces of these ids; `given` are scores by the id of what they are about."""
     by_trace: dict[str, list[ObservationV2]] = {trace: [] for trace in wanted}
     for one in observations(api, by_trace, fields=_FIELDS, expand=_EXPANDED):
         if one.trace_id in by_trace:
@@ -62,7 +62,7 @@ def read_traces(
     found = Read()
     for trace, parts in by_trace.items():
         try:
-            found.traces.append(trace_of(trace, parts, values or {}))
+            found.traces.append(trace_of(trace, parts, given or {}))
         except Unreadable as reason:
             found.leave_out(str(reason))
     return found
@@ -130,14 +130,6 @@ def _call(one: ObservationV2) -> StoredCall:
         node=_text(metadata.get("langgraph_node")) or one.name,
         excluded_because=why if (why := _text(metadata.get(EXCLUDED))) in DISCARDED else None,
     )
-
-
-def _scores(api: LangfuseAPI, name: str, since: datetime | None) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
-    for one in scores(api, source="ANNOTATION,API", name=name, since=since):
-        if one.subject is not None and one.data_type in ("NUMERIC", "BOOLEAN"):
-            found.setdefault(one.subject.id, []).append(float(one.value))
-    return found
 
 
 def _text(value: Any) -> str | None:

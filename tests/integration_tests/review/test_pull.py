@@ -11,11 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
+from langchain_art.analytics.langfuse_runs import langfuse_runs
 from langchain_art.cli.main import app
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ArtError, ConfigError, ServerUnreachable
 from langchain_art.review.pull import OVERLAP, pull
 from langchain_art.review.scores import Reading
+from langchain_art.traces.from_langfuse import read_langfuse
 from langchain_art.wire import Trajectory
 from tests.support.exported_runs import export
 from tests.support.langfuse_server import LangfuseServer
@@ -132,6 +134,28 @@ def test_feedback_that_an_application_sends_is_read_by_its_name_alone(
         assert (said.name, said.value, said.kind) == ("user_feedback", 1.0, "reward")
         assert pull(client, root=tmp_path).since is None  # what people gave is noted apart
         assert len(client.reviews(run=run)) == 2
+
+
+def test_what_is_a_persons_score_is_the_same_wherever_it_is_read(
+    langfuse: LangfuseServer, art_server: LiveServer, make_runs: MakeRuns, tmp_path: Path
+) -> None:
+    saved, prefilled, corrected, sent, none = runs = make_runs(5)
+    where = export(langfuse, runs)
+    trace = {run.id: where[run.id][0] for run in runs}
+    langfuse.annotate(trace[saved.id], "human_reward", 0.75)
+    for run in (prefilled, corrected):
+        langfuse.annotate(trace[run.id], "human_reward", 1.0, author=None, score_id=f"p-{run.id}")
+    langfuse.annotate(trace[corrected.id], "human_reward", 0.0, score_id=f"p-{corrected.id}")
+    score = {"name": "human_reward", "value": 1, "traceId": trace[sent.id]}
+    httpx.post(f"{langfuse.url}/api/public/scores", auth=langfuse.keys, json=[score])
+    expected = {saved.id: 0.75, prefilled.id: None, corrected.id: 0.0, sent.id: None, none.id: None}
+    with ArtClient(art_server.base_url) as client:
+        pull(client, root=tmp_path)
+        said = {run.id: [one.value for one in client.reviews(run=run)] for run in runs}
+    assert said == {run: [] if value is None else [value] for run, value in expected.items()}
+    analyzed = langfuse_runs(score="human_reward").runs
+    assert {run.id: run.reward for run in analyzed} == expected
+    assert {trace.run: trace.score for trace in read_langfuse().traces} == expected
 
 
 def test_a_langfuse_that_fails_is_named_and_nothing_is_noted(
