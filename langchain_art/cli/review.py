@@ -89,7 +89,7 @@ def push(
     queue: Annotated[str, typer.Option(help="The annotation queue's name.")] = "langchain-art",
     name: ScoreName = HUMAN_REWARD,
     spool: Annotated[
-        Path | None, typer.Option(help="A folder of runs that an export could not send.")
+        Path | None, typer.Option(help="A folder of runs that were not sent, or refused.")
     ] = None,
     to: Annotated[
         Literal["langfuse", "otlp"],
@@ -113,7 +113,7 @@ def push(
     if spool is not None and pick is None:
         sent = push_spool(spool, to)
         say(str(sent))
-        if sent.left:
+        if sent.left or sent.refused:
             raise typer.Exit(1)
         return
     if pick is None or spool is not None:

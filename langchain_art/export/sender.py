@@ -38,12 +38,15 @@ class ExportOutcome:
     def __str__(self) -> str:
         """One line: what is sent, what is not, where that is, and how it is sent."""
         said = [f"{self.to}: {_runs(self.sent)} sent"]
+        command = f"langchain-art review push --spool {self.spool}"
+        command += "" if self.to == LANGFUSE else " --to otlp"
         if self.left:
-            command = f"langchain-art review push --spool {self.spool}"
-            command += "" if self.to == LANGFUSE else " --to otlp"
             said.append(f"{self.left} are in {self.spool}: `{command}` sends them")
         if self.refused:
-            said.append(f"{self.refused} files were refused, see {self.spool / 'refused'}")
+            aside = self.spool / "refused"
+            said.append(
+                f"{self.refused} files were refused, see {aside}: `{command}` sends them again"
+            )
         if self.redacted:
             said.append(f"{self.redacted} secrets were redacted")
         return "; ".join(said) + "."
@@ -93,7 +96,7 @@ class Sender:
         return replace(self.outcome)
 
     def send_all(self) -> ExportOutcome:
-        """Send all files now, in the caller's thread, each once.
+        """Send all files now, in the caller's thread, each once; what was refused before, too.
 
         Raises:
             ConfigError: another process sends this spool just now, or a file is none of a spool.
@@ -103,6 +106,7 @@ class Sender:
                 raise ConfigError(
                     f"Another process sends {self._spool.folder} just now: wait until it has ended."
                 )
+            self._spool.take_back()  # by a wrong address, perhaps
             try:
                 self._pass()
             except NotSent as error:

@@ -1,9 +1,9 @@
 """The spool: finished runs on disk until they are sent. One file a batch.
 
 ``NAME.runs`` holds runs of which nothing is sent, ``NAME.scores`` those whose spans the destination
-has and whose scores it has not, ``refused/`` what it would never take. A file appears under its
-name when all of it is on disk, and goes when all of it is sent; ``sent`` then has its name, so that
-a step which a resumed fit repeats is not sent twice.
+has and whose scores it has not, ``refused/`` what it does not take until somebody asks again. A
+file appears under its name when all of it is on disk, and goes when all of it is sent; ``sent``
+then has its name, so that a step which a resumed fit repeats is not sent twice.
 """
 
 from __future__ import annotations
@@ -96,6 +96,11 @@ class Spool:
         aside = self.folder / "refused" / path.name
         aside.parent.mkdir(exist_ok=True)
         return path.rename(aside)
+
+    def take_back(self) -> None:
+        """Put what was refused among what is not sent yet."""
+        for path in (self.folder / "refused").glob("*"):
+            path.rename(self.folder / path.name)
 
     def count(self) -> int:
         """Runs that are not sent yet, as the files' names tell."""

@@ -14,11 +14,13 @@ from langchain_core.callbacks import CallbackManager
 from langchain_core.tracers import LangChainTracer
 from langsmith import tracing_context
 from rich.console import Console
+from typer.testing import CliRunner
 
 from langchain_art import ArtClient, ChatART, Exporter, Trainer, capture, gather_sync
+from langchain_art.cli.main import app
 from langchain_art.export import ids
 from langchain_art.wire.trajectories import EVALUATION
-from tests.support.graphs import ASK, graph_of, node
+from tests.support.graphs import ASK, Scripted, graph_of, node
 from tests.support.langfuse_server import LangfuseServer
 from tests.support.langsmith_settings import langsmith_settings
 from tests.support.live_server import LiveServer
@@ -119,6 +121,24 @@ def test_production_is_sent_without_a_trainer(
     whole = langfuse.traces()[ids.trace_id(run.id)][0]
     assert whole.environment == "production" and whole.metadata["api_key"] == "[redacted]"
     assert not list((tmp_path / "spool").glob("*.runs"))
+
+
+def test_what_a_wrong_address_refused_is_sent_to_the_right_one(
+    langfuse: LangfuseServer, tmp_path: Path
+) -> None:
+    graph = graph_of(writer=node(Scripted(lines=["Monday"]))).compile()
+    langfuse.fault = "400"  # as a web server that is no Langfuse answers
+    exporter = Exporter(spool=tmp_path / "spool")
+    with capture(export=exporter) as run:
+        graph.invoke(ASK)
+    outcome = exporter.close()
+    assert outcome is not None and (outcome.sent, outcome.refused) == (0, 1)
+    push = ["review", "push", "--spool", str(tmp_path / "spool")]
+    assert CliRunner().invoke(app, push).exit_code == 1
+    langfuse.fault = None
+    done = CliRunner().invoke(app, push)
+    assert (done.exit_code, "1 run sent" in done.output) == (0, True), done.output
+    assert set(langfuse.traces()) == {ids.trace_id(run.id)}
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.support.langfuse_server.spans import Span
 #: ``refused``: nothing listens. ``hang``: no answer until the fault ends. ``slow``: the answer
 #: comes after `LangfuseServer.slow` seconds. ``die``: the next request is kept and its connection
 #: closed without an answer; nothing listens from then on.
-Fault = Literal["500", "429", "401", "hang", "slow", "refused", "die"]
+Fault = Literal["500", "429", "401", "400", "hang", "slow", "refused", "die"]
 
 
 @dataclass
@@ -221,7 +221,7 @@ class LangfuseServer:
         if fault == "hang":
             self._unhang.wait()
             return None
-        if fault in ("500", "429", "401"):
+        if fault in ("500", "429", "401", "400"):
             return int(fault), {"message": f"the stub answers {fault}"}
         if fault == "slow":
             time.sleep(self.slow)

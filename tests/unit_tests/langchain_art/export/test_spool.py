@@ -96,7 +96,34 @@ def test_what_is_refused_is_put_aside_and_the_rest_is_sent(spool: Spool) -> None
     assert (found.sent, found.refused, found.left) == (2, 1, 0)
     (aside,) = (spool.folder / "refused").iterdir()
     assert aside.name.startswith("b-") and len(said) == 1 and "too large" in str(said)
-    assert "1 files were refused" in str(found)
+    command = f"`langchain-art review push --spool {spool.folder}` sends them again"
+    assert "1 files were refused" in str(found) and command in str(found)
+
+
+def test_what_was_refused_is_sent_when_it_is_asked_for(spool: Spool) -> None:
+    """A wrong address may refuse everything; its spans and the scores of others apart."""
+    for name in "abc":
+        spool.write(name, [exported(name)])
+    said: list[str] = []
+    nowhere = Wire(Refused("status 400"), Refused("status 400"), scores=Refused("status 400"))
+    found = Sender(spool, nowhere, said.append).send_all()
+    assert (found.sent, found.refused, found.left) == (0, 3, 0)
+    again = Wire(None, Refused("too large"))
+    found = Sender(spool, again, said.append).send_all()
+    assert (found.sent, found.refused, found.left) == (2, 1, 0)
+    assert again.got == [("spans", 1), ("scores", 1), ("scores", 1)]  # of c the spans are there
+    (aside,) = (spool.folder / "refused").iterdir()
+    assert aside.name.startswith("b-")
+
+
+def test_a_thread_does_not_send_again_what_was_refused(spool: Spool) -> None:
+    spool.write("a", [exported()])
+    Sender(spool, Wire(Refused("too large")), print).send_all()
+    wire, said = Wire(), list[str]()
+    sender = Sender(spool, wire, said.append)
+    sender.wake()
+    found = sender.close(5.0)
+    assert (found.sent, wire.got, said) == (0, [], [])
 
 
 def test_a_thread_tries_again_and_warns_once(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
