@@ -23,6 +23,8 @@ Attributes: TypeAlias = "dict[str, Any]"
 _OBSERVATION, _TRACE = "langfuse.observation.", "langfuse.trace."
 _TYPES = {"graph": "chain", "node": "span", "tool": "tool", "model": "generation"}
 _OPERATIONS = {"tool": "execute_tool", "model": "chat"}
+#: Of a run's metadata, what is told otherwise.
+_OWN = ("judged", names.EXPORTED)
 #: Longest session and user that Langfuse keeps.
 _NAME = 200
 
@@ -52,7 +54,7 @@ class RunAttributes:
         metadata = {
             "status": run.status,
             **labels.metadata,
-            **{name: one for name, one in run.metadata.items() if name != "judged"},
+            **{name: one for name, one in run.metadata.items() if name not in _OWN},
         }
         found = self._common | {
             "gen_ai.operation.name": "invoke_agent",

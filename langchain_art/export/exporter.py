@@ -17,12 +17,13 @@ from typing import Any
 
 from langchain_art.errors import ConfigError
 from langchain_art.export.destinations import Destination, Where, destination
+from langchain_art.export.names import EXPORTED
 from langchain_art.export.records import ExportedRun, Labels
 from langchain_art.export.run_spans import recorded_spans, spans_of_turns
 from langchain_art.export.sender import ExportOutcome, Sender
 from langchain_art.export.spool import Spool
 from langchain_art.tracing.run import Run
-from langchain_art.wire import Trajectory
+from langchain_art.wire import Trajectory, TrajectoryGroup
 
 #: Seconds that the end of a program or of a fit waits for what is being sent.
 DEADLINE = 1.5
@@ -93,13 +94,26 @@ class Exporter:
         """Export a run of production: one of `capture`, or a trajectory that the server has.
 
         The run's session is its thread, or ``langfuse_session_id`` of its metadata; its user is
-        ``langfuse_user_id`` there. What goes wrong is logged, and never raised.
+        ``langfuse_user_id`` there. What goes wrong is logged, and never raised. A run that a
+        `Trainer` exported stays as that did it, and the log says so.
         """
-        if self.chosen(run.id):
+        if EXPORTED in run.metadata:
+            _log.warning("run %s was exported by its fit or evaluation, and is not again", run.id)
+        elif self.chosen(run.id):
             try:
                 self.outbox().put(production_run(run, self.name, self.tags))
             except Exception as error:  # noqa: BLE001 - an export must not break what it looks at
                 _log.warning("run %s was not exported: %s: %s", run.id, type(error).__name__, error)
+
+    def mark(self, group: TrajectoryGroup) -> TrajectoryGroup:
+        """A `Trainer`'s group as the server is to have it: its runs say that they are exported."""
+        if not self.chosen(group.id):
+            return group
+        runs = [
+            run.model_copy(update={"metadata": run.metadata | {EXPORTED: True}})
+            for run in group.trajectories
+        ]
+        return group.model_copy(update={"trajectories": tuple(runs)})
 
     def outbox(
         self, folder: Path | None = None, warn: Callable[[str], None] = _log.warning

@@ -13,5 +13,7 @@ SCENARIO = "scenario"
 #: In the metadata of a generation: why it is not trained; of these, why the graph discarded it.
 EXCLUDED = "excluded_because"
 DISCARDED = ("retried", "interrupted", "error", "unchosen")
+#: In `Trajectory.metadata`: a fit or an evaluation has exported the run.
+EXPORTED = "exported"
 #: The score of a run's reward.
 REWARD = "reward"

@@ -71,7 +71,8 @@ async def evaluate(
             groups = [scored.get(group.id, group) for group in groups]
         runs = [t for group in groups for t in group.trajectories]
         _check(runs, expected, await _serving(client, plan.policies))
-        await _keep(client, groups, " + ".join(expected), remote=is_remote(rollout))
+        kept = groups if plan.export is None else list(map(plan.export.mark, groups))
+        await _keep(client, kept, " + ".join(expected), remote=is_remote(rollout))
     now = cost_of(plan.evaluator)
     result = summarize(
         runs,

@@ -141,7 +141,7 @@ class StepBatchBuilder:
         drawn = self._drawing.after(self._taken)
         pending = PendingStep(
             step=step,
-            groups=tuple(groups),
+            groups=tuple(groups if plan.export is None else map(plan.export.mark, groups)),
             configs=self.history.configs(plan.configs),
             trainable=plan.trainable,
             advantages=advantages,

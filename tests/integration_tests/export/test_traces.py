@@ -35,7 +35,10 @@ def langfuse(monkeypatch: pytest.MonkeyPatch) -> Iterator[LangfuseServer]:
 
 
 async def test_every_run_of_a_fit_is_one_trace_with_its_scores(
-    art_server: LiveServer, langfuse: LangfuseServer, tmp_path: Path
+    art_server: LiveServer,
+    langfuse: LangfuseServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     policy = f"traced-{uuid.uuid4().hex[:8]}"
     model = ChatART(model=policy, base_url=art_server.base_url, max_tokens=4)
@@ -102,6 +105,13 @@ async def test_every_run_of_a_fit_is_one_trace_with_its_scores(
     assert sorted(items.values()) == [2, 2]
     assert fitted.before is not None
     assert fitted.before.mean in [v for (id_, n), v in scores.items() if n == "reward_mean"]
+
+    sent = len(langfuse.spans)
+    with Exporter(spool=tmp_path / "again", name="other") as again:
+        for run in runs:
+            again.add(run)
+    assert len(langfuse.spans) == sent  # else they would be of production, in no session
+    assert "was exported by its fit" in caplog.text
 
 
 def test_production_is_sent_without_a_trainer(
