@@ -23,6 +23,18 @@ Attributes: TypeAlias = "dict[str, Any]"
 _OBSERVATION, _TRACE = "langfuse.observation.", "langfuse.trace."
 _TYPES = {"graph": "chain", "node": "span", "tool": "tool", "model": "generation"}
 _OPERATIONS = {"tool": "execute_tool", "model": "chat"}
+#: LangChain's names of a call's parameters, and the conventions' (``gen_ai.request.*``).
+PARAMETERS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "max_tokens": "max_tokens",
+    "seed": "seed",
+    "stop": "stop_sequences",
+    "n": "choice.count",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+}
 #: Of a run's metadata, what is told otherwise.
 _OWN = ("judged", names.EXPORTED)
 #: Longest session and user that Langfuse keeps.
@@ -131,6 +143,7 @@ class RunAttributes:
                 "gen_ai.input.messages": texts.prompt(index),
                 "gen_ai.output.messages": None if reply is None else f"[{reply}]",
                 "gen_ai.tool.definitions": tools,
+                **{f"gen_ai.request.{PARAMETERS[n]}": one for n, one in span.parameters.items()},
                 **self._plain(None, None, metadata),
             }
             return _given(found)
@@ -140,6 +153,7 @@ class RunAttributes:
             f"{_OBSERVATION}input": _with_tools(prompt, tools),
             f"{_OBSERVATION}output": reply,
             f"{_OBSERVATION}model.name": turn.model,
+            f"{_OBSERVATION}model.parameters": dumps(span.parameters) if span.parameters else None,
             f"{_OBSERVATION}completion_start_time": None if first is None else dumps(iso(first)),
             **self._level(span, why),
             **self._metadata(metadata),

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 CHARACTERS, DEPTH, ENTRIES = 8_000, 8, 50
 
 _ROLES = {"human": "user", "ai": "assistant"}
+_SPEAKERS = ("user", "human", "assistant", "ai", "system", "developer", "tool")
 
 
 def brief(value: Any, characters: int = CHARACTERS) -> Any:
@@ -69,7 +70,10 @@ class _Brief:
             value = dict(value)
         if isinstance(value, Mapping):
             entries = list(cast("Mapping[Any, Any]", value).items())
-            found = {str(key): self.of(one, depth - 1) for key, one in entries[:ENTRIES]}
+            found = {
+                str(key): self.of(_said(one) if key == "messages" else one, depth - 1)
+                for key, one in entries[:ENTRIES]
+            }
             return found | _cut(len(entries))
         if isinstance(value, list | tuple | set | frozenset):
             listed = list(cast("Sequence[Any]", value))
@@ -89,6 +93,18 @@ class _Brief:
             calls = [{"name": one["name"], "args": one["args"]} for one in message.tool_calls]
             found["tool_calls"] = self.of(calls, depth - 1)
         return found
+
+
+def _said(messages: Any) -> Any:
+    """Messages that were written as pairs, ``("user", "hi")``, with role and content."""
+    if not isinstance(messages, list | tuple):
+        return messages
+    return [
+        {"role": _ROLES.get(one[0], one[0]), "content": one[1]}
+        if isinstance(one, list | tuple) and len(one) == 2 and one[0] in _SPEAKERS
+        else one
+        for one in cast("Sequence[Any]", messages)
+    ]
 
 
 def _cut(entries: int) -> dict[str, str]:

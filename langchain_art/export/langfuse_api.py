@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 from pydantic import ValidationError
@@ -19,6 +19,7 @@ from langchain_art.export.names import HUMAN_REWARD
 if TYPE_CHECKING:
     from langfuse.api import LangfuseAPI, ObservationV2, ScoreV3
 
+RowT = TypeVar("RowT", "ObservationV2", "ScoreV3")
 #: Langfuse's own address, where none is given.
 CLOUD = "https://cloud.langfuse.com"
 #: The most that one page of a list has, by the API's limits.
@@ -126,7 +127,8 @@ def scores(
     asked = {"source": source, "name": name, "environment": environment, "from_timestamp": since}
     asked |= {"fields": "details,subject,annotation", "limit": _SCORES}
     with in_words("read scores"):
-        yield from _once(_pages(api.scores.get_many, asked))
+        rows = list(_pages(api.scores.get_many, asked))
+    yield from latest(rows)
 
 
 def is_prefilled(score: ScoreV3) -> bool:
@@ -160,12 +162,14 @@ def observations(
     expand: str | None = None,
     roots_alone: bool = False,
 ) -> Iterator[ObservationV2]:
-    """The observations of traces, each once: one that was sent twice is listed twice for a time.
+    """The observations of traces, each once, as it was sent last.
+
+    Until ClickHouse merges them, Langfuse lists all rows of one that was sent again.
 
     Args:
         api: from `connect`.
         traces: their ids.
-        fields: groups of fields; ``core`` is always given.
+        fields: groups of fields; ``core`` is always given, and ``time``.
         expand: keys of metadata that are not cut at 200 characters, by commas.
         roots_alone: the root observations, and no others.
     """
@@ -175,9 +179,10 @@ def observations(
         some = wanted[start : start + _TRACES]
         rule = {"type": "stringOptions", "column": "traceId", "operator": "any of", "value": some}
         rules = [rule, root] if roots_alone else [rule]
-        asked = {"filter": json.dumps(rules), "fields": fields, "limit": _OBSERVATIONS}
+        asked = {"filter": json.dumps(rules), "fields": f"{fields},time", "limit": _OBSERVATIONS}
         with in_words("read observations"):
-            yield from _once(_pages(api.observations.get_many, asked | {"expand_metadata": expand}))
+            rows = list(_pages(api.observations.get_many, asked | {"expand_metadata": expand}))
+        yield from latest(rows)
 
 
 def roots(
@@ -248,6 +253,16 @@ def _pages(read: Callable[..., Any], asked: dict[str, Any]) -> Iterator[Any]:
         cursor = got.meta.cursor
         if not cursor:
             return
+
+
+def latest(rows: Iterable[RowT]) -> list[RowT]:
+    """The row of each id that was written last; of rows that do not tell, the first."""
+    found: dict[str, RowT] = {}
+    for one in rows:
+        known = found.setdefault(one.id, one)
+        if one.updated_at and known.updated_at and known.updated_at < one.updated_at:
+            found[one.id] = one
+    return list(found.values())
 
 
 def _once(items: Iterable[Any]) -> Iterator[Any]:

@@ -32,6 +32,8 @@ class SpanRecord(_Part):
     """Of a model call that was streamed."""
     turn: int | None = None
     """Of a model call: the index of its turn."""
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    """Of a model call: what it was sampled with (`attributes.PARAMETERS`)."""
     path: tuple[str, ...] = ()
     """Names of the nodes around it and its own, outermost first."""
     namespace: str = ""

@@ -9,6 +9,7 @@ from uuid import UUID
 from langgraph.constants import START
 
 from langchain_art.call_tags import node_names
+from langchain_art.export.attributes import PARAMETERS
 from langchain_art.export.brief import brief, tool_result
 from langchain_art.export.records import Kind, SpanRecord
 from langchain_art.tracing.run import Run
@@ -26,7 +27,7 @@ def recorded_spans(run: Run) -> tuple[SpanRecord, ...]:
     by_id = {span.run_id: span for span in spans}
     turns: dict[UUID, list[int]] = {}
     for index, call in enumerate(calls):
-        turns.setdefault(call, []).append(index)
+        turns.setdefault(call.span.run_id, []).append(index)
     graphs = sum(span.kind == "chain" and span.root == span.run_id for span in spans)
     numbers: dict[UUID, int] = {}
     found: list[SpanRecord] = []
@@ -59,7 +60,10 @@ def recorded_spans(run: Run) -> tuple[SpanRecord, ...]:
             continue
         # The choices of one request (n > 1) are a turn each.
         for turn in turns.get(span.run_id, ()):
-            found.append(shown.model_copy(update={"turn": turn, "number": len(found)}))
+            given = calls[turn].params
+            known = {name: given[name] for name in PARAMETERS if given.get(name) is not None}
+            of_call = {"turn": turn, "number": len(found), "parameters": known}
+            found.append(shown.model_copy(update=of_call))
     return tuple(found)
 
 

@@ -92,7 +92,8 @@ class Sender:
             self._thread.join(_GIVES_UP)
         self.outcome.left = self._spool.count()
         if self.outcome.left and self.outcome.trouble is None:
-            self._trouble(NotSent("it has not answered yet"))
+            left = f"time was up before it had taken the last {self.outcome.left}"
+            self._trouble(NotSent(left))
         return replace(self.outcome)
 
     def send_all(self) -> ExportOutcome:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from langchain_art.client.conversations import read_jsonl
 from langchain_art.errors import ConfigError
-from langchain_art.export.langfuse_api import observation_of
+from langchain_art.export.langfuse_api import latest, observation_of
 from langchain_art.export.names import HUMAN_REWARD
 from langchain_art.export.stored_messages import prompt_of
 from langchain_art.traces.from_langfuse import trace_of
@@ -77,7 +77,7 @@ def _of_observations(lines: list[Mapping[str, Any]]) -> Read:
     found = Read()
     for trace, parts in by_trace.items():
         try:
-            found.traces.append(trace_of(trace, parts, {}))
+            found.traces.append(trace_of(trace, latest(parts), {}))
         except Unreadable as reason:
             found.leave_out(str(reason))
     return found

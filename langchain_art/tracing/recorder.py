@@ -152,10 +152,10 @@ class RunRecorder:
         """A time of the monotonic clock (`Span.begun_at`) as seconds since the epoch."""
         return self._epoch + at
 
-    def span_list(self) -> tuple[list[Span], list[UUID]]:
-        """The spans so far, in the order of their start, and the span of each of the `turns`."""
+    def span_list(self) -> tuple[list[Span], list[ModelCall]]:
+        """The spans so far, in the order of their start, and the call of each of the `turns`."""
         with self.lock:
-            return list(self.spans), [call.span.run_id for call in self._calls]
+            return list(self.spans), list(self._calls)
 
     def outermost_nodes(self) -> list[tuple[str, int] | None]:
         """For each of the `turns`: node and step of the outermost graph in which it was made.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ def test_every_block_runs_and_prints_what_it_says(
         for name, value in langfuse.environment.items():
             monkeypatch.setenv(name, value)
         page = REPO / "docs" / "traces.md"
-        assert run_page(page, names, lambda: capsys.readouterr().out) == 1
+        assert run_page(page, names, lambda: capsys.readouterr().out) == 2
         (trace,) = langfuse.traces()
+        [priced] = langfuse.models
+        (call,) = [one for one in langfuse.spans if one.type == "generation"]
+        assert re.search(priced["matchPattern"], call.told("model.name"))
     assert trace == ids.trace_id(names["run"].id)

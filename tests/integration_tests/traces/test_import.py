@@ -15,6 +15,7 @@ from langfuse import Langfuse
 from langfuse.langchain import CallbackHandler
 from opentelemetry.sdk.trace import TracerProvider
 
+from langchain_art.analytics.langfuse_runs import langfuse_runs
 from langchain_art.cli.load_rollout import load_scenarios
 from langchain_art.cli.main import app
 from langchain_art.client.conversations import read_conversations
@@ -155,6 +156,21 @@ def test_traces_are_sorted_by_what_can_be_learned_from_them(
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert imported() == found
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_run_that_was_sent_again_is_read_as_it_was_sent_last(
+    langfuse: LangfuseServer, make_runs: MakeRuns
+) -> None:
+    runs = make_runs(2)
+    export(langfuse, runs)
+    sent = len(langfuse.spans)
+    export(langfuse, [run.model_copy(update={"scenario": "later"}) for run in runs])
+    assert len(langfuse.spans) == 2 * sent == 2 * len(langfuse.duplicates())
+    for _ in range(2):
+        assert [trace.scenario for trace in read_langfuse().traces] == ["later"] * 2
+        assert [run.scenario for run in langfuse_runs().runs] == ["later"] * 2
+        langfuse.merge()
+    assert len(langfuse.spans) == sent
 
 
 @pytest.mark.parametrize("tagged", [True, False])

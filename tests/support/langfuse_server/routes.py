@@ -14,6 +14,7 @@ from langfuse.api import (
     CreateScoreBatchResponse,
     CreateScoreBatchResults,
     GetScoresV3Response,
+    Model,
     ObservationsV2Response,
     PaginatedAnnotationQueueItems,
     PaginatedAnnotationQueues,
@@ -137,6 +138,23 @@ def _get_configs(server: LangfuseServer, query: Query, body: Any) -> Answer:
     return _numbered(ScoreConfigs, list(server.configs.values()), query)
 
 
+def _make_model(server: LangfuseServer, query: Query, body: Any) -> Answer:
+    re.compile(body["matchPattern"])
+    if any(one["modelName"] == body["modelName"] for one in server.models):
+        return 400, {"message": f"Model name '{body['modelName']}' already exists in project"}
+    model = {
+        "id": uuid.uuid4().hex,
+        **body,
+        "tokenizerConfig": None,
+        "isLangfuseManaged": False,
+        "createdAt": _now()["createdAt"],
+        "prices": {side: {"price": body[f"{side}Price"]} for side in ("input", "output")},
+        "pricingTiers": [],
+    }
+    server.models.append(model)
+    return 200, _made(Model, model)
+
+
 def _make_queue(server: LangfuseServer, query: Query, body: Any) -> Answer:
     if unknown := set(body["scoreConfigIds"]) - set(server.configs):
         return 400, {"message": f"Unknown score configs {sorted(unknown)}"}
@@ -216,6 +234,7 @@ _ROUTES: list[tuple[str, str, Callable[..., Answer]]] = [
     ("GET", "/api/public/health", _health),
     ("POST", "/api/public/score-configs", _make_config),
     ("GET", "/api/public/score-configs", _get_configs),
+    ("POST", "/api/public/models", _make_model),
     ("POST", _QUEUE, _make_queue),
     ("GET", _QUEUE, _get_queues),
     ("POST", f"{_QUEUE}/([^/]+)/items", _make_item),

@@ -59,6 +59,7 @@ class LangfuseServer:
         """As they were received; a span that was sent twice is here twice."""
         self.scores: dict[str, Score] = {}
         self.configs: dict[str, dict[str, Any]] = {}
+        self.models: list[dict[str, Any]] = []
         self.queues: dict[str, dict[str, Any]] = {}
         self.items: dict[str, dict[str, Any]] = {}
         self.visible_after = 0.0

@@ -76,6 +76,26 @@ def test_another_backend_is_given_the_conventions_alone() -> None:
     assert scores["reward"]["gen_ai.evaluation.score.value"] == 1.0
 
 
+@pytest.mark.parametrize("langfuse", [True, False])
+def test_a_generation_says_how_it_was_sampled(langfuse: bool) -> None:
+    run = exported()
+    known = {"temperature": 0.5, "max_tokens": 4, "stop": ["\n"]}
+    spans = [
+        span.model_copy(update={"parameters": known}) if span.turn == 0 else span
+        for span in run.spans
+    ]
+    run = run.model_copy(update={"spans": tuple(spans)})
+    _, _, first, _, second = otel_spans(run, Redactor(), langfuse=langfuse)
+    told: Any = first.attributes
+    if langfuse:
+        assert json.loads(told["langfuse.observation.model.parameters"]) == known
+        assert "langfuse.observation.model.parameters" not in (second.attributes or {})
+    else:
+        assert told["gen_ai.request.temperature"] == 0.5
+        assert told["gen_ai.request.max_tokens"] == 4
+        assert list(told["gen_ai.request.stop_sequences"]) == ["\n"]
+
+
 @pytest.mark.parametrize(
     ("message", "parts"),
     [

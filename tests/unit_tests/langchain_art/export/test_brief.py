@@ -36,6 +36,13 @@ def test_what_is_cut_says_so() -> None:
         (HumanMessage("hi"), {"role": "user", "content": "hi"}),
         (Command(update={"a": 1}, goto="b"), {"update": {"a": 1}, "goto": "b"}),
         (float("nan"), "nan"),
+        ({"messages": [("user", "hi")]}, {"messages": [{"role": "user", "content": "hi"}]}),
+        (
+            {"messages": [["ai", "ho"], "x"]},
+            {"messages": [{"role": "assistant", "content": "ho"}, "x"]},
+        ),
+        ({"messages": [["new", "york"]]}, {"messages": [["new", "york"]]}),
+        ({"pairs": [("user", "hi")]}, {"pairs": [["user", "hi"]]}),
     ],
 )
 def test_what_graphs_pass_on_is_readable(value: Any, shown: Any) -> None:

@@ -105,6 +105,16 @@ def test_a_tool_has_what_it_was_given_and_gave() -> None:
     )
 
 
+def test_a_call_has_its_parameters() -> None:
+    model = Scripted(lines=["a"])
+
+    def writer(state: MessagesState) -> Any:
+        return {"messages": [model.invoke(state["messages"], stop=["\n"])]}
+
+    (call,) = [span for span in spans_of(graph_of(writer=writer).compile()) if span.turn == 0]
+    assert call.parameters == {"stop": ["\n"]}  # and nothing of the model's own fields
+
+
 def test_values_are_kept_only_for_an_export() -> None:
     with capture() as run:
         graph_of(writer=node(Scripted(lines=["a"]))).compile().invoke(ASK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,28 @@ def test_a_thread_tries_again_and_warns_once(spool: Spool, monkeypatch: pytest.M
         pass
     found = sender.close(5.0)
     assert (found.sent, found.left, found.trouble) == (1, 0, "one") and len(said) == 1
+
+
+def test_a_slow_destination_is_not_said_to_be_silent(spool: Spool) -> None:
+    said: list[str] = []
+
+    class Slow(Wire):
+        def send_spans(self, batch: ExportBatch, redactor: Redactor) -> None:
+            super().send_spans(batch, redactor)
+            if len(self.got) > 2:
+                done.set()
+                ended.wait(10)
+
+    done, ended = threading.Event(), threading.Event()
+    for name in "abc":
+        spool.write(name, [exported(name)])
+    sender = Sender(spool, Slow(), said.append)
+    sender.wake()
+    assert done.wait(10)
+    found = sender.close(0.01)
+    ended.set()
+    assert (found.sent, found.left) == (1, 2)
+    assert said == ["Langfuse did not take runs: time was up before it had taken the last 2"]
 
 
 def test_wrong_keys_end_the_thread_and_keep_the_runs(spool: Spool) -> None:
