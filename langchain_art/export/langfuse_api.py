@@ -19,7 +19,7 @@ from langchain_art.export.names import HUMAN_REWARD
 if TYPE_CHECKING:
     from langfuse.api import LangfuseAPI, ObservationV2, ScoreV3
 
-RowT = TypeVar("RowT", "ObservationV2", "ScoreV3")
+ReadT = TypeVar("ReadT", "ObservationV2", "ScoreV3")
 #: Langfuse's own address, where none is given.
 CLOUD = "https://cloud.langfuse.com"
 #: The most that one page of a list has, by the API's limits.
@@ -255,9 +255,9 @@ def _pages(read: Callable[..., Any], asked: dict[str, Any]) -> Iterator[Any]:
             return
 
 
-def latest(rows: Iterable[RowT]) -> list[RowT]:
+def latest(rows: Iterable[ReadT]) -> list[ReadT]:
     """The row of each id that was written last; of rows that do not tell, the first."""
-    found: dict[str, RowT] = {}
+    found: dict[str, ReadT] = {}
     for one in rows:
         known = found.setdefault(one.id, one)
         if one.updated_at and known.updated_at and known.updated_at < one.updated_at:
