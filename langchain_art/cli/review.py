@@ -100,7 +100,8 @@ def push(
     """Put runs into an annotation queue of Langfuse, or send those that an export could not send.
 
     disagreement: judges' scores of the run differ most. lowest: the lowest reward. uncertain: the
-    rewards of its scenario differ most. A run that was reviewed or queued is not queued again.
+    rewards of its scenario differ most. A run that was reviewed or queued is not queued again; one
+    whose reviewers disagree comes first in another --queue, for a third.
 
     \b
     Examples:

@@ -21,6 +21,7 @@ from langchain_art.export.langfuse_api import (
 )
 from langchain_art.export.names import HUMAN_REWARD, REWARD, SCENARIO, TRAJECTORY
 from langchain_art.export.stored_messages import decoded
+from langchain_art.review.agreement import verdicts
 from langchain_art.wire import Trajectory, Turn
 from langchain_art.wire.picks import Pick, ranked
 
@@ -36,7 +37,7 @@ _EXPANDED = f"{TRAJECTORY},{SCENARIO}"
 _AT_ONCE = 50
 #: Why a run is not queued.
 REASONS = {
-    "reviewed": "have a review already",
+    "reviewed": "have a review already, on which nobody disagrees",
     "queued": "are in the queue already",
     "no_trace": "have no trace in Langfuse: they were not exported, or are not visible yet",
     "not_ordered": "have not what this pick needs (scores, or a sibling with a reward)",
@@ -67,7 +68,8 @@ def queue_runs(
     """Put runs into an annotation queue, which asks people for a score.
 
     The score's configuration (a number from 0 to 1) and the queue are made if there are none of
-    their names. A run that has a review, or is in the queue, is not queued again.
+    their names. A run that is in the queue is not queued again, nor is one that has a review;
+    one whose reviewers disagree comes first in another queue, for a third.
 
     Args:
         client: of the server that has the runs. Of the newest `AMONG` runs, and of the newest
@@ -90,7 +92,9 @@ def queue_runs(
     stored = client.trajectories(AMONG)
     runs = [*stored, *_production(api, {trace_id(run.id) for run in stored})]
     runs = [one for one in runs if policy is None or _has(one, policy)]
-    reviewed = {one.trajectory for one in client.reviews() if one.name == name}
+    said = verdicts(client.reviews(policy=policy), name).all
+    disputed = {one.trajectory for one in said if one.abstains}
+    reviewed = {one.trajectory for one in said} - disputed
     with in_words("prepare the annotation queue"):
         queue_id = _queue(api, queue, _config(api, name))
         items = numbered(api.annotation_queues.list_queue_items, queue_id=queue_id)
@@ -103,7 +107,8 @@ def queue_runs(
             left_out["queued"] += 1
         else:
             open_runs.append(run)
-    ordered = ranked(open_runs, pick)
+    first = [run for run in open_runs if run.id in disputed]
+    ordered = [*first, *ranked([run for run in open_runs if run.id not in disputed], pick)]
     left_out["not_ordered"] = len(open_runs) - len(ordered)
     queued: list[str] = []
     for run, exported in _exported(api, ordered):

@@ -12,6 +12,7 @@ from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
 from langchain_art.review.pull import pull
 from langchain_art.review.queue import queue_runs
+from langchain_art.wire import Review
 from tests.support.exported_runs import export
 from tests.support.langfuse_server import LangfuseServer
 from tests.support.live_server import LiveServer
@@ -66,6 +67,40 @@ def test_a_queue_is_filled_reviewed_and_reported(
     assert "0 runs are queued in 'langchain-art', by random" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="expected one of them: --pick"):
         app(["review", "push"], standalone_mode=False)
+
+
+def test_what_reviewers_disagree_on_goes_to_a_third_and_what_was_taken_back_is_open(
+    langfuse: LangfuseServer, art_server: LiveServer, make_runs: MakeRuns, tmp_path: Path
+) -> None:
+    policy = f"disputed-{uuid.uuid4().hex[:8]}"
+    with ArtClient(art_server.base_url) as client, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(art_server, "policy", policy)
+        client.create_policy(policy)
+        runs = make_runs(5)
+        export(langfuse, runs)
+        agreed, disputed, single, back, fresh = runs
+
+        def queued(queue: str) -> tuple[str, ...]:
+            return queue_runs(client, "random", policy=policy, queue=queue).queued
+
+        assert set(queued("ann's")) == set(queued("bob's")) == {run.id for run in runs}
+        said = [("ann", agreed, 1.0), ("bob", agreed, 1.0), ("ann", disputed, 1.0)]
+        said += [("bob", disputed, 0.0), ("ann", single, 0.0)]
+        for who, run, value in said:
+            langfuse.annotate(trace(run.id), "human_reward", value, author=who)
+        taken = Review(
+            id="r",
+            source="page",
+            trajectory=back.id,
+            kind="reward",
+            name="human_reward",
+            reviewer="ann",
+            at=1.0,
+        )
+        assert client.put_reviews([taken]).new == 1
+        pull(client, root=tmp_path)
+        third = queued("third")
+        assert third[0] == disputed.id and set(third[1:]) == {back.id, fresh.id}
 
 
 def trace(run: str) -> str:
