@@ -151,6 +151,24 @@ def test_what_a_wrong_address_refused_is_sent_to_the_right_one(
     assert set(langfuse.traces()) == {ids.trace_id(run.id)}
 
 
+def test_scores_that_an_old_server_refuses_wait_for_a_newer_one(
+    langfuse: LangfuseServer, tmp_path: Path
+) -> None:
+    langfuse.version = "4.16.0"
+    with capture() as run:
+        graph_of(writer=node(Scripted(lines=["Monday"]))).compile().invoke(ASK)
+        run.reward = 1.0
+    exporter = Exporter(spool=tmp_path / "spool")
+    exporter.add(run)
+    outcome = exporter.close()
+    assert outcome is not None and (outcome.sent, outcome.left) == (0, 1)
+    assert "4.59 or later" in str(outcome.trouble) and len(langfuse.traces()) == 1
+    langfuse.version = "4.59.0"
+    done = CliRunner().invoke(app, ["review", "push", "--spool", str(tmp_path / "spool")])
+    assert "1 run sent" in done.output and not langfuse.duplicates()
+    assert [score.name for score in langfuse.scores.values()] == ["reward"]
+
+
 @pytest.fixture
 def langsmith() -> Iterator[None]:
     """A program whose environment says that all of it is traced."""

@@ -146,3 +146,49 @@ def test_it_fails_as_it_is_told_and_recovers(langfuse: LangfuseServer) -> None:
             time.sleep(0.02)
     langfuse.fault = None
     assert ask().status_code == 200
+
+
+def test_what_is_deleted_is_listed_until_the_queue_has_done_it(langfuse: LangfuseServer) -> None:
+    api: Any = sdk(langfuse).api
+    first, second = (langfuse.annotate("t-1", name, 1.0) for name in ("one", "two"))
+    langfuse.deleted_after = 0.2
+    url = f"{langfuse.url}/api/public"
+    assert (
+        httpx.delete(f"{url}/scores/{first}", auth=langfuse.keys).status_code == 202
+    )  # unknown ones, too
+    assert httpx.delete(f"{url}/scores/nothing", auth=langfuse.keys).status_code == 202
+    assert {one.id for one in api.scores.get_many().data} == {first, second}
+    time.sleep(0.25)
+    assert [one.id for one in api.scores.get_many().data] == [second]
+    langfuse.deleted_after = 0.0
+    api.trace.delete("t-1")
+    assert not api.scores.get_many().data and not langfuse.scores
+
+
+def test_a_score_that_is_sent_again_keeps_when_it_was_made(langfuse: LangfuseServer) -> None:
+    score = {
+        "id": "s",
+        "name": "n",
+        "value": 1,
+        "traceId": "t",
+        "timestamp": "2026-11-20T10:00:00Z",
+    }
+    api: Any = sdk(langfuse).api
+    for value in (1, 0):
+        url = f"{langfuse.url}/api/public/scores"
+        httpx.post(url, auth=langfuse.keys, json=[score | {"value": value}]).raise_for_status()
+    [one] = api.scores.get_many().data
+    assert (one.value, one.created_at < one.updated_at) == (0, True)
+
+
+def test_an_old_server_takes_single_scores_and_calls_what_is_prefilled_a_programs() -> None:
+    with LangfuseServer(version="4.16.0") as server:
+        api: Any = sdk(server).api
+        config = api.score_configs.create(name="n", data_type="NUMERIC")
+        score = {"name": "n", "value": 1, "traceId": "t", "source": "ANNOTATION"}
+        score |= {"configId": config.id}
+        url = f"{server.url}/api/public/scores"
+        assert httpx.post(url, auth=server.keys, json=[score]).status_code == 400
+        assert httpx.post(url, auth=server.keys, json=score).status_code == 200
+        [one] = api.scores.get_many().data
+        assert one.source == "API"

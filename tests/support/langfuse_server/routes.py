@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from tests.support.langfuse_server.server import LangfuseServer
 
 PROJECT = "project-1"
-#: Of the server that it stands for: the first that takes a list of scores.
-VERSION = "4.59.0"
 _CONFIG_NAME = re.compile(r"[\w .()\-]{1,35}", re.ASCII)
 Answer = tuple[int, Any]
 
@@ -64,6 +62,10 @@ def _ingest(server: LangfuseServer, query: Query, body: bytes) -> Answer:
 
 
 def _post_scores(server: LangfuseServer, query: Query, body: Any) -> Answer:
+    if server.is_old:
+        return _post_score(server, body)
+    # 4.59 is the first that takes a list
+    # (langfuse.com/docs/observability/sdk/upgrade-path/python-v4-to-v5).
     if not isinstance(body, list) or not body:
         return 400, {"message": "Invalid request data: expected a list of scores"}
     errors: list[dict[str, str]] = []
@@ -80,6 +82,16 @@ def _post_scores(server: LangfuseServer, query: Query, body: Any) -> Answer:
         return 202, _made(CreateScoreBatchResponse, {"message": "Accepted"})
     told = {"accepted": len(body) - len(errors), "rejected": len(errors), "errors": errors}
     return 207, _made(CreateScoreBatchResults, told)
+
+
+def _post_score(server: LangfuseServer, body: Any) -> Answer:
+    """What 4.16 was seen to do: it refuses a list, and keeps what is prefilled as a program's."""
+    if not isinstance(body, dict):
+        return 400, {"message": "Invalid request data: expected an object"}
+    score = score_of(body, server.configs)
+    score.source = "API"
+    server.keep(score)
+    return 200, {"id": score.id}
 
 
 def _get_scores(server: LangfuseServer, query: Query, body: Any) -> Answer:
@@ -100,9 +112,18 @@ def _get_observations(server: LangfuseServer, query: Query, body: Any) -> Answer
 
 
 def _delete_score(server: LangfuseServer, query: Query, body: Any, score_id: str) -> Answer:
-    with server.lock:
-        server.scores.pop(score_id, None)
+    # A queue deletes it later, and nobody is told (langfuse/langfuse#5939; data-deletion in
+    # langfuse.com/docs: usually within 15 minutes, with no confirmation).
+    server.delete([score_id])
     return 202, {"message": "Score deletion request submitted successfully"}
+
+
+def _delete_trace(server: LangfuseServer, query: Query, body: Any, trace_id: str) -> Answer:
+    # As for a score. The items of annotation queues stay, and lead nowhere.
+    with server.lock:
+        server.spans = [one for one in server.spans if one.trace_id != trace_id]
+        server.delete([one.id for one in server.scores.values() if one.trace_id == trace_id])
+    return 200, {"message": "Trace deletion request submitted successfully"}
 
 
 def _projects(server: LangfuseServer, query: Query, body: Any) -> Answer:
@@ -111,7 +132,7 @@ def _projects(server: LangfuseServer, query: Query, body: Any) -> Answer:
 
 
 def _health(server: LangfuseServer, query: Query, body: Any) -> Answer:
-    return 200, {"version": VERSION, "status": "OK"}
+    return 200, {"version": server.version, "status": "OK"}
 
 
 def _make_config(server: LangfuseServer, query: Query, body: Any) -> Answer:
@@ -229,6 +250,7 @@ _ROUTES: list[tuple[str, str, Callable[..., Answer]]] = [
     ("POST", "/api/public/scores", _post_scores),
     ("GET", "/api/public/v3/scores", _get_scores),
     ("DELETE", "/api/public/scores/([^/]+)", _delete_score),
+    ("DELETE", "/api/public/traces/([^/]+)", _delete_trace),
     ("GET", "/api/public/v2/observations", _get_observations),
     ("GET", "/api/public/projects", _projects),
     ("GET", "/api/public/health", _health),
