@@ -97,7 +97,10 @@ def trust(found: Agreement) -> str:
         return "ranks runs as people do, beyond chance"
     if tau.high < 0:
         return "ranks runs the other way round than people: do not train on it"
-    return "not shown to agree with people: review more runs before training on it"
+    return (
+        "not shown to agree with people: let them review more runs (`langchain-art review push "
+        "--pick disagreement`) before you train on it"
+    )
 
 
 def _scores(run: Trajectory) -> dict[str, float]:
