@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+#: Attribute of an error, of whatever class, with which a call of `ChatART` ended: true.
+OF_OUR_CALL = "of_langchain_art_call"
+
 
 class ArtError(Exception):
     """Base of every error that langchain-art raises on purpose."""

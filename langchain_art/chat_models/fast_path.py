@@ -13,8 +13,8 @@ import asyncio
 import inspect
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, Generic, Self, TypeAlias, TypeVar, cast
@@ -36,6 +36,7 @@ from langchain_art.chat_models import http_pools
 from langchain_art.chat_models.http_answer import Answer
 from langchain_art.chat_models.http_pools import httpx
 from langchain_art.chat_models.http_post import POST_ERRORS, Connections, Target, post_async
+from langchain_art.errors import OF_OUR_CALL
 from langchain_art.wire.base_urls import foreign_answer, no_answer
 
 _PATH = "chat/completions"
@@ -201,6 +202,24 @@ class _Completions(ABC, Generic[Client]):
         return rules._calculate_retry_timeout(left, _SDK_REQUEST)
 
 
+class _Stream(openai.Stream[object]):
+    """Chunks, whose errors are `_as_our_errors`."""
+
+    def __stream__(self) -> Iterator[object]:
+        with _as_our_errors(self._client):
+            yield from super().__stream__()
+
+
+class _AsyncStream(openai.AsyncStream[object]):
+    """As `_Stream`, for asynchronous calls."""
+
+    async def __stream__(self) -> AsyncIterator[object]:
+        with _as_our_errors(self._client):
+            async with aclosing(cast(Any, super().__stream__())) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+
 class Completions(_Completions[openai.OpenAI]):
     """For synchronous calls."""
 
@@ -209,7 +228,7 @@ class Completions(_Completions[openai.OpenAI]):
         return self._create_raw(**payload).parse()
 
     def _create_raw(self, **payload: Any) -> RawReply:
-        with _in_words(self._client):
+        with _as_our_errors(self._client):
             return self._send(payload)
 
     def _send(self, payload: dict[str, Any]) -> RawReply:
@@ -219,7 +238,7 @@ class Completions(_Completions[openai.OpenAI]):
                 **_arguments(payload),
                 cast_to=cast("type[Any]", object),
                 stream=True,
-                stream_cls=openai.Stream[object],
+                stream_cls=_Stream,
             )
             return RawReply(stream.response, stream)
         target = self._direct_target(payload)
@@ -249,7 +268,7 @@ class AsyncCompletions(_Completions[openai.AsyncOpenAI]):
         return (await self._create_raw(**payload)).parse()
 
     async def _create_raw(self, **payload: Any) -> RawReply:
-        with _in_words(self._client):
+        with _as_our_errors(self._client):
             return await self._send(payload)
 
     async def _send(self, payload: dict[str, Any]) -> RawReply:
@@ -259,7 +278,7 @@ class AsyncCompletions(_Completions[openai.AsyncOpenAI]):
                 **_arguments(payload),
                 cast_to=cast("type[Any]", object),
                 stream=True,
-                stream_cls=openai.AsyncStream[object],
+                stream_cls=_AsyncStream,
             )
             return RawReply(stream.response, stream)
         target = self._direct_target(payload)
@@ -295,25 +314,26 @@ def _as_langchain_errors() -> Generator[None]:
 
 
 @contextmanager
-def _in_words(client: openai.OpenAI | openai.AsyncOpenAI) -> Generator[None]:
-    """Lets the SDK's errors say which server it is and what to do next; their types stay.
+def _as_our_errors(client: openai.OpenAI | openai.AsyncOpenAI) -> Generator[None]:
+    """Marks the SDK's errors, which say which server it is and what to do next; their types stay.
 
     Of a server that did not answer, the SDK says "Connection error."; of a foreign one, its page.
     """
     try:
         yield
-    except openai.APITimeoutError:
-        raise  # the server is there
-    except openai.APIConnectionError as error:
-        why = error.__cause__ or error
-        where = str(client.base_url).rstrip("/")
-        _reword(error, no_answer(where, f"{type(why).__name__}: {why}"))
-        raise
-    except openai.APIStatusError as error:
-        answer = error.response
-        if not (isinstance(error.body, dict) and "message" in error.body):
-            kind = answer.headers.get("content-type")
-            _reword(error, foreign_answer(answer.url, answer.status_code, kind, answer.text))
+    except (openai.APIError, httpx.TransportError) as error:
+        setattr(error, OF_OUR_CALL, True)
+        if isinstance(error, openai.APITimeoutError):
+            pass  # the server is there
+        elif isinstance(error, openai.APIConnectionError):
+            why = error.__cause__ or error
+            where = str(client.base_url).rstrip("/")
+            _reword(error, no_answer(where, f"{type(why).__name__}: {why}"))
+        elif isinstance(error, openai.APIStatusError):
+            answer = error.response
+            if not (isinstance(error.body, dict) and "message" in error.body):
+                kind = answer.headers.get("content-type")
+                _reword(error, foreign_answer(answer.url, answer.status_code, kind, answer.text))
         raise
 
 

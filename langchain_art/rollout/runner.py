@@ -8,19 +8,26 @@ unavailable is repeated when the server is back.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
-
-import httpx
+from urllib.parse import urlsplit
 
 from langchain_art._callables import call
-from langchain_art.errors import ConfigError, EngineUnavailable, Overloaded, ServerUnreachable
+from langchain_art.errors import (
+    OF_OUR_CALL,
+    ConfigError,
+    EngineUnavailable,
+    Overloaded,
+    ServerUnreachable,
+)
 from langchain_art.rollout.graph_rollout import Graph, as_function, is_graph
 from langchain_art.rollout.run_source import RunSource
 from langchain_art.wire import Trajectory
+from langchain_art.wire.base_urls import DEFAULT_BASE_URL
 
 if TYPE_CHECKING:
     from langchain_art.tracing.run import Run
@@ -45,6 +52,9 @@ class RolloutWorker(RunSource):
         rollout: see `Rollout`.
         concurrency: as of `gather`, like those that are not named here.
         on_run: called with what was recorded of each run, beside its trajectory: for an export.
+        server: its address, by which calls of other clients than ours are known
+            (`is_server_away`). None: ART_BASE_URL, or the default.
+        say: told of an outage for which runs are repeated.
     """
 
     def __init__(
@@ -57,11 +67,16 @@ class RolloutWorker(RunSource):
         ready: Callable[[], Awaitable[object]] | None = None,
         max_failed: float = 0.5,
         on_run: Callable[[Run], None] | None = None,
+        server: str | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(max_failed)
         self.concurrency = concurrency
         self.on_done, self.on_run = on_done, on_run
         self.retries, self.ready = retries, ready
+        self._server = server or os.environ.get("ART_BASE_URL") or DEFAULT_BASE_URL
+        self._say = say
+        self._repeating = 0
         self._is_graph = is_graph(rollout)
         self._function = _function(rollout)
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="rollout")
@@ -86,13 +101,22 @@ class RolloutWorker(RunSource):
         attempt = 0
         while True:
             within, trajectory, error = await self._once(name, work)
-            if error is None or attempt == self.retries or not is_server_away(error):
+            if error is None or attempt == self.retries or not is_server_away(error, self._server):
                 break
             self.retried += 1
-            await asyncio.sleep(min(0.5 * 2**attempt, 10.0))
-            attempt += 1
-            if self.ready is not None:
-                await self.ready()
+            if self._repeating == 0 and self._say is not None:
+                self._say(
+                    "The server did not serve a call, so runs that failed by it are repeated; the "
+                    f"first: {_words(error)} (scenario {name!r})"
+                )
+            self._repeating += 1
+            try:
+                await asyncio.sleep(min(0.5 * 2**attempt, 10.0))
+                attempt += 1
+                if self.ready is not None:
+                    await self.ready()
+            finally:
+                self._repeating -= 1
         if error is not None:
             self.count_failure(_words(error), name, error)
         for recorded in within.runs:
@@ -179,23 +203,47 @@ def _failure(error: Exception, run: Run, name: str) -> Trajectory:
     )
 
 
-def is_server_away(error: BaseException) -> bool:
-    """True if `error`, or a cause of it, is a server that did not answer or could not serve."""
+def is_server_away(error: BaseException, server: str) -> bool:
+    """True if `error`, or what it was raised from, is a call that our server could not serve.
+
+    Ours are calls of `ChatART`, of our clients, and of any client to the address `server`. What was
+    raised while such an error was handled, and not ``from`` it, is the program's own.
+    """
     found = [error]
     for one in found:  # grows by their causes while it is read
-        causes = [one.__cause__, one.__context__]
+        causes = [one.__cause__]
         if isinstance(one, BaseExceptionGroup):
             causes += cast("BaseExceptionGroup[BaseException]", one).exceptions
         found += [cause for cause in causes if cause is not None and cause not in found]
-    return any(map(_is_away, found))
+    return any(_is_away(one, server) for one in found)
 
 
-def _is_away(error: BaseException) -> bool:
-    if isinstance(error, httpx.TransportError | ServerUnreachable | EngineUnavailable | Overloaded):
+def _is_away(error: BaseException, server: str) -> bool:
+    if isinstance(error, ServerUnreachable | EngineUnavailable | Overloaded):
         return True
-    # OpenAI's errors by name, so that its SDK (and its import time) is not needed here.
-    kinds = [k.__name__ for k in type(error).__mro__ if k.__module__.split(".")[0] == "openai"]
+    # By name, so that OpenAI's SDK (and its import time) is not needed here, nor its HTTP library.
+    kinds = {k.__name__ for k in type(error).__mro__ if k.__module__.split(".")[0] in _CLIENTS}
     status = getattr(error, "status_code", None)
-    return "APIConnectionError" in kinds or (
-        bool(kinds) and isinstance(status, int) and (status == 429 or status >= 500)
+    unserved = (
+        "APIStatusError" in kinds and isinstance(status, int) and (status == 429 or status >= 500)
     )
+    if not unserved and kinds.isdisjoint(("APIConnectionError", "TransportError")):
+        return False
+    return getattr(error, OF_OUR_CALL, False) or _origin(_url(error)) == _origin(server)
+
+
+#: Libraries with whose errors a call of another client than ours to our server ends.
+_CLIENTS = ("openai", "httpx", "httpx2")
+
+
+def _url(error: BaseException) -> str:
+    try:
+        return str(cast(Any, error).request.url)
+    except (AttributeError, RuntimeError):  # httpx: "The .request property has not been set."
+        return ""
+
+
+def _origin(url: str) -> tuple[str | None, int | None]:
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return ("localhost" if parts.hostname in ("127.0.0.1", "::1") else parts.hostname), port

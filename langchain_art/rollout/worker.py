@@ -106,7 +106,13 @@ class LeaseWorker:
         self._concurrency, self._seconds = concurrency, lease_seconds
         self._tell = say
         self._worker = RolloutWorker(
-            rollout, concurrency, ready=client.ready, max_failed=math.inf, on_done=self._note
+            rollout,
+            concurrency,
+            ready=client.ready,
+            max_failed=math.inf,
+            on_done=self._note,
+            server=client.base_url,
+            say=say,
         )
         self._worker.expect(1)
         self._held: set[str] = set()  # leases that are not completed

@@ -223,6 +223,8 @@ def _headline(record: StepRecord, steps: int) -> list[str]:
         parts.append(f"{record.passed_over} passed over")
     if record.failed:
         parts.append(f"{record.failed} failed")
+    if record.retried:
+        parts.append(f"{record.retried} repeated")
     if "total" in record.seconds:
         parts.append(f"{record.seconds['total']:.1f}s")
     return parts

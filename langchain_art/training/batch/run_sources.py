@@ -57,7 +57,7 @@ def run_source(
     Args:
         plan: of the fit.
         client: of the server.
-        display: told that no worker is there.
+        display: told that no worker is there, and that the server is away.
         rollout: what is run.
         batch: id under which workers get the runs.
         on_done: as of `gather`.
@@ -83,6 +83,8 @@ def run_source(
         "ready": client.ready,
         "max_failed": plan.max_failed,
         "on_run": on_run,
+        "server": client.base_url,
+        "say": display.line,
     }
     if plan.forks is None:
         return RolloutWorker(rollout, plan.concurrency, **options)

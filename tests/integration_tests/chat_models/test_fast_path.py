@@ -206,7 +206,7 @@ def test_as_often_as_was_said(server: RawServer, ask: Ask, max_retries: int) -> 
     with pytest.raises(openai.RateLimitError) as caught:
         ask(model_of(server, max_retries=max_retries))
     assert retries(server) == [str(i) for i in range(max_retries + 1)]
-    assert is_server_away(caught.value)
+    assert is_server_away(caught.value, "http://another/v1")
 
 
 def test_retry_after_is_kept_to(server: RawServer, ask: Ask) -> None:
@@ -248,7 +248,7 @@ def test_a_silent_server_runs_into_the_time_limit(server: RawServer, ask: Ask) -
     assert time.monotonic() - begun < 10
     done.set()
     assert retries(server) == ["0", "1"]
-    assert is_server_away(caught.value)
+    assert is_server_away(caught.value, "http://another/v1")
 
 
 def streamed(model: ChatART) -> list[Any]:
@@ -260,7 +260,7 @@ def test_no_server_at_all(ask: Ask, streams: bool) -> None:
     model = ChatART(model="m", base_url="http://127.0.0.1:9", max_retries=0)
     with pytest.raises(openai.APIConnectionError) as caught:
         (streamed if streams else ask)(model)
-    assert is_server_away(caught.value)
+    assert is_server_away(caught.value, "http://another/v1")
     assert caught.value.request.url == "http://127.0.0.1:9/v1/chat/completions"
     assert "Start a server with `langchain-art serve MODEL`" in str(caught.value)
     assert "No answer from http://127.0.0.1:9/v1" in caught.value.message
@@ -464,7 +464,7 @@ def test_a_stream_that_is_cut_off_says_so(server: RawServer, how: str) -> None:
     server.answers = [cut]
     with pytest.raises((openai.APIConnectionError, httpx.TransportError)) as caught:
         stream(model_of(server), how)
-    assert is_server_away(caught.value)
+    assert is_server_away(caught.value, "http://another/v1")
     assert len(server.seen) == 1  # half of a sample is no reason to draw another
 
 

@@ -13,9 +13,15 @@ import openai
 import pytest
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 
-from langchain_art.errors import ConfigError, EngineUnavailable, RolloutFailed, ServerUnreachable
-from langchain_art.rollout.gather import gather, gather_sync
-from langchain_art.rollout.runner import is_server_away
+from langchain_art.errors import (
+    OF_OUR_CALL,
+    ConfigError,
+    EngineUnavailable,
+    RolloutFailed,
+    ServerUnreachable,
+)
+from langchain_art.rollout.gather import gather, gather_from, gather_sync
+from langchain_art.rollout.runner import RolloutWorker, is_server_away
 from langchain_art.rollout.scenarios import draw, group_ids, scenario_id
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
@@ -283,6 +289,54 @@ async def test_a_run_is_made_anew_when_the_server_was_away() -> None:
     assert (attempts, waited) == (3, 2)
 
 
+@pytest.mark.parametrize("kind", ["httpx", "implicit", "foreign model"])
+async def test_a_tools_own_failure_is_kept_with_its_reward(kind: str) -> None:
+    """As a ValueError is: the run is not made again until it looks better."""
+    runs = 0
+
+    async def rollout(scenario: Scenario) -> Run:
+        nonlocal runs
+        runs += 1
+        async with capture(scenario=scenario.id) as run:
+            run.reward = scenario.value
+            if scenario.id == "b":
+                return run
+            if kind == "httpx":
+                raise httpx.ReadTimeout("the tool's own API")
+            if kind == "foreign model":
+                raise openai.APIConnectionError(request=httpx.Request("POST", "http://judge/v1"))
+            try:
+                raise ServerUnreachable("gone")
+            except ServerUnreachable:
+                raise KeyError("raised while one was handled")  # noqa: B904
+
+    found = await gather(rollout, SCENARIOS, group_size=2)
+    assert (runs, found.retried, found.failed) == (4, 0, 2)
+    assert found.rewards == [0.25, 0.25, 0.75, 0.75]
+
+
+async def test_a_repeated_run_is_said_once_an_outage() -> None:
+    attempts, said = 0, list[str]()
+
+    async def rollout(_: Scenario) -> float:
+        nonlocal attempts
+        attempts += 1
+        if attempts <= 4:
+            raise ServerUnreachable("gone")
+        return 1.0
+
+    async def ready() -> None:
+        await asyncio.sleep(0.1)
+
+    worker = RolloutWorker(rollout, ready=ready, say=said.append)
+    await gather_from(worker, [SCENARIOS[0]] * 4, group_size=1)
+    assert worker.retried == 4
+    assert said == [
+        "The server did not serve a call, so runs that failed by it are repeated; the first: "
+        "ServerUnreachable: gone (scenario 'a')"
+    ]
+
+
 async def test_retries_are_bounded_and_then_it_is_a_failure() -> None:
     async def rollout(_: Scenario) -> float:
         raise EngineUnavailable("restarting")
@@ -306,43 +360,65 @@ async def test_a_server_that_stays_away_ends_it() -> None:
         await gather(rollout, SCENARIOS, ready=ready)
 
 
-def openai_error(status: int) -> openai.APIStatusError:
-    request = httpx.Request("POST", "http://a")
+OURS = "http://localhost:8000/v1"
+REQUEST = httpx.Request("POST", f"{OURS}/chat/completions")
+FOREIGN = httpx.Request("POST", "http://localhost:9000/v1/chat/completions")
+
+
+def openai_error(status: int, request: httpx.Request = REQUEST) -> openai.APIStatusError:
     kinds = {429: openai.RateLimitError, 404: openai.NotFoundError}
     kind = kinds.get(status, openai.InternalServerError)
     return kind("x", response=httpx.Response(status, request=request), body=None)
 
 
+def marked(error: Exception) -> Exception:
+    setattr(error, OF_OUR_CALL, True)
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "away"),
     [
-        (openai.APIConnectionError(request=httpx.Request("POST", "http://a")), True),
-        (openai.APITimeoutError(request=httpx.Request("POST", "http://a")), True),
+        (openai.APIConnectionError(request=REQUEST), True),
+        (openai.APITimeoutError(request=REQUEST), True),
+        (openai.APIConnectionError(request=httpx.Request("POST", "http://127.0.0.1:8000/x")), True),
         (openai_error(503), True),
         (openai_error(500), True),
         (openai_error(429), True),
         (openai_error(404), False),
-        (httpx.ConnectError("x"), True),
+        (httpx.ReadTimeout("x", request=REQUEST), True),
+        (openai.APIConnectionError(request=FOREIGN), False),
+        (openai.APITimeoutError(request=FOREIGN), False),
+        (openai_error(503, FOREIGN), False),
+        (openai_error(429, FOREIGN), False),
+        (httpx.ReadTimeout("x", request=FOREIGN), False),
+        (httpx.ConnectError("x"), False),
+        (marked(openai.APIConnectionError(request=FOREIGN)), True),
+        (marked(openai_error(503, FOREIGN)), True),
+        (marked(openai_error(400, FOREIGN)), False),
         (ServerUnreachable("x"), True),
-        (ExceptionGroup("branches", [ValueError(), httpx.ReadError("x")]), True),
+        (ExceptionGroup("branches", [ValueError(), ServerUnreachable("x")]), True),
+        (ExceptionGroup("branches", [ValueError(), httpx.ReadError("x")]), False),
         (ValueError("x"), False),
         (ConnectionError("some tool's socket"), False),
     ],
 )
 def test_who_is_away(error: Exception, away: bool) -> None:
-    assert is_server_away(error) is away
+    assert is_server_away(error, OURS) is away
     wrapped = RuntimeError("node failed")
     wrapped.__cause__ = error
-    assert is_server_away(wrapped) is away
-    context = RuntimeError("while handling")
-    context.__context__ = wrapped
-    assert is_server_away(context) is away
+    assert is_server_away(wrapped, OURS) is away
+    grouped = ExceptionGroup("branches", [ExceptionGroup("nested", [wrapped])])
+    assert is_server_away(grouped, OURS) is away
+    handled = RuntimeError("raised while it was handled")
+    handled.__context__ = wrapped
+    assert not is_server_away(handled, OURS)
 
 
 def test_causes_in_a_circle_end() -> None:
     first, second = ValueError(), ValueError()
     first.__cause__, second.__cause__ = second, first
-    assert not is_server_away(first)
+    assert not is_server_away(first, OURS)
 
 
 def test_scenario_ids() -> None:

@@ -356,3 +356,8 @@ def test_what_chooses_nothing_is_refused(trainable: Any) -> None:
     with pytest.raises(ConfigError, match="expected names of nodes"):
         check_trainable(trainable)
     assert check_trainable(None) == {}
+
+
+def test_repeated_runs_are_said() -> None:
+    assert "1 failed  3 repeated" in displayed(step(ONE, failed=1, retried=3), first=False)
+    assert "repeated" not in displayed(step(ONE), first=False)
