@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, cast
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import Message, SFTConfig, Trajectory, TrajectoryGroup, Turn
+from langchain_art.wire.identifiers import unwritable
 
 Conversation: TypeAlias = "Trajectory | str | Mapping[str, Any] | Sequence[Any]"
 """One of
@@ -115,6 +116,8 @@ def _trajectory(given: Mapping[str, Any] | Sequence[Any], seen: Counter[str]) ->
             raise ValueError(f"got the fields {unknown}, expected `messages` and maybe `tools`")
         messages, tools = given["messages"], given.get("tools") or ()
     plain = _plain(cast("Sequence[Any]", messages))
+    if (why := unwritable({"messages": plain, "tools": tools})) is not None:
+        raise ValueError(why)
     text = json.dumps([plain, list(tools)], ensure_ascii=False)  # templates show their order
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
     seen[digest] += 1

@@ -144,7 +144,7 @@ class Endpoints(JobEndpoints, KeyEndpoints, RolloutEndpoints):
         """Store groups; returns how many of their trajectories were new."""
         stored = 0
         for group in groups:
-            stored += yield post_group(group)
+            stored += yield from post_group(group)
         return stored
 
     @endpoint

@@ -12,12 +12,14 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from langchain_art.client.waiting import FIRST_ANSWER, SILENCE, Waiting, reason
 from langchain_art.errors import (
     REFUSALS,
     ArtError,
     AuthenticationFailed,
+    ConfigError,
     Damaged,
     EngineUnavailable,
     InvalidRequest,
@@ -27,6 +29,7 @@ from langchain_art.errors import (
     ServerUnreachable,
 )
 from langchain_art.wire.base_urls import foreign_answer, no_answer
+from langchain_art.wire.identifiers import unwritable
 
 T = TypeVar("T")
 Param: TypeAlias = "str | float | Sequence[str] | None"
@@ -74,7 +77,13 @@ class Request(Generic[T]):
         if self.body is not None:
             headers["content-type"] = "application/json"
             if isinstance(self.body, BaseModel):
-                content = self.body.model_dump_json(exclude_unset=True, fallback=str)
+                try:
+                    content = self.body.model_dump_json(exclude_unset=True, fallback=str)
+                except PydanticSerializationError as error:
+                    raise ConfigError(
+                        f"{self.method} {self.path}: got what JSON does not have in "
+                        f"{unwritable(self.body)}"
+                    ) from error
             else:
                 content = json.dumps(self.body)
         return {

@@ -79,7 +79,7 @@ class JobEndpoints(Address):
         ids: list[tuple[str, ...]] = []
         for group in groups:
             if isinstance(group, TrajectoryGroup):
-                yield post_group(group)
+                yield from post_group(group)
                 ids.append(tuple(run.id for run in group.trajectories))
             else:
                 ids.append(tuple(group))
@@ -120,7 +120,7 @@ class JobEndpoints(Address):
         config = sft_config(config)
         read = read_conversations(conversations)
         for group in to_post(read):
-            yield post_group(group)
+            yield from post_group(group)
         ids = tuple(one if isinstance(one, str) else one.id for one in read)
         what = {"policy": policy, "groups": (ids,), "config": config}
         return (yield _order(key, trainable, **what, schedule_step=schedule_step))
@@ -157,7 +157,7 @@ class JobEndpoints(Address):
                 "expected at least one pair: the chosen conversation and the rejected one"
             )
         for group in to_post([one for pair in read for one in pair]):
-            yield post_group(group)
+            yield from post_group(group)
         ids = tuple(tuple(one if isinstance(one, str) else one.id for one in pair) for pair in read)
         config = config or PreferenceConfig()
         return (yield _order(key, None, policy=policy, groups=ids, config=config))

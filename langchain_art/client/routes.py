@@ -11,7 +11,7 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from langchain_art.client.http_request import Flow, Param, Request
-from langchain_art.errors import ConfigError
+from langchain_art.errors import BodyTooLarge, ConfigError
 from langchain_art.wire import (
     MAX_REVIEWS,
     RefusedReview,
@@ -91,9 +91,18 @@ def stored_of(content: bytes) -> int:
     return int(json.loads(content)["stored"])
 
 
-def post_group(group: TrajectoryGroup) -> Request[int]:
-    """The request that stores a group."""
-    return Request("POST", "/v1/groups", stored_of, body=group)
+def post_group(group: TrajectoryGroup) -> Flow[int]:
+    """Store a group, in parts if it is too large for one request; how many runs were new."""
+    try:
+        return (yield Request("POST", "/v1/groups", stored_of, body=group))
+    except BodyTooLarge:
+        runs = group.trajectories
+        if len(runs) == 1:
+            raise
+        stored, half = 0, len(runs) // 2
+        for part in (runs[:half], runs[half:]):
+            stored += yield from post_group(group.model_copy(update={"trajectories": part}))
+        return stored
 
 
 def put_all(reviews: Sequence[Review]) -> Flow[ReviewsKept]:

@@ -14,6 +14,7 @@ import httpx
 
 from langchain_art.client.endpoints import Endpoints
 from langchain_art.client.http_request import RETRYABLE, Flow, Request
+from langchain_art.errors import BodyTooLarge
 
 T = TypeVar("T")
 
@@ -63,7 +64,12 @@ class ArtClient(Endpoints):
             try:
                 request = next(made)
                 while True:
-                    request = made.send(self._send(request))
+                    try:
+                        answer = self._send(request)
+                    except BodyTooLarge as error:
+                        request = made.throw(error)
+                    else:
+                        request = made.send(answer)
             except StopIteration as stop:
                 return stop.value
 

@@ -12,7 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from langchain_art._callables import call
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import Trajectory, TrajectoryGroup
-from langchain_art.wire.identifiers import MAX_REWARD, RewardValue
+from langchain_art.wire.identifiers import MAX_REWARD, RewardValue, escaped
+from langchain_art.wire.trajectories import storable
 
 Scores: TypeAlias = "TrajectoryGroup | Sequence[float]"
 Evaluator: TypeAlias = "Callable[[TrajectoryGroup], Scores | Awaitable[Scores]]"
@@ -71,7 +72,7 @@ async def score_groups(
 
     outcomes = await asyncio.gather(*(one(group) for group in groups))
     errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-    first = f"{type(errors[0]).__name__}: {errors[0]}" if errors else None
+    first = escaped(f"{type(errors[0]).__name__}: {errors[0]}") if errors else None
     if errors and len(errors) == len(outcomes):
         raise ArtError(
             f"The evaluator raised for all {len(errors)} groups, so there is nothing to learn "
@@ -106,7 +107,7 @@ async def score_group(group: TrajectoryGroup, evaluator: Evaluator) -> Trajector
             f"The evaluator returned a group of other runs than it was given ({group.id!r}); "
             "return the same runs, each with its reward (or None)."
         )
-    merged = tuple(scored.get(t.id, t) for t in group.trajectories)
+    merged = tuple(storable(scored.get(t.id, t)) for t in group.trajectories)
     return group.model_copy(update={"trajectories": merged, "metadata": scores.metadata})
 
 

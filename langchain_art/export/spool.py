@@ -19,6 +19,8 @@ from pydantic import ValidationError
 
 from langchain_art.errors import ConfigError
 from langchain_art.export.records import ExportBatch, ExportedRun
+from langchain_art.wire.identifiers import unwritable
+from langchain_art.wire.trajectories import storable
 
 #: Most runs and most bytes of one file. Written out for a destination, prompts repeat what was said
 #: before: a request is several times as large.
@@ -48,7 +50,7 @@ class Spool:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         sent, files = self._sent(), list[Path]()
-        parts = list(_parts(runs))
+        parts = list(_parts([_storable(run) for run in runs]))
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
             batch = ExportBatch(runs=tuple(part), experiments=(experiments or {}) if last else {})
@@ -121,6 +123,23 @@ class Spool:
     def _sent(self) -> set[str]:
         path = self.folder / "sent"
         return set(path.read_text().split("\n")) if path.exists() else set()
+
+
+def _storable(run: ExportedRun) -> ExportedRun:
+    """The run, or what of it can be written (`trajectories.storable`)."""
+    if unwritable(run) is None:
+        return run
+    labels = run.labels
+    if unwritable(labels) is not None:
+        labels = labels.model_copy(update={"session": None, "user": None, "tags": ()})
+    spans = [
+        span
+        if unwritable(span) is None
+        else span.model_copy(update={"input": None, "output": None, "error": None})
+        for span in run.spans
+    ]
+    known = {"trajectory": storable(run.trajectory), "spans": tuple(spans), "labels": labels}
+    return run.model_copy(update=known)
 
 
 def _parts(runs: Sequence[ExportedRun]) -> Iterator[list[ExportedRun]]:

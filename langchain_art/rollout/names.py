@@ -78,7 +78,8 @@ def check_portable(scenarios: Iterable[object], name: str) -> None:
     """
     for index, scenario in enumerate(scenarios):
         try:
-            same = json.loads(json.dumps(scenario, allow_nan=False)) == scenario
+            text = json.dumps(scenario, allow_nan=False, ensure_ascii=False)
+            same = json.loads(text.encode()) == scenario
         except (TypeError, ValueError, RecursionError):
             same = False
         if not same:

@@ -28,6 +28,8 @@ from langchain_art.rollout.graph_rollout import Graph, as_function, is_graph
 from langchain_art.rollout.run_source import RunSource
 from langchain_art.wire import Trajectory
 from langchain_art.wire.base_urls import DEFAULT_BASE_URL
+from langchain_art.wire.identifiers import escaped
+from langchain_art.wire.trajectories import storable
 
 if TYPE_CHECKING:
     from langchain_art.tracing.run import Run
@@ -100,14 +102,14 @@ class RolloutWorker(RunSource):
         """
         attempt = 0
         while True:
-            within, trajectory, error = await self._once(name, work)
+            within, made, error = await self._once(name, work)
             if error is None or attempt == self.retries or not is_server_away(error, self._server):
                 break
             self.retried += 1
             if self._repeating == 0 and self._say is not None:
                 self._say(
                     "The server did not serve a call, so runs that failed by it are repeated; the "
-                    f"first: {_words(error)} (scenario {name!r})"
+                    f"first: {words_of(error)} (scenario {name!r})"
                 )
             self._repeating += 1
             try:
@@ -117,8 +119,11 @@ class RolloutWorker(RunSource):
                     await self.ready()
             finally:
                 self._repeating -= 1
+        trajectory = storable(made)
         if error is not None:
-            self.count_failure(_words(error), name, error)
+            self.count_failure(words_of(error), name, error)
+        elif trajectory is not made:
+            self.count_failure(str(trajectory.error), name)
         for recorded in within.runs:
             if self.on_run is not None and recorded.id == trajectory.id:
                 self.on_run(recorded)
@@ -174,8 +179,13 @@ def _function(rollout: Rollout) -> Callable[..., Any]:
     )
 
 
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:2000]
+def words_of(error: BaseException) -> str:
+    """An error's class and message, as a text that can be stored."""
+    try:
+        words = str(error)
+    except Exception as why:  # noqa: BLE001 - user code
+        words = f"its message raised {type(why).__name__}"
+    return escaped(f"{type(error).__name__}: {words}"[:2000]).replace("\0", "")
 
 
 def _trajectory(outcome: object, name: str) -> Trajectory:
@@ -199,7 +209,7 @@ def _failure(error: Exception, run: Run, name: str) -> Trajectory:
         turns=tuple(run.turns)[:4096],
         reward=run.reward,
         status="failed",
-        error=_words(error),
+        error=words_of(error),
     )
 
 

@@ -13,10 +13,11 @@ from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import ID, scenario_name
+from langchain_art.wire.identifiers import escaped
 
 S = TypeVar("S")
 
@@ -31,11 +32,21 @@ def scenario_id(scenario: Any) -> str:
         given = cast(Mapping[str, Any], scenario).get("id")
     if given is not None and not callable(given):
         return scenario_name(str(given))
-    if isinstance(scenario, BaseModel):
-        scenario = scenario.model_dump(mode="json")
-    elif dataclasses.is_dataclass(scenario) and not isinstance(scenario, type):
-        scenario = dataclasses.asdict(scenario)
-    return _digest(json.dumps(scenario, sort_keys=True, default=repr))
+    try:
+        if isinstance(scenario, BaseModel):
+            scenario = scenario.model_dump(mode="json")
+        elif dataclasses.is_dataclass(scenario) and not isinstance(scenario, type):
+            scenario = dataclasses.asdict(scenario)
+        text = json.dumps(scenario, sort_keys=True, default=repr)
+    except (TypeError, ValueError, RecursionError):
+        try:
+            text = to_json(scenario, fallback=repr, bytes_mode="base64").decode()
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"A scenario of type {type(scenario).__name__} has no content to name it by: "
+                f"{escaped(str(error))}. Give it an attribute (or key) `id`."
+            ) from error
+    return _digest(text)
 
 
 def check_scenarios(scenarios: object, name: str) -> None:
@@ -66,10 +77,11 @@ def portable(scenario: Any) -> dict[str, Any]:
     Models and data classes become mappings. Empty if the scenario is not JSON, or more than 64 kB.
     """
     try:
-        text = json.dumps(to_jsonable_python(scenario), allow_nan=False)
+        text = json.dumps(to_jsonable_python(scenario), allow_nan=False, ensure_ascii=False)
+        size = len(text.encode())
     except (PydanticSerializationError, TypeError, ValueError, RecursionError):
         return {}
-    return {"scenario": json.loads(text)} if len(text.encode()) < MAX_SCENARIO else {}
+    return {"scenario": json.loads(text)} if size < MAX_SCENARIO else {}
 
 
 def _digest(text: str) -> str:

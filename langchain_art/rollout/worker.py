@@ -27,7 +27,7 @@ from langchain_art.errors import (
     RequestRefused,
 )
 from langchain_art.rollout.graph_rollout import is_remote
-from langchain_art.rollout.runner import Rollout, RolloutWorker
+from langchain_art.rollout.runner import Rollout, RolloutWorker, words_of
 from langchain_art.rollout.scenarios import scenario_id
 from langchain_art.wire import (
     AttemptOutcome,
@@ -291,5 +291,4 @@ class LeaseWorker:
 
 
 def _error(lease: RolloutLease, error: Exception, *, fatal: bool = False) -> AttemptOutcome:
-    words = f"{type(error).__name__}: {error}"[:4000].replace("\0", "")
-    return AttemptOutcome(trajectory_id=lease.trajectory_id, error=words, fatal=fatal)
+    return AttemptOutcome(trajectory_id=lease.trajectory_id, error=words_of(error), fatal=fatal)

@@ -130,10 +130,17 @@ def jsonable(value: Any, depth: int = _DEPTH) -> Any:
             value = dict(value)
         if isinstance(value, Mapping):
             items = cast("Mapping[Any, Any]", value).items()
-            return {str(key): jsonable(item, depth - 1) for key, item in items}
+            return {_text(key): jsonable(item, depth - 1) for key, item in items}
         if isinstance(value, list | tuple | set | frozenset):
             return [jsonable(item, depth - 1) for item in cast("Sequence[Any]", value)]
-    return str(value)
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - user code, which must not end a run
+        return object.__repr__(value)
 
 
 class LoggedPrompt(NamedTuple):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from typing import Annotated, Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic_core import from_json, to_json
 
 #: A policy's name: lower case, at most 64 characters, without slashes.
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -73,8 +75,58 @@ Message = dict[str, Any]
 """A chat message as OpenAI's dialect writes it (``role``, ``content``, ``tool_calls`` …)."""
 
 
+def escaped(text: str) -> str:
+    """A text whose lone surrogates, which UTF-8 does not have, are written as their escapes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def unwritable(value: Any) -> str | None:
+    r"""The first place of a value that JSON does not have, and why; None: it has all of it.
+
+    Example::
+
+        unwritable({"files": ["caf\udce9"]})
+        # "files[0]: a text with the lone surrogate '\udce9', which UTF-8 does not have"
+    """
+    why = _json_error(value)
+    return None if why is None else _place(value, "", why)
+
+
+def _json_error(value: Any) -> str | None:
+    try:
+        from_json(to_json(value, fallback=str))  # an integer may be written, and not be read again
+    except (ValueError, RecursionError) as error:  # pydantic's PydanticSerializationError included
+        return str(error)
+    return None
+
+
+def _place(value: Any, where: str, why: str) -> str:
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, BaseModel | Mapping):
+        items = [*dict(cast("Mapping[Any, Any]", value)).items()]
+    elif isinstance(value, list | tuple):
+        items = enumerate(cast("list[Any]", value))
+    for key, item in items:
+        known = key if isinstance(key, str | int) else type(key).__name__
+        inner = f"[{key}]" if isinstance(value, list | tuple) else f".{known}"
+        if isinstance(key, str) and (bad := _json_error(key)) is not None:
+            return _place(key, where, bad)
+        if (bad := _json_error(item)) is not None:
+            return _place(item, where + inner, bad)
+    if isinstance(value, str):
+        lone = next(one for one in value if "\ud800" <= one <= "\udfff")
+        why = f"a text with the lone surrogate {lone!r}, which UTF-8 does not have"
+    elif isinstance(value, int):
+        why = f"an integer of {value.bit_length()} bits, which JSON readers refuse"
+    return f"{escaped(where.lstrip('.')) or 'the value'}: {why}"
+
+
 def scenario_name(text: str) -> str:
-    """A text as a scenario's name: of more than 256 characters the first 200, and a hash of all."""
+    """A text as a scenario's name: of more than 256 characters the first 200, and a hash of all.
+
+    What cannot be stored (NUL, a lone surrogate) is written as its escape.
+    """
+    text = escaped(text).replace("\0", "\\x00")
     if len(text) <= 256:
         return text
     return f"{text[:200]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

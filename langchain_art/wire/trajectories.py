@@ -10,9 +10,19 @@ from collections import Counter
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import from_json, to_json
 
 from langchain_art.wire.calls import Turn
-from langchain_art.wire.identifiers import Id, Message, RewardValue, ScenarioName, Several, Wire
+from langchain_art.wire.identifiers import (
+    Id,
+    Message,
+    RewardValue,
+    ScenarioName,
+    Several,
+    Wire,
+    escaped,
+    unwritable,
+)
 
 #: Key of `Trajectory.metadata` of an evaluation's runs: the versions that it evaluated, as text
 #: (`EvalResult.version`).
@@ -20,6 +30,8 @@ EVALUATION = "evaluation"
 #: Key of `Trajectory.metadata`: what `capture()` could not hear, or not wholly, in words.
 NOT_HEARD = "not_heard"
 Status = Literal["completed", "failed", "interrupted", "truncated"]
+#: Most bytes of a run as JSON: half of what a server takes in one request (`max_body_bytes`).
+MAX_RUN_BYTES = 16 << 20
 
 
 class Trajectory(Wire):
@@ -69,6 +81,56 @@ class Trajectory(Wire):
             parts.append([*([earlier.reply] if earlier.reply else []), *turn.messages])
             turn = earlier
         return [*turn.messages, *(message for part in reversed(parts) for message in part)]
+
+
+def storable(run: Trajectory) -> Trajectory:
+    """The run itself; or, if a server cannot store it, a failed run whose `error` says which field.
+
+    That is one with a text or number that JSON does not have, or of more than `MAX_RUN_BYTES`. The
+    values to blame are left out; id, calls, rewards and scores stay.
+    """
+    if 0 < _size(run) <= MAX_RUN_BYTES:
+        return run
+    bad = unwritable(run)
+    fields = ("input", "output", "metadata", "turns", "error")
+    sizes = {name: _size(getattr(run, name)) for name in fields}
+    largest = max(sizes, key=lambda name: sizes[name])
+    why = bad or f"{largest}: {sizes[largest]:,} bytes; a run has {MAX_RUN_BYTES:,} at most"
+    why = f"{why}. This is not stored."
+    kept = {
+        "input": _kept(run.input),
+        "output": _kept(run.output),
+        "metadata": {key: one for key, one in run.metadata.items() if _kept({key: one})},
+        "scores": {key: one for key, one in run.scores.items() if _kept(key)},
+        "turns": tuple(turn if _kept(turn) else _without_texts(turn) for turn in run.turns),
+        "status": "failed",
+        "error": why if run.error is None else f"{escaped(run.error[:2000])} ({why})",
+    }
+    empty = {"metadata": {}, "turns": tuple(map(_without_texts, run.turns))}
+    for name in sorted(fields[:-1], key=lambda name: sizes[name], reverse=True):
+        if _size(found := run.model_copy(update=kept)) <= MAX_RUN_BYTES:
+            return found
+        kept[name] = empty.get(name)
+    return run.model_copy(update=kept)
+
+
+def _kept(value: Any) -> Any:
+    """The value if it can be written; else None."""
+    return value if unwritable(value) is None else None
+
+
+def _size(value: Any) -> int:
+    """Bytes of JSON; 0: it is none."""
+    try:
+        from_json(text := to_json(value, fallback=str))
+    except (ValueError, RecursionError):
+        return 0
+    return len(text)
+
+
+def _without_texts(turn: Turn) -> Turn:
+    known = {"messages": (), "tools": (), "reply": None, "edited": None, "error": None}
+    return turn.model_copy(update=known)
 
 
 class TrajectoryGroup(Wire):

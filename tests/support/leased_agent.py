@@ -31,6 +31,8 @@ async def rollout(scenario: dict[str, float]) -> Run:
         second = await model.ainvoke(f"And after {first.text}?")
         told.reward = (sum(second.text.encode()) % 97) / 97
         told.metadata["pid"] = os.getpid()
+        if scenario.get("spoils"):
+            told.metadata["file"] = "caf\udce9"  # of a file that is not UTF-8
     return told
 
 

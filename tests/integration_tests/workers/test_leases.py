@@ -128,6 +128,19 @@ def kill_one_of_two(server: StubServer, out: Path) -> None:
     assert len(ids(server, "SELECT trajectory_id FROM trained")) == 3 * 2 * 4
 
 
+def test_a_run_that_cannot_be_stored_fails_alone(server: StubServer, tmp_path: Path) -> None:
+    given = [*scenarios(1), {"id": "lone", "q": 1, "spoils": True}]
+    with workers(server, 1, concurrency=8) as [worker]:
+        [step] = trainer(server, tmp_path).fit_sync(NAME, given, steps=1).history
+        assert end(worker)["failed"] == 4
+    assert (step.failed, step.retried, step.runs) == (4, 0, 8)
+    with ArtClient(server.base_url) as client:
+        errors = {run.error for run in client.trajectories(20, "lone")}
+    assert [str(one)[:44] for one in errors] == ["metadata.file: a text with the lone surrogat"]
+    with pytest.raises(ConfigError, match=r"train_scenarios\[0\].*expected a JSON value"):
+        trainer(server, tmp_path).fit_sync(NAME, [{"q": "caf\udce9"}], steps=1, fresh=True)
+
+
 def test_a_worker_that_was_stopped_has_its_late_attempt_discarded(
     server: StubServer, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from langchain_art.errors import (
 )
 from langchain_art.rollout.gather import gather, gather_from, gather_sync
 from langchain_art.rollout.runner import RolloutWorker, is_server_away
-from langchain_art.rollout.scenarios import draw, group_ids, scenario_id
+from langchain_art.rollout.scenarios import draw, group_ids, portable, scenario_id
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
 from langchain_art.wire import ID, Trajectory
@@ -150,6 +150,54 @@ async def test_a_failure_is_kept_and_never_zero() -> None:
     assert found.failed == 2
     assert found.first_error == "ValueError: tool broke (scenario 'a')"
     assert len(done) == 4
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+LONE = "caf\udce9"
+
+
+@pytest.mark.parametrize("error", [ValueError(LONE), ValueError("a\0b"), NoText()])
+async def test_an_errors_text_is_stored_as_far_as_it_can_be(error: Exception) -> None:
+    async def rollout(scenario: Scenario) -> float:
+        if scenario.id == "a":
+            raise error
+        return 1.0
+
+    [failed, _] = (await gather(rollout, SCENARIOS, group_size=1)).trajectories
+    told = {
+        ValueError: ("ValueError: caf\\udce9", "ValueError: ab"),
+        NoText: ("NoText: its message",),
+    }
+    assert (failed.error or "").startswith(told[type(error)])
+    assert Trajectory.model_validate_json(failed.model_dump_json()) == failed
+
+
+@pytest.mark.parametrize("kind", ["run", "trajectory", "number"])
+async def test_a_run_that_cannot_be_stored_is_a_failed_one_by_its_field(kind: str) -> None:
+    async def rollout(scenario: Scenario) -> Any:
+        if kind == "number":
+            return scenario.value
+        async with capture(scenario=scenario.id) as run:
+            run.reward = scenario.value
+            run.output = {"file": LONE} if scenario.id == "a" else {}
+        if kind == "run":
+            return run
+        return Trajectory(id=run.id, reward=run.reward, output={"file": LONE} if run.output else 1)
+
+    done: list[Trajectory] = []
+    found = await gather(rollout, SCENARIOS, group_size=2, on_done=done.append)
+    assert found.failed == (0 if kind == "number" else 2)
+    assert found.rewards == [0.25, 0.25, 0.75, 0.75], "it keeps its reward"
+    for one in found.groups[0].trajectories if found.failed else ():
+        assert (one.error or "").startswith("output.file: a text with the lone surrogate '\\udce9'")
+        assert one.output is None
+    assert (found.first_error or "").startswith("output.file") is (found.failed > 0)
+    assert sorted(one.status for one in done) == sorted(one.status for one in found.trajectories)
+    assert all(Trajectory.model_validate_json(one.model_dump_json()) == one for one in done)
 
 
 @pytest.mark.parametrize("kind", ["async", "plain", "outer"])
@@ -434,6 +482,22 @@ def test_scenario_ids() -> None:
     assert len(scenario_id({"id": "x" * 500})) <= 256
     with pytest.raises(ConfigError, match="attribute"):
         scenario_id(object())
+    odd = [
+        {"q": LONE},
+        {"q": 10**5000},
+        {"id": LONE},
+        {"id": "a\0b"},
+        {"id": LONE * 100},
+        {(1, 2): 3},
+    ]
+    names = [scenario_id(one) for one in odd]
+    assert len(set(names)) == len(odd)
+    assert names == [scenario_id(one) for one in odd]
+    assert all(Trajectory(id="t", scenario=name) for name in names)
+    with pytest.raises(ConfigError, match=r"no content to name it by: .*Give it an attribute"):
+        scenario_id({"q": LONE, "n": 10**5000})
+    assert portable({"q": LONE}) == portable({"q": 10**5000}) == {}
+    assert portable({"q": "é"}) == {"scenario": {"q": "é"}}
 
 
 def test_group_ids_are_ids_distinct_and_stable() -> None:

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from langchain_art.wire import Trajectory, Turn
+from langchain_art.wire.identifiers import unwritable
+from langchain_art.wire.trajectories import MAX_RUN_BYTES, storable
+
+LONE = "caf\udce9"
 
 
 @pytest.mark.parametrize(
@@ -27,3 +33,74 @@ def test_what_the_graph_threw_away_is_worth_nothing() -> None:
     thrown = Turn(reward=9.0, excluded_because="retried")
     assert Trajectory(id="t", turns=(thrown,)).total_return is None
     assert Trajectory(id="t", turns=(thrown, Turn(reward=1.0)), reward=1.0).total_return == 2.0
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ({"a": [1, {"b": LONE}]}, "a[1].b: a text with the lone surrogate '\\udce9', which UTF-8"),
+        ({"a": {LONE: 1}}, "a: a text with the lone surrogate"),
+        ({"a": ({"n": -(10**5000)},)}, "a[0].n: an integer of 16610 bits"),
+        ([b"\xff"], "[0]: "),
+        (LONE, "the value: a text with"),
+        (Turn(reply={"role": "assistant", "content": LONE}), "reply.content: a text with"),
+    ],
+)
+def test_the_place_of_what_json_does_not_have(value: Any, why: str) -> None:
+    assert (unwritable(value) or "").startswith(why)
+
+
+@pytest.mark.parametrize(
+    "value", [None, float("nan"), object(), {1: 2.5}, 10**4000, "é😀\0", [{"a": (1, 2)}], set("a")]
+)
+def test_what_json_has_or_what_becomes_a_text(value: Any) -> None:
+    assert unwritable(value) is None
+
+
+def stored(run: Trajectory) -> Trajectory:
+    found = storable(run)
+    assert Trajectory.model_validate_json(found.model_dump_json(fallback=str)) == found
+    assert len(found.model_dump_json()) <= MAX_RUN_BYTES
+    assert storable(found) is found
+    return found
+
+
+def test_what_can_be_stored_is_the_run_itself() -> None:
+    run = Trajectory(id="t", output={"x": "é"}, reward=1.0)
+    assert storable(run) is run
+
+
+def test_only_what_is_to_blame_is_left_out() -> None:
+    good = Turn(call_id="a", messages=({"role": "user", "content": "x"},), reward=1.0)
+    turns = (good, good.model_copy(update={"call_id": "b", "messages": ({"content": LONE},)}))
+    run = Trajectory(
+        id="t",
+        turns=turns,
+        input={"q": LONE},
+        output={"a": 1},
+        metadata={"file": LONE, "step": 3, LONE: 1},
+        scores={"good": 1.0, LONE: 2.0},
+        reward=0.5,
+        error=LONE,
+    )
+    found = stored(run)
+    assert (found.status, found.reward, found.scores) == ("failed", 0.5, {"good": 1.0})
+    assert (found.input, found.output, found.metadata) == (None, {"a": 1}, {"step": 3})
+    assert found.turns[0] == good
+    assert (found.turns[1].call_id, found.turns[1].reward) == ("b", 1.0)
+    assert found.turns[1].messages == ()
+    assert (found.error or "").startswith("caf\\udce9 (turns[1].messages[0].content: a text with")
+
+
+@pytest.mark.parametrize("field", ["input", "output", "metadata", "turns", "error"])
+def test_a_run_that_is_too_large_loses_its_largest_parts(field: str) -> None:
+    large = "x" * MAX_RUN_BYTES
+    value: dict[str, Any] = {
+        "metadata": {"a": large},
+        "turns": (Turn(call_id="a", messages=({"content": large},)),),
+    }
+    run = Trajectory(id="t", **({"output": {"a": 1}} | {field: value.get(field, large)}))
+    found = stored(run)
+    assert (found.status, len(found.turns)) == ("failed", len(run.turns))
+    assert found.output == (None if field == "output" else {"a": 1})
+    assert f"{field}: 16,777" in (found.error or "")

@@ -1,0 +1,201 @@
+"""One run of a batch that cannot be stored: it fails and says which field, and the others train."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from rich.console import Console
+
+from langchain_art import ArtClient, ChatART, ConfigError, Exporter, TrainConfig, Trainer, capture
+from langchain_art.export.exporter import Spool
+from langchain_art.tracing.run import Run
+from langchain_art.wire import Trajectory, TrajectoryGroup
+from langchain_art.wire.trajectories import MAX_RUN_BYTES
+from tests.support.stub_engines import StubServer
+
+LONE = "caf\udce9"  # what `open(errors="surrogateescape")` makes of a file that is not UTF-8
+MANY = 5000  # digits
+
+
+class NoText:
+    """An object of a program that has no text."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubServer]:
+    started = StubServer(tmp_path_factory.mktemp("runs") / "data", seconds=(0.0, 0.01)).start()
+    yield started
+    started.stop()
+
+
+def trainer(server: StubServer, out: Path, **options: Any) -> Trainer:
+    known: dict[str, Any] = {
+        "group_size": 4,
+        "groups_per_step": 2,
+        "config": TrainConfig(learning_rate=1e-4),
+        "out_dir": out,
+        "console": Console(file=io.StringIO(), width=1000),
+    }
+    return Trainer(model_of(server), **(known | options))
+
+
+def model_of(server: StubServer) -> ChatART:
+    return ChatART(model="tiny", base_url=server.base_url, max_tokens=4)
+
+
+def shown(trainer: Trainer) -> str:
+    return trainer._display.console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def output(value: Any) -> Callable[[Run], None]:
+    return lambda run: setattr(run, "output", {"files": ["a.txt", value]})
+
+
+def metadata(key: str, value: Any) -> Callable[[Run], None]:
+    return lambda run: run.metadata.update({key: value})
+
+
+def raised(words: str) -> Callable[[Run], None]:
+    def fail(_: Run) -> None:
+        raise ValueError(words)
+
+    return fail
+
+
+SPOILED: dict[str, tuple[Callable[[Run], None], str]] = {
+    "state": (output(LONE), "output.files[1]: a text with the lone surrogate '\\udce9'"),
+    "key": (output({LONE: 1}), "output.files[1]: a text with the lone surrogate '\\udce9'"),
+    "metadata": (metadata("file", LONE), "metadata.file: a text with the lone surrogate"),
+    "integer": (output({"n": 10**MANY}), "output.files[1].n: an integer of 16610 bits"),
+    "size": (output("x" * MAX_RUN_BYTES), f"output: {MAX_RUN_BYTES + 22:,} bytes"),
+    "error": (raised(LONE), "ValueError: caf\\udce9"),
+}
+
+
+def rollout_of(server: StubServer, spoil: Callable[[Run], None]) -> Callable[[Any], Any]:
+    """The first run of the first scenario is spoiled; the rewards of a group differ."""
+    model, runs = model_of(server), Counter[str]()
+
+    async def rollout(scenario: dict[str, Any]) -> Run:
+        runs[scenario["q"]] += 1
+        number = runs[scenario["q"]]
+        async with capture() as run:
+            await model.ainvoke(f"{scenario['q']} {number}")
+            run.reward = number / 4
+            if scenario["q"] == "a" and number == 1:
+                spoil(run)
+        return run
+
+    return rollout
+
+
+SCENARIOS = [{"q": "a"}, {"q": "b"}]
+
+
+@pytest.mark.parametrize("kind", SPOILED)
+async def test_a_fit_trains_the_others(server: StubServer, tmp_path: Path, kind: str) -> None:
+    spoil, why = SPOILED[kind]
+    fitting = trainer(server, tmp_path)
+    rollout = rollout_of(server, spoil)
+    result = await fitting.fit(rollout, SCENARIOS, steps=1, eval_scenarios=SCENARIOS[1:])
+    [step] = result.history
+    assert (step.failed, step.runs) == (1, 8), "it keeps the reward that it was given"
+    assert step.metrics["runs_trained"] == 8
+    assert f"1 rollouts failed; the first: {why}" in shown(fitting) or kind == "error"
+    with ArtClient(server.base_url) as client:
+        [failed] = [run for run in client.trajectories(20) if run.status == "failed"][:1]
+    assert failed.error is not None and why in failed.error
+    assert (failed.reward, len(failed.turns)) == (0.25, 1)
+
+
+async def test_what_has_a_text_is_stored_as_that(server: StubServer, tmp_path: Path) -> None:
+    values = [float("nan"), object(), NoText(), {NoText(): 1}, b"\xff", 10**2000]
+    rollout = rollout_of(server, output(values))
+    [step] = (await trainer(server, tmp_path).fit(rollout, SCENARIOS, steps=1)).history
+    assert (step.failed, step.metrics["runs_trained"]) == (0, 8)
+
+
+async def test_large_runs_are_sent_in_parts(server: StubServer, tmp_path: Path) -> None:
+    model = model_of(server)
+
+    async def rollout(scenario: dict[str, str]) -> Run:
+        async with capture() as run:
+            run.reward = len((await model.ainvoke(scenario["q"])).text) / 10
+            run.output = {"file": "x" * 5_000_000}
+        return run
+
+    fitting = trainer(server, tmp_path, group_size=8, groups_per_step=1)
+    [step] = (await fitting.fit(rollout, SCENARIOS, steps=1)).history
+    assert (step.failed, step.runs) == (0, 8)
+
+
+@pytest.mark.parametrize("scenario", [{"id": LONE}, {"id": "a\0b"}, {"q": LONE}, {"q": 10**MANY}])
+async def test_a_scenario_that_cannot_be_stored(
+    server: StubServer, tmp_path: Path, scenario: dict[str, Any]
+) -> None:
+    """Its runs train where they do not hold it; a graph's input does."""
+    model = model_of(server)
+
+    async def rollout(_: Any) -> Run:
+        async with capture() as run:
+            run.reward = (sum((await model.ainvoke(run.id)).text.encode()) % 97) / 97
+        return run
+
+    found = await trainer(server, tmp_path).fit(rollout, [scenario, {"q": "b"}], steps=1)
+    assert (found.history[0].failed, found.history[0].runs) == (0, 8)
+
+    class Graph:
+        async def ainvoke(self, state: Any, config: Any) -> Any:
+            await model.ainvoke("hi")
+            return {"messages": [HumanMessage(repr(list(state))), AIMessage("done")]}
+
+    judged = trainer(
+        server, tmp_path / "graph", evaluator=lambda group: [0.5] * len(group.trajectories)
+    )
+    found = await judged.fit(Graph(), [scenario, {"q": "b"}], steps=1)
+    assert found.history[0].groups == 2
+
+
+async def test_an_exported_fit_and_production(
+    server: StubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    out = Exporter("otlp", spool=tmp_path / "spool")
+    fitting = trainer(server, tmp_path / "fit", export=out)
+    [step] = (await fitting.fit(rollout_of(server, output(LONE)), SCENARIOS, steps=1)).history
+    assert step.failed == 1
+    with capture(export=out) as run:
+        model_of(server).invoke("hi")
+        run.metadata["langfuse_user_id"] = run.output = LONE
+    with capture(export=out) as other:
+        model_of(server).invoke("hi")
+    out.close()
+    spool = Spool(tmp_path / "spool")
+    kept = [one.trajectory for path in spool.files() for one in spool.read(path)[0].runs]
+    assert len(kept) == 10
+    by_id = {one.id: one for one in kept}
+    assert by_id[other.id].status == "completed"
+    assert (by_id[run.id].error or "").startswith("output: a text with the lone surrogate")
+
+
+def test_what_a_program_sends_itself_is_refused_by_its_field(server: StubServer) -> None:
+    run = Trajectory(id="t-lone", metadata={"file": {"text": LONE}})
+    group = TrajectoryGroup(id="g", trajectories=(run,))
+    where = "metadata.file.text: a text with the lone surrogate"
+    with ArtClient(server.base_url) as client:
+        with pytest.raises(ConfigError, match=where):
+            client.post_trajectory(run)
+        with pytest.raises(ConfigError, match=r"trajectories\[0\]\." + where):
+            client.post_groups([group])
+        with pytest.raises(ConfigError, match=r"conversation 1 .*messages\[0\].content: a text"):
+            said = [{"role": "user", "content": LONE}, {"role": "assistant", "content": "yes"}]
+            client.sft([said], "tiny")
