@@ -14,8 +14,9 @@ from langchain_art.rollout.graph_rollout import check_inputs
 from langchain_art.rollout.group_stream import GroupStream
 from langchain_art.rollout.run_source import RunSource
 from langchain_art.rollout.runner import Rollout, RolloutWorker
-from langchain_art.rollout.scenarios import check_scenarios, group_ids, scenario_id
+from langchain_art.rollout.scenarios import check_scenarios, group_ids
 from langchain_art.wire import Trajectory, TrajectoryGroup
+from langchain_art.wire.identifiers import scenario_id
 
 if TYPE_CHECKING:
     from langchain_art.tracing.run import Run

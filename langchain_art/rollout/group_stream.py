@@ -16,8 +16,9 @@ from pydantic import ValidationError
 
 from langchain_art.errors import ConfigError
 from langchain_art.rollout.run_source import RunSource
-from langchain_art.rollout.scenarios import portable, scenario_id
+from langchain_art.rollout.scenarios import portable
 from langchain_art.wire import Trajectory, TrajectoryGroup
+from langchain_art.wire.identifiers import scenario_id
 
 
 @dataclass

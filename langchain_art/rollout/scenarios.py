@@ -1,8 +1,7 @@
-"""Ids of scenarios and groups, the same in every run of a program, and the order of scenarios."""
+"""Ids of groups, the same in every run of a program; scenarios: their check, content and order."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import random
@@ -10,43 +9,17 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from pydantic import BaseModel
-from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from langchain_art.errors import ConfigError
-from langchain_art.wire import ID, scenario_name
-from langchain_art.wire.identifiers import escaped
+from langchain_art.wire import ID
 
 S = TypeVar("S")
 
 #: Bytes of JSON above which a scenario is left out of its group's metadata.
 MAX_SCENARIO = 64_000
-
-
-def scenario_id(scenario: Any) -> str:
-    """A scenario's name: its ``id``, or a hash of its content that is the same in every run."""
-    given: Any = getattr(scenario, "id", None)
-    if given is None and isinstance(scenario, Mapping):
-        given = cast(Mapping[str, Any], scenario).get("id")
-    if given is not None and not callable(given):
-        return scenario_name(str(given))
-    try:
-        if isinstance(scenario, BaseModel):
-            scenario = scenario.model_dump(mode="json")
-        elif dataclasses.is_dataclass(scenario) and not isinstance(scenario, type):
-            scenario = dataclasses.asdict(scenario)
-        text = json.dumps(scenario, sort_keys=True, default=repr)
-    except (TypeError, ValueError, RecursionError):
-        try:
-            text = to_json(scenario, fallback=repr, bytes_mode="base64").decode()
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(
-                f"A scenario of type {type(scenario).__name__} has no content to name it by: "
-                f"{escaped(str(error))}. Give it an attribute (or key) `id`."
-            ) from error
-    return _digest(text)
 
 
 def check_scenarios(scenarios: object, name: str) -> None:
@@ -82,15 +55,6 @@ def portable(scenario: Any) -> dict[str, Any]:
     except (PydanticSerializationError, TypeError, ValueError, RecursionError):
         return {}
     return {"scenario": json.loads(text)} if size < MAX_SCENARIO else {}
-
-
-def _digest(text: str) -> str:
-    if re.search(r" at 0x[0-9a-f]{6,}", text):
-        raise ConfigError(
-            f"A scenario looks like {text[:120]}, which differs from run to run. Give it an "
-            "attribute (or key) `id`."
-        )
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def group_ids(prefix: str, scenarios: Iterable[str]) -> Iterator[str]:

@@ -28,7 +28,6 @@ from langchain_art.errors import (
 )
 from langchain_art.rollout.graph_rollout import is_remote
 from langchain_art.rollout.runner import Rollout, RolloutWorker, words_of
-from langchain_art.rollout.scenarios import scenario_id
 from langchain_art.wire import (
     AttemptOutcome,
     LeaseRequest,
@@ -36,6 +35,7 @@ from langchain_art.wire import (
     LeasesReturned,
     RolloutLease,
 )
+from langchain_art.wire.identifiers import scenario_id
 
 #: Seconds of a request that waits for work.
 _HOLD = 20.0

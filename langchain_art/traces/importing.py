@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_art.export.brief import was_cut
 from langchain_art.export.names import HUMAN_REWARD
-from langchain_art.rollout.scenarios import scenario_id
 from langchain_art.traces.demonstrations import conversations
 from langchain_art.traces.provenance import Provenance, Recorder, is_redacted, keep_run, safe_id
 from langchain_art.traces.stored import REASONS as UNREADABLE
 from langchain_art.traces.stored import Read, StoredTrace
 from langchain_art.tracing.message_log import jsonable
 from langchain_art.wire import Review, Trajectory, TrajectoryGroup, Turn
+from langchain_art.wire.identifiers import scenario_id
 
 if TYPE_CHECKING:
     from langchain_art.client.sync_client import ArtClient

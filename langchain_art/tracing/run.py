@@ -15,8 +15,8 @@ from langchain_art.errors import ConfigError
 from langchain_art.tracing.message_log import jsonable
 from langchain_art.tracing.recorder import RunRecorder
 from langchain_art.tracing.spans import is_pause
-from langchain_art.wire import NOT_HEARD, CallTags, Status, Trajectory, Turn, scenario_name
-from langchain_art.wire.identifiers import MAX_REWARD
+from langchain_art.wire import NOT_HEARD, CallTags, Status, Trajectory, Turn
+from langchain_art.wire.identifiers import MAX_REWARD, scenario_id, scenario_name
 
 
 class Run:
@@ -37,18 +37,19 @@ class Run:
     def __init__(
         self,
         *,
-        scenario: str | None = None,
+        scenario: Any = None,
         id: str | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> None:
         try:
-            scenario = None if scenario is None else scenario_name(scenario)
-            tags = CallTags(trajectory_id=id or uuid4().hex, scenario=scenario)
+            named = scenario_name if isinstance(scenario, str) else scenario_id
+            known = None if scenario is None else named(scenario)
+            tags = CallTags(trajectory_id=id or uuid4().hex, scenario=known)
         except ValidationError as error:
             why = "; ".join(f"`{e['loc'][0]}`: {e['msg']}" for e in error.errors())
             raise ConfigError(f"a run cannot be named so: {why}") from error
         self.id: str = tags.trajectory_id or ""
-        self.scenario = scenario
+        self.scenario = known
         self.scores: dict[str, float] = {}
         self.metadata: dict[str, Any] = dict(metadata or {})
         self.input: Any = None

@@ -85,8 +85,9 @@ class capture:
     limit was reached) and is raised on.
 
     Args:
-        scenario: which task this is a run of (runs of one are judged as a group); default none. Of
-            more than 256 characters the first 200 are kept, and a hash of all.
+        scenario: which task this is a run of (runs of one are judged as a group): its name, or what
+            `Trainer` takes as a scenario, which is named by its ``id`` or its content. Default
+            none. Of more than 256 characters the first 200 are kept, and a hash of all.
         id: of the trajectory, unique; default a new one.
         metadata: kept with the run for review; default nothing.
         export: where the run goes when the scope ends (`Exporter`), with the rewards and scores
@@ -106,7 +107,7 @@ class capture:
     def __init__(
         self,
         *,
-        scenario: str | None = None,
+        scenario: Any = None,
         id: str | None = None,
         metadata: dict[str, Any] | None = None,
         export: RunExporter | None = None,

@@ -13,11 +13,11 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from langchain_art.evaluators.base import GroupEvaluator
 from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.rollout.runner import Rollout
-from langchain_art.rollout.scenarios import scenario_id
 from langchain_art.rollout.source import source_of
 from langchain_art.training.collapse.gate import Gate, not_below
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.results.records import Rates, Record
+from langchain_art.wire.identifiers import scenario_id
 
 #: Settings of the trainer that change what a fit learns.
 _SETTINGS = (

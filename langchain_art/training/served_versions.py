@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
 from langchain_art.client.async_client import AsyncArtClient
@@ -12,27 +12,40 @@ from langchain_art.wire import LoraConfig, OwnLoss, TrainConfig
 
 
 async def roll_back(
-    client: AsyncArtClient, policies: Sequence[str], display: Display, base: int = 0
+    client: AsyncArtClient,
+    policies: Sequence[str],
+    display: Display,
+    base: int = 0,
+    *,
+    before: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Let the policies that exist begin again from the version `base`."""
+    """Let the policies that exist begin again from the version `base`.
+
+    `before` is awaited once, if anything is to be undone; what it raises leaves all as it is.
+    """
     for policy in policies:
-        with suppress(NotFound):
+        try:
             version = (await client.policy(policy)).version
-            under_way = [job for job in await client.jobs(policy) if not job.ended]
-            for job in under_way:
-                with suppress(Conflict):  # it has ended, or publishes its version just now
-                    await client.cancel(job)
-                    display.line(f"fresh=True: {job.id}, a step of {policy}, is cancelled.")
-            if version == base and not under_way:
-                continue
-            try:
-                await client.rollback(policy, base, "fit(…, fresh=True) began anew")
-            except NotFound as error:
-                raise ConfigError(
-                    f"{policy}@{base}, from which it would begin anew, is not kept any more. Train "
-                    "a policy of another name."
-                ) from error
-            display.line(f"fresh=True: {policy} is rolled back from @{version} to @{base}.")
+        except NotFound:
+            continue
+        under_way = [job for job in await client.jobs(policy) if not job.ended]
+        if version == base and not under_way:
+            continue
+        if before is not None:
+            await before()
+            before = None
+        for job in under_way:
+            with suppress(Conflict):  # it has ended, or publishes its version just now
+                await client.cancel(job)
+                display.line(f"fresh=True: {job.id}, a step of {policy}, is cancelled.")
+        try:
+            await client.rollback(policy, base, "fit(…, fresh=True) began anew")
+        except NotFound as error:
+            raise ConfigError(
+                f"{policy}@{base}, from which it would begin anew, is not kept any more. Train "
+                "a policy of another name."
+            ) from error
+        display.line(f"fresh=True: {policy} is rolled back from @{version} to @{base}.")
 
 
 async def check_server(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from langchain_art._callables import run_sync
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.client.conversations import Conversations, sft_config
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.errors import ConfigError
+from langchain_art.errors import ConfigError, RolloutFailed
 from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.export.exporter import Exporter
 from langchain_art.rollout.forks import Forks
+from langchain_art.rollout.graph_rollout import check_inputs
 from langchain_art.rollout.runner import Rollout
 from langchain_art.trackers.base import Tracker
 from langchain_art.trackers.choice import chosen_trackers
@@ -28,7 +30,7 @@ from langchain_art.training.addresses import (
     trained_policies,
 )
 from langchain_art.training.batch.advantage_hook import AdvantageHook, check_hook
-from langchain_art.training.batch.run_sources import own_workers
+from langchain_art.training.batch.run_sources import own_workers, try_out
 from langchain_art.training.collapse.gate import Gate, check_gate
 from langchain_art.training.evaluate import evaluate
 from langchain_art.training.experiments.tune import TunesRates
@@ -52,7 +54,7 @@ from langchain_art.training.identity import identity_of
 from langchain_art.training.progress import Display
 from langchain_art.training.results.fit_result import FitResult
 from langchain_art.training.results.records import EvalResult
-from langchain_art.training.served_versions import roll_back, serving_version
+from langchain_art.training.served_versions import check_server, roll_back, serving_version
 from langchain_art.training.warm_start import WarmStart, WarmStartRun, warm_version
 from langchain_art.wire import LoraConfig, SFTConfig
 
@@ -220,9 +222,10 @@ class Trainer(TunesRates):
             eval_samples: runs per held-out scenario.
             stop_early: end after so many evaluations in a row without a gain, which is a mean above
                 the last gain's by more than the 95 % interval of the difference. None: never.
-            fresh: begin anew from the base: the policies are rolled back to version 0 (or to where
-                this folder's warm start had come), and the files of a fit in the folder are moved
-                to ``earlier/``. Versions that were made stay on the server as it keeps them.
+            fresh: begin anew from the base: once a run of `rollout` has worked, the policies are
+                rolled back to version 0 (or to where this folder's warm start had come), and the
+                files of a fit in the folder are moved to ``earlier/``. Versions that were made stay
+                on the server as it keeps them.
             on_step: called with the record of each step once it is on disk, before the evaluation
                 after it; may be async. What it raises ends the fit, which can be resumed.
 
@@ -243,11 +246,26 @@ class Trainer(TunesRates):
         plan, held_out = self._plan, schedule.eval_scenarios
         identity = identity_of(plan, self._models, rollout, train_scenarios, held_out)
         with alone(self.out_dir), exporting(plan, self.out_dir, self._display) as export:
-            async with self._client() as client:
+            async with self._client() as client, AsyncExitStack() as stack:
+                workers = own_workers(plan, client, self._display, rollout)
                 if fresh:
                     await client.ready()
+                    await check_server(client, plan.policies, plan.configs)
+                    for some in (train_scenarios, held_out):
+                        check_inputs(rollout, some)
+                    await stack.enter_async_context(workers)
+
+                    async def try_it() -> None:
+                        for name in plan.policies:
+                            await serving_version(client, name, plan.lora)
+                        some = train_scenarios if len(train_scenarios) else held_out
+                        try:
+                            await try_out(plan, client, self._display, rollout, some)
+                        except RolloutFailed as error:
+                            raise RolloutFailed(f"{error} Nothing was rolled back.") from error
+
                     base = warm_version(self.out_dir, plan.learning)
-                    await roll_back(client, plan.learning, self._display, base)
+                    await roll_back(client, plan.learning, self._display, base, before=try_it)
                 history = History(self.out_dir, identity, fresh=fresh)
                 if why := history.why_finished(steps):
                     self._display.line(why)
@@ -256,8 +274,9 @@ class Trainer(TunesRates):
                 more = (on_step, self._trackers, export)
                 fit = FitLoop(plan, client, history, self._display, rollout, schedule, *more)
                 try:
-                    async with own_workers(plan, client, self._display, rollout):
-                        result = await fit.run(train_scenarios)
+                    if not fresh:
+                        await stack.enter_async_context(workers)
+                    result = await fit.run(train_scenarios)
                 except (asyncio.CancelledError, KeyboardInterrupt):
                     self._display.line(
                         f"Stopped after step {history.done} of {steps}. Run the same again to go "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -10,6 +12,8 @@ from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
 from pydantic_core import from_json, to_json
+
+from langchain_art.errors import ConfigError
 
 #: A policy's name: lower case, at most 64 characters, without slashes.
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -130,6 +134,39 @@ def scenario_name(text: str) -> str:
     if len(text) <= 256:
         return text
     return f"{text[:200]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def scenario_id(scenario: Any) -> str:
+    """A scenario's name: its ``id``, or a hash of its content that is the same in every run."""
+    given: Any = getattr(scenario, "id", None)
+    if given is None and isinstance(scenario, Mapping):
+        given = cast(Mapping[str, Any], scenario).get("id")
+    if given is not None and not callable(given):
+        return scenario_name(str(given))
+    try:
+        if isinstance(scenario, BaseModel):
+            scenario = scenario.model_dump(mode="json")
+        elif dataclasses.is_dataclass(scenario) and not isinstance(scenario, type):
+            scenario = dataclasses.asdict(scenario)
+        text = json.dumps(scenario, sort_keys=True, default=repr)
+    except (TypeError, ValueError, RecursionError):
+        try:
+            text = to_json(scenario, fallback=repr, bytes_mode="base64").decode()
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"A scenario of type {type(scenario).__name__} has no content to name it by: "
+                f"{escaped(str(error))}. Give it an attribute (or key) `id`."
+            ) from error
+    return _digest(text)
+
+
+def _digest(text: str) -> str:
+    if re.search(r" at 0x[0-9a-f]{6,}", text):
+        raise ConfigError(
+            f"A scenario looks like {text[:120]}, which differs from run to run. Give it an "
+            "attribute (or key) `id`."
+        )
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Wire(BaseModel):

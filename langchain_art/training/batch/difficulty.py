@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from langchain_art.rollout.scenarios import draw, scenario_id
+from langchain_art.rollout.scenarios import draw
 from langchain_art.training.results.records import GroupResult
+from langchain_art.wire.identifiers import scenario_id
 
 #: The least share of its turns at which a scenario is drawn.
 FLOOR = 0.1

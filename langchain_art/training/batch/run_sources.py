@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from langchain_art.client.async_client import AsyncArtClient
-from langchain_art.errors import ConfigError
+from langchain_art.errors import ConfigError, RolloutFailed
 from langchain_art.ray import RayWorkers, require_ray
 from langchain_art.rollout.names import rollout_name
 from langchain_art.rollout.queued_runs import QueuedRuns
 from langchain_art.rollout.run_source import RunSource
 from langchain_art.rollout.runner import Rollout, RolloutWorker
+from langchain_art.rollout.scenarios import draw
 from langchain_art.tracing.run import Run
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.progress import Display
 from langchain_art.wire import Trajectory
+from langchain_art.wire.identifiers import scenario_id
 
 _ON_RAY = "Those on the Ray cluster are being started; where one has no room, that is said."
 
@@ -40,6 +44,43 @@ async def own_workers(
     where = (rollout_name(rollout), client.base_url, client.api_key)
     async with crew(chosen, *where, plan.concurrency, display.warn):
         yield
+
+
+async def try_out(
+    plan: FitSettings,
+    client: AsyncArtClient,
+    display: Display,
+    rollout: Rollout | str,
+    scenarios: Sequence[Any],
+) -> None:
+    """Run `rollout` until one run works, on as many scenarios as a group has runs at most.
+
+    Nothing is run if there is no scenario.
+
+    Raises:
+        RolloutFailed: none does, or more raise than `FitSettings.max_failed` of a group.
+    """
+    if not len(scenarios):
+        return
+    source = run_source(
+        replace(plan, forks=None),
+        client,
+        display,
+        rollout,
+        uuid.uuid4().hex,
+        on_done=lambda _: None,
+        on_run=None,
+    )
+    source.expect(plan.group_size)
+    try:
+        for place in range(plan.group_size):
+            scenario = draw(scenarios, place, plan.seed)
+            [run] = await source.run(scenario, scenario_id(scenario))
+            if run.status != "failed":
+                return
+        raise RolloutFailed(f"{plan.group_size} runs raised. The first: {source.first_error}.")
+    finally:
+        await source.close()
 
 
 def run_source(

@@ -22,11 +22,11 @@ from langchain_art.client.conversations import read_conversations
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.export.brief import brief
 from langchain_art.export.stored_messages import reply_of
-from langchain_art.rollout.scenarios import scenario_id
 from langchain_art.traces.from_langfuse import read_langfuse
 from langchain_art.traces.importing import import_traces
 from langchain_art.traces.stored import Read, StoredCall, StoredTrace
 from langchain_art.wire import Trajectory, TrajectoryGroup
+from langchain_art.wire.identifiers import scenario_id
 from langchain_art.wire.redaction import REDACTED
 from tests.support.exported_runs import export
 from tests.support.langfuse_server import LangfuseServer

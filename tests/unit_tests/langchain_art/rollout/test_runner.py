@@ -22,10 +22,11 @@ from langchain_art.errors import (
 )
 from langchain_art.rollout.gather import gather, gather_from, gather_sync
 from langchain_art.rollout.runner import RolloutWorker, is_server_away
-from langchain_art.rollout.scenarios import draw, group_ids, portable, scenario_id
+from langchain_art.rollout.scenarios import draw, group_ids, portable
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
 from langchain_art.wire import ID, Trajectory
+from langchain_art.wire.identifiers import scenario_id
 
 
 @dataclass(frozen=True)
@@ -498,6 +499,21 @@ def test_scenario_ids() -> None:
         scenario_id({"q": LONE, "n": 10**5000})
     assert portable({"q": LONE}) == portable({"q": 10**5000}) == {}
     assert portable({"q": "é"}) == {"scenario": {"q": "é"}}
+
+
+@pytest.mark.parametrize(
+    "scenario", [{"id": "a"}, {"q": "When?"}, Scenario("a"), 7, ["a", {"q": 1}], {"id": 3}]
+)
+async def test_capture_takes_a_scenario_as_a_trainer_does(scenario: Any) -> None:
+    async def rollout(given: Any) -> Run:
+        async with capture(scenario=given) as run:
+            run.reward = 1.0
+        return run
+
+    [found] = (await gather(rollout, [scenario], group_size=1)).trajectories
+    assert (found.status, found.scenario) == ("completed", scenario_id(scenario))
+    with capture(scenario="a name") as run:
+        assert run.scenario == "a name"
 
 
 def test_group_ids_are_ids_distinct_and_stable() -> None:

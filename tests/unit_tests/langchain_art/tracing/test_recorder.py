@@ -26,8 +26,8 @@ from langgraph.types import Command, interrupt
 from packaging.version import Version
 
 from langchain_art import CaptureHandler, capture
-from langchain_art.rollout.scenarios import scenario_id
 from langchain_art.tracing.run import Run
+from langchain_art.wire.identifiers import scenario_id
 
 ASK: Any = {"messages": [("user", "hi")]}
 THREAD: Any = {"configurable": {"thread_id": "t"}}

@@ -1,0 +1,138 @@
+"""`fit(fresh=True)` undoes what a policy has learned: only once a run of the new fit has worked."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from langchain_art import (
+    ArtClient,
+    ChatART,
+    ConfigError,
+    RolloutFailed,
+    TrainConfig,
+    Trainer,
+    capture,
+)
+from langchain_art.tracing.run import Run
+from tests.support.stub_engines import StubServer
+
+SCENARIOS = [{"q": "a"}, {"q": "b"}]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubServer]:
+    started = StubServer(tmp_path_factory.mktemp("fresh") / "data").start()
+    yield started
+    started.stop()
+
+
+class Fit:
+    """Fits of one policy in one folder, whose rollout raises as often as it is told."""
+
+    def __init__(self, server: StubServer, out: Path, policy: str) -> None:
+        self.model = ChatART(model=policy, base_url=server.base_url, max_tokens=4)
+        self.out, self.policy, self.server = out, policy, server
+        self.raises = 0
+        self.runs = 0
+
+    async def rollout(self, scenario: dict[str, str]) -> Run:
+        self.runs += 1
+        async with capture(scenario=scenario) as run:
+            reply = await self.model.ainvoke(f"{scenario['q']} {run.id}")
+            if self.raises:
+                self.raises -= 1
+                raise ValueError("no such tool")
+            run.reward = (sum(reply.text.encode()) % 97) / 97
+        return run
+
+    def fit(self, rollout: Any = None, **options: Any) -> int:
+        trainer = Trainer(
+            self.model,
+            group_size=4,
+            groups_per_step=2,
+            config=TrainConfig(learning_rate=1e-4),
+            out_dir=self.out,
+            console=Console(file=io.StringIO(), width=1000),
+            **options.pop("trainer", {}),
+        )
+        known: dict[str, Any] = {"steps": 1, "fresh": True} | options
+        return trainer.fit_sync(rollout or self.rollout, SCENARIOS, **known).version
+
+    @property
+    def state(self) -> tuple[int, set[str], int]:
+        """The version that serves, the fit's files, and the policy's jobs."""
+        with ArtClient(self.server.base_url) as client:
+            version, jobs = client.policy(self.policy).version, client.jobs(self.policy)
+        return version, {str(p.relative_to(self.out)) for p in self.out.rglob("*.json*")}, len(jobs)
+
+
+@pytest.fixture
+def trained(server: StubServer, tmp_path: Path, request: pytest.FixtureRequest) -> Fit:
+    policy = f"fresh-{abs(hash(request.node.name)) % 10**9}"
+    found = Fit(server, tmp_path, policy)
+    assert found.fit(steps=2) == 2
+    assert found.runs == 16, "nothing is tried where nothing is undone"
+    found.runs = 0
+    return found
+
+
+def test_no_run_that_works_undoes_nothing(trained: Fit) -> None:
+    before = trained.state
+    trained.raises = 10**9
+    with pytest.raises(RolloutFailed, match=r"(?s)no such tool.*Nothing was rolled back"):
+        trained.fit()
+    assert trained.state == before
+    assert trained.runs == 3, "as many as may fail of a group, and one more"
+    trained.raises = 0
+    assert trained.fit(steps=3, fresh=False) == 3, "the earlier fit goes on"
+
+
+def test_all_may_fail_and_nothing_is_undone(trained: Fit) -> None:
+    before = trained.state
+    trained.raises = 10**9
+    with pytest.raises(RolloutFailed, match="Nothing was rolled back"):
+        trained.fit(trainer={"max_failed": 1.0})
+    assert (trained.state, trained.runs) == (before, 4)
+
+
+def test_one_run_that_works_is_enough(trained: Fit) -> None:
+    trained.raises = 1
+    assert trained.fit() == 3, "from @0; a version's number is used once"
+    assert trained.runs == 2 + 8
+    with ArtClient(trained.server.base_url) as client:
+        parents = {one.version: one.parent for one in client.checkpoints(trained.policy)}
+    assert parents[3] == 0
+
+
+@pytest.mark.parametrize(
+    ("rollout", "options"),
+    [
+        (None, {"eval_scenarios": [{"q": object()}], "trainer": {"workers": "server"}}),
+        (None, {"trainer": {"config": TrainConfig(learning_rate=1e-4), "gate": True}}),
+    ],
+)
+def test_a_fit_that_cannot_begin_undoes_nothing(
+    trained: Fit, rollout: Any, options: dict[str, Any]
+) -> None:
+    before = trained.state
+    options["trainer"].pop("config", None)
+    with pytest.raises(ConfigError):
+        trained.fit(rollout, **options)
+    assert trained.state == before
+
+
+def test_an_input_that_is_none_for_a_graph_undoes_nothing(trained: Fit) -> None:
+    class Graph:
+        async def ainvoke(self, state: Any, config: Any) -> Any: ...
+
+    before = trained.state
+    evaluated: dict[str, Any] = {"evaluator": lambda group: [0.5] * len(group.trajectories)}
+    with pytest.raises(ConfigError, match="no input for a graph"):
+        trained.fit(Graph(), eval_scenarios=[17], trainer=evaluated)
+    assert trained.state == before
