@@ -161,7 +161,8 @@ class RolloutWorker(RunSource):
                 except StopsAll as error:
                     raise ConfigError(str(error)) from None
                 except Exception as error:  # noqa: BLE001 - user code may raise anything
-                    return within, _failure(error, within.runs[-1], name), error
+                    failed = run if self._is_graph else within.unfinished()
+                    return within, _failure(error, failed, name), error
 
     async def _call(self, *given: Any) -> Any:
         return await call(self._function, *given, threads=self._threads)
@@ -202,7 +203,7 @@ def _trajectory(outcome: object, name: str) -> Trajectory:
 
 
 def _failure(error: Exception, run: Run, name: str) -> Trajectory:
-    """The trajectory of a run that raised, under the id of its innermost `capture` scope."""
+    """The trajectory of a run that raised, under the id of its `capture` scope."""
     return Trajectory(
         id=run.id,
         scenario=run.scenario if run.scenario is not None else name,

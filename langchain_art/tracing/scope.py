@@ -15,6 +15,7 @@ from langchain_core.tracers.context import register_configure_hook
 from langchain_art.errors import ConfigError
 from langchain_art.tracing.handler import CaptureHandler
 from langchain_art.tracing.run import UNHEARD, Run
+from langchain_art.wire import Turn
 
 _log = logging.getLogger(__name__)
 
@@ -28,11 +29,33 @@ class RunExporter(Protocol):
 
 @dataclass
 class OpenedRuns:
-    """The runs that were opened within one rollout, the innermost last."""
+    """The runs that were opened within one rollout, first the one around it."""
 
     runs: list[Run] = field(default_factory=list[Run])
+    around: list[Run | None] = field(default_factory=list["Run | None"])
+    """For each of them, the run in whose scope it was opened."""
     exported: bool = False
     """Whether the caller exports them: they keep the values of their spans for it."""
+
+    def unfinished(self) -> Run:
+        """The run that the rollout was making when it raised.
+
+        Of those around the one that it opened last, this one included, the outermost that has a
+        reward; if none has, the outermost. Not the one around the rollout, if it opened another.
+        """
+        first, chain = self.runs[0], [self.runs[-1]]
+        while chain[0] is not first and (outer := self._around(chain[0])) is not first:
+            chain.insert(0, outer)
+        rewarded = (run for run in chain if any(map(_has_reward, (run, *run.turns))))
+        return next(rewarded, chain[0])
+
+    def _around(self, run: Run) -> Run:
+        found = (outer for one, outer in zip(self.runs, self.around, strict=True) if one is run)
+        return next(found) or self.runs[0]
+
+
+def _has_reward(scored: Run | Turn) -> bool:
+    return scored.reward is not None
 
 
 # One hook per depth of nested scopes, so that all scopes' handlers are called. LangChain never
@@ -124,7 +147,8 @@ class capture:
                 "got a scope that was entered before, expected a new capture() per run"
             )
         with _scopes_lock:
-            if all(scope.get() is not None for scope in _scopes):
+            outer = [handler.run for scope in _scopes if (handler := scope.get()) is not None]
+            if len(outer) == len(_scopes):
                 _add_scope()
             scope = next(scope for scope in _scopes if scope.get() is None)
         handler = CaptureHandler(self._run)
@@ -135,6 +159,7 @@ class capture:
             self._entered.append((configs, configs.set(config)))
         if (within := opened.get()) is not None:
             within.runs.append(self._run)
+            within.around.append(outer[-1] if outer else None)
             if within.exported:
                 self._export = None
                 self._run.recorder.keeps_values = True

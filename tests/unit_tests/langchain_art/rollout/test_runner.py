@@ -239,6 +239,86 @@ async def test_a_failed_run_keeps_the_reward_that_it_was_given_and_its_id(kind: 
     assert found.failed == 2
 
 
+#: Which scopes a rollout opens and rewards before it raises; which one's run is stored.
+NESTED: dict[str, tuple[str, float | None]] = {
+    "the inner is closed": ("outer", -1.0),
+    "the inner is open": ("outer", -1.0),
+    "the inner alone is rewarded": ("inner", 0.5),
+    "both are rewarded": ("outer", -1.0),
+    "none is rewarded": ("outer", None),
+    "a call of the outer is rewarded": ("outer", None),
+    "one after the other": ("second", None),
+    "two inner ones": ("outer", -1.0),
+}
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("kind", NESTED)
+async def test_a_failed_run_of_nested_scopes_keeps_its_reward(kind: str, plain: bool) -> None:
+    ids: dict[str, str] = {}
+
+    def opened(name: str) -> capture:
+        scope = capture(scenario=name)
+        ids[name] = scope._run.id
+        return scope
+
+    def body(_: Scenario) -> Run:
+        if kind == "one after the other":
+            with opened("first") as run:
+                run.reward = -1.0
+            with opened("second"):
+                raise ValueError("tool broke")
+        with opened("outer") as run:
+            FakeListChatModel(responses=["hi"]).invoke("hello")
+            if kind == "a call of the outer is rewarded":
+                run.recorder.turns()
+                run._turn_rewards["x"] = 1.0
+            elif kind not in ("the inner alone is rewarded", "none is rewarded"):
+                run.reward = -1.0
+            with opened("inner") as inner:
+                FakeListChatModel(responses=["hi"]).invoke("hello")
+                if kind in ("the inner alone is rewarded", "both are rewarded"):
+                    inner.reward = 0.5
+                if kind == "the inner is open":
+                    raise ValueError("tool broke")
+            if kind == "two inner ones":
+                with opened("inner"):
+                    pass
+            raise ValueError("tool broke")
+
+    async def asynchronous(scenario: Scenario) -> Run:
+        return body(scenario)
+
+    rollout: Any = body if plain else asynchronous
+    [found] = (await gather(rollout, SCENARIOS[:1], group_size=1, max_failed=1.0)).trajectories
+    name, reward = NESTED[kind]
+    assert (found.id, found.scenario, found.reward) == (ids[name], name, reward)
+    assert len(found.turns) == {"outer": 2, "inner": 1, "second": 0}[name]
+    assert (found.status, found.error) == ("failed", "ValueError: tool broke")
+
+
+async def test_a_rollout_that_raises_within_a_scope_of_the_program() -> None:
+    async def rollout(scenario: Scenario) -> float:
+        raise ValueError("tool broke")
+
+    with capture(scenario="program") as program:
+        found = await gather(rollout, SCENARIOS[:1], group_size=1, max_failed=1.0)
+    assert found.trajectories[0].scenario == "a"
+    assert program.reward is None
+
+
+async def test_a_graph_whose_node_opens_a_scope_and_raises_is_the_graphs_run() -> None:
+    class Graph:
+        async def ainvoke(self, state: Any, config: Any) -> Any:
+            await FakeListChatModel(responses=["hi"]).ainvoke("hello")
+            with capture(scenario="inner"):
+                await FakeListChatModel(responses=["hi"]).ainvoke("hello")
+            raise ValueError("tool broke")
+
+    [found] = (await gather(Graph(), ["q"], group_size=1, max_failed=1.0)).trajectories
+    assert (found.scenario, len(found.turns)) == (scenario_id("q"), 2)
+
+
 async def test_too_many_failures_end_it_early_with_the_first() -> None:
     runs = 0
 
