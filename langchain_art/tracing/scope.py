@@ -105,7 +105,8 @@ class capture:
     replies are context there, and are trained in the trajectory where they were sampled.
 
     An exception that leaves the scope marks the run as failed (truncated, if the graph's recursion
-    limit was reached) and is raised on.
+    limit was reached) and is raised on. So does a graph that fails, unless another follows; a call,
+    chain or tool outside of graphs whose error the program handles does not.
 
     Args:
         scenario: which task this is a run of (runs of one are judged as a group): its name, or what
@@ -152,6 +153,7 @@ class capture:
                 _add_scope()
             scope = next(scope for scope in _scopes if scope.get() is None)
         handler = CaptureHandler(self._run)
+        self._run.recorder.spans.in_scope = True
         self._entered.append((scope, scope.set(handler)))
         config = _config_with(handler)
         if config is not None:

@@ -95,6 +95,8 @@ class SpanTree:
     """All spans of one run. Not thread-safe."""
 
     def __init__(self) -> None:
+        self.in_scope = False
+        """Whether a `capture` scope says how the run ends, if it ends outside of graphs."""
         self._spans: dict[UUID, Span] = {}
         self._latest_attempt: dict[Task, UUID] = {}
         self._attempts: Counter[tuple[UUID | None, str]] = Counter()
@@ -157,7 +159,7 @@ class SpanTree:
         waits = span.outcome == "interrupted" or (span.waits and not span.namespace)
         if above is not None and waits:
             above.waits = True
-        if span.root != run_id:
+        if span.root != run_id or self._is_handled(span):
             return False
         return span.kind != "model" or not self._graphs
 
@@ -171,11 +173,29 @@ class SpanTree:
         if not self._graphs:
             return "ok"
         newest = max(graph.started for graph in self._graphs)
-        last = [graph for graph in self._graphs if not 0 < graph.ended < newest]
+        last = [
+            graph
+            for graph in self._graphs
+            if not 0 < graph.ended < newest and not self._is_handled(graph)
+        ]
         if any(graph.outcome == "error" for graph in last):
             return "error"
         waits = any(graph.waits or graph.outcome == "interrupted" for graph in last)
         return "interrupted" if waits else "ok"
+
+    def _is_handled(self, top: Span) -> bool:
+        """Whether the error of a topmost span is the program's to handle: of no graph, in a scope.
+
+        If the program does not, it leaves the scope, and the run fails by it.
+        """
+        return (
+            self.in_scope
+            and top.outcome == "error"
+            and not any(
+                span.root == top.run_id and span.namespace != top.namespace
+                for span in self._spans.values()
+            )
+        )
 
     def enclosing_namespaces(self, parent: UUID | None, namespace: str) -> list[str]:
         """Namespaces of the tasks around a graph with a thread of its own, outermost first.

@@ -211,6 +211,9 @@ async def test_what_is_repeated_is_what_a_slow_oracle_says(leaves: dict[str, Lea
         zip(programs, whose, found.trajectories, strict=True)
     ):
         assert runs[number] == (2 if one == "ours" else 1), (number, program, run.error)
-        assert (one == "nobody's") or run.status == "failed", (number, program)
+        if one != "nobody's":
+            assert run.status == "failed", (number, program)
+        elif "in a node" not in str(program):  # a graph that fails last fails the run
+            assert run.status == "completed", (number, program, run.error)
         assert run.reward == 1.0
     assert found.retried == whose.count("ours")

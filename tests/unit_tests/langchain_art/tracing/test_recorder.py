@@ -6,6 +6,7 @@ import logging
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from importlib.metadata import version
 from multiprocessing import get_context
 from typing import Any
@@ -134,6 +135,103 @@ def test_a_failure_is_not_undone_by_what_ran_beside_it(first: str) -> None:
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(invoke, ["bad", "good"]))
     assert (run.status, run.error) == ("failed", "ValueError: no")
+
+
+class Refusing(FakeListChatModel):
+    """Refuses what says "no"."""
+
+    batch = Runnable.batch  # the fake's own raises
+
+    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+        if "no" in messages[-1].text:
+            raise ValueError("refused")
+        return super()._generate(messages, *args, **kwargs)
+
+
+def handled(runnable: Runnable[Any, Any], said: Any = "no") -> None:
+    with suppress(ValueError):
+        runnable.invoke(said)
+
+
+REFUSING = Refusing(responses=["ok"])
+CHAIN: Runnable[Any, Any] = RunnableLambda(lambda said: said) | REFUSING
+
+
+@tool
+def search(said: str) -> str:
+    """Search."""
+    raise ValueError(said)
+
+
+@pytest.mark.parametrize("first", ["yes", None])
+@pytest.mark.parametrize(
+    "what", [REFUSING, CHAIN, REFUSING.with_retry(stop_after_attempt=2), search]
+)
+def test_what_a_program_without_a_graph_handles_fails_no_run(what: Any, first: str | None) -> None:
+    with capture() as run:
+        if first is not None:
+            REFUSING.invoke(first)
+        handled(what)
+        assert (run.trajectory().status, run.error) == ("completed", None)
+    assert (run.status, run.error) == ("completed", None)
+    errors = [turn.error for turn in run.turns]
+    assert errors.count(None) == (first is not None)
+    assert {*errors} <= {None, "ValueError: refused"}
+
+
+@pytest.mark.parametrize("what", [REFUSING, CHAIN])
+@pytest.mark.parametrize("last", ["yes", "no"])
+def test_the_order_of_ends_decides_nothing(what: Any, last: str) -> None:
+    other_is_over = threading.Event()
+
+    def ask(said: str) -> None:
+        if said == last:
+            other_is_over.wait(10)
+        handled(what, said)
+        other_is_over.set()
+
+    with capture() as run, ThreadPoolExecutor(2) as pool:
+        for said in ("yes", "no"):
+            pool.submit(copy_context().run, ask, said)
+    assert (run.status, run.error) == ("completed", None)
+    assert [turn.error for turn in run.turns if turn.error] == ["ValueError: refused"]
+    with capture() as run:
+        what.batch(["yes", "no"], return_exceptions=True)
+    assert (run.status, run.error) == ("completed", None)
+
+
+@pytest.mark.parametrize("what", [REFUSING, CHAIN, search])
+def test_what_leaves_the_scope_fails_it(what: Any) -> None:
+    with pytest.raises(ValueError, match=r"no|refused"), capture() as run:
+        what.invoke("no")
+    assert run.status == "failed"
+    assert run.error in ("ValueError: refused", "ValueError: no")
+
+
+def test_a_chain_that_is_handled_within_a_node_or_beside_a_graph() -> None:
+    def node(state: Any) -> Any:
+        with capture() as inner:
+            handled(CHAIN)
+        assert inner.status == "completed"
+        handled(CHAIN)
+        return {}
+
+    with capture() as run:
+        line(n=node).invoke(ASK)
+        handled(CHAIN)
+    assert (run.status, run.error) == ("completed", None)
+    for last in (lambda: handled(CHAIN), lambda: handled(REFUSING)):
+        with capture() as run:
+            handled(line(n=failing), ASK)
+            last()
+        assert (run.status, run.error) == ("failed", "ValueError: no"), "a graph's failure stays"
+
+
+def test_without_a_scope_the_handlers_run_fails_with_its_chain() -> None:
+    run = Run()
+    with pytest.raises(ValueError, match="refused"):
+        CHAIN.invoke("no", {"callbacks": [CaptureHandler(run)]})
+    assert (run.status, run.error) == ("failed", "ValueError: refused")
 
 
 # ---- which calls count
