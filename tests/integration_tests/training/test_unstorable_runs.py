@@ -117,6 +117,25 @@ async def test_a_fit_trains_the_others(server: StubServer, tmp_path: Path, kind:
     assert (failed.reward, len(failed.turns)) == (0.25, 1)
 
 
+async def test_a_prompt_that_cannot_be_sent(server: StubServer, tmp_path: Path) -> None:
+    """The call is refused before it is sent; its run is told of with the calls that it made."""
+    model = model_of(server)
+
+    def ask(run: Run) -> None:
+        run.reward = None
+        model.invoke(LONE)
+
+    fitting = trainer(server, tmp_path)
+    [step] = (await fitting.fit(rollout_of(server, ask), SCENARIOS, steps=1)).history
+    assert (step.failed, step.runs, step.metrics["runs_trained"]) == (1, 7, 7)
+    with ArtClient(server.base_url) as client:
+        failed = next(run for run in client.trajectories(20) if run.status == "failed")
+    first, second = failed.turns
+    assert first.call_id is not None and first.messages
+    assert (second.messages, second.excluded_because) == ((), "error")
+    assert "turns[1].messages[0].content: a text with the lone surrogate" in (failed.error or "")
+
+
 async def test_what_has_a_text_is_stored_as_that(server: StubServer, tmp_path: Path) -> None:
     values = [float("nan"), object(), NoText(), {NoText(): 1}, b"\xff", 10**2000]
     rollout = rollout_of(server, output(values))
