@@ -20,9 +20,8 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -40,16 +39,17 @@ from langchain_art import (
     TrajectoryGroup,
     gather,
 )
-from langchain_art.review import corrections
-from langchain_art.review import train as by_reward
+from langchain_art.cli.review_train import FATES
 from langchain_art.statistics.intervals import bootstrap
-from langchain_art.wire import Review, Trajectory
+from langchain_art.wire import Review, ReviewPlan, ReviewTraining, TrainJob, Trajectory
 
 QUESTIONS = 8
 RUNS_EACH = 5
 HELD_OUT_RUNS = 3
 # Chosen on training questions of other seeds, on none of those that are held out.
-REWARDS = TrainConfig(learning_rate=1e-3, optimizer_steps=8, tokens_per_microbatch=4096)
+REWARDS = TrainConfig(
+    credit="call", learning_rate=1e-3, optimizer_steps=8, tokens_per_microbatch=4096
+)
 PREFERENCES = PreferenceConfig(learning_rate=2e-4, beta=0.1, tokens_per_microbatch=4096)
 PREFERENCE_STEPS = 4
 
@@ -69,13 +69,17 @@ class Demo:
         base = self._client.policy(self._policy).version
         before = self._held_out()
         said = self._review(self._sample())
-        planned = by_reward.read_plan(self._client, said)
-        corrected = corrections.read_corrections(self._client, said)
-        pairs = [one.pair for one in corrected.calls]
-        learned = self._train(planned, pairs)
+        asked = ReviewTraining(
+            policy=self._policy,
+            config=REWARDS,
+            preference=PREFERENCES,
+            correction_steps=PREFERENCE_STEPS,
+        )
+        planned = self._client.plan_reviews(asked)
+        learned = self._learned(self._client.train_reviews(asked))
         after = self._held_out()
         self._client.rollback(self._policy, base)
-        self._train(*by_chance(planned, pairs, self._seed))
+        self._learned(self._by_chance(planned))
         control = self._held_out()
         marks = Counter(one.value or 0.0 for one in said if one.kind == "reward")
         return {
@@ -83,10 +87,10 @@ class Demo:
             "marks": {str(mark): marks[mark] for mark in sorted(marks, reverse=True)},
             "runs_trained": len(planned.rewards),
             "questions_trained": len(planned.groups),
-            "runs_left_out": named(planned.left_out, by_reward.REASONS),
+            "runs_left_out": left_out(planned, "reward"),
             "corrections": sum(one.kind == "correction" for one in said),
-            "corrections_trained": len(pairs),
-            "corrections_left_out": named(corrected.left_out, corrections.REASONS),
+            "corrections_trained": len(planned.pairs),
+            "corrections_left_out": left_out(planned, "correction"),
             **learned,
             "held_out": len(before),
             "held_out_runs": HELD_OUT_RUNS,
@@ -114,14 +118,22 @@ class Demo:
             raise ArtError(f"The server refused reviews: {kept.refused[:3]}")
         return self._client.reviews(policy=self._policy)
 
-    def _train(self, planned: by_reward.RewardPlan, pairs: Sequence[Any]) -> dict[str, Any]:
-        """The steps; their count, what was excluded, and log-probabilities of the corrections."""
-        job = by_reward.order(self._client, self._policy, planned, REWARDS)
-        results = [] if job is None else [self._client.wait(job)]
-        steps = [
-            self._client.wait(self._client.prefer(pairs, self._policy, PREFERENCES))
-            for _ in range(PREFERENCE_STEPS if pairs else 0)
-        ]
+    def _by_chance(self, planned: ReviewPlan) -> list[TrainJob]:
+        """As many steps of the same kind, by rewards and pairs that chance has dealt."""
+        dealt = by_chance(planned, self._seed)
+        jobs: list[TrainJob] = []
+        if dealt.groups:
+            rewards = dealt.rewards
+            jobs.append(self._client.train(dealt.groups, self._policy, REWARDS, rewards=rewards))
+        for _ in range(PREFERENCE_STEPS if dealt.pairs else 0):
+            jobs.append(self._client.prefer(dealt.pairs, self._policy, PREFERENCES))
+        return jobs
+
+    def _learned(self, jobs: Sequence[TrainJob]) -> dict[str, Any]:
+        """Steps of jobs, what was excluded, and log-probabilities of the corrections."""
+        done = [self._client.wait(job) for job in jobs]
+        steps = [one for one in done if "pairs_trained" in one.metrics]
+        results = [one for one in done if one not in steps]
         found: dict[str, Any] = {
             "optimizer_steps": len(results) * REWARDS.optimizer_steps + len(steps),
             "excluded": dict(sum((Counter(one.excluded) for one in [*results, *steps]), Counter())),
@@ -152,15 +164,13 @@ class Demo:
         return done.groups
 
 
-def by_chance(
-    planned: by_reward.RewardPlan, pairs: Sequence[tuple[Any, Any]], seed: int
-) -> tuple[by_reward.RewardPlan, list[tuple[Any, Any]]]:
+def by_chance(planned: ReviewPlan, seed: int) -> ReviewPlan:
     """The control: the same rewards dealt out at random, and each pair turned round or not."""
     rng = random.Random(f"control-{seed}")
     dealt = rng.sample(list(planned.rewards.values()), len(planned.rewards))
     rewards = dict(zip(planned.rewards, dealt, strict=True))
-    turned = [pair if rng.random() < 0.5 else (pair[1], pair[0]) for pair in pairs]
-    return replace(planned, rewards=rewards), turned
+    pairs = tuple(one if rng.random() < 0.5 else (one[1], one[0]) for one in planned.pairs)
+    return planned.model_copy(update={"rewards": rewards, "pairs": pairs})
 
 
 def minus(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
@@ -175,9 +185,10 @@ def figures(rewards: Mapping[str, float]) -> dict[str, float]:
     return {"mean": statistics.fmean(values), "low": low, "high": high}
 
 
-def named(left_out: Counter[str], reasons: Mapping[str, str]) -> dict[str, int]:
-    """The reason in words -> count."""
-    return {reasons[reason]: count for reason, count in left_out.most_common()}
+def left_out(planned: ReviewPlan, kind: Literal["reward", "correction"]) -> dict[str, int]:
+    """Why verdicts are not trained on, in words -> how many."""
+    counted = planned.counted(kind).most_common()
+    return {FATES[fate]: count for fate, count in counted if fate != "trains"}
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:

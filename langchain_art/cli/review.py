@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from langchain_art.cli.options import AsJson, BaseUrl, client_of, console
-from langchain_art.cli.review_train import ScoreName, say, train
+from langchain_art.cli.review_train import FATES, ScoreName, say, train
 from langchain_art.errors import ConfigError
 from langchain_art.export.names import HUMAN_REWARD
 from langchain_art.wire.picks import Pick
@@ -46,7 +46,7 @@ def pull_reviews(
         typer.Option(metavar="LABEL=NUMBER", help="What a label is worth; may be repeated."),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Read all scores, not only those since the last pull.")
+        bool, typer.Option("--all", help="Read all scores, and find those that were deleted.")
     ] = False,
     root: Notes = Path("out"),
     base_url: BaseUrl = None,
@@ -125,6 +125,8 @@ def push(
     with client_of(base_url) as client:
         found = queue_runs(client, pick, n, policy=policy, name=name, queue=queue)
     say(f"{len(found.queued)} runs are queued in {found.queue!r}, by {pick}")
+    for fate, count in found.foreseen.most_common():
+        say(f"  {count} to review: rewards {FATES[fate]}")
     for reason, count in found.left_out.most_common():
         say(f"  not queued: {count} {REASONS[reason]}")
 
@@ -198,6 +200,11 @@ def _lines(found: Pulled) -> list[str]:
     for reason, words in _REFUSED.items():
         if ids := [one.id for one in kept.refused if one.reason == reason]:
             lines.append(f"  refused: {len(ids)} {words}: {', '.join(ids[:3])}")
+    if found.gone:
+        lines.append(f"  taken back: {len(found.gone)} whose score Langfuse has no more")
+    for name, versions in kept.trained.items():
+        fate = "taken back" if name in found.gone else "revised"
+        lines.append(f"  {fate} after it was trained, by {', '.join(versions)}: {name}")
     for reason, count in found.left_out.most_common():
         labels = f" ({', '.join(found.labels)})" if reason == "unmapped" else ""
         lines.append(f"  left out: {count} {reason}: {REASONS[reason]}{labels}")
@@ -217,4 +224,5 @@ def _json(found: Pulled) -> dict[str, Any]:
         **found.kept.model_dump(mode="json"),
         "left_out": dict(found.left_out),
         "unmapped_labels": list(found.labels),
+        "gone": list(found.gone),
     }

@@ -3,9 +3,9 @@
 # ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -18,11 +18,33 @@ from langchain_art.wire.train_config import MAX_LEARNING_RATE
 if TYPE_CHECKING:
     from langchain_art.cli.held_out import HeldOut
     from langchain_art.client.sync_client import ArtClient
-    from langchain_art.review.corrections import Corrected
-    from langchain_art.wire import Message, TrainResult
+    from langchain_art.wire import Message, ReviewPlan, TrainResult, VerdictFate
 
 #: Corrected cases whose answers are shown.
 _MOST_SHOWN = 5
+#: Why a verdict is not trained on, and what can be done about it.
+FATES: dict[VerdictFate, str] = {
+    "trains": "are trained on",
+    "trained": "were trained already",
+    "ordered": "are trained by a job that has not ended",
+    "held_out": "are of a held-out scenario: an evaluation ran it; name it with --held-out-too",
+    "stale": "are of runs that are too many versions old: review a new run of the scenario, or "
+    "correct the replies, which is trained at any age",
+    "rolled_back": "are of runs of a version that a rollback discarded: review a new run, or "
+    "correct the replies",
+    "no_scenario": "are of runs without a scenario, which nothing can be compared with",
+    "alone": "have no other reviewed run of the scenario, or call of its node, beside them",
+    "all_equal": "are equal to all that they are compared with",
+    "disagreement": "are such that the reviewers disagree",
+    "taken_back": "were taken back",
+    "superseded": "are of calls that the graph discarded",
+    "other_model": "are of replies of another model",
+    "untrainable": "are of calls whose tokens cannot be trained: `langchain-art audit` says why",
+    "gone": "are of runs or calls that the server does not have",
+    "no_reply": "are of calls that the graph got no reply from",
+    "unchanged": "say what was sampled",
+    "revised": "are of a call that a later one corrects",
+}
 ScoreName = Annotated[str, typer.Option(help="The score that people give.")]
 
 
@@ -42,6 +64,10 @@ def train(
     correction_steps: Annotated[
         int, typer.Option(min=1, max=100, help="Preference steps on the corrections.")
     ] = 4,
+    held_out_too: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="A held-out scenario, or run, to train; may be repeated."),
+    ] = None,
     rollout: Annotated[
         str | None,
         typer.Option(metavar="MODULE:FUNCTION", help="To evaluate with, before and after."),
@@ -62,54 +88,70 @@ def train(
     Rewards: one step, in which reviewed runs of one scenario are compared with each other, and
     reviewed calls with those of the same node.
     Corrections: preference steps (DPO) with the corrected reply against the sampled one, on the
-    same prompt tokens. What is left out is counted, and what the corrected cases are answered now
-    is shown. With --rollout and --scenarios, as `langchain-art eval` takes them, the mean reward is
-    measured before and after.
+    same prompt tokens. Each verdict is trained once; one that changed, with its new value. What is
+    left out is counted: scenarios that an evaluation ran are held out. What the corrected cases are
+    answered now is shown. With --rollout and --scenarios, as `langchain-art eval` takes them, the
+    mean reward is measured before and after.
 
     \b
     Examples:
       langchain-art review train email-agent
       langchain-art review train email-agent --rollout my_agent:rollout --scenarios held_out.jsonl
     """
-    from langchain_art.review import corrections
-    from langchain_art.review.train import REASONS, order, read_plan
-    from langchain_art.wire import PreferenceConfig, TrainConfig
+    from langchain_art.wire import PreferenceConfig, ReviewTraining, TrainConfig
 
     rate: dict[str, Any] = {} if learning_rate is None else {"learning_rate": learning_rate}
+    asked = ReviewTraining(
+        policy=policy,
+        name=name,
+        min_agreement=min_agreement,
+        held_out_too=tuple(held_out_too or ()),
+        config=TrainConfig(credit="call", **rate),
+        preference=PreferenceConfig(beta=beta, **rate),
+        correction_steps=correction_steps,
+    )
     with client_of(base_url) as client:
         held_out = _held_out(client, policy, rollout, scenarios, samples, root)
-        reviews = client.reviews(policy=policy)
-        planned = read_plan(client, reviews, name=name, min_agreement=min_agreement)
-        corrected = corrections.read_corrections(client, reviews)
-        say(
-            f"{len(planned.rewards)} runs and {len(planned.turns)} single calls of "
-            f"{len(planned.groups)} scenarios are trained on"
-        )
-        for reason, count in planned.left_out.most_common():
-            say(f"  left out: {count} {REASONS[reason]}")
-        say(f"{len(corrected.calls)} corrected replies are trained on")
-        for reason, count in corrected.left_out.most_common():
-            say(f"  left out: {count} {corrections.REASONS[reason]}")
-        if not planned.groups and not corrected.calls:
+        plan = client.plan_reviews(asked)
+        for line in plan_lines(plan):
+            say(line)
+        if not plan.groups and not plan.pairs:
             say("nothing to train on: review several runs of one scenario, or correct a reply")
             raise typer.Exit(1)
         before = None if held_out is None else held_out.evaluate()
-        job = order(client, policy, planned, TrainConfig(credit="call", **rate))
-        results = [] if job is None else [client.wait(job)]
-        pairs = [one.pair for one in corrected.calls]
-        config = PreferenceConfig(beta=beta, **rate)
-        steps = [
-            client.wait(client.prefer(pairs, policy, config))
-            for _ in range(correction_steps if pairs else 0)
-        ]
-        for result in [*results, *steps[:1]]:
+        jobs = client.train_reviews(asked.model_copy(update={"plan": plan.digest}))
+        results = [client.wait(job) for job in jobs]
+        steps = results[1:] if plan.groups else results
+        for result in [*results[: len(results) - len(steps)], *steps[:1]]:
             for reason, count in sorted(result.excluded.items()):
                 say(f"  excluded: {count} {reason}")
         _say_moved(steps)
-        say(f"{policy}@{[*results, *steps][-1].version} serves")
+        say(f"{policy}@{results[-1].version} serves")
         if held_out is not None and before is not None:
             held_out.compare(before)
-        _show_answers(corrected.calls[:_MOST_SHOWN], policy, client.base_url)
+        _show_answers(client, plan, policy)
+
+
+def plan_lines(plan: ReviewPlan) -> Iterator[str]:
+    """The plan in words: what is trained, and what is left out and why."""
+    beside = sum(len(values) for one in plan.compared for values in one.values())
+    yield (
+        f"{len(plan.rewards)} runs and {len(plan.turns)} single calls of {len(plan.groups)} "
+        "scenarios are trained on"
+        + (f", beside {beside} verdicts that they are compared with" if beside else "")
+    )
+    yield from _left_out(plan, "reward")
+    yield f"{len(plan.pairs)} corrected replies are trained on"
+    yield from _left_out(plan, "correction")
+
+
+def _left_out(plan: ReviewPlan, kind: Literal["reward", "correction"]) -> Iterator[str]:
+    for fate, count in plan.counted(kind).most_common():
+        if fate != "trains":
+            mine = [one for one in plan.verdicts if (one.kind, one.fate) == (kind, fate)]
+            versions = dict.fromkeys(name for one in mine for name in one.trained)
+            saw = f" ({', '.join(versions)})" if versions else ""
+            yield f"  left out: {count} {kind}s: {FATES[fate]}{saw}"
 
 
 def _held_out(
@@ -152,18 +194,19 @@ def _say_moved(steps: Sequence[TrainResult]) -> None:
         say(f"{what}: {moved}, before the first step and after the last")
 
 
-def _show_answers(calls: Sequence[Corrected], policy: str, base_url: str) -> None:
+def _show_answers(client: ArtClient, plan: ReviewPlan, policy: str) -> None:
     """What corrected calls were answered, should have been, and are now (temperature 0)."""
     from langchain_art.chat_models import ChatART
     from langchain_art.tracing.message_log import wire_message
 
-    model = ChatART(model=policy, base_url=base_url, temperature=0)
-    for one in calls:
-        asked = model.bind_tools(list(one.turn.tools)) if one.turn.tools else model
-        now = asked.invoke(list(one.turn.messages))
-        say(f"call {one.turn.call_id}:")
-        say(f"  was:       {_text(one.turn.reply or {})}")
-        say(f"  should be: {_text(one.reply)}")
+    model = ChatART(model=policy, base_url=client.base_url, temperature=0)
+    for chosen, rejected in plan.pairs[:_MOST_SHOWN]:
+        [better], [was] = client.trajectory(chosen).turns, client.trajectory(rejected).turns
+        asked = model.bind_tools(list(was.tools)) if was.tools else model
+        now = asked.invoke(list(was.messages))
+        say(f"call {was.call_id}:")
+        say(f"  was:       {_text(was.reply or {})}")
+        say(f"  should be: {_text(better.reply or {})}")
         say(f"  is now:    {_text(wire_message(now))}")
 
 

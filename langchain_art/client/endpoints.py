@@ -40,10 +40,12 @@ from langchain_art.wire import (
     Review,
     ReviewsKept,
     Reward,
+    RunsToReview,
     ServerStatus,
     Trajectory,
     TrajectoryAudit,
     TrajectoryGroup,
+    VerdictFate,
 )
 
 
@@ -260,3 +262,13 @@ class Endpoints(JobEndpoints, KeyEndpoints, RolloutEndpoints):
         trajectory = run if run is None or isinstance(run, str) else run.id
         params = {"policy": policy, "trajectory": trajectory, "source": source}
         return pages("/v1/reviews", Review, params)
+
+    @endpoint
+    def foresee_reviews(self, runs: Sequence[str]) -> Request[dict[str, VerdictFate]]:
+        """By run's id: what a verdict on it would do, ``trains`` or what prevents it.
+
+        Args:
+            runs: ids of at most 1,000 runs; those that are not stored are not in the answer.
+        """
+        body = RunsToReview(runs=tuple(runs))
+        return Request("POST", "/v1/reviews/foresee", json.loads, body=body)

@@ -22,6 +22,9 @@ from langchain_art.errors import ConfigError, JobFailed
 from langchain_art.wire import (
     JobEvent,
     PreferenceConfig,
+    ReviewJobs,
+    ReviewPlan,
+    ReviewTraining,
     SFTConfig,
     StepSeconds,
     TrainConfig,
@@ -163,6 +166,36 @@ class JobEndpoints(Address):
         return (yield _order(key, None, policy=policy, groups=ids, config=config))
 
     @endpoint
+    def plan_reviews(self, asked: ReviewTraining | str) -> Request[ReviewPlan]:
+        """What a step by reviews would train now, and why it leaves other verdicts out.
+
+        Args:
+            asked: the step, or the policy that learns by the defaults of `ReviewTraining`.
+        """
+        body = ReviewTraining(policy=asked) if isinstance(asked, str) else asked
+        return Request("POST", "/v1/reviews/plan", ReviewPlan.model_validate_json, body=body)
+
+    @endpoint
+    def train_reviews(
+        self, asked: ReviewTraining | str, key: str | None = None
+    ) -> Request[list[TrainJob]]:
+        """Order a step by reviews: a job by rewards, and jobs on corrected replies.
+
+        Each verdict is trained once with each of its values, however often this is called. Its
+        runs' own rewards stay as they are. There are no jobs if there is nothing to train.
+
+        Args:
+            asked: as for `plan_reviews`; with `ReviewTraining.plan`, the very plan that was shown.
+            key: as for `train`, of at most 120 characters.
+
+        Raises:
+            Conflict: the plan is another one by now.
+        """
+        body = ReviewTraining(policy=asked) if isinstance(asked, str) else asked
+        headers = {"Idempotency-Key": key or f"once:{uuid.uuid4()}"}
+        return Request("POST", "/v1/reviews/train", _jobs_of, body=body, headers=headers)
+
+    @endpoint
     def wait(
         self, job: TrainJob | str, on_event: Callable[[JobEvent], None] | None = None
     ) -> Flow[TrainResult]:
@@ -213,6 +246,10 @@ class JobEndpoints(Address):
         """
         path = path_of("jobs", job if isinstance(job, str) else job.id, "cancel")
         return Request("POST", path, TrainJob.model_validate_json, hold=30.0)
+
+
+def _jobs_of(content: bytes) -> list[TrainJob]:
+    return list(ReviewJobs.model_validate_json(content).jobs)
 
 
 def _order(key: str | None, names: Mapping[str, bool] | None, **fields: Any) -> Request[TrainJob]:

@@ -109,9 +109,11 @@ def put_all(reviews: Sequence[Review]) -> Flow[ReviewsKept]:
     """Keep any number of reviews; what became of them all."""
     counts: Counter[str] = Counter()
     refused: list[RefusedReview] = []
+    trained: dict[str, tuple[str, ...]] = {}
     for start in range(0, len(reviews), MAX_REVIEWS):
         some = Reviews(reviews=tuple(reviews[start : start + MAX_REVIEWS]))
         kept = yield Request("PUT", "/v1/reviews", ReviewsKept.model_validate_json, body=some)
-        counts.update(kept.model_dump(exclude={"refused"}))
+        counts.update(kept.model_dump(exclude={"refused", "trained"}))
         refused += kept.refused
-    return ReviewsKept(**counts, refused=tuple(refused))
+        trained |= kept.trained
+    return ReviewsKept(**counts, refused=tuple(refused), trained=trained)

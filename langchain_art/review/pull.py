@@ -18,9 +18,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_art.errors import ConfigError, NotFound
+from langchain_art.export.ids import trace_id
 from langchain_art.export.langfuse_api import address, connect, observations, scores
 from langchain_art.export.names import CALL, TRAJECTORY
-from langchain_art.review.scores import SOURCE, LeftOut, Reading, review_of, subject_of, traces_of
+from langchain_art.review.scores import (
+    SOURCE,
+    LeftOut,
+    Reading,
+    id_of,
+    is_empty,
+    review_of,
+    subject_of,
+    traces_of,
+)
 from langchain_art.traces.from_langfuse import read_traces
 from langchain_art.traces.provenance import Recorder, keep_run
 from langchain_art.wire import Review, ReviewsKept
@@ -36,7 +46,7 @@ OVERLAP = timedelta(days=7)
 
 @dataclass(frozen=True)
 class Pulled:
-    """What a pull read and what became of it: ``read`` is the sum of all that follows."""
+    """What a pull read, and what became of it and of what is ``gone``."""
 
     read: int
     """Scores of Langfuse."""
@@ -48,6 +58,9 @@ class Pulled:
     """The labels of those that were left out as ``unmapped``."""
     since: datetime | None = None
     """Older scores were not read; None: all were."""
+    gone: tuple[str, ...] = ()
+    """Ids of reviews whose score Langfuse has no more, of those of a pull of everything: they are
+    taken back. `ReviewsKept.trained` says which versions were trained with them."""
 
 
 def pull(
@@ -68,7 +81,9 @@ def pull(
         client: of the server that has the runs.
         reading: which scores, and what labels are worth.
         root: the folder of what is noted.
-        everything: read all scores, not only those since the last pull.
+        everything: read all scores, not only those since the last pull, and take back the reviews
+            whose scores were deleted. A score whose trace is not there, because it is another
+            project's or was deleted as a whole, is left as it is.
         api: Langfuse's; None: as the environment says.
 
     Raises:
@@ -92,11 +107,34 @@ def pull(
                 labels.add(str(score.value))
     shown = {about.run: trace for trace, about in known.items() if about.run is not None}
     _keep_runs(client, api, {one.trajectory: shown[one.trajectory] for one in reviews})
-    kept = client.put_reviews(reviews)
+    deleted = list(_deleted(client, api, found)) if everything else []
+    kept = client.put_reviews([*reviews, *deleted])
     if found:
         note.read_to = min(max(one.timestamp for one in found), datetime.now(UTC))
         note.write()
-    return Pulled(len(found), kept, left_out, tuple(sorted(labels)), since)
+    gone = tuple(one.id for one in deleted)
+    return Pulled(len(found), kept, left_out, tuple(sorted(labels)), since, gone)
+
+
+def _deleted(client: ArtClient, api: LangfuseAPI, found: Sequence[ScoreV3]) -> Iterator[Review]:
+    """The server's reviews of scores that Langfuse has no more, as deleted ones.
+
+    Only the scores of one source, and maybe name, were read: those of the others are looked for.
+    """
+    there = {id_of(score) for score in found if not is_empty(score)}
+    kept = [one for one in client.reviews(source=SOURCE) if not one.taken_back]
+    missing = [one for one in kept if one.id not in there]
+    for name in {one.name for one in missing}:
+        others = scores(api, source="ANNOTATION,API", name=name)
+        there |= {id_of(score) for score in others if not is_empty(score)}
+    missing = [one for one in missing if one.id not in there]
+    traces = {trace_id(one.trajectory) for one in missing}
+    shown = {one.trace_id for one in observations(api, sorted(traces), fields="core")}
+    for one in missing:
+        if trace_id(one.trajectory) in shown:
+            # Its time stays: whatever Langfuse has of it later is not outdated, whoever's clock.
+            taken = {"value": None, "correction": None, "comment": None, "deleted": True}
+            yield one.model_copy(update=taken)
 
 
 def _keep_runs(client: ArtClient, api: LangfuseAPI, shown: Mapping[str, str]) -> None:

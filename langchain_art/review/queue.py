@@ -21,8 +21,8 @@ from langchain_art.export.langfuse_api import (
 )
 from langchain_art.export.names import HUMAN_REWARD, REWARD, SCENARIO, TRAJECTORY
 from langchain_art.export.stored_messages import decoded
-from langchain_art.review.agreement import verdicts
-from langchain_art.wire import Trajectory, Turn
+from langchain_art.statistics.agreement import verdicts
+from langchain_art.wire import Trajectory, Turn, VerdictFate
 from langchain_art.wire.picks import Pick, ranked
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class Pushed:
     """Ids of the runs, those first that come first."""
     left_out: Counter[str]
     """Runs by reason (`REASONS`)."""
+    foreseen: Counter[VerdictFate]
+    """What reviews of the queued ones will do."""
 
 
 def queue_runs(
@@ -92,7 +94,7 @@ def queue_runs(
     stored = client.trajectories(AMONG)
     runs = [*stored, *_production(api, {trace_id(run.id) for run in stored})]
     runs = [one for one in runs if policy is None or _has(one, policy)]
-    said = verdicts(client.reviews(policy=policy), name).all
+    said = verdicts(client.reviews(), name).all
     disputed = {one.trajectory for one in said if one.abstains}
     reviewed = {one.trajectory for one in said} - disputed
     with in_words("prepare the annotation queue"):
@@ -120,7 +122,8 @@ def queue_runs(
         with in_words("queue a run"):
             add_trace(api, queue_id, trace_id(run.id))
         queued.append(run.id)
-    return Pushed(queue, tuple(queued), +left_out)
+    foreseen = Counter(client.foresee_reviews(queued).values())
+    return Pushed(queue, tuple(queued), +left_out, foreseen)
 
 
 def _has(run: Trajectory, policy: str) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from langchain_art.errors import NotFound
 from langchain_art.evaluators.calibration import Agreement, agreement
 from langchain_art.export.names import HUMAN_REWARD
-from langchain_art.review.agreement import Verdicts, verdicts
+from langchain_art.statistics.agreement import Verdicts, verdicts
 from langchain_art.wire import Review, Trajectory
 
 if TYPE_CHECKING:
@@ -116,4 +116,4 @@ def _run(client: ArtClient, run: str) -> Trajectory | None:
 
 
 def _corrections(reviews: Sequence[Review]) -> int:
-    return sum(one.kind == "correction" for one in reviews)
+    return sum(one.correction is not None for one in reviews)

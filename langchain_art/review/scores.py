@@ -31,7 +31,7 @@ REASONS = {
     "unmapped": "its label has no value; give it one with --value LABEL=NUMBER",
     "out_of_range": f"its value is not between -{MAX_REWARD:g} and {MAX_REWARD:g}",
     "correction_of_run": "corrects a trace of several calls; correct the call that is to change",
-    "empty_correction": "corrects nothing: its text is empty",
+    "empty_correction": "corrects nothing: its text is empty; a pull of all takes it back",
     "not_a_reply": "corrects a call with what is no assistant's message",
 }
 
@@ -107,6 +107,16 @@ def subject_of(score: ScoreV3) -> tuple[str, str | None]:
             raise LeftOut("not_about_a_run")
 
 
+def id_of(score: ScoreV3) -> str:
+    """The id of the review that a score is."""
+    return score.id if ID.fullmatch(score.id) else _digest(score.id)
+
+
+def is_empty(score: ScoreV3) -> bool:
+    """Whether it is a correction whose text was deleted."""
+    return score.data_type == "CORRECTION" and not str(score.value).strip()
+
+
 def review_of(score: ScoreV3, traces: Mapping[str, Trace], reading: Reading) -> Review:
     """The review that a score is. Raises LeftOut."""
     trace, observation = subject_of(score)
@@ -121,7 +131,7 @@ def review_of(score: ScoreV3, traces: Mapping[str, Trace], reading: Reading) -> 
         if call is None:
             raise LeftOut("not_a_call")
     said: dict[str, Any] = {
-        "id": score.id if ID.fullmatch(score.id) else _digest(score.id),
+        "id": id_of(score),
         "source": SOURCE,
         "trajectory": about.run,
         "call_id": call,
@@ -131,6 +141,8 @@ def review_of(score: ScoreV3, traces: Mapping[str, Trace], reading: Reading) -> 
         "at": score.updated_at.timestamp(),
     }
     if score.data_type == "CORRECTION":
+        if is_empty(score):
+            raise LeftOut("empty_correction")
         return _correction(str(score.value), about, said)
     if is_prefilled(score):
         raise LeftOut("prefilled")
@@ -139,8 +151,6 @@ def review_of(score: ScoreV3, traces: Mapping[str, Trace], reading: Reading) -> 
 
 
 def _correction(text: str, about: Trace, said: dict[str, Any]) -> Review:
-    if not text.strip():
-        raise LeftOut("empty_correction")
     if said["call_id"] is None:
         if len(about.calls) != 1:
             raise LeftOut("correction_of_run")

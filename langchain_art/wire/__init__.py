@@ -79,11 +79,17 @@ from langchain_art.wire.queue.rollouts import (
 from langchain_art.wire.reviews import (
     HUMAN_REWARD as HUMAN_REWARD,
     MAX_REVIEWS as MAX_REVIEWS,
+    PlannedVerdict as PlannedVerdict,
     RefusedReview as RefusedReview,
     Review as Review,
+    ReviewJobs as ReviewJobs,
     ReviewKind as ReviewKind,
+    ReviewPlan as ReviewPlan,
     Reviews as Reviews,
     ReviewsKept as ReviewsKept,
+    ReviewTraining as ReviewTraining,
+    RunsToReview as RunsToReview,
+    VerdictFate as VerdictFate,
 )
 from langchain_art.wire.train_config import (
     JobConfig as JobConfig,

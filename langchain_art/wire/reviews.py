@@ -7,7 +7,9 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from langchain_art.wire.identifiers import Finite, Id, Message, RewardValue, Several, Wire
+from langchain_art.wire.identifiers import Finite, Id, Message, Name, RewardValue, Several, Wire
+from langchain_art.wire.train_config import PreferenceConfig, TrainConfig
+from langchain_art.wire.training import TrainJob
 
 #: The name of the score by which people give rewards, wherever they give them.
 HUMAN_REWARD = "human_reward"
@@ -45,9 +47,15 @@ class Review(Wire):
     reviewer: str | None = Field(default=None, max_length=256)
     at: Finite
     """When it was given or last changed: seconds since the epoch, by the source's clock."""
+    deleted: bool = False
+    """Its source has it no more: it counts as taken back, and has no value and no correction."""
 
     @model_validator(mode="after")
     def _says_what_its_kind_says(self) -> Review:
+        if self.deleted:
+            if not self.taken_back:
+                raise ValueError("got a deleted review with a value or a correction, expected none")
+            return self
         if (self.correction is not None) != (self.kind == "correction"):
             raise ValueError(
                 f"got kind={self.kind!r} with correction={self.correction!r:.80}, expected a "
@@ -65,6 +73,11 @@ class Review(Wire):
                 f"got a correction with role={self.correction.get('role')!r}, expected 'assistant'"
             )
         return self
+
+    @property
+    def taken_back(self) -> bool:
+        """Whether its reviewer took it back, or its source has it no more."""
+        return self.value is None and self.correction is None
 
 
 #: The most reviews of one request.
@@ -107,3 +120,128 @@ class ReviewsKept(Wire):
     refused: Several[RefusedReview] = ()
     """In the order in which they were sent. Sent again when the server knows their trajectory,
     they are kept."""
+    trained: dict[Id, Several[str]] = Field(default_factory=dict)
+    """Id of a revised review -> the versions that were trained with an earlier revision of it."""
+
+
+VerdictFate = Literal[
+    "trains",
+    "trained",
+    "ordered",
+    "held_out",
+    "stale",
+    "rolled_back",
+    "no_scenario",
+    "alone",
+    "all_equal",
+    "disagreement",
+    "taken_back",
+    "superseded",
+    "other_model",
+    "untrainable",
+    "gone",
+    "no_reply",
+    "unchanged",
+    "revised",
+]
+"""The use of a verdict in the next step by reviews:
+
+- ``trains``: the policy learns from it;
+- ``trained``: it did, with this value (`PlannedVerdict.trained`); ``ordered``: a job that has not
+  ended trains it;
+- ``held_out``: an evaluation ran its scenario, which `ReviewTraining.held_out_too` does not name;
+- ``stale``: its run is older than `TrainConfig.max_staleness`; ``rolled_back``: a version that the
+  serving one does not descend from sampled it;
+- ``no_scenario``, ``alone``, ``all_equal``: nothing to compare it with, or all of it is equal;
+- ``disagreement``: its reviewers disagree; ``taken_back``: they took it back, or deleted it;
+- ``superseded``: the graph discarded the call; ``other_model``: another model's reply;
+  ``untrainable``: its tokens cannot be trained (temperature 0, lost); ``gone``: its run, or the
+  call, is not stored;
+- of corrections: ``no_reply``: the graph got none; ``unchanged``: it says what was sampled;
+  ``revised``: a later correction of the call holds.
+
+Rewards that are ``trained``, ``ordered``, ``stale``, ``rolled_back`` or ``untrainable`` are still
+what others are compared with."""
+
+
+class ReviewTraining(Wire):
+    """A step by reviews: ``POST /v1/reviews/plan`` says what it would train, ``…/train`` orders it.
+
+    Example::
+
+        ReviewTraining(policy="email-agent", config=TrainConfig(credit="call", learning_rate=1e-4))
+    """
+
+    policy: Name
+    name: str = Field(default=HUMAN_REWARD, min_length=1, max_length=256)
+    """The score whose values are rewards."""
+    min_agreement: float = Field(default=0.0, le=1)
+    """Reviewers who agree no more than this abstain (`statistics.agreement.verdicts`)."""
+    held_out_too: Several[str] = Field(default=(), max_length=4096)
+    """Held-out scenarios, or runs of them, that are trained all the same."""
+    config: TrainConfig = TrainConfig(credit="call")
+    """Of the step by rewards; its `credit` is ``call``."""
+    preference: PreferenceConfig = PreferenceConfig()
+    """Of the preference steps on corrected replies."""
+    correction_steps: int = Field(default=4, ge=1, le=100)
+    """Preference steps on the same pairs, each a job."""
+    plan: str | None = Field(default=None, max_length=64)
+    """`ReviewPlan.digest` of the plan that is ordered; None: the plan of now."""
+
+    @model_validator(mode="after")
+    def _compares_verdicts(self) -> ReviewTraining:
+        if self.config.credit.kind != "call":
+            raise ValueError(
+                f"got credit={self.config.credit.kind!r} for a step by reviews, expected 'call': a "
+                "verdict is compared with its like, and teaches its run or call alone"
+            )
+        return self
+
+
+class PlannedVerdict(Wire):
+    """The use of one verdict: of a run's or a call's reward, or of a corrected reply."""
+
+    trajectory: Id
+    call_id: str | None
+    kind: Literal["reward", "correction"]
+    value: Finite | None = None
+    """The mean of the reviewers; None of a correction, or where all took theirs back."""
+    fate: VerdictFate
+    trained: Several[str] = ()
+    """Versions that learned from it, with this value or an earlier one, oldest first; not those
+    that a rollback discarded."""
+
+
+class ReviewPlan(Wire):
+    """What a step by reviews trains and leaves out, verdict by verdict."""
+
+    verdicts: Several[PlannedVerdict]
+    groups: Several[Several[Id]]
+    """Runs of the step by rewards, by scenario."""
+    rewards: dict[Id, float]
+    """Run's id -> its reward in that step."""
+    turns: dict[str, float]
+    """Call's id -> its reward in that step."""
+    compared: Several[dict[str, Several[float]]]
+    """`TrainRequest.compared` of that step."""
+    pairs: Several[tuple[Id, Id]]
+    """Corrected reply and sampled one of each preference pair, as ids of runs, which are stored
+    when the step is ordered."""
+    digest: str = ""
+    """Names this plan in `ReviewTraining.plan`."""
+
+    def counted(self, kind: Literal["reward", "correction"]) -> Counter[VerdictFate]:
+        """How many verdicts of a kind have which fate."""
+        return Counter(one.fate for one in self.verdicts if one.kind == kind)
+
+
+class ReviewJobs(Wire):
+    """The jobs of one step by reviews: by rewards, if any are trained, then on corrections."""
+
+    jobs: Several[TrainJob]
+
+
+class RunsToReview(Wire):
+    """Runs of which ``POST /v1/reviews/foresee`` says what a verdict on each would do."""
+
+    runs: Several[Id] = Field(max_length=1000)

@@ -50,6 +50,10 @@ class TrainRequest(Wire):
     turns: dict[str, RewardValue] = Field(default_factory=dict)
     """Call's id -> the reward of that call for this job alone (`Turn.reward`). Of a run with such a
     call, no other rewards count than those in `turns` and `rewards`."""
+    compared: Several[dict[str, Several[RewardValue]]] = ()
+    """By group: rewards that those of its runs (key ``""``) and of its calls (key: their node, as
+    in `TrainResult.nodes`) are compared with, of runs that this job does not train. Read with
+    ``credit="call"``."""
     advantages: dict[Id, Several[CallAdvantage | None]] | None = None
     """Trajectory's id -> for each of its turns, in order, the advantage that its tokens get in
     place of one that `config` computes: a number, a number for each sampled token, or None (not
@@ -86,6 +90,18 @@ class TrainRequest(Wire):
         return self
 
     @model_validator(mode="after")
+    def _compares_calls(self) -> TrainRequest:
+        config = self.config
+        reads = isinstance(config, TrainConfig) and config.credit.kind == "call"
+        if self.compared and (len(self.compared) != len(self.groups) or not reads):
+            raise ValueError(
+                f"got {len(self.compared)} entries of `compared` for {len(self.groups)} groups of "
+                f"a step of the kind {config.kind!r}, expected one for each group of a TrainConfig "
+                "with credit='call'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _rewards_count(self) -> TrainRequest:
         if not self.rewards and not self.turns:
             return self
@@ -102,10 +118,10 @@ class TrainRequest(Wire):
     def _advantages_count(self) -> TrainRequest:
         if self.advantages is None:
             return self
-        if not isinstance(self.config, TrainConfig) or self.rewards or self.turns:
+        if not isinstance(self.config, TrainConfig) or self.rewards or self.turns or self.compared:
             raise ValueError(
                 "got advantages for a step that reads none, or with rewards of its own, expected a "
-                "TrainConfig and neither `rewards` nor `turns`"
+                "TrainConfig and neither `rewards`, `turns` nor `compared`"
             )
         if unread := settings_of_rewards(self.config):
             raise ValueError(f"got advantages together with {unread}, which would not be read")

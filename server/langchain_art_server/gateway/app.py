@@ -28,6 +28,7 @@ from langchain_art_server.gateway.operations.request_watch import RequestWatch
 from langchain_art_server.gateway.record_routes import record_routes
 from langchain_art_server.gateway.refusals import answer, no_such_route, refuse
 from langchain_art_server.gateway.request_bodies import model_of
+from langchain_art_server.gateway.review_routes import review_routes
 from langchain_art_server.gateway.rollout_routes import rollout_routes
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.telemetry.log_context import current
@@ -81,6 +82,7 @@ def _app_of(service: Service, page: Callable[[FastAPI, Service], None]) -> ASGIA
     _openai_routes(app, service)
     _policy_routes(app, service)
     record_routes(app, service)
+    review_routes(app, service)
     rollout_routes(app, service)
     _job_routes(app, service)
     _status_routes(app, service)

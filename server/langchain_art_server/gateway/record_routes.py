@@ -1,4 +1,4 @@
-"""The routes of what is recorded of runs: trajectories, their groups, rewards and reviews."""
+"""The routes of what is recorded of runs: trajectories, their groups and rewards."""
 
 from __future__ import annotations
 
@@ -16,12 +16,9 @@ from langchain_art_server.gateway.service import Service
 from langchain_art_server.jobs.audit import chosen_calls
 from langchain_art_server.storage.pages import Page
 
-#: What every database can hold.
-MAX_CURSOR = 2**63 - 1
-
 
 def record_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes of trajectories, their groups, rewards and reviews."""
+    """Add the routes of trajectories, their groups and rewards."""
     turns = PageTurns()
 
     @app.post("/v1/trajectories", openapi_extra=body_docs(wire.Trajectory))
@@ -57,7 +54,7 @@ def record_routes(app: FastAPI, service: Service) -> None:
             peer_of(request.scope),
             lambda: service.store.recent_trajectories(limit, scenario, after, prefix),
         )
-        return _whole(page)
+        return whole(page)
 
     @app.get("/v1/trajectories/{trajectory_id}")
     async def get_trajectory(trajectory_id: str) -> wire.Trajectory:
@@ -94,47 +91,8 @@ def record_routes(app: FastAPI, service: Service) -> None:
         """
         return await service.reward(trajectory_id, await model_of(request, wire.Reward))
 
-    @app.put("/v1/reviews", openapi_extra=body_docs(wire.Reviews))
-    async def put_reviews(request: Request) -> wire.ReviewsKept:
-        """Keep what people said of trajectories and calls.
 
-        Idempotent by source and id; of two revisions the later one (`at`) is kept. A review of a
-        trajectory or a call that is not known is refused, and named in the answer.
-        """
-        service.health.require_space()
-        sent = await model_of(request, wire.Reviews)
-        kept = await service.store.reviews.put(sent.reviews)
-        refused = {(one.source, one.id) for one in kept.refused}
-        runs = {one.trajectory for one in sent.reviews if (one.source, one.id) not in refused}
-        if runs:
-            subject = " ".join(sorted(runs))
-            await service.note(access_of(request.scope), "reviewed", subject)
-        return kept
-
-    @app.get("/v1/reviews", response_model=PageOf[wire.Review])
-    async def list_reviews(
-        request: Request,
-        limit: Limit = 100,
-        policy: str | None = None,
-        trajectory: str | None = None,
-        source: str | None = None,
-        after: Annotated[int, Query(ge=0, le=MAX_CURSOR)] = 0,
-    ) -> Response:
-        """List reviews in the order in which they first came.
-
-        With `policy`, those of trajectories that have a call of that policy; with `trajectory` or
-        `source`, those of one. A page has at most `limit` items and, but for its first one, 8 MiB.
-        """
-        page = await turns.take(
-            peer_of(request.scope),
-            lambda: service.store.reviews.page(
-                limit, policy=policy, trajectory=trajectory, source=source, after=after
-            ),
-        )
-        return _whole(page)
-
-
-def _whole(page: Page[bytes]) -> Response:
+def whole(page: Page[bytes]) -> Response:
     """A page whose items are JSON already."""
     about = {"object": "list", "last_id": page.last_id, "has_more": page.has_more}
     whole = to_json(about)[:-1] + b',"data":[' + b",".join(page.items) + b"]}"

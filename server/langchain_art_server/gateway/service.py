@@ -279,11 +279,24 @@ class Service:
             QuotaExceeded, EngineUnavailable: as `Health.require_space`.
         """
         self.health.require_space()
-        lora = (await self.policies.get(request.policy)).lora
-        rated = wire.with_learning_rate(request.config, self.sampler.info.parameters, lora)
-        request = request.model_copy(update={"config": rated})
+        request = await self.rated(request)
         if (repeated := await self.store.jobs.repeated(key, request)) is not None:
             return repeated  # also if a run was deleted since
+        runs = await self.checked(request)
+        job = await self.store.jobs.add(
+            f"job-{uuid.uuid4().hex}", key, request, runs, self.settings.max_queued_jobs
+        )
+        self.jobs.wake()
+        return job
+
+    async def rated(self, request: wire.TrainRequest) -> wire.TrainRequest:
+        """A request with its learning rate. Raises NotFound if there is no such policy."""
+        lora = (await self.policies.get(request.policy)).lora
+        rated = wire.with_learning_rate(request.config, self.sampler.info.parameters, lora)
+        return request.model_copy(update={"config": rated})
+
+    async def checked(self, request: wire.TrainRequest) -> list[wire.Trajectory]:
+        """The runs of a request that can be queued. Raises as `train`."""
         loss = getattr(request.config, "loss", None)
         if isinstance(loss, wire.OwnLoss) and loss.name not in self.losses:
             raise InvalidRequest(
@@ -320,11 +333,7 @@ class Service:
                 "for each: a number, numbers for its sampled tokens, or null",
                 param="advantages",
             )
-        job = await self.store.jobs.add(
-            f"job-{uuid.uuid4().hex}", key, request, runs, self.settings.max_queued_jobs
-        )
-        self.jobs.wake()
-        return job
+        return runs
 
     async def status(self) -> wire.ServerStatus:
         """For ``GET /status``."""

@@ -149,7 +149,8 @@ class Batch:
     def settle(self) -> None:
         """After the last group: decide on every call, and make the rows of the trained ones."""
         candidates = [[self._candidate_run(*one) for one in group] for group in self._groups]
-        made = plan(candidates, self.config, given=self.request.advantages is not None)
+        given, compared = self.request.advantages is not None, self.request.compared
+        made = plan(candidates, self.config, given=given, compared=compared)
         self.excluded += made.excluded
         self.metrics = made.metrics | self._sampled() | _seconds(self.request)
         places = ((g, i) for g, group in enumerate(self._groups) for i in range(len(group)))

@@ -319,6 +319,7 @@ class JobRunner(JobQueue):
             checkpoint,
             trained=manifest.get("trained", ()),
             calls=manifest.get("trained_calls", ()),
+            imitated=manifest.get("imitated", ()),
             message=f"{checkpoint.name} serves",
             retrain=request.retrain,
             lineage=steps_since(parents, manifest["parent"]),

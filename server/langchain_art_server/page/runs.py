@@ -16,6 +16,7 @@ from langchain_art.statistics.costs import prices
 from langchain_art.wire.picks import Pick, ranked
 from langchain_art_server.backends.chat.token_texts import token_texts
 from langchain_art_server.gateway.request_bodies import model_of
+from langchain_art_server.gateway.review_routes import foreseen
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.jobs.audit import audit
 from langchain_art_server.jobs.credit_report import CreditReader, RunCredit
@@ -97,6 +98,8 @@ class ReviewQueue(BaseModel):
     """How many runs without a review were looked at: the newest."""
     not_ordered: int
     """Of these, how many lack what the pick needs (two scores; a reward)."""
+    foreseen: dict[str, wire.VerdictFate]
+    """By run: what a verdict on it would do (`foreseen`)."""
 
 
 def run_routes(router: APIRouter, service: Service) -> None:
@@ -192,20 +195,19 @@ def _review_routes(router: APIRouter, service: Service) -> None:
             if after is None:
                 break
         ordered = ranked(found, pick)
+        runs = ordered[:QUEUED]
         return ReviewQueue(
-            runs=ordered[:QUEUED], among=len(found), not_ordered=len(found) - len(ordered)
+            runs=runs,
+            among=len(found),
+            not_ordered=len(found) - len(ordered),
+            foreseen=await foreseen(service, [run.id for run in runs]),
         )
 
     @router.post("/review-effect")
     async def foresee_review(request: Request) -> ReviewEffect:
         """Say what a review will do, without keeping it."""
         review = await model_of(request, wire.Review)
-        run = (await store.trajectory(review.trajectory)).trajectory
-        said = await store.reviews.of_scenario(run.scenario, run.id)
-        others = {one.trajectory for one in said if one.call_id is not None} - {run.id}
-        stored = await store.trajectories(others if review.call_id is not None else ())
-        runs = {name: one.trajectory for name, one in stored.items()} | {run.id: run}
-        return effect_of(review, runs, said, service.router.serving)
+        return await effect_of(service, review)
 
 
 async def _view(service: Service, run_id: str) -> RunView | None:

@@ -24,6 +24,7 @@ from langchain_art_server.storage.tables import (
     RUN_CALLS,
     TRAINED,
     TRAINED_CALLS,
+    TRAINED_VERDICTS,
     TRAJECTORIES,
     unpack,
     version_is,
@@ -175,8 +176,8 @@ def delete_run(connection: sa.Connection, trajectory_id: str) -> None:
     for column in (CALLS.c.id, TRAINED_CALLS.c.call_id):
         delete_among(connection, column, calls - kept)
     forget_runs(connection, [trajectory_id])
-    of_run = (RUN_CALLS.c.trajectory_id, TRAINED.c.trajectory_id, REVIEWS.c.trajectory_id)
-    for column in (*of_run, TRAJECTORIES.c.id):
+    tables = (RUN_CALLS, TRAINED, TRAINED_VERDICTS, REVIEWS)
+    for column in (*(table.c.trajectory_id for table in tables), TRAJECTORIES.c.id):
         delete_among(connection, column, [trajectory_id])
 
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -23,6 +24,7 @@ from langchain_art_server.storage.fleet.policy_leases import (
 )
 from langchain_art_server.storage.pages import Page, no_such_cursor, take_page
 from langchain_art_server.storage.queries import select_among, with_jobs
+from langchain_art_server.storage.review_store import VerdictMark, read_marks, settle_marks
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot
 from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import (
@@ -31,6 +33,7 @@ from langchain_art_server.storage.tables import (
     POLICIES,
     TRAINED,
     TRAINED_CALLS,
+    TRAINED_VERDICTS,
     digest,
     insert_checkpoint,
     job_of,
@@ -41,6 +44,18 @@ from langchain_art_server.storage.tables import (
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 _OPEN = JOBS.c.state.in_(("queued", "running"))
+
+
+@dataclass(frozen=True)
+class ReviewStep:
+    """One job of a step by reviews, before it is queued."""
+
+    job_id: str
+    request: wire.TrainRequest
+    runs: Sequence[wire.Trajectory]
+    """Those of its groups."""
+    marks: Sequence[VerdictMark]
+    """The verdicts that it trains."""
 
 
 class JobStore:
@@ -70,30 +85,13 @@ class JobStore:
             InvalidRequest: the version that it measures from is not kept. Until the job has ended,
                 it is.
         """
-        scored = {run.id: RewardSnapshot.of(run, request) for run in runs}
         asked = _digest(request)
-        row = {
-            "id": job_id,
-            "key": key,
-            "policy": request.policy,
-            "digest": asked,
-            "payload": pack({"request": request, "scored": scored}),
-            "state": "queued",
-            "attempts": 0,
-            "retryable": False,
-            "created_at": time.time(),
-        }
+        row = _row(job_id, key, asked, request, runs)
 
         def write(connection: sa.Connection) -> wire.TrainJob:
             old = _of_key(connection, key, asked)
             if old is None or old.retryable:
-                waiting = sa.select(sa.func.count()).select_from(JOBS).where(_OPEN)
-                if (connection.scalar(waiting) or 0) >= max_open:
-                    raise Overloaded(
-                        f"{max_open} jobs wait or run, which is the server's setting "
-                        "max_queued_jobs. Wait until some have ended, or cancel some.",
-                        retry_after=5,
-                    )
+                _require_room(connection, 1, max_open)
                 require_reference(connection, request)
             if old is None:
                 insert(connection, JOBS, [row])
@@ -106,6 +104,59 @@ class JobStore:
             return job_of(old)
 
         return await self._change(write)
+
+    async def add_reviewed(
+        self,
+        key: str,
+        order: wire.ReviewTraining,
+        steps: Sequence[ReviewStep],
+        known: Sequence[VerdictMark],
+        max_open: int,
+    ) -> list[wire.TrainJob] | None:
+        """Queue the jobs of a step by reviews, with marks of the verdicts: in one transaction.
+
+        Other than `add`, the same key never queues them anew: what a failed one did not train may
+        have been ordered again by another key.
+
+        Args:
+            key: of the order; its jobs have it with their numbers behind it.
+            order: what was asked for.
+            steps: one for each job.
+            known: the marks (`ReviewStore.marks`) of which the steps' verdicts are none.
+            max_open: as for `add`.
+
+        Returns:
+            None: jobs on other verdicts were ordered meanwhile, and nothing is queued.
+
+        Raises:
+            Conflict, Overloaded, InvalidRequest: as `add`.
+        """
+        asked = _order_digest(order)
+        rows = [
+            _row(step.job_id, _numbered(key, number), asked, step.request, step.runs)
+            for number, step in enumerate(steps)
+        ]
+        before = {mark.job for mark in known}
+
+        def write(connection: sa.Connection) -> list[wire.TrainJob] | None:
+            if found := _of_order(connection, key, asked):
+                return found
+            if not {mark.job for mark in read_marks(connection, order.policy)} <= before:
+                return None
+            _require_room(connection, len(steps), max_open)
+            for step in steps:
+                require_reference(connection, step.request)
+                marks = [mark.row(step.job_id, order.policy) for mark in step.marks]
+                insert(connection, TRAINED_VERDICTS, marks)
+            insert(connection, JOBS, rows)
+            return _of_order(connection, key, asked)
+
+        return await self._change(write)
+
+    async def reviewed(self, key: str, order: wire.ReviewTraining) -> list[wire.TrainJob]:
+        """The jobs of an order by reviews; empty: its key is new. Raises Conflict."""
+        asked = _order_digest(order)
+        return await self._database.read(lambda c: _of_order(c, key, asked))
 
     async def repeated(self, key: str, request: wire.TrainRequest) -> wire.TrainJob | None:
         """The job of the same key and body, unless it is to be queued anew. Raises Conflict."""
@@ -244,6 +295,7 @@ class JobStore:
         calls: Sequence[str] = (),
         message: str | None = None,
         *,
+        imitated: Sequence[str] = (),
         retrain: bool = False,
         retryable: bool = False,
         lineage: Collection[int] | None = None,
@@ -251,8 +303,8 @@ class JobStore:
     ) -> None:
         """End a job, route the policy to its version, mark what it trained: one transaction.
 
-        `trained` are trajectories, `calls` are those of their calls that were trained. `message` is
-        the job's last event.
+        `trained` are trajectories, `calls` are those of their calls that were trained, `imitated`
+        are trajectories of a supervised step, which is no mark. `message` is the job's last event.
 
         Raises:
             LeaseLost: another server has the policy's `lease` by now.
@@ -275,6 +327,8 @@ class JobStore:
             mine = JOBS.c.id == job_id
             require_running(connection, job_id, lease)
             update(connection, JOBS, mine, values)
+            if error is None:
+                settle_marks(connection, job_id, (*trained, *calls, *imitated))
             if checkpoint is not None:
                 insert_checkpoint(connection, checkpoint)
                 routed = POLICIES.c.name == checkpoint.policy
@@ -369,7 +423,58 @@ def _event(row: sa.Row[Any]) -> wire.JobEvent:
 
 
 def _digest(request: wire.TrainRequest) -> str:
-    return digest(request.model_dump_json(exclude={"seconds"}).encode())
+    unread = {"seconds"} if request.compared else {"seconds", "compared"}
+    return digest(request.model_dump_json(exclude=unread).encode())
+
+
+def _order_digest(order: wire.ReviewTraining) -> str:
+    return digest(b"reviews" + order.model_dump_json().encode())
+
+
+def _row(
+    job_id: str,
+    key: str,
+    asked: str,
+    request: wire.TrainRequest,
+    runs: Iterable[wire.Trajectory],
+) -> dict[str, Any]:
+    """The row of a job that waits, with the rewards of its runs as they are now."""
+    scored = {run.id: RewardSnapshot.of(run, request) for run in runs}
+    return {
+        "id": job_id,
+        "key": key,
+        "policy": request.policy,
+        "digest": asked,
+        "payload": pack({"request": request, "scored": scored}),
+        "state": "queued",
+        "attempts": 0,
+        "retryable": False,
+        "created_at": time.time(),
+    }
+
+
+def _require_room(connection: sa.Connection, more: int, max_open: int) -> None:
+    """Raise Overloaded if so many more jobs cannot wait."""
+    waiting = sa.select(sa.func.count()).select_from(JOBS).where(_OPEN)
+    if (connection.scalar(waiting) or 0) + more > max_open:
+        raise Overloaded(
+            f"{max_open} jobs wait or run, which is the server's setting max_queued_jobs. Wait "
+            "until some have ended, or cancel some.",
+            retry_after=5,
+        )
+
+
+def _numbered(key: str, number: int) -> str:
+    """The key of one job of an order by reviews; no client's key has a ``#``."""
+    return f"{key}#{number}" if number else key
+
+
+def _of_order(connection: sa.Connection, key: str, asked: str) -> list[wire.TrainJob]:
+    """The jobs of an order by reviews. Raises Conflict."""
+    found: list[wire.TrainJob] = []
+    while (row := _of_key(connection, _numbered(key, len(found)), asked)) is not None:
+        found.append(job_of(row))
+    return found
 
 
 def _of_key(connection: sa.Connection, key: str, asked: str) -> sa.Row[Any] | None:

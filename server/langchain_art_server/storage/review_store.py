@@ -2,20 +2,103 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import sqlalchemy as sa
+from pydantic_core import from_json, to_json
 
-from langchain_art.wire import RefusedReview, Review, ReviewsKept
+from langchain_art.wire import RefusedReview, Review, ReviewsKept, Trajectory
 from langchain_art_server.storage.database import Database
-from langchain_art_server.storage.pages import MAX_PAGE, Page, take_page
+from langchain_art_server.storage.pages import Page, take_page
 from langchain_art_server.storage.queries import select_among
 from langchain_art_server.storage.seals import insert, intact, update
-from langchain_art_server.storage.tables import CALLS, REVIEWS, RUN_CALLS, TRAJECTORIES
+from langchain_art_server.storage.tables import (
+    CALLS,
+    HELD_OUT_SCENARIOS,
+    JOBS,
+    REVIEWS,
+    RUN_CALLS,
+    TRAINED_VERDICTS,
+    TRAJECTORIES,
+)
 
 _Fate = Literal["new", "revised", "unchanged", "outdated"]
+
+
+@dataclass(frozen=True)
+class VerdictMark:
+    """One verdict that one job trains, or has trained (`TRAINED_VERDICTS`)."""
+
+    trajectory: str
+    call_id: str
+    """Empty: the whole run."""
+    kind: str
+    name: str
+    said: str
+    taught_by: str
+    """A run, or a call, that the job's manifest names if it has trained the verdict."""
+    reviews: Sequence[tuple[str, str]]
+    """Source and id of each."""
+    job: str = ""
+    state: str = ""
+    """Of the job."""
+    version: int | None = None
+    """That the job makes, or made."""
+
+    @property
+    def subject(self) -> tuple[str, str, str, str]:
+        """What it is a verdict on, and under which name."""
+        return self.trajectory, self.call_id, self.kind, self.name
+
+    def row(self, job_id: str, policy: str) -> dict[str, Any]:
+        """As a row of the table, of a job that is to train it."""
+        return {
+            "job_id": job_id,
+            "trajectory_id": self.trajectory,
+            "call_id": self.call_id,
+            "kind": self.kind,
+            "policy": policy,
+            "name": self.name,
+            "said": self.said,
+            "taught_by": self.taught_by,
+            "reviews": to_json(self.reviews).decode(),
+        }
+
+
+def read_marks(connection: sa.Connection, policy: str) -> list[VerdictMark]:
+    """The verdicts that jobs of a policy train or have trained, in the order of the jobs.
+
+    Those of jobs that failed or were cancelled are left out.
+    """
+    query = _marks().where(TRAINED_VERDICTS.c.policy == policy)
+    return [_mark_of(row) for row in connection.execute(query)]
+
+
+def settle_marks(connection: sa.Connection, job_id: str, taught: Iterable[str]) -> None:
+    """Delete the marks of a job that has ended, but for those of what it has trained."""
+    known, table = set(taught), TRAINED_VERDICTS.c
+    mine = table.job_id == job_id
+    for row in connection.execute(sa.select(TRAINED_VERDICTS).where(mine)).all():
+        if intact(TRAINED_VERDICTS, row).taught_by not in known:
+            of = (table.trajectory_id == row.trajectory_id) & (table.call_id == row.call_id)
+            gone = sa.delete(TRAINED_VERDICTS).where(mine & of & (table.kind == row.kind))
+            connection.execute(gone)
+
+
+def _marks() -> sa.Select[*tuple[Any, ...]]:
+    query = sa.select(TRAINED_VERDICTS, JOBS.c.state, JOBS.c.target_version.label("made"))
+    query = query.join(JOBS, JOBS.c.id == TRAINED_VERDICTS.c.job_id).order_by(JOBS.c.number)
+    return query.where(JOBS.c.state.in_(("queued", "running", "succeeded")))
+
+
+def _mark_of(row: sa.Row[Any]) -> VerdictMark:
+    intact(TRAINED_VERDICTS, row)
+    reviews = [(source, name) for source, name in from_json(row.reviews)]
+    about = row.trajectory_id, row.call_id, row.kind, row.name, row.said, row.taught_by
+    return VerdictMark(*about, reviews, row.job_id, row.state, row.made)
 
 
 class ReviewStore:
@@ -43,7 +126,9 @@ class ReviewStore:
                     rows.append(_row(one))
                     continue
                 refused.append(RefusedReview(source=one.source, id=one.id, reason=reason))
-            return ReviewsKept(**_put(connection, rows), refused=tuple(refused))
+            counts, revised = _put(connection, rows)
+            trained = _versions_of(connection, revised)
+            return ReviewsKept(**counts, refused=tuple(refused), trained=trained)
 
         return await self._database.write(write)
 
@@ -84,17 +169,36 @@ class ReviewStore:
 
         return await self._database.read(read)
 
-    async def of_scenario(self, scenario: str | None, trajectory_id: str) -> list[Review]:
-        """The reviews of a run and of the other runs of its scenario: the newest 1000 of them."""
-        runs = sa.select(TRAJECTORIES.c.id).where(TRAJECTORIES.c.scenario == scenario)
-        mine = REVIEWS.c.trajectory_id == trajectory_id
-        if scenario is not None:
-            mine = mine | REVIEWS.c.trajectory_id.in_(runs)
-        query = sa.select(REVIEWS).where(mine).order_by(REVIEWS.c.number.desc()).limit(MAX_PAGE)
+    async def of_policy(self, policy: str) -> list[Review]:
+        """All reviews of runs that have a call of a policy, in the order in which they came."""
+        return await self._reviews(_has_calls_of(policy))
+
+    async def beside(self, run: Trajectory) -> list[Review]:
+        """All reviews of a run and of the other runs of its scenario."""
+        siblings = sa.select(TRAJECTORIES.c.id).where(TRAJECTORIES.c.scenario == run.scenario)
+        column = REVIEWS.c.trajectory_id
+        return await self._reviews((column == run.id) | column.in_(siblings))
+
+    async def _reviews(self, which: sa.ColumnElement[bool]) -> list[Review]:
+        query = sa.select(REVIEWS).where(which).order_by(REVIEWS.c.number)
 
         def read(connection: sa.Connection) -> list[Review]:
             rows = connection.execute(query)
             return [Review.model_validate_json(intact(REVIEWS, row).body) for row in rows]
+
+        return await self._database.read(read)
+
+    async def marks(self, policy: str) -> list[VerdictMark]:
+        """See `read_marks`."""
+        return await self._database.read(lambda c: read_marks(c, policy))
+
+    async def held_out(self, scenarios: Iterable[str]) -> set[str]:
+        """Those of the scenarios that an evaluation ran."""
+        column, wanted = HELD_OUT_SCENARIOS.c.scenario, list(scenarios)
+
+        def read(connection: sa.Connection) -> set[str]:
+            rows = select_among(connection, sa.select(HELD_OUT_SCENARIOS), column, wanted)
+            return {intact(HELD_OUT_SCENARIOS, row).scenario for row in rows}
 
         return await self._database.read(read)
 
@@ -122,15 +226,21 @@ def _has_calls_of(policy: str) -> sa.ColumnElement[bool]:
     return sa.or_(linked.where(mine).exists(), tagged.where(mine).exists())
 
 
-def _put(connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> dict[_Fate, int]:
-    """Write what is new or later than what is kept; what became of the rows, counted."""
+def _put(
+    connection: sa.Connection, rows: Sequence[dict[str, Any]]
+) -> tuple[dict[_Fate, int], list[dict[str, Any]]]:
+    """Write what is new or later than what is kept.
+
+    Returns:
+        What became of the rows, counted; and the revised ones.
+    """
     kept: dict[tuple[str, str], sa.Row[Any]] = {}
     for source in {row["source"] for row in rows}:
         query = sa.select(REVIEWS).where(REVIEWS.c.source == source)
         ids = [row["id"] for row in rows if row["source"] == source]
         for found in select_among(connection, query, REVIEWS.c.id, ids):
             kept[source, found.id] = intact(REVIEWS, found)
-    new: list[dict[str, Any]] = []
+    new, revised = list[dict[str, Any]](), list[dict[str, Any]]()
     counts: Counter[_Fate] = Counter()
     for row in rows:
         old = kept.get((row["source"], row["id"]))
@@ -142,10 +252,24 @@ def _put(connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> dict[_Fat
             counts["outdated"] += 1
         else:
             update(connection, REVIEWS, REVIEWS.c.number == old.number, row)
-            counts["revised"] += 1
+            revised.append(row)
     insert(connection, REVIEWS, new)
-    counts["new"] = len(new)
-    return dict(counts)
+    return {**counts, "new": len(new), "revised": len(revised)}, revised
+
+
+def _versions_of(
+    connection: sa.Connection, rows: Sequence[dict[str, Any]]
+) -> dict[str, tuple[str, ...]]:
+    """By review's id: the versions that were trained with it."""
+    wanted = {(row["source"], row["id"]) for row in rows}
+    found: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    runs = {row["trajectory_id"] for row in rows}
+    for row in select_among(connection, _marks(), TRAINED_VERDICTS.c.trajectory_id, runs):
+        mark = _mark_of(row)
+        for source, name in mark.reviews:
+            if (source, name) in wanted and mark.state == "succeeded":
+                found[name][f"{row.policy}@{mark.version}"] = None
+    return {name: tuple(versions) for name, versions in found.items()}
 
 
 def _row(review: Review) -> dict[str, Any]:
@@ -154,5 +278,6 @@ def _row(review: Review) -> dict[str, Any]:
         "id": review.id,
         "trajectory_id": review.trajectory,
         "at": review.at,
-        "body": review.model_dump_json().encode(),
+        # As earlier releases wrote it, so that what is sent again is unchanged.
+        "body": review.model_dump_json(exclude=None if review.deleted else {"deleted"}).encode(),
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,12 @@ from langchain_art.wire import Message, Trajectory
 from langchain_art.wire.trajectories import EVALUATION
 from langchain_art_server.storage.queries import select_among
 from langchain_art_server.storage.seals import Blob, insert, intact
-from langchain_art_server.storage.tables import NUMBER, TRAJECTORIES, sealed_table
+from langchain_art_server.storage.tables import (
+    HELD_OUT_SCENARIOS,
+    NUMBER,
+    TRAJECTORIES,
+    sealed_table,
+)
 
 #: What a list shows of each run, and what it is sorted by. `number` is the trajectory's.
 RUN_FACTS = sealed_table(
@@ -156,8 +161,34 @@ def write_index(connection: sa.Connection, found: Iterable[RunIndex]) -> None:
             "INSERT INTO run_words (number, words) "
             "VALUES (:number, array_to_tsvector(string_to_array(:words, ' ')))"
         )
+    evaluated = {
+        one.facts["scenario"]
+        for one in by_id.values()
+        if any(mark["kind"] == HELD_OUT for mark in one.marks)
+    }
+    hold_out(connection, evaluated - {None})
     if texts := [{"number": row["number"], "words": by_id[row["id"]].words} for row in stored]:
         connection.execute(statement, texts)
+
+
+def hold_out(connection: sa.Connection, scenarios: Collection[str]) -> None:
+    """Mark scenarios as held out for good."""
+    if scenarios:
+        column = HELD_OUT_SCENARIOS.c.scenario
+        known = {
+            row.scenario for row in select_among(connection, sa.select(column), column, scenarios)
+        }
+        new = [{"scenario": one} for one in sorted(set(scenarios) - known)]
+        insert(connection, HELD_OUT_SCENARIOS, new)
+
+
+def evaluated_scenarios(connection: sa.Connection) -> set[str]:
+    """The scenarios of the stored runs of evaluations."""
+    query = sa.select(RUN_FACTS.c.scenario).join(
+        RUN_MARKS, RUN_FACTS.c.number == RUN_MARKS.c.number
+    )
+    query = query.where(RUN_MARKS.c.kind == HELD_OUT, RUN_FACTS.c.scenario.is_not(None))
+    return set(connection.scalars(query))
 
 
 def forget_runs(connection: sa.Connection, ids: Iterable[str]) -> None:

@@ -29,7 +29,7 @@ _ARRAYS = {"prompt_token_ids": "i", "token_ids": "i", "logprobs": "d"}
 NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 #: Of the tables below. Another column, and another number but for those that `schema.migrations`
 #: brings to this one, is refused at the start.
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 #: Bytes of JSON from which on it is compressed, and the first byte of what zlib compressed. zlib
 #: gives up the interpreter's lock, and to get it back takes the writer of many calls longer than to
 #: write the bytes; SQLite writes pages of 4096.
@@ -179,6 +179,29 @@ REVIEWS = sealed_table(
     named_by=("id",),
 )
 sa.Index("ix_reviews_source_id", REVIEWS.c.source, REVIEWS.c.id, unique=True)
+#: The verdicts that jobs train: written with the job, and deleted when it has ended without having
+#: trained them. A job that failed or was cancelled trained none.
+TRAINED_VERDICTS = sealed_table(
+    "trained_verdicts",
+    sa.Column("job_id", sa.String(64), primary_key=True),
+    sa.Column("trajectory_id", sa.String(128), primary_key=True, index=True),
+    sa.Column("call_id", sa.String(160), primary_key=True),  # "": the whole run
+    sa.Column("kind", sa.String(16), primary_key=True),  # `PlannedVerdict.kind`
+    sa.Column("policy", sa.String(64), index=True, nullable=False),
+    sa.Column("name", sa.String(256), nullable=False),  # of the score; "" of a correction
+    sa.Column("said", sa.Text, nullable=False),  # the value, or the correction's digest
+    sa.Column("taught_by", sa.String(128), nullable=False),  # what the job's manifest names of it
+    sa.Column("reviews", sa.Text, nullable=False),  # source and id of each
+    kind="mark of a verdict",
+    named_by=("job_id", "trajectory_id"),
+)
+#: Scenarios that an evaluation ran. They stay held out when its runs are deleted.
+HELD_OUT_SCENARIOS = sealed_table(
+    "held_out_scenarios",
+    sa.Column("scenario", sa.String(256), primary_key=True),
+    kind="held-out scenario",
+    named_by=("scenario",),
+)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from examples.email_search.inbox import Inbox, MailStore, Scenario, build
 from examples.email_search.scripted_reviewer import READ_MAIL, find_mail, review
 from langchain_art import ArtClient
 from langchain_art.cli.main import app
-from langchain_art.review.train import RewardPlan
-from langchain_art.wire import Trajectory, Turn
+from langchain_art.wire import ReviewPlan, Trajectory, Turn
 from tests.support.live_server import LiveServer
 
 
@@ -94,9 +93,11 @@ def test_he_corrects_the_first_call_that_he_would_have_made_otherwise(mails: Mai
 
 def test_the_control_has_the_same_rewards_and_pairs_in_another_order() -> None:
     rewards = {f"t{number}": float(number) for number in range(20)}
-    pairs = [(f"better {number}", f"worse {number}") for number in range(20)]
-    planned = RewardPlan((tuple(rewards),), rewards, {}, demo.Counter())
-    dealt, turned = demo.by_chance(planned, pairs, 0)
+    pairs = [(f"better-{number}", f"worse-{number}") for number in range(20)]
+    about: dict[str, Any] = {"verdicts": (), "turns": {}, "compared": ()}
+    planned = ReviewPlan(groups=(tuple(rewards),), rewards=rewards, pairs=tuple(pairs), **about)
+    dealt = demo.by_chance(planned, 0)
+    turned = dealt.pairs
     assert sorted(dealt.rewards.values()) == sorted(rewards.values()) and dealt.rewards != rewards
     assert [set(pair) for pair in turned] == [set(pair) for pair in pairs]
     assert 0 < sum(one != other for one, other in zip(turned, pairs, strict=True)) < 20

@@ -123,7 +123,11 @@ def test_what_is_to_review_and_what_a_review_will_do(
         assert {first.id, second.id} <= {one["id"] for one in queue["runs"]} or (
             queue["among"] > len(queue["runs"])
         )
+        assert set(queue["foreseen"]) == {one["id"] for one in queue["runs"]}
+        assert set(client.foresee_reviews([first.id, second.id, "lost"]).values()) == {"trains"}
         assert foresee(first, value=1.0)["effect"] == "alone"
+        assert foresee(first, value=1.0, name="h")["effect"] == "is_kept"
+        assert foresee(first, value=None)["effect"] == "taken_back"
         said = Review(
             id=f"p-{uuid.uuid4().hex}",
             source="page",
@@ -141,10 +145,15 @@ def test_what_is_to_review_and_what_a_review_will_do(
             "effect": "teaches_reward",
             "policy": art_server.policy,
             "revises": None,
-            "compared_with": 1,
         }
         assert foresee(first, value=0.0)["effect"] == "all_equal"
         assert foresee(second, value=1.0)["revises"] == said.id
+        for changed in (
+            {"reviewer": "bob"},
+            {"source": "api"},
+            {"call_id": second.turns[0].call_id},
+        ):
+            assert foresee(second, value=1.0, **changed)["revises"] is None
         call, reply = first.turns[0].call_id, first.turns[0].reply or {}
         better = {"role": "assistant", "content": "On 14 March."}
         corrected = {"kind": "correction", "name": "correction", "call_id": call}

@@ -15,7 +15,6 @@ from langgraph.types import Command
 from langchain_art import ArtClient, ChatART, capture
 from langchain_art.conformance.scripts import script
 from langchain_art.conformance.tools import LOOK, WEIGH, look, weigh
-from langchain_art.review.corrections import read_corrections
 from langchain_art.review.decisions import decision_reviews
 from langchain_art.wire import Review, TrajectoryGroup
 from tests.support.live_server import RuleServer
@@ -54,9 +53,9 @@ def test_what_a_person_decides_is_kept_with_the_calls(rule_server: RuleServer, m
         client.post_groups([TrajectoryGroup(id=run.id, trajectories=(run.trajectory(),))])
         assert client.put_reviews(reviews).new == 3
         assert client.put_reviews(reviews).unchanged == 3
-        found = read_corrections(client, client.reviews(run=run.id))
-    (corrected,) = found.calls
-    chosen, rejected = corrected.pair
-    wanted = chosen["messages"][-1]["tool_calls"][0]["function"]
+        plan = client.plan_reviews(rule_server.policy)
+    fates = {one.call_id: (one.kind, one.fate) for one in plan.verdicts}
+    assert fates[calls[0]] == ("correction", "trains")
+    assert fates[calls[1]] == fates[calls[2]] == ("reward", "trains")
+    wanted = (reviews[0].correction or {})["tool_calls"][0]["function"]
     assert (wanted["name"], json.loads(wanted["arguments"])) == ("look", {"what": "window"})
-    assert rejected.turns[0].call_id == calls[0]

@@ -33,7 +33,7 @@ from langchain_art.export.exporter import push_spool
 from langchain_art.export.ids import trace_id
 from langchain_art.export.spool import Spool
 from langchain_art.review.pull import pull
-from langchain_art.review.train import order, read_plan
+from langchain_art.wire import ReviewTraining
 from tests.support.langfuse_server import LangfuseServer
 from tests.support.langfuse_server.spans import Span
 from tests.support.live_server import LiveServer
@@ -100,11 +100,6 @@ class Loop:
 
     def train(self, runs: Sequence[Trajectory]) -> TrainResult:
         """A step by what was said of these runs."""
-        ids = {run.id for run in runs}
-        reviews = [one for one in self.client.reviews(policy=self.policy) if one.trajectory in ids]
-        planned = read_plan(self.client, reviews)
-        assert planned.rewards and not planned.turns
-        assert all(self.said[trace_id(run)] == value for run, value in planned.rewards.items())
         config = TrainConfig(
             learning_rate=3e-3,
             credit="call",
@@ -113,8 +108,12 @@ class Loop:
             optimizer_steps=4,
             tokens_per_microbatch=4096,
         )
-        job = order(self.client, self.policy, planned, config)
-        assert job is not None
+        asked = ReviewTraining(policy=self.policy, config=config)
+        planned = self.client.plan_reviews(asked)
+        assert planned.rewards and not planned.turns
+        assert all(self.said[trace_id(run)] == value for run, value in planned.rewards.items())
+        assert set(planned.rewards) <= {run.id for run in runs}  # each day's are trained once
+        [job] = self.client.train_reviews(asked)
         result = self.client.wait(job)
         check_step(runs, planned.rewards, planned.groups, result)
         return result

@@ -12,9 +12,8 @@ import pytest
 
 from langchain_art.cli.main import app
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.errors import ConfigError, InvalidRequest
-from langchain_art.review.train import order, read_plan
-from langchain_art.wire import Review, TrainConfig, Trajectory
+from langchain_art.errors import ConfigError, Conflict, InvalidRequest
+from langchain_art.wire import Review, ReviewTraining, TrainConfig, Trajectory
 from langchain_art.wire.trajectories import EVALUATION
 from tests.support.live_server import LiveServer
 from tests.support.reviewed_runs import MakeRuns
@@ -56,8 +55,6 @@ def test_the_reward_that_is_trained_is_the_persons(
     assert f"{art_server.policy}@1 serves" in told
     with ArtClient(art_server.base_url) as client:
         assert all(client.trajectory(run).reward == 0.5 for run in runs)
-        app(ask, standalone_mode=False)  # trained before: once more
-        assert client.policy(art_server.policy).version == 2
 
 
 def test_a_verdict_on_a_call_is_that_calls_reward(art_server: LiveServer) -> None:
@@ -81,11 +78,17 @@ def test_a_verdict_on_a_call_is_that_calls_reward(art_server: LiveServer) -> Non
             for run, call, value in verdicts
         ]
         assert client.put_reviews(said).new == 4
-        planned = read_plan(client, client.reviews(policy=policy))
+        config = TrainConfig(credit="call", advantage="mean")
+        asked = ReviewTraining(policy=policy, config=config)
+        planned = client.plan_reviews(asked)
         with pytest.raises(InvalidRequest, match=r"got rewards for the calls .*'another'"):
             client.train(planned.groups, policy, turns={"another": 1.0})
-        job = order(client, policy, planned, TrainConfig(credit="call", advantage="mean"))
-        assert job is not None
+        with pytest.raises(Conflict, match="Ask for the plan again"):
+            client.train_reviews(asked.model_copy(update={"plan": "another"}))
+        [job] = client.train_reviews(asked.model_copy(update={"plan": planned.digest}), key=policy)
+        assert client.train_reviews(asked.model_copy(update={"plan": planned.digest}), key=policy)
+        assert client.train_reviews(asked) == []
+        assert len(client.jobs(policy)) == 1
         found = client.wait(job)
         kept = [client.trajectory(run.id) for run in runs]
 
@@ -152,7 +155,7 @@ def test_a_correction_is_preferred_from_then_on(
     assert f"chosen_logprob: {moved}, before the first step and after the last" in told
     assert metrics[-1]["chosen_logprob_after"] > metrics[-1]["chosen_logprob"]
     assert f"{count} corrected replies are trained on" in told
-    assert f"left out: {count} corrections of a call that a later one corrects" in told
+    assert f"left out: {count} corrections: are of a call that a later one corrects" in told
     assert "should be: On 14 March." in told and "is now:" in told
     assert [one["pairs_trained"] for one in metrics] == [count] * 3
     assert metrics[-1]["chosen_logprob"] > metrics[0]["chosen_logprob"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from langchain_art.statistics.zero_variance import overlong_penalty
@@ -62,7 +62,11 @@ class _PlannedGroup:
 
 
 def plan(
-    groups: Sequence[Sequence[CandidateRun]], config: StepConfig, *, given: bool = False
+    groups: Sequence[Sequence[CandidateRun]],
+    config: StepConfig,
+    *,
+    given: bool = False,
+    compared: Sequence[Mapping[str, Sequence[float]]] = (),
 ) -> BatchPlan:
     """Decide on every call of a batch.
 
@@ -71,6 +75,7 @@ def plan(
         config: all is read but the settings of the optimizer and the loss.
         given: the runs have their advantages (`CandidateRun.advantages`): none is computed, and
             runs without any are excluded in place of those without a reward.
+        compared: `TrainRequest.compared`.
 
     Raises:
         InvalidRequest: rewards from which no advantage can be computed.
@@ -95,7 +100,8 @@ def plan(
     elif config.scores:
         credits_, average = score_credits(baselines, config), config.loss.aggregation
     else:
-        credits_ = [group_credit(runs, config) for runs in baselines]
+        beside = zip(baselines, compared or [{}] * len(baselines), strict=True)
+        credits_ = [group_credit(runs, config, others) for runs, others in beside]
         if config.advantage.kind == "batch_standardized":
             credits_ = over_batch_deviation(credits_)
         average = config.loss.aggregation

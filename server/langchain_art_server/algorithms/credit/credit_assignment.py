@@ -35,7 +35,11 @@ class GroupAdvantages:
     whole: str | None  # why no call of the group has one (``groups.…``); None if a call has
 
 
-def group_credit(runs: Sequence[CandidateRun], config: TrainConfig) -> GroupAdvantages:
+def group_credit(
+    runs: Sequence[CandidateRun],
+    config: TrainConfig,
+    compared: Mapping[str, Sequence[float]] | None = None,
+) -> GroupAdvantages:
     """The advantage of every call of one group, as `config.credit` says.
 
     - ``run``: a run's reward, its calls' included, against the other runs'; all calls get the same.
@@ -55,6 +59,7 @@ def group_credit(runs: Sequence[CandidateRun], config: TrainConfig) -> GroupAdva
     Args:
         runs: those with a reward in which the policy had a part.
         config: reads `credit`, `advantage` and `zero_variance_tolerance`.
+        compared: of the group, `TrainRequest.compared`; read with ``call``.
 
     Raises:
         InvalidRequest: as `pool_advantages`.
@@ -64,7 +69,7 @@ def group_credit(runs: Sequence[CandidateRun], config: TrainConfig) -> GroupAdva
     if credit.kind == "node":
         pools = _node_pools(runs)
     elif credit.kind == "call":
-        pools = _call_pools(runs)
+        pools = _call_pools(runs, compared or {})
     elif isinstance(credit, TurnCredit):
         pools = [_turn_pool(runs, credit.discount)]
     else:
@@ -223,7 +228,9 @@ def _node_pools(runs: Sequence[CandidateRun]) -> list[Pool]:
     return list(pools.values())
 
 
-def _call_pools(runs: Sequence[CandidateRun]) -> list[Pool]:
+def _call_pools(
+    runs: Sequence[CandidateRun], compared: Mapping[str, Sequence[float]]
+) -> list[Pool]:
     whole: Pool = {
         i: [(run.reward, _steps(runs, i))] for i, run in enumerate(runs) if run.reward is not None
     }
@@ -232,6 +239,9 @@ def _call_pools(runs: Sequence[CandidateRun]) -> list[Pool]:
         call = runs[i].calls[k]
         if call.reward is not None:
             pools[call.node][i, k] = [(call.reward, [(i, k)])]  # here the unit is the call
+    for node, values in compared.items():
+        pool = pools[node] if node else whole
+        pool |= {("compared", index): [(value, [])] for index, value in enumerate(values)}
     return [whole, *pools.values()]
 
 

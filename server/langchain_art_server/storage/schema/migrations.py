@@ -18,17 +18,21 @@ from langchain_art_server.storage.run_index import (
     RUN_FACTS,
     RUN_MARKS,
     create_text_index,
+    evaluated_scenarios,
+    hold_out,
     index_all,
 )
 from langchain_art_server.storage.schema.key_tables import ACTIONS, API_KEYS
 from langchain_art_server.storage.schema.rollback_table import ROLLBACKS
 from langchain_art_server.storage.tables import (
+    HELD_OUT_SCENARIOS,
     META,
     REVIEWS,
     SCHEMA,
     SCHEMA_VERSION,
     TRAINED,
     TRAINED_CALLS,
+    TRAINED_VERDICTS,
 )
 
 log = logging.getLogger(__name__)
@@ -40,10 +44,21 @@ def _add_run_index(connection: sa.Connection) -> None:
         create_text_index(connection)
 
 
+def _index_evaluations(connection: sa.Connection) -> None:
+    """Evaluations are found by a mark."""
+    META.create_all(connection, tables=[HELD_OUT_SCENARIOS])
+    index_all(connection)
+
+
 def _key_by_job(connection: sa.Connection) -> None:
     """Several jobs may mark one run."""
     for table in (TRAINED, TRAINED_CALLS):
         _make_anew(connection, table)
+
+
+def _add_verdicts(connection: sa.Connection) -> None:
+    META.create_all(connection, tables=[TRAINED_VERDICTS, HELD_OUT_SCENARIOS])
+    hold_out(connection, evaluated_scenarios(connection))
 
 
 def _add_fleet(connection: sa.Connection) -> None:
@@ -56,12 +71,13 @@ def _add_fleet(connection: sa.Connection) -> None:
 STEPS: dict[int, Callable[[sa.Connection], None]] = {
     2: lambda connection: META.create_all(connection, tables=[REVIEWS]),
     3: _add_run_index,
-    4: index_all,  # evaluations are found by a mark
+    4: _index_evaluations,
     5: _key_by_job,
     6: lambda connection: META.create_all(connection, tables=[API_KEYS, ACTIONS]),
     7: lambda connection: META.create_all(connection, tables=[ROLLBACKS]),
     8: lambda connection: META.create_all(connection, tables=[BATCHES, ROLLOUTS, WORKERS]),
     9: _add_fleet,
+    10: _add_verdicts,
 }
 
 

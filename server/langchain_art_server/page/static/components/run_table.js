@@ -55,7 +55,24 @@ const COLUMNS = [
   { title: "Stored", cell: (/** @type {any} */ run) => html`<${Ago} at=${run.created_at} />` },
 ];
 
-/** @param {{runs: any[]}} props */
-export function RunTable({ runs }) {
-  return html`<${Table} label="Runs" columns=${COLUMNS} rows=${runs} id=${(/** @type {any} */ run) => run.id} />`;
+/** What a review of a run will do (`VerdictFate`); any other fate is shown as it is. */
+const FORESEEN = /** @type {Record<string, string>} */ ({
+  trains: "trains",
+  held_out: "measures: held out",
+  stale: "not by a reward: too old",
+  rolled_back: "not by a reward: rolled back",
+  no_scenario: "not by a reward: no scenario",
+  other_model: "nothing: no policy of this server",
+  untrainable: "nothing: no trainable call",
+});
+
+/** @param {{runs: any[], foreseen?: Record<string, string>}} props */
+export function RunTable({ runs, foreseen }) {
+  const columns = foreseen
+    ? [
+        ...COLUMNS,
+        { title: "A review", cell: (/** @type {any} */ run) => FORESEEN[foreseen[run.id] ?? ""] ?? foreseen[run.id] ?? "–" },
+      ]
+    : COLUMNS;
+  return html`<${Table} label="Runs" columns=${columns} rows=${runs} id=${(/** @type {any} */ run) => run.id} />`;
 }

@@ -34,6 +34,6 @@ export default function Review({ query }) {
     </p>`}
     ${data &&
     (data.runs.length
-      ? html`<${RunTable} runs=${data.runs} />`
+      ? html`<${RunTable} runs=${data.runs} foreseen=${data.foreseen} />`
       : html`<${Empty} title="No run fits this order">Choose another one above.<//>`)}`;
 }

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from langchain_art.errors import ConfigError
-from langchain_art.review.agreement import agreements, krippendorff_alpha, verdicts
+from langchain_art.statistics.agreement import agreements, krippendorff_alpha, verdicts
 from langchain_art.wire import Review
 
 UNITS = st.lists(st.lists(st.floats(-10, 10), max_size=5), max_size=8)

@@ -1,0 +1,333 @@
+"""What a step by reviews trains: the one home of its rule, for commands, programs and the page.
+
+Runs are compared with runs of their scenario, and calls with calls of the same node in these. A
+verdict that was trained with its value is not trained again; its value is still compared with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pydantic_core import to_json
+
+from langchain_art.statistics.agreement import verdicts
+from langchain_art.statistics.zero_variance import has_zero_variance
+from langchain_art.wire import (
+    Message,
+    PlannedVerdict,
+    Review,
+    ReviewPlan,
+    ReviewTraining,
+    Trajectory,
+    Turn,
+    VerdictFate,
+)
+from langchain_art.wire.trajectories import EVALUATION
+from langchain_art_server.jobs.eligibility import CallEligibility, check_eligibility
+from langchain_art_server.storage.review_store import VerdictMark
+from langchain_art_server.storage.tables import CallRecord
+
+#: Fates of rewards that others are compared with, though they are not trained.
+_COMPARED = frozenset({"trained", "ordered", "stale", "rolled_back", "untrainable"})
+
+
+@dataclass(frozen=True)
+class ReviewedRun:
+    """A run as a step by reviews sees it: which of its calls the policy can learn from."""
+
+    trajectory: Trajectory
+    held_out: bool
+    """Whether an evaluation ran it, or its scenario."""
+    calls: Sequence[CallEligibility]
+    """By turn."""
+    lags: Sequence[int | None]
+    """Of the calls that the policy sampled, how many steps ago; None: by a version that the serving
+    one does not descend from."""
+
+    @classmethod
+    def of(
+        cls,
+        run: Trajectory,
+        records: Mapping[str, CallRecord],
+        policy: str,
+        lineage: Mapping[int, int],
+        held_out: Collection[str],
+    ) -> ReviewedRun:
+        """A stored run, with the records of its calls.
+
+        Args:
+            run: as it is stored.
+            records: by call.
+            policy: the one that learns.
+            lineage: `steps_since` of the version that serves.
+            held_out: the scenarios that evaluations ran.
+        """
+        calls = check_eligibility(run, records, policy, {})
+        lags = [
+            lineage.get(one.record.version or 0) if one.record else 0
+            for one in calls
+            if one.policy == policy
+        ]
+        evaluated = EVALUATION in run.metadata or run.scenario in held_out
+        return cls(run, evaluated, calls, lags)
+
+    def at(self, call_id: str) -> int | None:
+        """The index of a call's turn: its step if it has one; None: the run has no such call."""
+        turns = self.trajectory.turns
+        found = [index for index, turn in enumerate(turns) if turn.call_id == call_id]
+        steps = [index for index in found if turns[index].excluded_because is None]
+        return next(iter([*steps, *found]), None)
+
+    def fate(self, asked: ReviewTraining, at: int | None = None) -> VerdictFate:
+        """``trains``, or what stands against it: of a reward of the run, or of its call `at`."""
+        run = self.trajectory
+        calls = self.calls if at is None else self.calls[at : at + 1]
+        if self.held_out and not {run.id, run.scenario} & set(asked.held_out_too):
+            return "held_out"
+        if not any(one.policy == asked.policy for one in calls):
+            return "other_model"
+        if at is not None and run.turns[at].excluded_because is not None:
+            return "superseded"
+        if run.scenario is None:
+            return "no_scenario"
+        if None in self.lags:
+            return "rolled_back"
+        oldest, most = max(lag or 0 for lag in self.lags), asked.config.max_staleness
+        if most is not None and oldest > most:
+            return "stale"
+        usable = any(one.excluded_because is None for one in calls)
+        return "trains" if usable else "untrainable"
+
+
+@dataclass(frozen=True)
+class PlannedSteps:
+    """A plan, and what is stored when it is ordered."""
+
+    plan: ReviewPlan
+    reward_marks: Sequence[VerdictMark]
+    """Of the step by rewards."""
+    correction_marks: Sequence[VerdictMark]
+    """Of each preference step."""
+    pair_runs: Sequence[Trajectory]
+    """The runs of `ReviewPlan.pairs`."""
+
+
+@dataclass
+class _Reward:
+    """A verdict with a value, and what it is compared in."""
+
+    mark: VerdictMark
+    value: float
+    fate: VerdictFate
+    pool: tuple[str, str] = ("", "")
+    """Scenario and node; no node: of whole runs."""
+
+
+@dataclass
+class _Scenario:
+    """What is trained of one scenario."""
+
+    runs: dict[str, None] = field(default_factory=dict[str, None])
+    compared: dict[str, tuple[float, ...]] = field(default_factory=dict[str, tuple[float, ...]])
+
+
+def plan_reviews(
+    asked: ReviewTraining,
+    reviews: Sequence[Review],
+    runs: Mapping[str, ReviewedRun],
+    marks: Iterable[VerdictMark],
+    lineage: Collection[int],
+) -> PlannedSteps:
+    """The step that reviews make.
+
+    Args:
+        asked: what for.
+        reviews: of any kind and name.
+        runs: by id; those that are missing are not stored.
+        marks: of the policy's jobs (`ReviewStore.marks`).
+        lineage: the versions that the serving one descends from, and itself.
+
+    Raises:
+        ConfigError: `min_agreement` is no number that can be used.
+    """
+    past: defaultdict[tuple[str, str, str, str], list[VerdictMark]] = defaultdict(list)
+    for mark in marks:
+        if mark.state != "succeeded" or mark.version in lineage:
+            past[mark.subject].append(mark)
+    planned: list[PlannedVerdict] = []
+    rewards = list(_rewards(asked, reviews, runs, past, planned))
+    pools: defaultdict[tuple[str, str], list[_Reward]] = defaultdict(list)
+    for one in rewards:
+        if one.fate == "trains" or one.fate in _COMPARED:
+            pools[one.pool].append(one)
+    scenarios: defaultdict[str, _Scenario] = defaultdict(_Scenario)
+    for (scenario, node), pool in pools.items():
+        live = [one for one in pool if one.fate == "trains"]
+        values = [one.value for one in pool]
+        if len(pool) < 2 or has_zero_variance(values, asked.config.zero_variance_tolerance):
+            for one in live:
+                one.fate = "alone" if len(pool) < 2 else "all_equal"
+        elif live:
+            found = scenarios[scenario]
+            found.runs |= dict.fromkeys(one.mark.trajectory for one in live)
+            found.compared[node] = tuple(one.value for one in pool if one.fate != "trains")
+    trained = [one for one in rewards if one.fate == "trains"]
+    planned += [_planned(one.mark, one.fate, past, asked, one.value) for one in rewards]
+    corrected = list(_corrections(asked, reviews, runs, past, planned))
+    pairs = [_pair(run.trajectory, at, reply) for _, run, at, reply in corrected]
+    compared = [
+        {node: values for node, values in one.compared.items() if values}
+        for one in scenarios.values()
+    ]
+    plan = ReviewPlan(
+        verdicts=tuple(planned),
+        groups=tuple(tuple(one.runs) for one in scenarios.values()),
+        rewards={o.mark.trajectory: o.value for o in trained if not o.mark.call_id},
+        turns={o.mark.call_id: o.value for o in trained if o.mark.call_id},
+        compared=tuple(compared) if any(compared) else (),
+        pairs=tuple((chosen.id, rejected.id) for chosen, rejected in pairs),
+    )
+    digest = hashlib.sha256(plan.model_dump_json().encode()).hexdigest()
+    return PlannedSteps(
+        plan.model_copy(update={"digest": digest}),
+        [one.mark for one in trained],
+        [_marked(mark, pair[1].id) for (mark, *_), pair in zip(corrected, pairs, strict=True)],
+        [run for pair in pairs for run in pair],
+    )
+
+
+def _rewards(
+    asked: ReviewTraining,
+    reviews: Sequence[Review],
+    runs: Mapping[str, ReviewedRun],
+    past: Mapping[tuple[str, str, str, str], Sequence[VerdictMark]],
+    planned: list[PlannedVerdict],
+) -> Iterable[_Reward]:
+    """The verdicts that have a value; those that have none are `planned` at once."""
+    own = [one for one in reviews if one.name == asked.name and one.kind != "correction"]
+    said = verdicts(own, asked.name, min_agreement=asked.min_agreement)
+    given: defaultdict[tuple[str, str | None], list[Review]] = defaultdict(list)
+    for review in own:
+        given[review.trajectory, review.call_id].append(review)
+    for one in said.all:
+        subject = one.trajectory, one.call_id
+        names = [(each.source, each.id) for each in given.pop(subject) if each.value is not None]
+        taught = one.call_id or one.trajectory
+        about = one.trajectory, one.call_id or "", "reward", asked.name
+        mark = VerdictMark(*about, to_json(one.value).decode(), taught, names)
+        found = _Reward(mark, one.value, "disagreement")
+        if one.abstains:
+            yield found
+            continue
+        run, at = runs.get(one.trajectory), None
+        if run is not None and one.call_id is not None:
+            at = run.at(one.call_id)
+        if run is None or (one.call_id is not None and at is None):
+            found.fate = "gone"
+        else:
+            found.fate = run.fate(asked, at)
+            node = "" if at is None else run.calls[at].node
+            found.pool = run.trajectory.scenario or "", node
+        if found.fate in _COMPARED or found.fate == "trains":
+            found.fate = _last(past.get(mark.subject, ()), mark) or found.fate
+        yield found
+    for (run_id, call_id), taken in given.items():
+        names = [(each.source, each.id) for each in taken]
+        mark = VerdictMark(run_id, call_id or "", "reward", asked.name, "", "", names)
+        planned.append(_planned(mark, "taken_back", past, asked))
+
+
+def _last(past: Sequence[VerdictMark], mark: VerdictMark) -> VerdictFate | None:
+    """``trained`` or ``ordered`` if the last job on the subject had what is said now."""
+    if not past or past[-1].said != mark.said:
+        return None
+    return "trained" if past[-1].state == "succeeded" else "ordered"
+
+
+def _corrections(
+    asked: ReviewTraining,
+    reviews: Sequence[Review],
+    runs: Mapping[str, ReviewedRun],
+    past: Mapping[tuple[str, str, str, str], Sequence[VerdictMark]],
+    planned: list[PlannedVerdict],
+) -> Iterable[tuple[VerdictMark, ReviewedRun, int, Message]]:
+    """The corrected replies that are trained: mark, run, turn and reply. All are `planned`."""
+    by_call: defaultdict[tuple[str, str], list[Review]] = defaultdict(list)
+    for one in sorted(reviews, key=lambda review: review.at):
+        if one.kind == "correction":
+            by_call[one.trajectory, one.call_id or ""].append(one)
+    for (run_id, call_id), given in by_call.items():
+        held = [one for one in given if not one.taken_back]
+        last = (held or given)[-1]
+        digest = hashlib.sha256(to_json(_said(last.correction or {}))).hexdigest()
+        names = [(last.source, last.id)]
+        mark = VerdictMark(run_id, call_id, "correction", "", digest, "", names)
+        run = runs.get(run_id)
+        at = None if run is None else run.at(call_id)
+        fate: VerdictFate
+        if not held:
+            fate = "taken_back"
+        elif run is None or at is None:
+            fate = "gone"
+        else:
+            fate = _fate_of_correction(asked, run, at, last.correction or {})
+            fate = (_last(past.get(mark.subject, ()), mark) or fate) if fate == "trains" else fate
+            if fate == "trains":
+                yield mark, run, at, last.correction or {}
+        planned.append(_planned(mark, fate, past, asked))
+        earlier = (_planned(mark, "revised", past, asked) for _ in held[:-1])
+        planned.extend(earlier)
+
+
+def _fate_of_correction(
+    asked: ReviewTraining, run: ReviewedRun, at: int, reply: Message
+) -> VerdictFate:
+    fate, sampled = run.fate(asked, at), run.trajectory.turns[at].reply
+    if fate in ("held_out", "other_model"):
+        return fate
+    if sampled is None:
+        return "no_reply"
+    return "unchanged" if _said(sampled) == _said(reply) else "trains"
+
+
+def _planned(
+    mark: VerdictMark,
+    fate: VerdictFate,
+    past: Mapping[tuple[str, str, str, str], Sequence[VerdictMark]],
+    asked: ReviewTraining,
+    value: float | None = None,
+) -> PlannedVerdict:
+    done = [one for one in past.get(mark.subject, ()) if one.state == "succeeded"]
+    return PlannedVerdict(
+        trajectory=mark.trajectory,
+        call_id=mark.call_id or None,
+        kind="correction" if mark.kind == "correction" else "reward",
+        value=value,
+        fate=fate,
+        trained=tuple(dict.fromkeys(f"{asked.policy}@{one.version}" for one in done)),
+    )
+
+
+def _marked(mark: VerdictMark, taught_by: str) -> VerdictMark:
+    return VerdictMark(*mark.subject, mark.said, taught_by, mark.reviews)
+
+
+def _pair(run: Trajectory, at: int, reply: Message) -> tuple[Trajectory, Trajectory]:
+    """The corrected reply and the sampled one, each as a run of that call alone."""
+    turn = run.turns[at]
+    alone = {"extends": None, "messages": tuple(run.prompt(at)), "reward": None}
+    sampled = turn.model_copy(update=alone | {"excluded_because": None})
+    better = Turn(messages=sampled.messages, reply=reply, tools=turn.tools, ours=False)
+    return _named("correction", better), _named("call", sampled)
+
+
+def _named(kind: str, turn: Turn) -> Trajectory:
+    digest = hashlib.sha256(turn.model_dump_json().encode()).hexdigest()[:32]
+    return Trajectory(id=f"{kind}:{digest}", turns=(turn,))
+
+
+def _said(reply: Message) -> tuple[object, object]:
+    return reply.get("content") or "", reply.get("tool_calls") or []

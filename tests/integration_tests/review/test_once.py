@@ -1,0 +1,201 @@
+"""A verdict is trained once, with its last value; a held-out one and one taken back never."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+import pytest
+
+from langchain_art.cli.main import app
+from langchain_art.client.sync_client import ArtClient
+from langchain_art.review.pull import pull
+from langchain_art.review.scores import Reading
+from langchain_art.wire import Review, Trajectory
+from langchain_art.wire.trajectories import EVALUATION
+from tests.support.exported_runs import export
+from tests.support.langfuse_server import LangfuseServer
+from tests.support.live_server import LiveServer
+from tests.support.reviewed_runs import MakeRuns
+
+
+class Reviewed:
+    """A policy, runs of it, and what `review train` says of them."""
+
+    def __init__(
+        self, server: LiveServer, client: ArtClient, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.server, self.client, self._capsys = server, client, capsys
+        self.policy = server.policy
+        client.create_policy(self.policy)
+
+    def say(self, run: Trajectory, value: float | None, at: float = 1.0, **more: Any) -> None:
+        about: dict[str, Any] = {"source": "page", "kind": "reward", "name": "human_reward"}
+        about |= {"id": f"r-{run.id}", "trajectory": run.id, "value": value, "at": at} | more
+        self.client.put_reviews([Review(**about)])
+
+    def train(self, *options: str) -> str:
+        """What the command says; it ends with 1 where there is nothing to train."""
+        ask = ["review", "train", self.policy, "--base-url", self.server.base_url, *options]
+        try:
+            app(ask, standalone_mode=False)
+        except click.exceptions.Exit as stopped:
+            assert stopped.exit_code == 1
+        return self.said()
+
+    def said(self) -> str:
+        return self._capsys.readouterr().out
+
+    @property
+    def version(self) -> int:
+        return self.client.policy(self.policy).version
+
+
+@pytest.fixture
+def reviewed(
+    art_server: LiveServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    monkeypatch.setattr(art_server, "policy", f"once-{uuid.uuid4().hex[:8]}")
+    with ArtClient(art_server.base_url) as client:
+        yield Reviewed(art_server, client, capsys)
+
+
+def test_the_same_verdicts_are_trained_once_and_a_changed_one_again(
+    reviewed: Reviewed, make_runs: MakeRuns
+) -> None:
+    first, second, third = make_runs(3)
+    reviewed.say(first, 1.0)
+    reviewed.say(second, 0.0)
+    assert "2 runs and 0 single calls of 1 scenarios are trained on" in reviewed.train()
+    assert reviewed.version == 1
+    told = reviewed.train()
+    assert reviewed.version == 1, told
+    assert f"2 rewards: were trained already ({reviewed.policy}@1)" in told
+    reviewed.say(first, 0.5, at=2.0)
+    told = reviewed.train()
+    assert reviewed.version == 2, told
+    assert "1 runs and 0 single calls of 1 scenarios are trained on, beside 1 " in told
+    reviewed.say(third, 1.0)  # compared with what was trained, which is not trained again
+    assert "1 runs and 0 single calls of 1 scenarios are trained on, beside 2 " in reviewed.train()
+    assert reviewed.version == 3
+    assert "3 rewards: were trained already" in reviewed.train()
+    assert reviewed.version == 3
+
+
+def test_a_correction_is_trained_once(reviewed: Reviewed, make_runs: MakeRuns) -> None:
+    [run] = make_runs(1)
+    call = run.turns[0].call_id
+
+    def correct(text: str, at: float) -> None:
+        reply = {"role": "assistant", "content": text}
+        about = {"kind": "correction", "name": "correction", "call_id": call, "correction": reply}
+        reviewed.say(run, None, at=at, **about)
+
+    correct("On 14 March.", 1.0)
+    assert "1 corrected replies are trained on" in reviewed.train("--correction-steps", "2")
+    assert reviewed.version == 2
+    assert "1 corrections: were trained already" in reviewed.train("--correction-steps", "2")
+    correct("On 15 March.", 2.0)
+    assert "1 corrected replies are trained on" in reviewed.train("--correction-steps", "1")
+    assert reviewed.version == 3
+
+
+def test_held_out_runs_are_measured_and_not_trained_unless_named(
+    reviewed: Reviewed, make_runs: MakeRuns
+) -> None:
+    runs = make_runs(2)
+    scenario = str(runs[0].scenario)
+    evaluated = Trajectory(
+        id=f"of-{scenario}", scenario=scenario, metadata={EVALUATION: f"{reviewed.policy}@0"}
+    )
+    reviewed.client.post_trajectory(evaluated)
+    assert set(reviewed.client.foresee_reviews([run.id for run in runs]).values()) == {"held_out"}
+    reviewed.say(runs[0], 1.0)
+    reviewed.say(runs[1], 0.0)
+    told = reviewed.train()
+    assert reviewed.version == 0, told
+    assert "2 rewards: are of a held-out scenario" in told
+    reviewed.client.delete_trajectory(evaluated)  # the scenario stays held out
+    assert "2 rewards: are of a held-out scenario" in reviewed.train()
+    assert "2 runs" in reviewed.train("--held-out-too", scenario)
+    assert reviewed.version == 1
+
+
+def test_a_review_that_is_deleted_in_langfuse_is_not_trained(
+    reviewed: Reviewed, make_runs: MakeRuns, langfuse: LangfuseServer, tmp_path: Path
+) -> None:
+    runs = make_runs(4)
+    where = export(langfuse, runs)
+    scores = [
+        langfuse.annotate(where[run.id][0], "human_reward", float(i % 2))
+        for i, run in enumerate(runs)
+    ]
+    client = reviewed.client
+    assert pull(client, root=tmp_path).kept.new == 4
+    delete(langfuse, scores[:2])
+    pull(client, root=tmp_path, everything=True)
+    told = reviewed.train()
+    assert "2 runs and 0 single calls of 1 scenarios are trained on" in told
+    assert "2 rewards: were taken back" in told
+
+    # Deleted after it was trained: said, with the version that saw it; nothing is trained again.
+    delete(langfuse, scores[2:3])
+    asked = ["review", "pull", "--root", str(tmp_path), "--base-url", reviewed.server.base_url]
+    app([*asked, "--all"], standalone_mode=False)
+    told = reviewed.said()
+    assert "taken back: 1 whose score Langfuse has no more" in told
+    assert f"taken back after it was trained, by {reviewed.policy}@1: {scores[2]}" in told
+    assert f"3 rewards: were taken back ({reviewed.policy}@1)" in reviewed.train()
+    assert reviewed.version == 1
+    app([*asked, "--all"], standalone_mode=False)
+    assert "taken back" not in reviewed.said()
+
+
+def test_only_what_was_deleted_is_taken_back(
+    reviewed: Reviewed, make_runs: MakeRuns, langfuse: LangfuseServer, tmp_path: Path
+) -> None:
+    runs = make_runs(4)
+    where = export(langfuse, runs)
+    client = reviewed.client
+    trace, [call] = where[runs[0].id]
+    correction: Any = {"observation_id": call, "data_type": "CORRECTION"}
+    corrected = langfuse.annotate(trace, "output", "In May.", **correction)
+    given = langfuse.annotate(where[runs[1].id][0], "human_reward", "good", data_type="CATEGORICAL")
+    lost = langfuse.annotate(where[runs[2].id][0], "human_reward", 1.0)
+    sent = {"id": "sent-1", "name": "user_feedback", "value": 1, "dataType": "NUMERIC"}
+    body = sent | {"traceId": where[runs[3].id][0]}
+    sending = httpx.post(f"{langfuse.url}/api/public/scores", auth=langfuse.keys, json=[body])
+    assert sending.is_success, sending.text
+    assert pull(client, Reading(values={"good": 1.0}), root=tmp_path).kept.new == 3
+    assert pull(client, Reading("user_feedback", "API"), root=tmp_path).kept.new == 1
+    # Another project's: its trace is not in this one.
+    about: dict[str, Any] = {"source": "langfuse", "id": "elsewhere"}
+    [other] = make_runs(1)
+    reviewed.say(other, 1.0, **about)
+
+    # A label without a value today, another source, another project: none of it was deleted.
+    found = pull(client, root=tmp_path, everything=True)
+    assert (found.gone, found.left_out) == ((), {"unmapped": 1})
+    assert pull(client, Reading("user_feedback", "API"), root=tmp_path, everything=True).gone == ()
+
+    langfuse.annotate(trace, "output", "", score_id=corrected, **correction)  # emptied
+    langfuse.spans = [one for one in langfuse.spans if one.trace_id != where[runs[2].id][0]]
+    delete(langfuse, [given, lost])  # the trace of the latter is gone, too: retention, maybe
+    found = pull(client, root=tmp_path, everything=True)
+    assert set(found.gone) == {corrected, given}
+    [kept] = client.reviews(run=runs[0])
+    assert kept.taken_back and kept.deleted and kept.kind == "correction"
+    assert not client.reviews(run=runs[2])[0].taken_back
+    langfuse.annotate(trace, "output", "In June.", score_id=corrected, **correction)
+    assert pull(client, root=tmp_path).kept.revised == 1
+    assert not client.reviews(run=runs[0])[0].taken_back
+
+
+def delete(langfuse: LangfuseServer, scores: Sequence[str]) -> None:
+    for one in scores:
+        url = f"{langfuse.url}/api/public/scores/{one}"
+        httpx.delete(url, auth=langfuse.keys).raise_for_status()
