@@ -175,7 +175,7 @@ class ReviewTraining(Wire):
     policy: Name
     name: str = Field(default=HUMAN_REWARD, min_length=1, max_length=256)
     """The score whose values are rewards."""
-    min_agreement: float = Field(default=0.0, le=1)
+    min_agreement: Finite = Field(default=0.0, le=1)
     """Reviewers who agree no more than this abstain (`statistics.agreement.verdicts`)."""
     held_out_too: Several[str] = Field(default=(), max_length=4096)
     """Held-out scenarios, or runs of them, that are trained all the same."""

@@ -49,6 +49,9 @@ def valid_requests(call: str, run: str, job: str) -> list[Valid]:
     batch, worker = "/v1/rollouts/batches/{batch}", {"worker": "w"}
     lease = worker | {"rollout": "m:f", "slots": 2, "free": 1}
     train = {"policy": "tiny", "groups": [[run]], "config": {"learning_rate": 1e-4}}
+    by_reviews: dict[str, Any] = {"policy": "tiny", "name": "human_reward", "min_agreement": -1.0}
+    by_reviews |= {"config": {"credit": "call", "max_staleness": 4}, "preference": {"beta": 0.1}}
+    by_reviews |= {"held_out_too": ["s"], "correction_steps": 1}
     chats = [
         chat(),
         chat(tools=[TOOL], tool_choice="required", parallel_tool_calls=False),
@@ -92,6 +95,9 @@ def valid_requests(call: str, run: str, job: str) -> list[Valid]:
         ),
         Valid("PUT", "/v1/reviews", body={"reviews": [correction, reward]}),
         Valid("GET", "/v1/reviews", query={"policy": "tiny", "trajectory": run, "source": "api"}),
+        Valid("POST", "/v1/reviews/plan", body=by_reviews),
+        Valid("POST", "/v1/reviews/foresee", body={"runs": [run, "t"]}),
+        Valid("POST", "/v1/reviews/train", body=by_reviews, headers={"Idempotency-Key": "again"}),
         Valid("POST", "/v1/train", body=train, headers={"Idempotency-Key": "once"}),
         Valid("GET", "/v1/jobs", query={"policy": "tiny"}),
         Valid("GET", "/v1/jobs/{job_id}", {"job_id": job}, {"wait": 0}),
