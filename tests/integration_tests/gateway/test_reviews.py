@@ -11,7 +11,18 @@ import pytest
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.wire import Review, Trajectory, Turn
+from langchain_art.errors import Conflict
+from langchain_art.wire import (
+    LoraConfig,
+    Review,
+    ReviewTraining,
+    TrainRequest,
+    TrainResult,
+    Trajectory,
+    Turn,
+)
+from langchain_art_server.storage.job_store import ReviewStep
+from langchain_art_server.storage.review_store import VerdictMark
 from langchain_art_server.storage.store import Store
 from tests.support.live_server import LiveServer
 
@@ -68,6 +79,45 @@ async def test_what_is_about_nothing_known_is_refused_and_the_rest_is_kept(store
     await store.add_trajectories([Trajectory(id="t-2")])
     kept = await store.reviews.put(sent)
     assert (kept.new, kept.unchanged, len(kept.refused)) == (1, 2, 1)
+
+
+async def test_a_mark_stays_if_its_job_has_trained_the_verdict(store: Store) -> None:
+    runs = [Trajectory(id=f"t-{i}") for i in range(3)]
+    await store.add_trajectories(runs)
+    await store.add_policy("p", LoraConfig())
+    await store.reviews.put([said(f"r-{i}", f"t-{i}") for i in range(3)])
+    marks = [
+        VerdictMark(run.id, "", "reward", "human_reward", "1.0", run.id, [("langfuse", f"r-{i}")])
+        for i, run in enumerate(runs)
+    ]
+    request = TrainRequest(policy="p", groups=(("t-0", "t-1", "t-2"),))
+    asked = ReviewTraining(policy="p")
+    step = ReviewStep("job-1", request, runs, marks)
+    added = await store.jobs.add_reviewed("key", asked, [step], [], 9)
+    assert added is not None and [job.id for job in added] == ["job-1"]
+    again = ReviewStep("job-2", request, runs, marks)
+    assert await store.jobs.add_reviewed("key", asked, [again], [], 9) == added
+    assert (
+        await store.jobs.add_reviewed("other", asked, [again], [], 9) is None
+    )  # ordered meanwhile
+    with pytest.raises(Conflict, match="another request"):
+        await store.jobs.reviewed("key", ReviewTraining(policy="p", correction_steps=9))
+    assert {mark.state for mark in await store.reviews.marks("p")} == {"queued"}
+    await store.jobs.begin("job-1", 0, 1)
+    result = TrainResult(policy="p", version=1, metrics={}, excluded={"groups.stale": 1})
+    await store.jobs.finish("job-1", result, None, trained=["t-0", "t-1"])  # t-2 was stale by then
+    known = await store.reviews.marks("p")
+    assert [(mark.trajectory, mark.version) for mark in known] == [("t-0", 1), ("t-1", 1)]
+    kept = await store.reviews.put([said(f"r-{i}", f"t-{i}", 0.0, at=2.0) for i in range(3)])
+    assert kept.trained == {"r-0": ("p@1",), "r-1": ("p@1",)}
+    await store.delete_trajectory("t-0")
+    assert [mark.trajectory for mark in await store.reviews.marks("p")] == ["t-1"]
+    failed = ReviewStep("job-3", request, runs, marks[2:])
+    assert await store.jobs.add_reviewed("third", asked, [failed], known, 9)
+    await store.jobs.finish("job-3", None, "no space", retryable=True)
+    assert [mark.trajectory for mark in await store.reviews.marks("p")] == ["t-1"]
+    [job] = await store.jobs.reviewed("third", asked)
+    assert job.state == "failed"  # not queued again: by now another order may train its verdicts
 
 
 async def test_reviews_go_with_their_run(store: Store) -> None:

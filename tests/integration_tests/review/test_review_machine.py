@@ -156,11 +156,12 @@ class Twin:
         past = [value for version, value in self.trained[subject] if version in lineage]
         return [None, *past, *self.ordered[subject]][-1]
 
-    def due(self, staleness: int | None) -> dict[Subject, Any]:
-        """The verdicts that the next step trains, each with its value."""
+    def due(self, staleness: int | None) -> tuple[dict[Subject, Any], list[float]]:
+        """The verdicts that the next step trains, each with its value; what they are beside."""
         lineage = self.lineage
         pools: defaultdict[tuple[str, str], dict[Subject, Any]] = defaultdict(dict)
         due: dict[Subject, Any] = {}
+        beside: list[float] = []
         for subject, value in self.server.items():
             run, kind = subject
             if value is None or self.scenario[run] in self.held_out:
@@ -179,7 +180,9 @@ class Twin:
                 fresh = lag is not None and (staleness is None or lag <= staleness)
                 if fresh and self.last(subject) != value:
                     due[subject] = value
-        return due
+            if due.keys() & pool.keys():
+                beside += [value for subject, value in pool.items() if subject not in due]
+        return due, sorted(beside)
 
 
 class ReviewMachine(RuleBasedStateMachine):
@@ -315,7 +318,7 @@ class ReviewMachine(RuleBasedStateMachine):
             self.pull(everything=False, killed=False)
         config = wire.TrainConfig(credit="call", max_staleness=staleness)
         asked = wire.ReviewTraining(policy=self.policy, config=config, correction_steps=1)
-        due = self.twin.due(staleness)
+        due, beside = self.twin.due(staleness)
         service = service_of(self.store)
         reviews = done(self.store.reviews.of_policy(self.policy))
         plan = done(planned(service, asked, reviews))[0].plan
@@ -326,6 +329,8 @@ class ReviewMachine(RuleBasedStateMachine):
             if one.fate == "trains"
         }
         assert trains == set(due)
+        others = [value for one in plan.compared for values in one.values() for value in values]
+        assert sorted(others) == beside
         if killed:
             return
         key = f"{self.policy}-{next(self.numbers)}"
@@ -468,7 +473,7 @@ class ReviewMachine(RuleBasedStateMachine):
             self.pull(everything=True, killed=False)
             self.train(None, [], killed=False, pulls=False, revised=False)
             self.work("succeeds")
-        assert not self.twin.due(None)
+        assert not self.twin.due(None)[0]
         service = service_of(self.store)
         reviews = done(self.store.reviews.of_policy(self.policy))
         asked = wire.ReviewTraining(policy=self.policy)
