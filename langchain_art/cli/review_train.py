@@ -98,10 +98,11 @@ def train(
       langchain-art review train email-agent
       langchain-art review train email-agent --rollout my_agent:rollout --scenarios held_out.jsonl
     """
-    from langchain_art.wire import PreferenceConfig, ReviewTraining, TrainConfig
+    from langchain_art.client.job_endpoints import review_training
+    from langchain_art.wire import PreferenceConfig, TrainConfig
 
     rate: dict[str, Any] = {} if learning_rate is None else {"learning_rate": learning_rate}
-    asked = ReviewTraining(
+    asked = review_training(
         policy=policy,
         name=name,
         min_agreement=min_agreement,

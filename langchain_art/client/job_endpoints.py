@@ -172,7 +172,7 @@ class JobEndpoints(Address):
         Args:
             asked: the step, or the policy that learns by the defaults of `ReviewTraining`.
         """
-        body = ReviewTraining(policy=asked) if isinstance(asked, str) else asked
+        body = review_training(policy=asked) if isinstance(asked, str) else asked
         return Request("POST", "/v1/reviews/plan", ReviewPlan.model_validate_json, body=body)
 
     @endpoint
@@ -191,7 +191,7 @@ class JobEndpoints(Address):
         Raises:
             Conflict: the plan is another one by now.
         """
-        body = ReviewTraining(policy=asked) if isinstance(asked, str) else asked
+        body = review_training(policy=asked) if isinstance(asked, str) else asked
         headers = {"Idempotency-Key": key or f"once:{uuid.uuid4()}"}
         return Request("POST", "/v1/reviews/train", _jobs_of, body=body, headers=headers)
 
@@ -246,6 +246,14 @@ class JobEndpoints(Address):
         """
         path = path_of("jobs", job if isinstance(job, str) else job.id, "cancel")
         return Request("POST", path, TrainJob.model_validate_json, hold=30.0)
+
+
+def review_training(**fields: Any) -> ReviewTraining:
+    """A step by reviews. Raises ConfigError."""
+    try:
+        return ReviewTraining(**fields)
+    except ValidationError as error:
+        raise ConfigError(f"This is no step by reviews: {error}") from error
 
 
 def _jobs_of(content: bytes) -> list[TrainJob]:

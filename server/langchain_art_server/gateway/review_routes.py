@@ -169,12 +169,15 @@ async def foreseen(service: Service, ids: Iterable[str]) -> dict[str, wire.Verdi
     """By run: what a verdict on it would do, for the first policy that sampled a call of it."""
     stored = await service.store.trajectories(ids)
     by_policy: dict[str, list[str]] = {}
+    found: dict[str, wire.VerdictFate] = {}
     for name, one in stored.items():
         policy = learner_of(one.trajectory.turns, service.router.serving)
-        by_policy.setdefault(policy or "", []).append(name)
-    found: dict[str, wire.VerdictFate] = {}
+        if policy is None:
+            found[name] = "other_model"
+        else:
+            by_policy.setdefault(policy, []).append(name)
     for policy, names in by_policy.items():
-        asked = wire.ReviewTraining(policy=policy or "-")
+        asked = wire.ReviewTraining(policy=policy)
         runs = await _reviewed_runs(service, policy, names, await _lineage(service, policy))
         found |= {name: run.fate(asked) for name, run in runs.items()}
     return found

@@ -125,6 +125,10 @@ def test_what_is_to_review_and_what_a_review_will_do(
         )
         assert set(queue["foreseen"]) == {one["id"] for one in queue["runs"]}
         assert set(client.foresee_reviews([first.id, second.id, "lost"]).values()) == {"trains"}
+        bare = f"bare-{uuid.uuid4().hex}"
+        client.post_trajectory(Trajectory(id=bare))
+        assert client.foresee_reviews([bare]) == {bare: "other_model"}
+        client.delete_trajectory(bare)
         assert foresee(first, value=1.0)["effect"] == "alone"
         assert foresee(first, value=1.0, name="h")["effect"] == "is_kept"
         assert foresee(first, value=None)["effect"] == "taken_back"

@@ -287,7 +287,7 @@ class ReviewMachine(RuleBasedStateMachine):
 
     @rule(everything=st.booleans(), killed=st.sampled_from([False, False, True]))
     def pull(self, everything: bool, killed: bool) -> None:
-        """A pull; one that is killed has been heard by the server, and has noted nothing."""
+        """A pull; of one that is killed the server has what it sent, and nothing is noted."""
         self.client.lost = killed
         try:
             pull(self.client, root=self.notes, everything=everything, api=self.api)  # type: ignore[arg-type]

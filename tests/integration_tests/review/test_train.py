@@ -188,6 +188,8 @@ def test_held_out_scenarios_are_measured_before_and_after(
     held_out = [json.dumps({"id": f"q-{n}", "question": f"Colour {n}?"}) for n in range(3)]
     (tmp_path / "held_out.jsonl").write_text("\n".join(held_out))
     ask = ["review", "train", policy, "--base-url", art_server.base_url]
+    with pytest.raises(ConfigError, match="expected a name of 1-64 characters"):
+        app(["review", "train", "no policy"], standalone_mode=False)
     for alone in (["--samples", "2"], ["--rollout", f"{module}:rollout"], ["--root", "out"]):
         with pytest.raises(ConfigError, match="--rollout and --scenarios together"):
             app([*ask, *alone], standalone_mode=False)
