@@ -29,6 +29,7 @@ from langchain_art.wire import (
     LoraConfig,
     QueuedRollout,
     Review,
+    ReviewTraining,
     Reward,
     RolloutBatch,
     TrainRequest,
@@ -36,6 +37,9 @@ from langchain_art.wire import (
     Trajectory,
     Turn,
 )
+from langchain_art.wire.trajectories import EVALUATION
+from langchain_art_server.storage.job_store import ReviewStep
+from langchain_art_server.storage.review_store import VerdictMark
 from langchain_art_server.storage.run_index import RUN_MARKS
 from langchain_art_server.storage.run_list import RunFilter
 from langchain_art_server.storage.seals import insert, intact, sealed
@@ -108,12 +112,15 @@ OTHER = {"STRING": "x", "TEXT": "x", "FLOAT": 7.5, "BIGINTEGER": 77, "INTEGER": 
 async def filled(store: Store) -> dict[str, list[object]]:
     """A row in every table; and by table what reads it."""
     await store.add_calls([record("c-1")])
-    await store.add_trajectories([Trajectory(id="t-1", scenario="s", reward=1.0)], "g-1")
+    held_out = Trajectory(id="t-1", scenario="s", reward=1.0, metadata={EVALUATION: "p@0"})
+    await store.add_trajectories([held_out], "g-1")
     await store.add_policy("p", LoraConfig(rank=4))
     await store.add_checkpoint(
         Checkpoint(policy="p", version=0, name="p@0", parent=None, created_at=1.0, bytes=10)
     )
-    await store.jobs.add("job-1", "k", TrainRequest(policy="p", groups=(("t-1",),)), [], 9)
+    mark = VerdictMark("t-1", "", "reward", "r", "1.0", "t-1", [("api", "c-1")])
+    step = ReviewStep("job-1", TrainRequest(policy="p", groups=(("t-1",),)), [], [mark])
+    await store.jobs.add_reviewed("k", ReviewTraining(policy="p"), [step], [], 9)
     await store.jobs.begin("job-1", 0, 1)
     await store.jobs.finish("job-1", None, None, trained=["t-1"], calls=["c-1"], message="done")
     said = Review(id="c-1", source="api", trajectory="t-1", kind="reward", name="r", value=1, at=2)
@@ -143,6 +150,8 @@ async def filled(store: Store) -> dict[str, list[object]]:
         "jobs": [lambda: store.jobs.get("job-1"), lambda: store.jobs.payload("job-1")],
         "run_facts": [lambda: store.runs.page(RunFilter()), lambda: store.runs.siblings("t-1")],
         "reviews": [lambda: store.reviews.page(9)],
+        "trained_verdicts": [lambda: store.reviews.marks("p")],
+        "held_out_scenarios": [lambda: store.reviews.held_out(["s"])],
         "job_events": [lambda: store.jobs.events("job-1", 0, 9)],
         "api_keys": [store.keys.read, store.keys.all],
         "policy_leases": [lambda: store.leases.take("p"), lambda: store.leases.renew(lease)],
@@ -156,12 +165,13 @@ async def test_a_row_that_the_disk_changed_is_refused_by_name(store: Store) -> N
         if table in (SCHEMA, RUN_CALLS, RUN_MARKS):  # these name rows, and are not used else
             continue
         keys = {"id", "number", *(column.name for column in table.primary_key)}
-        names = ("'c-1'", "'t-1'", "'p'", "'job", "'key-", "'r-1'", "'b-1'", "'w-1'", "1")
+        names = ("'c-1'", "'t-1'", "'p'", "'job", "'key-", "'r-1'", "'b-1'", "'w-1'", "'s'", "1")
         named = "|".join(f"{table.info['kind']} {name}" for name in names)
         for column in table.columns:
             # Another key, and a trajectory or policy that a query asks for, is another row.
             asked = {("calls", "trajectory_id"), ("rollbacks", "policy")}
             asked |= {("rollouts", "trajectory_id"), ("workers", "heard_at")}
+            asked |= {("trained_verdicts", "policy")}
             if column.name in keys or (table.name, column.name) in asked:
                 continue
             with store.engine.begin() as connection:
