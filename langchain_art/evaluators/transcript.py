@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -59,6 +60,17 @@ def transcript(run: Trajectory, *, labelled: bool) -> tuple[Block, ...]:
         last = index
     edits = {block.text for edited in sampled for block in edited}
     return (*blocks, *_ending(run, edits.union(block.text for block in blocks)))
+
+
+def transcripts(runs: Sequence[Trajectory], *, labelled: bool) -> list[tuple[Block, ...]]:
+    """The runs' transcripts; equal ones of runs whose states differ end with the whole state."""
+    told = [transcript(run, labelled=labelled) for run in runs]
+    states = [compact(_state(run.output)) for run in runs]
+    kinds = Counter(blocks for blocks, _ in set(zip(told, states, strict=True)))
+    return [
+        (*blocks, Block("state", state)) if kinds[blocks] > 1 else blocks
+        for blocks, state in zip(told, states, strict=True)
+    ]
 
 
 def has_several_nodes(runs: Sequence[Trajectory]) -> bool:
@@ -207,6 +219,28 @@ def _outcomes(run: Trajectory) -> list[str]:
         if before.get(key) != value and not (key == "messages" and last is not None)
     }
     return [last or "", _value(rest) if rest else ""]
+
+
+def _state(output: Any) -> Any:
+    """The output without reasoning; ids of tool calls, which are drawn, as ordinals."""
+    if not isinstance(output, Mapping):
+        return output
+    state = cast("Mapping[str, Any]", output)
+    messages = state.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(one, Mapping) for one in messages):
+        return state
+    ordinals: dict[Any, int] = {}
+
+    def told(message: Mapping[str, Any]) -> dict[str, Any]:
+        left = {key: value for key, value in message.items() if key != "reasoning_content"}
+        if calls := left.get("tool_calls"):
+            numbers = [ordinals.setdefault(call.get("id"), len(ordinals)) for call in calls]
+            left["tool_calls"] = [{**c, "id": n} for c, n in zip(calls, numbers, strict=True)]
+        if (id_ := left.get("tool_call_id")) in ordinals:
+            left["tool_call_id"] = ordinals[id_]
+        return left
+
+    return {**state, "messages": [told(one) for one in cast("list[Message]", messages)]}
 
 
 def _value(value: Any) -> str:

@@ -79,8 +79,8 @@ def as_trajectory(output: Any, id: str) -> Trajectory:
     output                                          run
     ==============================================  ===============================================
     a message or several (LangChain's,              a turn for each assistant's message, named by
-    ``{"role": …}``, ``("user", text)``), or a      its ``name``
-    mapping with ``messages``
+    ``{"role": …}``, ``("user", text)``), or a      its ``name``; the mapping's other fields are
+    mapping with ``messages``                       part of the output
     None                                            no turn
     a text                                          one turn with the text as reply
     anything else                                   one turn with its JSON as reply
@@ -98,7 +98,8 @@ def as_trajectory(output: Any, id: str) -> Trajectory:
         text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
         turns = [Turn(reply={"role": "assistant", "content": text}, ours=False)]
     else:
-        plain = {"messages": [wire_message(message) for message in messages]}
+        fields = output if isinstance(output, Mapping) and not _is_message(output) else {}
+        plain = {**jsonable(fields), "messages": [wire_message(message) for message in messages]}
         turns = _turns(messages)
     return Trajectory(id=id, turns=tuple(turns), output=plain)
 

@@ -32,7 +32,7 @@ from langchain_art.evaluators.transcript import (
     has_several_nodes,
     tool_line,
     toolsets,
-    transcript,
+    transcripts,
 )
 from langchain_art.wire import TrajectoryGroup
 
@@ -171,8 +171,8 @@ class RulerEvaluator(GroupEvaluator):
             self._count(Spent(decided=1))
             return [None if value is None else Score(value, _KNOWN) for value in known]
         labelled = has_several_nodes(runs)
-        transcripts = [transcript(run, labelled=labelled) for run in runs]
-        distinct = sorted(set(transcripts), key=lambda blocks: [(b.kind, b.text) for b in blocks])
+        told = transcripts(runs, labelled=labelled)
+        distinct = sorted(set(told), key=lambda blocks: [(b.kind, b.text) for b in blocks])
         if len(distinct) < 2 <= len(runs):
             self._count(Spent(decided=1))
             return [Score(TIE, f"All {len(runs)} runs are the same.") for _ in runs]
@@ -183,7 +183,7 @@ class RulerEvaluator(GroupEvaluator):
             runs=tuple(distinct),
         )
         by_transcript = dict(zip(distinct, await self._compared(case, group.id), strict=True))
-        return [by_transcript[blocks] for blocks in transcripts]
+        return [by_transcript[blocks] for blocks in told]
 
     async def _compared(self, case: Case, group: str) -> list[Score]:
         """The scores of a case's runs, the mean of all passes."""

@@ -22,7 +22,7 @@ from pydantic import Field
 
 WORDS = (
     "task|tools|note|part|run|end|node|system|developer|user|assistant|call|result|again|cut|error|"
-    "input|output|ended|excluded|message|trajectory|context|available_tools|scores?|verdict|tool|"
+    "input|output|state|ended|excluded|message|trajectory|context|available_tools|scores?|verdict|tool|"
     "im_start|im_end|eot_id|start_header_id|start_of_turn|end_of_turn|INST|SYSTEM_PROMPT|s"
 )
 TAG = re.compile(
