@@ -8,7 +8,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from threading import Lock, Thread, current_thread
 from typing import Any, TypeVar, cast, overload
@@ -79,7 +79,8 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
     - ``scores["own"]``: the reward before any evaluator, never overwritten;
     - ``metadata["judged"][key]``: the explanation.
 
-    Failed runs are not scored and stay as they are. Subclasses implement `ascore`.
+    Failed runs are not scored and stay as they are. Subclasses implement `ascore`, and may set
+    `resolution`: if all scores of a group lie within it, each becomes their mean.
 
     Args:
         key: the score's name.
@@ -92,6 +93,9 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
 
         Trainer(model, evaluator=Brief("brief"))
     """
+
+    resolution: float = 0.0
+    """The largest difference of two scores that says nothing: noise of a clock or a judge."""
 
     def __init__(self, key: str) -> None:
         if not key or key in (OWN, "reward") or "/" in key:
@@ -180,7 +184,11 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
         return run_sync(self.ascore(group))
 
     async def scores_of(self, group: TrajectoryGroup) -> Sequence[Score | None]:
-        """As `ascore`; raises a `ConfigError` if there is not one score for each run."""
+        """As `ascore`, to the evaluator's `resolution`.
+
+        Raises:
+            ConfigError: there is not one score for each run.
+        """
         with only_errors(self):
             scores = await self.ascore(group)
         if len(scores) != len(group.trajectories):
@@ -188,6 +196,10 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
                 f"{type(self).__name__} gave {len(scores)} scores for {len(group.trajectories)} "
                 f"runs as {self.key!r}, expected one each"
             )
+        values = [score.value for score in scores if score is not None]
+        if values and 0 < max(values) - min(values) <= self.resolution:
+            mean = math.fsum(values) / len(values)
+            return [None if score is None else replace(score, value=mean) for score in scores]
         return scores
 
     async def _judged(self, group: TrajectoryGroup) -> TrajectoryGroup:

@@ -36,7 +36,7 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
     ``accuracy``           similarity of the answer to the expected one (`accuracy`)
     ``efficiency``         `efficiency` of `run_facts.steps` against `optimal_steps`
     ``completeness``       `completeness` of `run_facts.actions` against `required_actions`
-    ``user_satisfaction``  `satisfaction` for `run_facts.errors` and `run_facts.seconds`
+    ``user_satisfaction``  `satisfaction` for `run_facts.errors`, and for `seconds` if given
     =====================  ==============================================================
 
     Example::
@@ -59,7 +59,8 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
         required_actions: names of tools that a run has to call. None: the scenario's
             ``required_actions``.
         errors: gives the number of a run's errors.
-        seconds: gives a run's duration.
+        seconds: gives a run's duration, such as `run_facts.seconds`; differences of up to a second
+            count as none. None: time does not count, since equal runs differ in it.
         error_penalty: of `satisfaction`, for each error.
         latency_penalty: of `satisfaction`, for each minute beyond `patience`.
         patience: seconds without a penalty.
@@ -80,7 +81,7 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
         optimal_steps: int | None = None,
         required_actions: Sequence[str] | None = None,
         errors: Callable[[Trajectory], float] = run_facts.errors,
-        seconds: Callable[[Trajectory], float] = run_facts.seconds,
+        seconds: Callable[[Trajectory], float] | None = None,
         error_penalty: float = 0.1,
         latency_penalty: float = 0.2,
         patience: float = 30.0,
@@ -109,6 +110,9 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
         self._optimal, self._required = optimal_steps, required_actions
         self._errors, self._seconds = errors, seconds
         self._penalties = (error_penalty, latency_penalty, patience)
+        if seconds is not None:
+            weight = self._weights({}).get("user_satisfaction", 0.0)
+            self.resolution = weight * latency_penalty / 60
 
     async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
         """The weighted sum for each run; `Score.parts` has the criteria."""
@@ -161,7 +165,8 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
         return completeness(run_facts.actions(run), cast("Sequence[str]", required))
 
     def _satisfaction(self, run: Trajectory, scenario: Scenario) -> float:
-        return satisfaction(self._errors(run), self._seconds(run), *self._penalties)
+        seconds = 0.0 if self._seconds is None else self._seconds(run)
+        return satisfaction(self._errors(run), seconds, *self._penalties)
 
 
 def efficiency(steps: int, optimal: int) -> float:

@@ -11,17 +11,21 @@ from hypothesis import strategies as st
 
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators import (
+    GroupEvaluator,
+    SumEvaluator,
     WeightedCriteriaEvaluator,
     completeness,
     dict_similarity,
     efficiency,
     exact,
+    run_facts,
     satisfaction,
     string_similarity,
 )
 from langchain_art.evaluators.criteria import WEIGHTS
-from langchain_art.wire import Trajectory, Turn
-from tests.support.judges.groups import calls, group, run, says, tool
+from langchain_art.training.batch.zero_variance import group_has_zero_variance
+from langchain_art.wire import TrainConfig, Trajectory, Turn
+from tests.support.judges.groups import Says, calls, group, run, says, tool
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -114,7 +118,9 @@ def example_run() -> Trajectory:
 
 async def test_the_score_is_the_weighted_sum_and_every_criterion_is_reported() -> None:
     criteria = WeightedCriteriaEvaluator(
-        optimal_steps=2, required_actions=["search", "read", "answer"]
+        optimal_steps=2,
+        required_actions=["search", "read", "answer"],
+        seconds=run_facts.seconds,
     )
     (score,) = await criteria.ascore(group(example_run(), answer="14 March"))
     assert score is not None
@@ -268,3 +274,42 @@ def test_every_score_and_criterion_is_within_bounds(
     assert all(0 <= part <= 1 for part in score.parts.values())
     used = {name for name, weight in zip(WEIGHTS, weights, strict=True) if weight}
     assert set(score.parts) == used
+
+
+def timed(id: str, seconds: float, reply: str = "x") -> Trajectory:
+    return run(id, says(reply)).model_copy(
+        update={"turns": (Turn(reply=says(reply), started_at=0.0, latency=seconds),)}
+    )
+
+
+def rewards(evaluator: GroupEvaluator, *seconds: float) -> list[float | None]:
+    shown = group(*(timed(f"r{n}", one) for n, one in enumerate(seconds)), answer="x")
+    judged = evaluator.invoke(shown)
+    flat = group_has_zero_variance(judged, TrainConfig(), {})
+    assert flat is (len({one.reward for one in judged.trajectories}) == 1)
+    return [one.reward for one in judged.trajectories]
+
+
+def test_equal_runs_are_equal_whatever_the_clock_says() -> None:
+    assert rewards(WeightedCriteriaEvaluator(), 40.0, 40.02, 90.0) == [1.0] * 3
+
+
+def test_a_clock_that_is_asked_for_tells_seconds_apart_not_less() -> None:
+    clock = WeightedCriteriaEvaluator(seconds=run_facts.seconds)
+    # 7e-6: more than a step's tolerance of 1e-6
+    assert len(set(rewards(clock, 40.0, 40.0105, 40.9))) == 1
+    assert rewards(clock, 30.0, 60.0) == pytest.approx([1.0, 0.98])
+    late = SumEvaluator([(clock, 3.0), (Says("flat", 0.0, 0.0), 1.0)])
+    assert len(set(rewards(late, 40.0, 40.9))) == 1
+
+
+class Rough(Says):
+    resolution = 0.1
+
+
+def test_scores_closer_than_an_evaluators_resolution_are_equal() -> None:
+    assert rewards(Rough("rough", 0.5, 0.55, 0.6), 1, 1, 1) == pytest.approx([0.55] * 3)
+    assert rewards(Rough("rough", 0.5, 0.55, 0.7), 1, 1, 1) == [0.5, 0.55, 0.7]
+    assert rewards(Says("exact", 0.5, 0.55), 1, 1) == [0.5, 0.55]
+    judged = Rough("rough", 0.5, None, 0.6).invoke(group(run("a"), run("b"), run("c")))
+    assert [one.reward for one in judged.trajectories] == [0.55, None, 0.55]
