@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from langchain_art.errors import ConfigError
 from langchain_art.rollout.graph_rollout import is_graph
 from langchain_art.rollout.names import load
 from langchain_art.rollout.runner import Rollout
+from langchain_art.rollout.source import is_own_module
 
 if TYPE_CHECKING:
     from langchain_art.chat_models.chat_art import ChatART
@@ -46,9 +48,10 @@ class Loaded:
 def load_rollout(name: str, policy: str, base_url: str | None, root: Path) -> Loaded:
     """The rollout `name`, which will call `policy` with the settings of its own chat model.
 
-    Its own is the default of its parameter ``model``, or a ChatART of its module or its closure; a
-    rollout without the parameter calls that very object, under the new name. Where it has none,
-    the settings are those of the latest fit of the policy below `root`. Raises ConfigError.
+    Its own is the default of its parameter ``model``, or a ChatART that it can reach: in bindings,
+    chains and graphs of its program, too. Those that have the policy's name get the new name.
+    Where a rollout with the parameter has none, the settings are those of the latest fit of the
+    policy below `root`. Raises ConfigError.
     """
     rollout = load(name)
     if is_graph(rollout):
@@ -67,11 +70,14 @@ def load_rollout(name: str, policy: str, base_url: str | None, root: Path) -> Lo
     parameter = inspect.signature(rollout).parameters.get("model")
     models = _own_models(rollout, name, parameter)
     named = [model for model in models if model.model_name.partition("@")[0] == base]
+    for model in named:
+        model.model_name = policy
+    if parameter is None and named:
+        return Loaded(loaded, named[0], _different(named[0], trained, where))
     if parameter is None:
-        for model in named:
-            model.model_name = policy
-        notes = _different(named[0], trained, where) if named else []
-        return Loaded(loaded, named[0] if named else None, notes)
+        others = sorted({model.model_name for model in models})
+        note = f"{name} calls no ChatART of {base} that could be found, only {others}"
+        return Loaded(loaded, None, [note] if others else [])
     chosen, notes = _one_of(named or models, policy, base_url), list[str]()
     if chosen is None and trained is not None:
         chosen = _chat_model(policy, base_url, trained)
@@ -93,10 +99,23 @@ def _own_models(rollout: Any, name: str, parameter: inspect.Parameter | None) ->
 
     if parameter is not None and isinstance(parameter.default, ChatART):
         return [parameter.default]
-    module = vars(sys.modules[name.partition(":")[0]]).values()
-    cells = getattr(inspect.unwrap(rollout), "__closure__", None) or ()
-    found = [*module, *(cell.cell_contents for cell in cells)]
-    return list({id(one): one for one in found if isinstance(one, ChatART)}.values())
+    found: list[ChatART] = []
+    others = [one for one in list(sys.modules.values()) if not is_own_module(one)]
+    seen = {id(one) for other in others for one in (other, getattr(other, "__dict__", None))}
+    left = [rollout, sys.modules[name.partition(":")[0]]]
+    while left:
+        one: Any = left.pop()
+        kind = cast("type[Any]", type(one))
+        if id(one) in seen or (
+            issubclass(kind, type) and not is_own_module(sys.modules.get(one.__module__))
+        ):
+            continue
+        seen.add(id(one))
+        if issubclass(kind, ChatART):  # `isinstance` would ask proxies for their object
+            found.append(one)
+        else:
+            left += gc.get_referents(one)
+    return found
 
 
 def _one_of(models: list[ChatART], policy: str, base_url: str | None) -> ChatART | None:

@@ -291,9 +291,10 @@ def evaluate(
     """Mean reward of a rollout on scenarios, with its 95 % interval.
 
     The rollout's own ChatART is called, with its settings, under the name that --policy gives: the
-    default of its parameter `model`, or the one of its module. If it has none, a parameter `model`
-    gets one with the settings of the policy's latest fit below --root. What differs from the
-    settings in training is said.
+    default of its parameter `model`, or those of its program, in bindings and graphs too. If it has
+    none, a parameter `model` gets one with the settings of the policy's latest fit below
+    --root. What differs from the settings in training is said. A call of another version ends the
+    evaluation at once.
 
     \b
     Example:

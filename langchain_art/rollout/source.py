@@ -114,7 +114,7 @@ class _Reader:
     def _named(self, value: Any, word: str, code: CodeType, changed: set[str]) -> None:
         """A global of the program that a function names."""
         if isinstance(value, ModuleType):
-            if _is_own_module(value):
+            if is_own_module(value):
                 for attribute in code.co_names:
                     if attribute in vars(value):
                         self._named(vars(value)[attribute], attribute, code, changed)
@@ -124,7 +124,7 @@ class _Reader:
             self.read(value, word)
 
     def _class(self, kind: type, name: str) -> bool:
-        if not _is_own_module(sys.modules.get(kind.__module__)):
+        if not is_own_module(sys.modules.get(kind.__module__)):
             return False
         methods = [one for one in vars(kind).values() if isinstance(one, FunctionType)]
         self._keep(kind.__name__, _text(kind) or "".join(_byte_code(m.__code__) for m in methods))
@@ -178,7 +178,8 @@ class _Reader:
         self.parts[unique] = digest
 
 
-def _is_own_module(module: ModuleType | None) -> bool:
+def is_own_module(module: ModuleType | None) -> bool:
+    """Whether a module is of the program, not of Python, a library or this package."""
     file = getattr(module, "__file__", None)
     if file is None:  # of Python itself, or what was typed into a prompt or a notebook
         return module is not None and module.__name__ == "__main__"

@@ -46,6 +46,11 @@ async def evaluate(
     started, paid = time.monotonic(), cost_of(plan.evaluator)
     note = MeanReward()
     expected = await _serving(client, plan.policies)
+
+    def done(run: Trajectory) -> None:
+        _check_versions([run], expected, ())
+        advance(note(run))
+
     with display.bar("evaluating", len(scenarios) * samples) as advance:
         source = run_source(
             replace(plan, forks=None),
@@ -53,7 +58,7 @@ async def evaluate(
             display,
             rollout,
             batch or uuid.uuid4().hex,
-            on_done=lambda run: advance(note(run)),
+            on_done=done,
             on_run=None if export is None else export.keep,
         )
         prefix = f"eval:{expected[0]}"
@@ -115,19 +120,29 @@ async def _serving(client: AsyncArtClient, models: Sequence[str]) -> list[str]:
 
 
 def _check(runs: Sequence[Trajectory], before: Sequence[str], after: Sequence[str]) -> None:
-    policies = {name.partition("@")[0] for name in before}
-    turns = [turn for run in runs for turn in run.turns if turn.ours and turn.call_id]
-    called = {turn.model for turn in turns if turn.model}
-    ours = {name for name in called if name.partition("@")[0] in policies}
-    if called and not ours:
+    called = _called(runs)
+    policies = sorted({name.partition("@")[0] for name in before})
+    if called and not any(name.partition("@")[0] in policies for name in called):
         raise ArtError(
             f"An evaluation of {' and '.join(before)} called {sorted(called)} instead. Let the "
-            f"rollout call model={sorted(policies)[0]!r}, or evaluate the model that it does call."
+            f"rollout call model={policies[0]!r}, or evaluate the model that it does call."
         )
-    found = ours | set(after)
+    _check_versions(runs, before, after)
+
+
+def _check_versions(
+    runs: Sequence[Trajectory], before: Sequence[str], after: Sequence[str]
+) -> None:
+    policies = {name.partition("@")[0] for name in before}
+    found = {name for name in (*_called(runs), *after) if name.partition("@")[0] in policies}
     if not found <= set(before):
         raise ArtError(
             f"An evaluation of {' and '.join(before)} was sampled from {sorted(found)}. Evaluate "
             f"while nothing trains these policies, and let the rollout call {sorted(policies)} or "
             f"{sorted(before)}."
         )
+
+
+def _called(runs: Sequence[Trajectory]) -> set[str]:
+    turns = (turn for run in runs for turn in run.turns if turn.ours and turn.call_id)
+    return {turn.model for turn in turns if turn.model}

@@ -407,6 +407,26 @@ def test_eval_samples_with_the_rollouts_own_settings(
     assert words in done.stderr and "temperature" not in done.stderr
 
 
+def test_eval_fails_at_the_first_run_of_another_version(
+    here: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that the rollout makes in each run cannot be found before."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "eval_versions_mod.py").write_text(
+        "from langchain_art import ChatART\n"
+        "runs = []\n"
+        "async def rollout(scenario):\n"
+        "    runs.append(scenario)\n"
+        f"    await ChatART(model={here.policy + '@0'!r}, max_tokens=3).ainvoke('Hi')\n"
+        "    return 1.0\n"
+    )
+    (tmp_path / "s.jsonl").write_text('{"q": 1}\n{"q": 2}\n{"q": 3}\n')
+    command = ["eval", "eval_versions_mod:rollout", "s.jsonl", "--policy", f"{here.policy}@1"]
+    failed = CliRunner().invoke(main.app, [*command, "--concurrency", "1"])
+    assert f"was sampled from ['{here.policy}@0']" in str(failed.exception)
+    assert len(sys.modules["eval_versions_mod"].runs) == 1
+
+
 def test_eval_takes_the_fits_settings_where_a_rollout_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
