@@ -89,7 +89,10 @@ class InvalidRequest(RequestRefused, code="invalid_request"):
 
 
 class PromptTooLong(InvalidRequest, code="context_length_exceeded"):
-    """The prompt does not fit the model's context. OpenAI's code for it is kept."""
+    """The prompt does not fit the model's context. OpenAI's code for it is kept.
+
+    "The prompt is too long" begins the message: by these words LangChain knows the error.
+    """
 
 
 class AuthenticationFailed(RequestRefused, code="invalid_api_key", status=401):

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
-from langchain_art.errors import BodyTooLarge, EngineUnavailable
+from langchain_art.errors import BodyTooLarge, EngineUnavailable, PromptTooLong
 from langchain_art_server.gateway.chat.request import parse_json, refuse_overflow
 from langchain_art_server.gateway.refusals import refuse
 
@@ -61,23 +61,23 @@ class RequestBodies:
     ) -> RequestBody:
         """The body of a client's new request, as a context.
 
-        Raises BodyTooLarge by its Content-Length.
+        Raises BodyTooLarge, or PromptTooLong, by its Content-Length.
         """
         length = headers.get(b"content-length", b"0")
         body = RequestBody(self, receive, client, self._chat_limit if chat else self._limit)
         body.check(int(length) if length.isdigit() and len(length) < 20 else 0)
         return body
 
-    def too_large(self, length: int, most: int) -> BodyTooLarge:
+    def too_large(self, length: int, most: int) -> BodyTooLarge | PromptTooLong:
         """The refusal of a body of `length` bytes, of which `most` were allowed."""
-        hint = "Send fewer trajectories at a time, or raise max_body_bytes on the server."
+        got = f"got a body of {length} bytes or more, expected at most {most}."
         if most < self._limit:
-            hint = (
-                f"The model's context has {self._context} tokens. Shorten the messages, or serve "
-                "with a larger max_model_len."
+            return PromptTooLong(
+                f"The prompt is too long: {got} The model's context has {self._context} tokens. "
+                "Shorten the messages, or serve with a larger max_model_len."
             )
         return BodyTooLarge(
-            f"got a body of {length} bytes or more, expected at most {most}. {hint}"
+            f"{got} Send fewer trajectories at a time, or raise max_body_bytes on the server."
         )
 
     async def turn(self, client: str, size: int) -> None:
@@ -119,7 +119,7 @@ class RequestBody:
         self._release()
 
     async def receive(self) -> Message:
-        """ASGI's `receive`. Raises BodyTooLarge, or EngineUnavailable if bodies take too much."""
+        """ASGI's `receive`. Raises as `check`, and EngineUnavailable if bodies take too much."""
         try:
             message = await self._receive()
             last = not message.get("more_body")
@@ -143,7 +143,7 @@ class RequestBody:
         return message
 
     def check(self, length: int) -> None:
-        """Raises BodyTooLarge."""
+        """Raises BodyTooLarge, or PromptTooLong."""
         if length > self._most:
             raise self._all.too_large(length, self._most)
 

@@ -73,7 +73,7 @@ def test_what_cannot_fit_is_not_tokenised(
 ) -> None:
     most = sampler.host.info.max_prompt_chars
     assert most == 1024 * len("<|endoftext|>")
-    with pytest.raises(PromptTooLong, match=r"a prompt of .* tokens"):
+    with pytest.raises(PromptTooLong, match=r"too long: got .* tokens"):
         sampler.chat(ask("x" * (most - 100)))
     monkeypatch.setattr(ChatTemplate, "_encode", lambda *_: pytest.fail("it was tokenised"))
     with pytest.raises(PromptTooLong, match=f"expected at most {most}: a longer one cannot fit"):

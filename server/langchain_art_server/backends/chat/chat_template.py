@@ -108,9 +108,9 @@ class ChatTemplate:
         text = self._render(messages, tools, reply=False)
         if most is not None and len(text) > most:
             raise PromptTooLong(
-                f"got a prompt of {len(text)} characters with the chat template, expected at most "
-                f"{most}: a longer one cannot fit the context. Shorten the messages or tools, or "
-                "serve with a larger max_model_len.",
+                f"The prompt is too long: got {len(text)} characters with the chat template, "
+                f"expected at most {most}: more cannot fit the context. Shorten the messages or "
+                "tools, or serve with a larger max_model_len.",
                 param="messages",
             )
         call_ids = _call_ids(messages)

@@ -27,9 +27,9 @@ def reply_limit(prompt: int, max_tokens: int | None, max_model_len: int) -> int:
     left = max_model_len - prompt
     if left < 1:
         raise PromptTooLong(
-            f"got a prompt of {prompt} tokens, expected at most {max_model_len - 1}: the context "
-            f"of {max_model_len} must have room for a reply. Shorten the messages, or serve with a "
-            "larger max_model_len.",
+            f"The prompt is too long: got {prompt} tokens, expected at most {max_model_len - 1}: "
+            f"the context of {max_model_len} must have room for a reply. Shorten the messages, or "
+            "serve with a larger max_model_len.",
             param="messages",
         )
     return left if max_tokens is None else max(1, min(max_tokens, left))

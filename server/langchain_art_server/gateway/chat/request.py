@@ -167,9 +167,9 @@ def refuse_oversize(body: ChatBody, most: int) -> None:
     """
     if _is_longer([body.messages, body.tools], most):
         raise PromptTooLong(
-            f"got more than {most} characters of messages and tools, expected at most {most}: a "
-            "longer prompt does not fit the context even if every token is the longest one of the "
-            "model. Shorten them, or serve with a larger max_model_len.",
+            f"The prompt is too long: got more than {most} characters of messages and tools, "
+            f"expected at most {most}: more do not fit the context even if every token is the "
+            "longest one of the model. Shorten them, or serve with a larger max_model_len.",
             param="messages",
         )
     if _is_longer(body.response_format, MAX_SCHEMA_CHARS):

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from starlette.types import Message
 
-from langchain_art.errors import BodyTooLarge, EngineUnavailable
+from langchain_art.errors import BodyTooLarge, EngineUnavailable, PromptTooLong
 from langchain_art_server.gateway.request_bodies import RequestBodies
 
 
@@ -107,5 +107,5 @@ def test_a_chat_request_is_bounded_by_the_context() -> None:
     most = (1 << 20) + 16 * 1024
     for length, chat in ((most, True), (most + 1, False)):
         bodies.admit({b"content-length": b"%d" % length}, asyncio.Queue().get, "", chat=chat)
-    with pytest.raises(BodyTooLarge, match=f"expected at most {most}.*max_model_len"):
+    with pytest.raises(PromptTooLong, match=f"expected at most {most}.*max_model_len"):
         bodies.admit({b"content-length": b"%d" % (most + 1)}, asyncio.Queue().get, "", chat=True)
