@@ -20,13 +20,17 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langchain_core.utils import from_env, secret_from_env
-from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr, model_validator
 
 from langchain_art._version import __version__
 from langchain_art.call_tags import METADATA_TAGGER, current_tags
 from langchain_art.chat_models.fast_path import FastChatOpenAI
-from langchain_art.chat_models.structured_output import is_legacy, parsed, response_format
+from langchain_art.chat_models.structured_output import (
+    is_legacy,
+    openai_tool,
+    parsed,
+    response_format,
+)
 from langchain_art.errors import ConfigError
 from langchain_art.text_messages import text_message
 from langchain_art.wire.base_urls import DEFAULT_BASE_URL, with_v1
@@ -150,7 +154,7 @@ class ChatART(FastChatOpenAI):
         **kwargs: Any,
     ) -> int:
         """About how many tokens a prompt has; the tokenizer is the server's."""
-        schemas: list[BaseTool | dict[str, Any]] = [convert_to_openai_tool(t) for t in tools or ()]
+        schemas: list[BaseTool | dict[str, Any]] = [openai_tool(t) for t in tools or ()]
         return count_tokens_approximately(messages, tools=schemas)
 
     # ---- requests
@@ -254,7 +258,21 @@ class ChatART(FastChatOpenAI):
                 "set `disable_streaming=True` where it is a graph's stream mode that streams."
             )
 
-    # ---- structured output
+    # ---- tools, structured output
+
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """As LangChain's, with the whole schemas of tools whose arguments are recursive."""
+        whole = [
+            tool if getattr(tool, "extras", None) else openai_tool(tool, strict=strict)
+            for tool in tools
+        ]
+        return super().bind_tools(whole, strict=strict, **kwargs)
 
     def with_structured_output(
         self,
@@ -289,12 +307,12 @@ class ChatART(FastChatOpenAI):
                 schema, method=method, include_raw=include_raw, strict=strict, tools=tools, **kwargs
             )
         if tools:
-            kwargs["tools"] = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
+            kwargs["tools"] = [openai_tool(tool, strict=strict) for tool in tools]
         model = self.bind(
             response_format=response_format(schema, strict),
             ls_structured_output_format={
                 "kwargs": {"method": method, "strict": strict},
-                "schema": convert_to_openai_tool(schema),
+                "schema": openai_tool(schema),
             },
             **kwargs,
         )

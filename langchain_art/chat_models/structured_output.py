@@ -6,6 +6,9 @@ a sample that training still has to score.
 
 from __future__ import annotations
 
+import inspect
+import json
+import re
 from operator import itemgetter
 from typing import Any, TypeGuard, cast
 
@@ -13,10 +16,21 @@ from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
-from langchain_core.utils.function_calling import convert_to_openai_function
+from langchain_core.tools import BaseTool
+from langchain_core.tools.base import create_schema_from_function
+from langchain_core.utils.function_calling import (
+    convert_to_openai_function,
+    convert_to_openai_tool,
+)
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel
 
+from langchain_art.errors import ConfigError
+
+#: References to definitions, in a schema as JSON.
+_REFERENCE = re.compile(r'"\$ref": "#/\$defs/([^"/]+)"')
+#: What a function's name and description say of its schema.
+_TOLD_ELSEWHERE = ("title", "description", "$ref")
 _FORMATS = ("json_schema", "json_object", "text")
 
 
@@ -33,11 +47,70 @@ def response_format(schema: Any, strict: bool | None = None) -> dict[str, Any]:
             return given
         if {"name", "schema"} <= given.keys():
             return {"type": "json_schema", "json_schema": given}
-    function = convert_to_openai_function(schema, strict=strict)
+        if "title" in given and "properties" not in given:  # LangChain would drop what there is
+            schema = {
+                "name": given["title"],
+                "parameters": {k: v for k, v in given.items() if k not in _TOLD_ELSEWHERE},
+            }
+    function = openai_tool(schema, strict=strict)["function"]
     named: dict[str, Any] = {"name": function["name"], "schema": function.get("parameters", {})}
     if strict is not None:
         named["strict"] = strict
     return {"type": "json_schema", "json_schema": named}
+
+
+def openai_tool(tool: Any, *, strict: bool | None = None) -> dict[str, Any]:
+    """As LangChain's `convert_to_openai_tool`, but recursive schemas are whole.
+
+    LangChain replaces references by what they refer to, and by ``{}`` where that would not end.
+
+    Raises:
+        ConfigError: a TypedDict holds itself.
+    """
+    try:
+        found = convert_to_openai_tool(tool, strict=strict)
+    except RecursionError as error:
+        raise ConfigError(
+            f"got the TypedDict {getattr(tool, '__name__', '')!r}, which holds itself, expected a "
+            "schema that LangChain can convert: make it a class of pydantic"
+        ) from error
+    whole = _json_schema(tool) if "{}" in str(found) else {}
+    if _is_recursive(whole):
+        root = whole["$defs"].get(str(whole.get("$ref")).rpartition("/")[2], {})
+        parameters = {k: v for k, v in {**whole, **root}.items() if k not in _TOLD_ELSEWHERE}
+        function = {**found["function"], "parameters": parameters}
+        found["function"] = convert_to_openai_function(function, strict=strict)
+    return found
+
+
+def _json_schema(tool: Any) -> dict[str, Any]:
+    """The JSON schema of a class, function or tool, with its definitions."""
+    if isinstance(tool, BaseTool):
+        tool = tool.tool_call_schema
+        if isinstance(tool, dict):
+            return cast("dict[str, Any]", tool)
+    elif inspect.isroutine(tool):
+        tool = create_schema_from_function(
+            tool.__name__, tool, filter_args=(), parse_docstring=True, include_injected=False
+        )
+    return tool.model_json_schema() if _is_model(tool) else {}
+
+
+def _is_recursive(schema: dict[str, Any]) -> bool:
+    """Whether a definition in a JSON schema holds itself."""
+    within = {
+        name: set(_REFERENCE.findall(json.dumps(told)))
+        for name, told in schema.get("$defs", {}).items()
+    }
+    for name in within:
+        reached, left = set[str](), [name]
+        while left:
+            new = within.get(left.pop(), set()) - reached
+            reached |= new
+            left += new
+        if name in reached:
+            return True
+    return False
 
 
 def parsed(

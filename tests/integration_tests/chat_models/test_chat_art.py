@@ -159,6 +159,23 @@ def test_json_mode_and_raw(art_server: Any) -> None:
     assert set(chain.invoke("?")) >= {"raw", "parsed", "parsing_error"}
 
 
+class Tree(BaseModel):
+    """A tree."""
+
+    right: bool
+    branches: list[Tree] = []
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+async def test_recursive_structured_output(art_server: Any, method: Any) -> None:
+    model = model_of(art_server, max_tokens=200, seed=1).with_structured_output(
+        Tree, method=method, include_raw=True
+    )
+    for told in await model.abatch([f"{number}?" for number in range(4)]):
+        assert told["parsing_error"] is None
+        assert told["parsed"].branches, "or the seed shows nothing"
+
+
 class Long(BaseModel):
     """Longer than two tokens."""
 
