@@ -29,6 +29,7 @@ from langchain_art.chat_models.structured_output import (
     is_legacy,
     openai_tool,
     parsed,
+    parser_of,
     response_format,
 )
 from langchain_art.errors import ConfigError
@@ -303,9 +304,10 @@ class ChatART(FastChatOpenAI):
         if method == "json_schema" and is_legacy(schema):
             method = "function_calling"
         if method != "json_schema" or schema is None:
-            return super().with_structured_output(
-                schema, method=method, include_raw=include_raw, strict=strict, tools=tools, **kwargs
+            chain: Any = super().with_structured_output(
+                schema, method=method, strict=strict, tools=tools, **kwargs
             )
+            return parsed(chain.first, chain.last, include_raw=include_raw)
         if tools:
             kwargs["tools"] = [openai_tool(tool, strict=strict) for tool in tools]
         model = self.bind(
@@ -316,7 +318,7 @@ class ChatART(FastChatOpenAI):
             },
             **kwargs,
         )
-        return parsed(model, schema, include_raw=include_raw)
+        return parsed(model, parser_of(schema), include_raw=include_raw)
 
 
 def _complete_reply(sent: dict[str, Any], message: AIMessage) -> None:

@@ -9,19 +9,27 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections.abc import AsyncIterator, Iterator
 from operator import itemgetter
 from typing import Any, TypeGuard, cast
 
+from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
-from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.runnables import (
+    Runnable,
+    RunnableGenerator,
+    RunnableMap,
+    RunnablePassthrough,
+)
 from langchain_core.tools import BaseTool
 from langchain_core.tools.base import create_schema_from_function
 from langchain_core.utils.function_calling import (
     convert_to_openai_function,
     convert_to_openai_tool,
 )
+from langchain_core.utils.json import parse_json_markdown
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel
 
@@ -113,13 +121,16 @@ def _is_recursive(schema: dict[str, Any]) -> bool:
     return False
 
 
+def parser_of(schema: Any) -> Runnable[Any, Any]:
+    """A parser of JSON replies: to instances of a pydantic class, or to dicts."""
+    return PydanticOutputParser(pydantic_object=schema) if _is_model(schema) else JsonOutputParser()
+
+
 def parsed(
-    model: Runnable[LanguageModelInput, AIMessage], schema: Any, *, include_raw: bool
+    model: Runnable[LanguageModelInput, AIMessage], parser: Runnable[Any, Any], *, include_raw: bool
 ) -> Runnable[LanguageModelInput, Any]:
-    """`model`, followed by a parser of `schema`: to its instances, or to dicts."""
-    parser: Runnable[Any, Any] = JsonOutputParser()
-    if _is_model(schema):
-        parser = PydanticOutputParser(pydantic_object=schema)
+    """`model`, followed by `parser`; a reply that was cut off raises OutputParserException."""
+    parser = RunnableGenerator(_whole, _awhole) | parser
     if not include_raw:
         return model | parser
     valid = RunnablePassthrough[Any].assign(
@@ -129,6 +140,42 @@ def parsed(
     return RunnableMap[Any](raw=model) | valid.with_fallbacks(
         [invalid], exception_key="parsing_error"
     )
+
+
+def _whole(parts: Iterator[AIMessage]) -> Iterator[AIMessage]:
+    """A reply in its parts; raises at the end if it was cut off, which a parser would not say."""
+    reply: Any = None
+    for part in parts:
+        reply = part if reply is None else reply + part
+        yield part
+    _refuse_cut(reply)
+
+
+async def _awhole(parts: AsyncIterator[AIMessage]) -> AsyncIterator[AIMessage]:
+    reply: Any = None
+    async for part in parts:
+        reply = part if reply is None else reply + part
+        yield part
+    _refuse_cut(reply)
+
+
+def _refuse_cut(reply: AIMessage | None) -> None:
+    if reply is None or reply.response_metadata.get("finish_reason") != "length":
+        return
+    calls = [call["args"] for call in getattr(reply, "tool_call_chunks", ())]
+    if reply.tool_calls and not calls:
+        return
+    try:
+        for text in calls or [reply.text]:
+            parse_json_markdown(text or "", parser=json.loads)
+    except ValueError as error:
+        usage = reply.usage_metadata
+        at = f" at {usage['output_tokens']} tokens" if usage else ""
+        raise OutputParserException(
+            f"the reply was cut off{at}, before its JSON was complete: max_tokens, or the end of "
+            "the model's context. Raise max_tokens, or ask for less",
+            llm_output=reply.text,
+        ) from error
 
 
 def _is_model(schema: Any) -> TypeGuard[type[BaseModel]]:

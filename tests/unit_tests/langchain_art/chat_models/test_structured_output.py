@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ToolStrategy
-from langchain_core.messages import HumanMessage
+from langchain_core.exceptions import OutputParserException
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.tools import StructuredTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, RootModel
@@ -140,3 +144,105 @@ def test_a_recursive_typed_dict_is_refused_in_words() -> None:
         ChatART(model="p").with_structured_output(Typed)
     with pytest.raises(ConfigError, match="TypedDict 'Typed'"):
         ChatART(model="p").bind_tools([Typed])
+
+
+class Mail(TypedDict):
+    """A mail."""
+
+    sender: str
+    subject: str
+
+
+class Told(BaseModel):
+    """A mail."""
+
+    sender: str
+    subject: str
+
+
+WHOLE = '{"sender": "a", "subject": "b"}'
+CUT = WHOLE[:-10]
+CALLED = [{"name": "Told", "args": json.loads(WHOLE), "id": "1"}]
+
+
+class Says(ChatART):
+    """Gives one reply, whole or in chunks."""
+
+    said: Any = None
+
+    def _generate(self, *args: Any, **kwargs: Any) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=self.said)])
+
+    def _stream(self, *args: Any, **kwargs: Any) -> Any:
+        for piece in self.said.content:
+            yield ChatGenerationChunk(message=AIMessageChunk(piece))
+        last = AIMessageChunk("", response_metadata=self.said.response_metadata)
+        last.usage_metadata = self.said.usage_metadata
+        yield ChatGenerationChunk(message=last)
+
+    async def _agenerate(self, *args: Any, **kwargs: Any) -> ChatResult:
+        return self._generate()
+
+    async def _astream(self, *args: Any, **kwargs: Any) -> Any:
+        for chunk in self._stream():
+            yield chunk
+
+
+def says(content: str, reason: str, **more: Any) -> Says:
+    usage: Any = {"input_tokens": 5, "output_tokens": 12, "total_tokens": 17}
+    metadata = {"finish_reason": reason}
+    said = AIMessage(content, response_metadata=metadata, usage_metadata=usage, **more)
+    return Says(model="p", said=said)
+
+
+METHODS: Any = ["json_schema", "function_calling", "json_mode"]
+IS_CUT = r"reply was cut off at 12 tokens.*max_tokens"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("schema", [Told, Mail])
+def test_a_cut_reply_is_told_as_cut(schema: Any, method: Any) -> None:
+    model = says(CUT, "length")
+    with pytest.raises(OutputParserException, match=IS_CUT):
+        model.with_structured_output(schema, method=method).invoke("?")
+    raw: Any = model.with_structured_output(schema, method=method, include_raw=True).invoke("?")
+    assert raw["raw"].content == CUT and raw["parsed"] is None
+    assert re.search(IS_CUT, str(raw["parsing_error"]))
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_cut_stream_is_told_as_cut_at_its_end(method: Any) -> None:
+    chain = says(CUT, "length").with_structured_output(Mail, method=method)
+    seen: list[Any] = []
+    with pytest.raises(OutputParserException, match=IS_CUT):
+        for part in chain.stream("?"):
+            seen.append(part)
+    assert method == "function_calling" or {"sender": "a"} in seen
+    with pytest.raises(OutputParserException, match=IS_CUT):
+        [part async for part in chain.astream("?")]
+    batch = await chain.abatch(["?", "?"], return_exceptions=True)
+    assert [type(one) for one in batch] == [OutputParserException] * 2
+
+
+def test_what_was_cut_in_the_reasoning_is_told_as_cut() -> None:
+    model = says("", "length", additional_kwargs={"reasoning_content": "hm"})
+    with pytest.raises(OutputParserException, match=IS_CUT):
+        model.with_structured_output(Told).invoke("?")
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("json_schema", says(WHOLE, "length")),
+        ("json_mode", says(f"```json\n{WHOLE}\n```", "length")),
+        ("function_calling", says("", "length", tool_calls=CALLED)),
+        ("json_schema", says(WHOLE, "stop")),
+    ],
+)
+def test_a_whole_reply_at_the_limit_is_parsed(method: Any, said: Says) -> None:
+    assert said.with_structured_output(Told, method=method).invoke("?") == Told(**CALLED[0]["args"])
+
+
+def test_another_fault_keeps_the_parsers_words() -> None:
+    with pytest.raises(OutputParserException, match="Field required"):
+        says('{"sender": "a"}', "stop").with_structured_output(Told).invoke("?")
