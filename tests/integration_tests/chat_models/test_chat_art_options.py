@@ -9,10 +9,11 @@ from typing import Any
 import openai
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.runnables import ConfigurableField, Runnable
 
 from langchain_art import ChatART, capture
+from langchain_art.conformance.tools import look
 from langchain_art.errors import ConfigError
 from tests.support.chat_models import model_of, recorded
 from tests.support.raw_server import RawServer, refusal
@@ -191,3 +192,14 @@ def test_with_fallbacks(art_server: Any, ask: Ask) -> None:
     assert reply.response_metadata["model_name"].startswith(f"{art_server.policy}@")
     assert [turn.excluded_because for turn in run.turns] == ["error", None]
     assert run.turns[1].call_id == reply.response_metadata["call_id"]
+
+
+@pytest.mark.parametrize("value", ["1e400", '"\\ud800"', "NaN", "1e308", '"\\ud83d\\ude00"'])
+def test_the_turn_after_a_sampled_call_is_taken(rule_server: Any, value: str) -> None:
+    model = model_of(rule_server, max_tokens=200).bind_tools([look])
+    call = f'<tool_call>\n{{"name": "look", "arguments": {{"at": {value}}}}}\n</tool_call>'
+    reply = model.invoke(f"⟦{call}⟧")
+    results = [ToolMessage("a door", tool_call_id=one["id"]) for one in reply.tool_calls]
+    assert bool(results) is (value in ("1e308", '"\\ud83d\\ude00"'))
+    again = model.invoke([("user", "?"), reply, *results, ("user", "⟦on⟧")])
+    assert again.text == "on"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import json
 import re
 import uuid
 from collections.abc import Callable, Mapping
@@ -103,10 +103,16 @@ class ToolFormat:
     new_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex}"
 
     def calls(self, text: str, schemas: Schemas) -> list[FunctionCall]:
-        """The calls in the text between `opener` and `closer`; none if it is malformed."""
+        """The calls in the text between `opener` and `closer`; none if it is malformed.
+
+        A lone surrogate makes it malformed: no client could send it back.
+        """
         try:
             found = self.parse(text, schemas)
-            "".join(itertools.chain.from_iterable(found)).encode()  # no lone surrogates
+            for call in found:
+                "".join(call).encode()
+                if "\\u" in call.arguments:
+                    json.dumps(json.loads(call.arguments), ensure_ascii=False).encode()
         except (ValueError, RecursionError, TypeError):  # TypeError: a list in a set, say
             return []
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any, NoReturn, cast
 
@@ -20,11 +21,17 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse)
+def _finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError(f"{text} overflows to infinity")
+    return number
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 
 def decode(text: str) -> Any:
-    """The value of a JSON text. Raises ValueError, for NaN and Infinity too."""
+    """The value of a JSON text. Raises ValueError, for NaN, Infinity and 1e400 too."""
     return _DECODER.decode(text)
 
 

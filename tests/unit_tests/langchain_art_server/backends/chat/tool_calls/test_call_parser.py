@@ -45,6 +45,10 @@ HF = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 HG = '<tool_call>{"arguments":{},"name":"g"}</tool_call>'
 
 
+#: Values that a client's parser takes, and that no JSON can hold afterwards.
+UNSENDABLE = ["1e400}", "-1e400}", "[1, 2e999]}", '"\\ud800"}', '{"\\uDFFF": 1}}']
+
+
 @pytest.mark.parametrize(
     ("form", "text", "content", "calls"),
     [
@@ -60,6 +64,9 @@ HG = '<tool_call>{"arguments":{},"name":"g"}</tool_call>'
         (HERMES, HF.replace('"f"', '"\\ud800"'), HF.replace('"f"', '"\\ud800"'), []),
         (HERMES, HF.replace('{"a": 1}', "[1]"), HF.replace('{"a": 1}', "[1]"), []),
         (HERMES, HF.replace("1}", "NaN}"), HF.replace("1}", "NaN}"), []),
+        *((HERMES, one, one, []) for one in map(HF.replace, ["1}"] * 5, UNSENDABLE)),
+        (HERMES, HF.replace("1}", "1e308}"), "", [("f", '{"a": 1e308}')]),
+        (HERMES, HF.replace("1}", '"\\ud83d\\ude00"}'), "", [("f", '{"a": "\\ud83d\\ude00"}')]),
         (HERMES, HF.replace("}}", "}} x"), HF.replace("}}", "}} x"), []),
         (
             HERMES,
@@ -177,7 +184,7 @@ def test_the_pieces_sizes_change_nothing_and_no_text_is_lost(
         assert whole[0] == text
 
 
-@pytest.mark.parametrize("text", ["[]", "1", '"x"', "{", '{"a": NaN}', "nonsense"])
+@pytest.mark.parametrize("text", ["[]", "1", '"x"', "{", '{"a": NaN}', '{"a": 1e400}', "nonsense"])
 def test_arguments_that_are_no_object_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
         arguments_object(text)
