@@ -109,6 +109,11 @@ class ChatART(FastChatOpenAI):
         return {"openai_api_key": "ART_API_KEY"}
 
     @classmethod
+    def is_lc_serializable(cls) -> bool:
+        """Whether LangChain's `dumps` writes its settings out; the API key is none of them."""
+        return True
+
+    @classmethod
     def get_lc_namespace(cls) -> list[str]:
         """The class's path in LangChain's serialization."""
         return ["langchain_art", "chat_models"]
@@ -143,6 +148,13 @@ class ChatART(FastChatOpenAI):
         params = super()._get_ls_params(stop=stop, **kwargs)
         params["ls_provider"] = "art"
         return params
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Raises NotImplementedError: LangChain would take OpenAI's tokenizer, from the network."""
+        raise NotImplementedError(
+            "the token ids of a text are known to the server alone, which keeps those of each call "
+            "(ArtClient.call). `get_num_tokens` says about how many a text has."
+        )
 
     def get_num_tokens(self, text: str) -> int:
         """About how many tokens `text` has; the tokenizer is the server's."""

@@ -12,8 +12,7 @@ import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, SupportsFloat, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from langchain_art._callables import call
@@ -138,7 +137,7 @@ class RolloutWorker(RunSource):
             run.output = output if run.output is None else run.output
             return run
         outcome = await self._call(scenario)
-        if isinstance(outcome, Real):
+        if isinstance(outcome, SupportsFloat):  # Decimal and NumPy's bool, too
             run.reward = float(outcome)
             return run
         return outcome

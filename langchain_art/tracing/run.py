@@ -98,9 +98,10 @@ class Run:
             call_id = turn.call_id if isinstance(turn, Turn) else turn
         known = [one.call_id for one in self.recorder.turns()]
         if call_id is None or call_id not in known:
+            got = f"the call {call_id!r}" if call_id else f"{turn!r:.80}, which names no call"
             raise ConfigError(
-                f"got a reward for the call {call_id!r}, expected the id of one of the "
-                f"{len(known)} calls of this run (`run.turns`)"
+                f"got a reward for {got}, expected the id or the reply of one of the "
+                f"{len(known)} calls of this run (`run.turns`), not a message made by hand"
             )
         self._turn_rewards[call_id] = _checked(value)
 

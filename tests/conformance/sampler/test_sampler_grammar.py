@@ -97,6 +97,14 @@ def test_a_named_tool_is_called_once(sampler: LocalSampler) -> None:
     assert (reply.content, reply.finish_reason) == (None, "tool_calls")
 
 
+def _inside(schema: dict[str, Any]) -> dict[str, Any]:
+    """A request for an object with this schema in a field of a field."""
+    fields = {"tags": schema, "tag": {"type": "string"}}
+    mail = {"type": "object", "properties": fields}
+    whole = {"type": "object", "properties": {"mail": mail, "kind": {"type": "string"}}}
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": whole}}}
+
+
 PATTERNS = [{"type": "string", "pattern": f"^(.*[a-m]){{{n}}}.*$"} for n in range(4, 24)]
 
 
@@ -146,7 +154,16 @@ def test_a_schema_that_harms_the_compiler_is_refused_and_harms_nobody(
                     "json_schema": {"schema": {"type": "strnig"}},
                 }
             },
-            "No grammar can be made",
+            r"JSON schema: Invalid type: strnig\. Simplify",
+        ),
+        *(
+            (_inside(schema), rf"JSON schema: {problem}.* \(at mail\.tags\)\. Simplify")
+            for schema, problem in (
+                ({"type": "array", "uniqueItems": True}, "Unimplemented keys.*uniqueItems"),
+                ({"type": "string", "format": "wat"}, "Unknown format: wat"),
+                ({"type": "string", "pattern": "(?=a)b"}, "regex parse error.*look-around"),
+                ({"anyOf": [{"not": {}}, {"type": "null"}]}, "Unimplemented keys.*not"),
+            )
         ),
         ({"response_format": {"type": "poem"}}, "'poem'"),
         ({"tool_choice": "required"}, "no tools"),

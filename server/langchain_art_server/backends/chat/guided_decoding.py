@@ -7,11 +7,13 @@ vLLM gets its text.
 from __future__ import annotations
 
 import json
+import re
 import threading
+from collections.abc import Iterator
 from copy import copy
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from llguidance import LLMatcher, LLTokenizer
@@ -24,6 +26,9 @@ from langchain_art_server.backends.chat.grammar_check import GrammarCheck, Gramm
 from langchain_art_server.backends.chat.json_schemas import check_size, schema_json
 from langchain_art_server.backends.chat.tool_calls.call_format import ToolFormat
 from langchain_art_server.backends.chat.tool_calls.call_grammar import call_rules, literal
+
+#: A schema in a grammar.
+_SCHEMA = re.compile(r"%json (.*)$", re.MULTILINE)
 
 
 class GrammarLogitsProcessor:
@@ -99,8 +104,8 @@ class GrammarCompiler:
             checker = self._check
         if problem := checker.problem(grammar):
             raise InvalidRequest(
-                f"No grammar can be made of this request: {problem.splitlines()[0]}. Simplify the "
-                "schema.",
+                f"No grammar can be made of this request: {_in_words(problem, grammar)}. Simplify "
+                "the schema.",
                 param="tool_choice" if grammar.startswith("start: calls\n") else "response_format",
             )
 
@@ -145,6 +150,32 @@ class GrammarCompiler:
         if token is not None and self._tokens.is_special_token(token):
             return f"<[{token}]>"
         return json.dumps(text)
+
+
+def _in_words(problem: str, grammar: str) -> str:
+    """A problem of a grammar with the fields of its schemas, instead of a place in its text."""
+    problem = re.split(r"\n\s*\d+ \| ", problem)[0]  # then come lines of the grammar
+    words = " ".join(re.sub(r"^at \d+\(\d+\): ", "", problem).split())
+    schemas = [json.loads(line) for line in _SCHEMA.findall(grammar)]
+    fields = sorted({".".join(path) for one in schemas for path in _places(one, problem)} - {""})
+    return f"{words} (at {', '.join(fields)})" if fields else words
+
+
+def _places(schema: Any, problem: str, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Where a schema has a key or value that a problem quotes."""
+    if isinstance(schema, list):
+        for part in cast("list[Any]", schema):
+            yield from _places(part, problem, path)
+    elif isinstance(schema, dict):
+        for key, value in cast("dict[str, Any]", schema).items():
+            named = isinstance(value, str) and key in ("type", "format", "pattern")
+            if f'"{key}"' in problem or (named and value in problem):
+                yield path
+            if key in ("properties", "$defs") and isinstance(value, dict):
+                for name, part in cast("dict[str, Any]", value).items():
+                    yield from _places(part, problem, (*path, name))
+            else:
+                yield from _places(value, problem, path)
 
 
 def _response_schema(request: ChatRequest) -> Any:

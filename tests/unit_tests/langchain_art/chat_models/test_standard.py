@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import pytest
 from langchain_core.language_models import BaseChatModel
+from langchain_core.load import dumps, loads
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 from langchain_art import ChatART
@@ -28,3 +33,30 @@ class TestChatART(ChatModelUnitTests):
             {"model": "email-agent"},
             {"openai_api_key": "key", "openai_api_base": "http://box/v1"},
         )
+
+    @pytest.mark.xfail(reason="'all' allows LangChain's own packages alone; see the test below")
+    def test_serdes(self, model: BaseChatModel, snapshot: Any) -> None:
+        super().test_serdes(model, snapshot)
+
+
+def test_dumps_writes_the_settings_and_loads_reads_them() -> None:
+    model = ChatART(model="p", temperature=0.5, max_tokens=7, base_url="http://box", api_key="k")
+    written = dumps(model)
+    assert json.loads(written)["type"] == "constructor" and '"k"' not in written
+    read = loads(
+        written,
+        secrets_map={"ART_API_KEY": "k"},
+        valid_namespaces=["langchain_art"],
+        allowed_objects=[ChatART],
+    )
+    assert isinstance(read, ChatART) and dumps(read) == written
+    assert read.max_tokens == 7 and read.openai_api_base == "http://box/v1"
+    assert read._get_request_payload("hi") == model._get_request_payload("hi")
+    bound = model.bind_tools([{"type": "function", "function": {"name": "f"}}])
+    assert json.loads(dumps(bound))["type"] == "constructor"
+
+
+def test_token_ids_are_not_made_up() -> None:
+    with pytest.raises(NotImplementedError, match="known to the server alone"):
+        ChatART(model="gpt-4o").get_token_ids("hi")
+    assert ChatART(model="gpt-4o").get_num_tokens("hi") > 0

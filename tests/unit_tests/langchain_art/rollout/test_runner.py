@@ -5,10 +5,12 @@ import contextvars
 import threading
 import time
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
@@ -615,3 +617,20 @@ def test_batches_are_epochs_without_replacement() -> None:
     assert {draw([1, 2], position, seed=0) for position in (4, 5)} == {1, 2}
     with pytest.raises(ConfigError):
         draw([], 0, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "reward"),
+    [(True, 1.0), (np.bool_(True), 1.0), (Decimal("0.5"), 0.5), (np.float32(0.5), 0.5)],
+)
+def test_every_number_is_a_reward(given: Any, reward: float) -> None:
+    found = gather_sync(lambda scenario: given, ["q"], group_size=1)
+    assert found.rewards == [reward]
+    with capture() as run:
+        run.reward = given
+    assert run.reward == reward
+
+
+def test_what_is_no_number_is_no_reward() -> None:
+    with pytest.raises(ConfigError, match="or a number as its reward"):
+        gather_sync(lambda scenario: "0.5", ["q"], group_size=1)
