@@ -26,6 +26,7 @@ _MEANING = {
     "calls.empty": "nothing was sampled",
     "calls.too_long": "more tokens than the model takes: a larger max_model_len on the server",
     "calls.greedy_decoding": "sampled at temperature 0: set temperature=1 in training",
+    "calls.no_choice": "top_k, top_p, a low temperature or a grammar left one token each time",
     "calls.truncated_sampling": "sampled with top_p or top_k, and what these kept is not known",
     "calls.grammar": "a grammar shaped it, and what it allowed is not known",
     "calls.truncated": "cut off at max_tokens (mask_truncated)",

@@ -9,6 +9,7 @@ Training and the audit both ask `check_eligibility`. The reasons are the words b
 - ``frozen``: `TrainRequest.trainable` does not choose it;
 - ``lost``: the server has no record of it;
 - ``greedy_decoding``: at temperature 0 nothing is drawn;
+- ``no_choice``: `top_k`, `top_p`, the temperature or a grammar left one token each time;
 - ``truncated_sampling``, ``grammar``: drawn from a part of the vocabulary that is not known;
 - ``empty``: nothing was sampled;
 - ``too_long``: more tokens than the model takes (a turn that was not sampled here);

@@ -90,3 +90,36 @@ def test_rows_without_a_restriction_do_nothing_for_it(
     (reply,) = sampler.chat(ask(seed=1, max_tokens=8))
     assert reply.drawn_from == b""
     assert torch.isfinite(torch.tensor(reply.logprobs)).all()
+
+
+def _only(schema: dict[str, Any]) -> dict[str, Any]:
+    """Options of a reply that must follow a schema."""
+    wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    return {"response_format": wanted}
+
+
+@pytest.mark.parametrize(
+    ("options", "by"),
+    [
+        ({"top_k": 1}, "top_k=1"),
+        ({"top_p": 1e-6}, "top_p=1e-06"),
+        ({"top_k": 1, "response_format": JSON}, "top_k=1"),
+        ({**_only({"const": 7}), "max_tokens": 1}, "response_format"),
+        ({"temperature": 1e-3, "max_tokens": 1}, "temperature=0.001"),
+    ],
+)
+def test_a_reply_without_a_choice_is_excluded_by_its_reason(
+    sampler: LocalSampler, options: dict[str, Any], by: str
+) -> None:
+    (reply,) = sampler.chat(ask(seed=1, **{"max_tokens": 12, **options}))
+    assert set(reply.logprobs) == {0.0}
+    assert reply.excluded_because == f"no choice: {by}; each token had the probability 1"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"top_k": 2}, {"top_p": 0.9}, _only({"enum": ["a door", "b"]}), {"temperature": 0.9}, {}],
+)
+def test_a_reply_with_a_choice_learns(sampler: LocalSampler, options: dict[str, Any]) -> None:
+    (reply,) = sampler.chat(ask(seed=1, max_tokens=12, **options))
+    assert any(reply.logprobs) and reply.excluded_because is None

@@ -92,6 +92,20 @@ def test_dynamic_sampling_ends_at_its_bound(art_server: LiveServer, tmp_path: Pa
     assert result.version == 0
 
 
+@pytest.mark.parametrize("way", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 0.0}])
+def test_replies_in_which_nothing_was_drawn_make_no_version(
+    art_server: LiveServer, tmp_path: Path, way: dict[str, Any]
+) -> None:
+    """Their gradient is 0, whatever the rewards are."""
+    trainer, rollouts = trainer_of(art_server, tmp_path, [new_policy()], dynamic_sampling_rounds=0)
+    rollouts.models = tuple(model.bind(extra_body=way) for model in rollouts.models)
+    result = trainer.fit_sync(rollouts, [s for s in SCENARIOS if s["useful"]], steps=1)
+    (record,) = result.history
+    reason = "greedy_decoding" if "temperature" in way else "no_choice"
+    assert record.excluded == {f"calls.{reason}": 8, "runs.without_trainable_calls": 8}
+    assert result.version == 0
+
+
 def test_several_policies_learn_from_the_same_groups(
     art_server: LiveServer, tmp_path: Path
 ) -> None:

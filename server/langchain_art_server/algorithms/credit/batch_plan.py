@@ -33,8 +33,8 @@ from langchain_art_server.algorithms.credit.credit_assignment import (
 )
 from langchain_art_server.algorithms.credit.loss_weights import call_weights
 
-#: Reasons of calls whose distribution the learner cannot repeat.
-SAMPLING = frozenset({"greedy_decoding", "truncated_sampling", "grammar"})
+#: Reasons of calls that cannot be learned from because of how they were sampled.
+SAMPLING = frozenset({"greedy_decoding", "no_choice", "truncated_sampling", "grammar"})
 
 
 @dataclass(frozen=True)

@@ -40,21 +40,35 @@ def truncates(sampling: Sampling) -> bool:
     return sampling.temperature > 0 and (sampling.top_p < 1.0 or sampling.top_k > 0)
 
 
-def why_excluded(request: ChatRequest, problem: str) -> str | None:
-    """Why the learner cannot repeat the distribution that a reply is sampled from, if it cannot.
+def why_excluded(
+    request: ChatRequest, problem: str, *, grammar: bool, logprobs: Sequence[float]
+) -> str | None:
+    """Why the learner cannot learn from a reply by how it is sampled, if it cannot.
 
-    `problem`: why it is not known which tokens could be drawn; empty if it is.
+    Args:
+        request: of the reply.
+        problem: why it is not known which tokens could be drawn; empty if it is.
+        grammar: a grammar shapes the reply.
+        logprobs: of its tokens, over those that could be drawn.
     """
     sampling = request.sampling
     if sampling.temperature == 0.0:
         return "greedy decoding: temperature=0"
-    if not problem:
-        return None
+    by = ""
     if truncates(sampling):
         name = "top_p" if sampling.top_p < 1.0 else "top_k"
-        return f"truncated sampling: {name}={getattr(sampling, name)}; {problem}"
-    forced = request.response_format is None
-    return f"grammar: {'tool_choice' if forced else 'response_format'}; {problem}"
+        by = f"{name}={getattr(sampling, name)}"
+        if problem:
+            return f"truncated sampling: {by}; {problem}"
+    elif grammar or problem:
+        by = "tool_choice" if request.response_format is None else "response_format"
+        if problem:
+            return f"grammar: {by}; {problem}"
+    elif sampling.temperature < 1.0:
+        by = f"temperature={sampling.temperature}"
+    if by and logprobs and not any(logprobs):
+        return f"no choice: {by}; each token had the probability 1"
+    return None
 
 
 class Detokenizer:

@@ -159,7 +159,12 @@ class SamplerHost(Generic[AdapterT]):
             content=parser.content or (None if parser.calls else ""),
             tool_calls=parser.calls,
             finish_reason="tool_calls" if parser.calls and finish == "stop" else finish,
-            excluded_because=why_excluded(request, drawn_from.problem),
+            excluded_because=why_excluded(
+                request,
+                drawn_from.problem,
+                grammar=chat.grammar is not None,
+                logprobs=logprobs,
+            ),
             top_logprobs=[[(i, p, token_text(i)) for i, p in one] for one in top],
             token_texts=[token_text(i) for i in token_ids],
             drawn_from=drawn_from.packed(),

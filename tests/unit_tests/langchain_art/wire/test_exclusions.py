@@ -32,8 +32,18 @@ def test_a_reason_has_a_meaning(reason: str) -> None:
 
 def test_the_reasons_of_sampling_are_those_of_the_sampler() -> None:
     asked = {
-        why_excluded(ChatRequest(id="", messages=[], sampling=Sampling(**odd)), "it is not known")
-        for odd in ({"temperature": 0.0}, {"top_k": 3}, {})
+        why_excluded(
+            ChatRequest(id="", messages=[], sampling=Sampling(**odd)),
+            problem,
+            grammar=False,
+            logprobs=[0.0],
+        )
+        for odd, problem in (
+            ({"temperature": 0.0}, ""),
+            ({"top_k": 1}, ""),
+            ({"top_k": 3}, "it is not known"),
+            ({}, "it is not known"),
+        )
     }
     words = {str(one).partition(":")[0].replace(" ", "_") for one in asked}
     assert words == SAMPLING
