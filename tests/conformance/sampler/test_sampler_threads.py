@@ -76,5 +76,5 @@ def test_what_cannot_fit_is_not_tokenised(
     with pytest.raises(PromptTooLong, match=r"too long: got .* tokens"):
         sampler.chat(ask("x" * (most - 100)))
     monkeypatch.setattr(ChatTemplate, "_encode", lambda *_: pytest.fail("it was tokenised"))
-    with pytest.raises(PromptTooLong, match=f"expected at most {most}: a longer one cannot fit"):
+    with pytest.raises(PromptTooLong, match=f"expected at most {most}: more cannot fit"):
         sampler.chat(ask("x" * most))
