@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,25 @@ def export_adapter(
 
 
 def export_merged(
-    client: ArtClient, policy: str, version: int, directory: Path, base: str | None = None
+    client: ArtClient,
+    policy: str,
+    version: int,
+    directory: Path,
+    base: str | None = None,
+    *,
+    float32: bool = False,
 ) -> Path:
     """Write the base model with ``policy@version`` merged into its weights, and its tokenizer.
 
-    Another process merges, so that torch is not imported here. It checks that the merged model's
-    logits differ from the adapter's by at most 1e-3; its error becomes an ArtError. A ConfigError
-    if `directory` exists and is not empty, or if the base model is a folder that is not here.
+    Another process merges, so that torch is not imported here. It prints the share of what was
+    trained that the written weights lack, with a warning above 5 %; its error becomes an ArtError.
+    They have the base's dtype, or are `float32`. A ConfigError if `directory` exists and is not
+    empty, if the base model is a folder that is not here, or if a package is missing.
     """
+    if missing := [name for name in ("torch", "transformers", "peft") if find_spec(name) is None]:
+        raise ConfigError(
+            f'Merging needs {", ".join(missing)}: `pip install "langchain-art[local]"`'
+        )
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory} exists and is not empty; choose another directory")
     model = base or client.status().model_path
@@ -64,14 +76,13 @@ def export_merged(
         adapter, whole = Path(temporary) / "adapter", Path(temporary) / "merged"
         export_adapter(client, policy, version, adapter, base, merged=True)
         merge = [sys.executable, "-m", "langchain_art_server.merge_adapter"]
-        command = [*merge, model, str(adapter), str(whole)]
+        command = [*merge, model, str(adapter), str(whole), *(["--float32"] if float32 else [])]
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode != 0:
-            last_lines = "\n".join(done.stderr.strip().splitlines()[-3:])
+            why = "".join(done.stderr.strip().splitlines()[-1:])
             raise ArtError(
                 f"Merging {policy}@{version} into {model} failed (exit code {done.returncode}): "
-                f"{last_lines}. It needs "
-                '`pip install "langchain-art[local]"` and the base model on this machine (--base).'
+                f"{why}"
             )
         (adapter / "README.md").rename(whole / "README.md")
         if directory.exists():
@@ -99,7 +110,8 @@ vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules {policy}=P
 """
 _USE_MERGED = """\
 The adapter is merged into these weights: load this directory as any model, with transformers'
-`AutoModelForCausalLM.from_pretrained("PATH/TO/THIS")` or `vllm serve PATH/TO/THIS`.
+`AutoModelForCausalLM.from_pretrained("PATH/TO/THIS")` or `vllm serve PATH/TO/THIS`. Float32 weights
+need `vllm serve PATH/TO/THIS --dtype float32`: vLLM rounds them otherwise.
 """
 
 

@@ -319,6 +319,7 @@ def export(
     name: Annotated[str, typer.Argument(metavar="POLICY[@N]", help="Default: what serves.")],
     directory: Annotated[Path, typer.Argument(help="A new directory.")],
     merge: Annotated[bool, typer.Option(help="Write whole weights, adapter merged in.")] = False,
+    float32: Annotated[bool, typer.Option("--float32", help="Merge without rounding.")] = False,
     base: Annotated[
         str | None, typer.Option(help="Base model. Default: as the server names it.")
     ] = None,
@@ -333,11 +334,15 @@ def export(
     """
     from langchain_art.cli.export import export_adapter, export_merged
 
+    if float32 and not merge:
+        raise ConfigError("got --float32 without --merge; an adapter is exported as it is")
     policy, _, version = name.partition("@")
     with client_of(base_url, patience=60.0) as client:
         number = split_version(name)[1] if version else client.policy(policy).version
-        write = export_merged if merge else export_adapter
-        write(client, policy, number, directory, base)
+        if merge:
+            export_merged(client, policy, number, directory, base, float32=float32)
+        else:
+            export_adapter(client, policy, number, directory, base)
     console.print(f"{policy}@{number} is in {directory}", highlight=False)
 
 

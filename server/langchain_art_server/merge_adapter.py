@@ -1,78 +1,157 @@
-"""``python -m langchain_art_server.merge_adapter BASE ADAPTER OUT``: merge an adapter.
+"""``python -m langchain_art_server.merge_adapter BASE ADAPTER OUT [--float32]``: merge an adapter.
 
-Both are loaded in float32 on the CPU (four bytes a parameter), so that what is compared is the
-merging and not the rounding; the weights are then written in the base's own dtype.
+Everything is computed in float32 on the CPU (four bytes a parameter). The weights are written in
+the base's own dtype, whose rounding can lose a small update, or in float32. What was written is
+read again and measured on text, as the share of what was trained that it lacks.
 """
 
 from __future__ import annotations
 
+import argparse
+import math
+import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel
 
 from langchain_art.errors import ArtError, ConfigError
-from langchain_art_server.backends.models.adapter_reader import read_config
+from langchain_art_server.backends.models.adapter_reader import linear_layers, read_adapter
+from langchain_art_server.backends.models.four_bits import linears_in_four_bits, load_causal
 
-#: Largest difference of a logit between adapter and merged model, in float32.
-TOLERANCE = 1e-3
+#: Largest share of what was trained that is lost without a warning.
+TOLERANCE = 0.05
+#: KL divergences below it, in nats a token, may be float32's own noise: no merge is wrong by them.
+NOISE = 1e-6
+#: Most tokens of `TEXT` that are measured.
+TOKENS = 256
+TEXT = """\
+The report was sent on Monday. Ann asked whether the figures for Paris were final; they were not, \
+so she wrote to the team again: "Please send the invoice of 3 March, and copy Dr. Okafor."
+{"name": "search_mails", "arguments": {"query": "invoice 4711", "from": "ann@example.com"}}
+To sort a list in Python, call `sorted(items, key=len)`: it returns a new list. What is 17 times \
+23? 17 * 20 = 340 and 17 * 3 = 51, so the answer is 391.
+def mean(values):
+    return sum(values) / len(values) if values else 0.0
+"""
 
 
-def merge(base: str, adapter: Path, out: Path) -> float:
+@dataclass(frozen=True)
+class Merged:
+    """KL divergences from the adapter on its base, in nats a token: what a merge has to keep."""
+
+    trained: float
+    """To the base."""
+    left: float
+    """To what was written."""
+    dtype: str
+    """Of the weights that were written."""
+
+    @property
+    def lost(self) -> float:
+        """The share of what was trained that was not written; an adapter may have learned none."""
+        return self.left / self.trained if self.trained else math.inf if self.left else 0.0
+
+    def __str__(self) -> str:
+        said = (
+            f"merged in {self.dtype}: {100 * self.lost:.2g}% of what was trained is lost (KL to "
+            f"the adapter {self.left:.2g} nats a token; the base's is {self.trained:.2g})"
+        )
+        if self.lost <= TOLERANCE:
+            return said
+        return (
+            f"WARNING: {said}. {self.dtype} is too coarse for so small an update: write float32 "
+            "weights (--float32), or serve the adapter itself"
+        )
+
+
+def merge(base: str, adapter: Path, out: Path, *, float32: bool = False) -> Merged:
     """Write `base` with `adapter` merged into it to `out`, in safetensors, with its tokenizer.
 
-    Returns:
-        The largest difference of any logit from the adapter's, on a fixed row of tokens.
+    Layers of a base in 4 bits are written in the dtype that they compute in.
 
     Raises:
         ConfigError: the base or the adapter cannot be loaded, or do not fit each other.
-        ArtError: the merged model's logits differ by more than `TOLERANCE`; nothing is written.
+        ArtError: the merged model is another one than the adapter on its base, or its logits are
+            not finite; nothing is written.
     """
     try:
-        read_config(adapter)
-        model = AutoModelForCausalLM.from_pretrained(
-            base, dtype="auto", device_map=None, use_safetensors=True, trust_remote_code=False
-        )
-        own_dtype: torch.dtype = model.dtype
+        model: Any = load_causal(base, "auto", torch.device("cpu"))
+        dtype: torch.dtype = torch.float32 if float32 else model.dtype
+        if linears_in_four_bits(model):
+            model = model.dequantize()
         model = model.float()
-        tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
-        adapted = PeftModel.from_pretrained(model, str(adapter))
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise ConfigError(f"{adapter} cannot be put on {base!r}: {error}") from error
-    adapted.eval()
-    wanted = _logits(adapted)
+        tokenizer: Any = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
+        read_adapter(adapter, linear_layers(model))  # PEFT ignores what does not fit
+        adapted = PeftModel.from_pretrained(model, str(adapter)).eval()
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigError(f"{adapter} cannot be put on {base!r}: {why}") from error
+    tokens = _tokens(model, tokenizer)
+    wanted = _logprobs(adapted, tokens)
+    with adapted.disable_adapter():
+        trained = _kl(wanted, _logprobs(adapted, tokens))
     merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)  # pyright: ignore[reportAssignmentType]
-    merged.eval()
-    difference = float((_logits(merged) - wanted).abs().max())
-    if not difference <= TOLERANCE:  # so that NaN is a failure too
+    wrong = _kl(wanted, _logprobs(merged, tokens))
+    if not wrong <= max(NOISE, TOLERANCE * trained):  # so that NaN is a failure too
         raise ArtError(
-            f"The merged model's logits differ from the adapter's by {difference:g}, expected at "
-            f"most {TOLERANCE:g}; nothing was written"
+            f"The merged model is {wrong:.2g} nats a token (KL) from the adapter, before any "
+            f"rounding, and the base is {trained:.2g} from it; expected at most {TOLERANCE:g} of "
+            "that. PEFT's merge is not right for this model; nothing was written"
         )
-    merged.to(own_dtype).save_pretrained(out, safe_serialization=True)  # pyright: ignore[reportArgumentType]
+    merged.to(dtype).save_pretrained(out, safe_serialization=True)  # pyright: ignore[reportArgumentType]
     tokenizer.save_pretrained(out)
-    return difference
+    del model, adapted, merged  # the memory is needed once more
+    written = load_causal(str(out), torch.float32, torch.device("cpu"))
+    left = _kl(wanted, _logprobs(written, tokens))
+    name = str(dtype).removeprefix("torch.")
+    if not math.isfinite(left):
+        shutil.rmtree(out)
+        raise ArtError(
+            f"The merged weights do not fit into {name}: the model's logits are not finite. Write "
+            "them in float32 (--float32); nothing was written"
+        )
+    return Merged(trained, left, name)
+
+
+def _tokens(model: PreTrainedModel, tokenizer: Any) -> Tensor:
+    """`TEXT` as tokens that the model has, one row."""
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    ids: Tensor = tokenizer(TEXT, return_tensors="pt").input_ids
+    ids = ids[ids < len(next(model.get_input_embeddings().parameters()))]
+    if not len(ids):
+        raise ConfigError(f"the tokenizer of {model.name_or_path!r} makes no tokens of a text")
+    return ids[None, : min(TOKENS, longest or TOKENS)]
 
 
 @torch.inference_mode()
-def _logits(model: torch.nn.Module) -> torch.Tensor:
-    vocabulary: int = model.config.vocab_size  # pyright: ignore[reportAssignmentType, reportAttributeAccessIssue]
-    tokens = torch.arange(1, 33).remainder(vocabulary)[None]
-    return model(input_ids=tokens).logits
+def _logprobs(model: torch.nn.Module, tokens: Tensor) -> Tensor:
+    return model(input_ids=tokens, use_cache=False).logits[0].double().log_softmax(-1)
+
+
+def _kl(p: Tensor, q: Tensor) -> float:
+    """KL(p ‖ q) of logprobs, the mean over their rows; 0 where they are equal."""
+    return float((p.exp() * (p - q)).sum(-1).mean())
 
 
 def main() -> None:
     """The command; a failure is one message and exit code 1."""
-    if len(sys.argv) != 4:
-        sys.exit("usage: python -m langchain_art_server.merge_adapter BASE ADAPTER OUT")
-    base, adapter, out = sys.argv[1:]
+    parser = argparse.ArgumentParser(prog="python -m langchain_art_server.merge_adapter")
+    parser.add_argument("base")
+    parser.add_argument("adapter", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--float32", action="store_true")
+    chosen = parser.parse_args()
     try:
-        difference = merge(base, Path(adapter), Path(out))
+        done = merge(chosen.base, chosen.adapter, chosen.out, float32=chosen.float32)
     except ArtError as error:
         sys.exit(f"{type(error).__name__}: {error}")
-    sys.stdout.write(f"merged; logits differ by at most {difference:.2g} in float32\n")
+    sys.stdout.write(f"{done}\n")
 
 
 if __name__ == "__main__":

@@ -17,13 +17,14 @@ from langchain_art.cli import export, main
 from langchain_art.cli.load_rollout import load, load_rollout, load_scenarios
 from langchain_art.cli.tables import checkpoints_table, run_view, runs_table
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.errors import ConfigError, NotFound
+from langchain_art.errors import ArtError, ConfigError, NotFound
 from langchain_art.tracing.run import Run
 from langchain_art.wire import Checkpoint, Trajectory, Turn, Usage
 from langchain_art.wire.api_keys import key_problem
 from langchain_art.wire.trajectories import EVALUATION
 from tests.support.fits import write_fit
 from tests.support.live_server import BASE_MODEL, REPO, LiveServer
+from tests.support.tiny_models import save_model
 
 COMMANDS = [
     "demo",
@@ -342,12 +343,33 @@ def test_an_adapter_is_exported_with_its_card(here: LiveServer, tmp_path: Path) 
     assert not (tmp_path / "none").exists()
 
 
-def test_merged_weights_load_as_any_model(here: LiveServer, tmp_path: Path) -> None:
-    text(["export", here.policy, str(tmp_path / "whole"), "--merge", "--base", str(BASE_MODEL)])
+def test_merged_weights_load_as_any_model(
+    here: LiveServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["export", here.policy, str(tmp_path / "whole"), "--base", str(BASE_MODEL)]
+    text([*command, "--merge", "--float32"])
+    assert "merged in float32: 0% of what was trained is lost" in capfd.readouterr().out
     names = {path.name for path in (tmp_path / "whole").iterdir()}
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= names
     assert "adapter_model.safetensors" not in names
     assert "merged into these weights" in (tmp_path / "whole" / "README.md").read_text()
+
+
+def test_what_cannot_be_merged_is_said_in_a_line(
+    here: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An install is advised only where something is missing."""
+    other, whole = save_model(tmp_path / "other"), tmp_path / "whole"
+    with ArtClient() as client:
+        with pytest.raises(ArtError, match="cannot be put on") as failed:
+            export.export_merged(client, here.policy, 0, whole, str(other))
+        assert "\n" not in str(failed.value) and "pip install" not in str(failed.value)
+        monkeypatch.setattr(export, "find_spec", lambda name: None if name == "peft" else name)
+        with pytest.raises(ConfigError, match=r"needs peft: `pip install"):
+            export.export_merged(client, here.policy, 0, whole, str(BASE_MODEL))
+    refused = CliRunner().invoke(main.app, ["export", here.policy, str(whole), "--float32"])
+    assert isinstance(refused.exception, ConfigError) and "--merge" in str(refused.exception)
+    assert not whole.exists()
 
 
 def test_a_base_model_that_is_elsewhere_is_said_before_anything_is_fetched(

@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -29,7 +29,9 @@ BLOCK = 64
 ROUNDING = 16
 
 
-def load_causal(name: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+def load_causal(
+    name: str, dtype: torch.dtype | Literal["auto"], device: torch.device
+) -> PreTrainedModel:
     """A causal language model from safetensors, in evaluation mode, on its device.
 
     Weights in 4 bits stay in 4 bits. Code that comes with a model is never run.
