@@ -19,6 +19,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
+from transformers.utils.hub import cached_file
 
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art_server.backends.models.adapter_reader import linear_layers, read_adapter
@@ -28,6 +29,8 @@ from langchain_art_server.backends.models.four_bits import linears_in_four_bits,
 TOLERANCE = 0.05
 #: KL divergences below it, in nats a token, may be float32's own noise: no merge is wrong by them.
 NOISE = 1e-6
+#: Files of a model with more than text, beside its tokenizer.
+_BESIDE = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 #: Most tokens of `TEXT` that are measured.
 TOKENS = 256
 TEXT = """\
@@ -106,6 +109,10 @@ def merge(base: str, adapter: Path, out: Path, *, float32: bool = False) -> Merg
         )
     merged.to(dtype).save_pretrained(out, safe_serialization=True)  # pyright: ignore[reportArgumentType]
     tokenizer.save_pretrained(out)
+    is_text = merged.config is merged.config.get_text_config()
+    for name in () if is_text else _BESIDE:
+        if found := cached_file(base, name, _raise_exceptions_for_missing_entries=False):
+            shutil.copyfile(found, out / name)
     del model, adapted, merged  # the memory is needed once more
     written = load_causal(str(out), torch.float32, torch.device("cpu"))
     left = _kl(wanted, _logprobs(written, tokens))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from langchain_art_server.merge_adapter import TEXT, TOKENS, TOLERANCE, Merged, 
 from langchain_art_server.quantize_base import quantized
 from tests.support.soak import count
 from tests.support.tiny_models import (
+    SMALL,
     load_plain,
     save_adapter,
     save_model,
@@ -138,6 +141,61 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     base = save_model(tmp_path / "base", num_hidden_layers=2)
     adapter = save_adapter(tmp_path / "adapter", save_model(tmp_path / "other"), 1)
     with pytest.raises(ConfigError, match=r"layers\.2\..*made for another model") as error:
+        merge(str(base), adapter, tmp_path / "out")
+    assert "\n" not in str(error.value)
+
+
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+WRAPPERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "Gemma3": ("", {"query_pre_attn_scalar": 8, "sliding_window": 9}, {}),
+    "Llava": ("llama", {}, {"model_type": "clip_vision_model"}),
+    "Mistral3": ("mistral", {}, {"model_type": "pixtral"}),
+}
+
+
+def save_wrapper(path: Path, name: str) -> Path:
+    """A text model inside of a vision model, with its tokenizer and what prepares images."""
+    text, texts, visions = WRAPPERS[name]
+    config = getattr(transformers, f"{name}Config")(
+        text_config=SMALL | texts | ({"model_type": text} if text else {}),
+        vision_config=VISION | visions,
+        mm_tokens_per_image=4,
+        dtype="bfloat16",
+    )
+    torch.manual_seed(0)
+    getattr(transformers, f"{name}ForConditionalGeneration")(config).save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    (path / "preprocessor_config.json").write_text('{"image_processor_type": "any"}')
+    return path
+
+
+def test_a_text_model_inside_of_a_vision_model_is_merged_whole(tmp_path: Path) -> None:
+    base, out = save_wrapper(tmp_path / "base", "Gemma3"), tmp_path / "out"
+    adapter = save_adapter(tmp_path / "adapter", base, 1, target_modules=r".*language_model.*_proj")
+    assert merge(str(base), adapter, out).lost < TOLERANCE
+    trained, left = divergences(base, adapter, out)
+    assert left < TOLERANCE * trained
+    assert json.loads((out / "config.json").read_text())["model_type"] == "gemma3"
+    assert (out / "preprocessor_config.json").read_text() == '{"image_processor_type": "any"}'
+    before, after = load_file(base / WEIGHTS), load_file(out / WEIGHTS)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before if "vision" in name)
+
+
+@pytest.mark.parametrize("name", ["Llava", "Mistral3"])
+def test_a_vision_model_that_is_no_language_model_is_refused_by_its_name(
+    name: str, bases: dict[str, Path], tmp_path: Path
+) -> None:
+    base = save_wrapper(tmp_path / "base", name)
+    adapter = save_adapter(tmp_path / "adapter", bases["float32"], 1)
+    with pytest.raises(ConfigError, match=rf"cannot be put on .*{name}Config") as error:
         merge(str(base), adapter, tmp_path / "out")
     assert "\n" not in str(error.value)
 
