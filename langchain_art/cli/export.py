@@ -34,7 +34,9 @@ def export_adapter(
     known = {one.version: one for one in client.checkpoints(policy)}
     if version not in known:
         raise ConfigError(
-            f"The server keeps no {policy}@{version}; it has versions {sorted(known)}"
+            f"The server keeps no {policy}@{version}; it has versions {sorted(known)}. Others "
+            "are deleted after newer ones, unless a fit, an export or `langchain-art checkpoints "
+            "pin` has pinned them"
         )
     client.download_adapter(policy, version, directory)
     config: dict[str, Any] = json.loads((directory / "adapter_config.json").read_text())

@@ -34,7 +34,7 @@ from langchain_art.cli.options import (
 )
 from langchain_art.cli.tune import tune
 from langchain_art.cli.worker import worker
-from langchain_art.errors import ArtError, ConfigError
+from langchain_art.errors import ArtError, ConfigError, Conflict
 
 app = typer.Typer(
     name="langchain-art",
@@ -325,7 +325,7 @@ def export(
     ] = None,
     base_url: BaseUrl = None,
 ) -> None:
-    """Download an adapter in PEFT's format, with a model card.
+    """Download an adapter in PEFT's format, with a model card. The server keeps what was exported.
 
     \b
     Examples:
@@ -343,7 +343,12 @@ def export(
             export_merged(client, policy, number, directory, base, float32=float32)
         else:
             export_adapter(client, policy, number, directory, base)
-    console.print(f"{policy}@{number} is in {directory}", highlight=False)
+        console.print(f"{policy}@{number} is in {directory}", highlight=False)
+        if number:  # the first version is always kept
+            try:
+                client.pin(policy, number)
+            except Conflict as full:
+                console.print(str(full), markup=False, highlight=False)
 
 
 if __name__ == "__main__":

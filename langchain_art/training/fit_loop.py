@@ -6,11 +6,11 @@ import inspect
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from langchain_art.client.async_client import AsyncArtClient
-from langchain_art.errors import ConfigError, JobFailed
+from langchain_art.errors import ConfigError, Conflict, JobFailed
 from langchain_art.rollout import remote_graph
 from langchain_art.rollout.runner import Rollout
 from langchain_art.statistics.intervals import mean_of_scenarios
@@ -48,6 +48,10 @@ class FitLoop:
     on_step: OnStep | None = None
     trackers: Sequence[Tracker] = ()
     export: FitExport | None = None
+    _wanted: set[str] | None = field(default=None, init=False)
+    """The versions that the latest `_pin` was for."""
+    _is_full: bool = field(default=False, init=False)
+    """Whether the server refused a pin, which is said once."""
 
     async def run(self, scenarios: Sequence[Any]) -> FitResult:
         """Run all steps that are not done yet, and the evaluations."""
@@ -226,6 +230,7 @@ class FitLoop:
         self.history.append(record)
         self.history.end()
         self._tracking.record(record, pending.groups)
+        await self._pin()
         return record
 
     async def _train(self, pending: PendingStep) -> dict[str, TrainResult]:
@@ -263,7 +268,7 @@ class FitLoop:
         return results
 
     async def _evaluate(self, step: int) -> bool:
-        """Evaluate after `step`, if it is due and not done; pin the best. Whether it was."""
+        """Evaluate after `step`, if it is due and not done. Whether it was."""
         schedule = self.schedule
         is_due = schedule.evaluates(step) or bool(self.history.state.stopped)
         evaluates = is_due and bool(schedule.eval_scenarios) and not self.history.eval_at(step)
@@ -282,27 +287,33 @@ class FitLoop:
             self.history.append(result)
             self._tracking.record(result)
             self.display.eval(result)
-        await self._pin_best()
+        await self._pin()
         return evaluates
 
-    async def _pin_best(self) -> None:
-        """Pin the best evaluated versions and unpin this fit's former ones, no others."""
-        champion = best(self.history.evals)
-        for name in champion.versions if champion else ():
-            policy, _, number = name.partition("@")
-            version, pinned = int(number), dict(self.history.state.pinned)
-            former = pinned.pop(policy, None)
-            if version == former:
-                continue
-            known = {c.version: c for c in await self.client.checkpoints(policy)}
-            if version not in known:
-                continue  # deleted since it was evaluated
-            if not known[version].pinned:
-                await self.client.pin(policy, version)
-                pinned[policy] = version
-            self.history.save(pinned=pinned)
-            if former is not None and former in known:
-                await self.client.unpin(policy, former)
+    async def _pin(self) -> None:
+        """Pin the best evaluated versions and the latest; unpin this fit's former ones, no others.
+
+        So what `langchain-art fits` recommends is kept, whatever is trained after this fit.
+        """
+        champion, former = best(self.history.evals), self.history.state.pinned
+        latest = {f"{name}@{version}" for name, version in self.history.versions.items()}
+        wanted = latest.union(champion.versions if champion else ())
+        if wanted == self._wanted:
+            return
+        self._wanted, policies = wanted, self.plan.policies
+        known = [one for name in policies for one in await self.client.checkpoints(name)]
+        for one in known:
+            if one.name in former - wanted:
+                await self.client.unpin(one.policy, one.version)
+        free = [one for one in known if one.name in wanted and not one.pinned]
+        self.history.save(pinned=(former & wanted) | {one.name for one in free})
+        for one in free:
+            try:
+                await self.client.pin(one.policy, one.version)
+            except Conflict as full:
+                if not self._is_full:
+                    self.display.warn(str(full))
+                self._is_full = True
 
 
 def result_of(history: History, versions: Mapping[str, int]) -> FitResult:

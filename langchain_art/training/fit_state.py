@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator
 
 from langchain_art.errors import ConfigError
 from langchain_art.training.batch.advantage_hook import RunAdvantages
@@ -101,12 +101,18 @@ class FitState(Record):
     learning_rate: Rates = 0.0
     """Of the first step, without its schedule: the config's own, or the one that was chosen; by
     policy, where these have configs of their own. 0: no step has begun."""
-    pinned: dict[str, int] = Field(default_factory=dict)
-    """policy -> its best version, pinned by this fit."""
+    pinned: frozenset[str] = frozenset()
+    """The best versions and the latest, as far as this fit pinned them."""
     stopped: str = ""
     """Why the fit ended before its steps did."""
     failed_jobs: dict[int, int] = Field(default_factory=dict)
     """step -> number of failed jobs; each attempt needs new idempotency keys."""
+
+    @field_validator("pinned", mode="before")
+    @classmethod
+    def _named(cls, found: Any) -> Any:
+        """A fit of before 2026-11-26 has policy -> its best version."""
+        return {f"{name}@{n}" for name, n in found.items()} if isinstance(found, dict) else found
 
     @property
     def used(self) -> FitIdentity:
@@ -192,6 +198,7 @@ class History:
         self._lines = directory / HISTORY
         self._pending = directory / "pending.json"
         state = read_state(directory / FIT, FitState)
+        pinned = frozenset[str]() if state is None else state.pinned
         if state is not None and fresh:
             earlier = directory / "earlier" / state.fit_id
             earlier.mkdir(parents=True, exist_ok=True)
@@ -200,7 +207,10 @@ class History:
                     path.rename(earlier / path.name)
             state = None
         self.resumed = state is not None
-        self.state = state or FitState(fit_id=uuid.uuid4().hex[:12], identity=identity)
+        # A fresh fit takes over what the former one pinned, and unpins it with its own first step.
+        self.state = state or FitState(
+            fit_id=uuid.uuid4().hex[:12], identity=identity, pinned=pinned
+        )
         self.steps: list[StepRecord] = []
         self.evals: list[EvalResult] = []
         self.rollbacks: list[Rollback] = []

@@ -217,7 +217,7 @@ class Trainer(TunesRates):
             train_scenarios: what to learn from.
             steps: one version of the adapter each, of ``config.optimizer_steps`` optimizer steps.
             eval_scenarios: held out; evaluated before, after, and every `eval_every` steps. The
-                versions with the best mean are pinned on the server.
+                versions with the best mean are pinned on the server, as are the latest.
             eval_every: steps. None: only before and after.
             eval_samples: runs per held-out scenario.
             stop_early: end after so many evaluations in a row without a gain, which is a mean above
@@ -225,7 +225,8 @@ class Trainer(TunesRates):
             fresh: begin anew from the base: once a run of `rollout` has worked, the policies are
                 rolled back to version 0 (or to where this folder's warm start had come), and the
                 files of a fit in the folder are moved to ``earlier/``. Versions that were made stay
-                on the server as it keeps them.
+                on the server as it keeps them; those that the former fit pinned, until this one
+                pins its own.
             on_step: called with the record of each step once it is on disk, before the evaluation
                 after it; may be async. What it raises ends the fit, which can be resumed.
 

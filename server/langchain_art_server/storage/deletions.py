@@ -32,6 +32,8 @@ from langchain_art_server.storage.tables import (
 
 log = logging.getLogger(__name__)
 
+#: Versions of a policy that may be pinned: fits and exports pin by themselves, disks are finite.
+MAX_PINNED = 32
 _OPEN = JOBS.c.state.in_(("queued", "running"))
 
 
@@ -118,6 +120,22 @@ def require_reference(connection: sa.Connection, request: TrainRequest) -> None:
             f"{policy!r} that is kept: {kept}",
             param="config",
         )
+
+
+def set_pinned(connection: sa.Connection, policy: str, version: int, pinned: bool) -> None:
+    """Protect a version from retention, or stop protecting it.
+
+    Raises:
+        Conflict: `MAX_PINNED` other versions of the policy are pinned.
+    """
+    others = _pinned_and_serving(connection, policy)[0] - {version}
+    if pinned and len(others) >= MAX_PINNED:
+        raise Conflict(
+            f"{policy}@{version} is not pinned, so it is deleted after newer versions: {policy!r} "
+            f"has {len(others)} pinned versions, of at most {MAX_PINNED}. Unpin what is unneeded: "
+            f"`langchain-art checkpoints unpin {policy}@{min(others)}`"
+        )
+    update(connection, CHECKPOINTS, version_is(policy, version), {"pinned": pinned})
 
 
 def delete_version(connection: sa.Connection, policy: str, version: int) -> None:

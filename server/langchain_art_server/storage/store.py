@@ -26,6 +26,7 @@ from langchain_art_server.storage.deletions import (
     jobs_of_run,
     open_job_of_run,
     refuse_open_jobs,
+    set_pinned,
     unneeded_versions,
 )
 from langchain_art_server.storage.fleet.policy_leases import PolicyLease, PolicyLeases, require
@@ -54,7 +55,6 @@ from langchain_art_server.storage.tables import (
     insert_checkpoint,
     trajectory_of,
     trajectory_row,
-    version_is,
 )
 
 
@@ -331,9 +331,8 @@ class Store(Database):
         await self.write(lambda c: insert_checkpoint(c, checkpoint))
 
     async def set_pinned(self, policy: str, version: int, pinned: bool) -> None:
-        """Protect a version from retention, or stop protecting it."""
-        mine = version_is(policy, version)
-        await self.write(lambda c: update(c, CHECKPOINTS, mine, {"pinned": pinned}))
+        """See `deletions.set_pinned`."""
+        await self.write(lambda c: set_pinned(c, policy, version, pinned))
 
     async def forget_checkpoint(self, policy: str, version: int) -> None:
         """See `deletions.delete_version`."""

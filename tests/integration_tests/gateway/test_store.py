@@ -38,6 +38,7 @@ from langchain_art.wire import (
     Turn,
 )
 from langchain_art.wire.trajectories import EVALUATION
+from langchain_art_server.storage.deletions import MAX_PINNED
 from langchain_art_server.storage.job_store import ReviewStep
 from langchain_art_server.storage.review_store import VerdictMark
 from langchain_art_server.storage.run_index import RUN_MARKS
@@ -219,6 +220,30 @@ def test_a_row_that_the_disk_did_not_change_is_whole(
         insert(connection, table, [row])
         intact(table, connection.execute(sa.select(table)).one())
         connection.execute(sa.delete(table))
+
+
+async def test_so_many_versions_of_a_policy_are_pinned_and_no_more(store: Store) -> None:
+    for policy in ("p", "q"):
+        await store.add_policy(policy, LoraConfig(rank=4))
+        for version in range(MAX_PINNED + 1):
+            name = f"{policy}@{version}"
+            await store.add_checkpoint(
+                Checkpoint(
+                    policy=policy, version=version, name=name, parent=None, created_at=1.0, bytes=1
+                )
+            )
+    for version in range(MAX_PINNED):
+        await store.set_pinned("p", version, True)
+    with pytest.raises(
+        Conflict, match=rf"p@{MAX_PINNED} is not pinned.*`langchain-art .*unpin p@0"
+    ):
+        await store.set_pinned("p", MAX_PINNED, True)
+    await store.set_pinned("p", 3, True)  # it is already
+    await store.set_pinned("q", MAX_PINNED, True)
+    await store.set_pinned("p", 0, False)
+    await store.set_pinned("p", MAX_PINNED, True)
+    pinned = [one.version for one in await store.checkpoints("p") if one.pinned]
+    assert pinned == list(range(1, MAX_PINNED + 1))
 
 
 async def test_calls_are_numbered_as_they_begin_over_restarts(database_url: str) -> None:

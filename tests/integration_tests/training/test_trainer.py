@@ -12,18 +12,22 @@ import pytest
 from rich.console import Console
 
 from langchain_art import ChatART
+from langchain_art.cli.export import export_adapter
+from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.errors import ArtError, ConfigError, JobFailed, RolloutFailed
+from langchain_art.errors import ArtError, ConfigError, Conflict, JobFailed, RolloutFailed
 from langchain_art.evaluators import score_groups
 from langchain_art.statistics.intervals import Z95
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
 from langchain_art.training.experiments.curves import reward_plot
+from langchain_art.training.experiments.fits import read_fits
 from langchain_art.training.fit_loop import best
 from langchain_art.training.fit_schedule import Schedule
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.report import summary_table
 from langchain_art.training.results.measures import summarize
+from langchain_art.training.results.records import StepRecord
 from langchain_art.training.trainer import Trainer
 from langchain_art.wire import (
     LoraConfig,
@@ -321,10 +325,58 @@ async def test_fit_trains_and_tells(art_server: LiveServer, tmp_path: Path) -> N
     assert found.best is not None
     with ArtClient(art_server.base_url, art_server.api_key) as client:
         pinned = [c.name for c in client.checkpoints(trainer.policy) if c.pinned]
-    assert pinned == [found.best.version]
+    assert pinned == list(dict.fromkeys([found.best.version, found.adapter]))
     shown = quiet()
     shown.print(summary_table(found))
     assert found.adapter in shown.file.getvalue()  # type: ignore[attr-defined]
+
+
+async def test_what_a_fit_ended_on_outlives_the_fits_after_it(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    """Also one that an error ended; `fits` recommends what the server keeps. Two pins a fit."""
+    policy = f"t-{uuid.uuid4().hex[:8]}"
+    client = ArtClient(art_server.base_url, art_server.api_key)
+
+    def pinned() -> list[int]:
+        return [one.version for one in client.checkpoints(policy) if one.pinned]
+
+    async def fit(folder: str, steps: int, **options: Any) -> None:
+        trainer = trainer_of(art_server, tmp_path / folder, policy)
+        await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=steps, **options)
+
+    def fail(record: StepRecord) -> None:
+        if record.step == 2:
+            raise ValueError("enough")
+
+    with client:
+        with pytest.raises(ValueError, match="enough"):
+            await fit("stopped", 5, on_step=fail)
+        await fit("next", 4)
+        await fit("next", 5)  # goes on: what it had ended on before is not kept for it
+        assert pinned() == [2, 7]
+        export_adapter(client, policy, 2, tmp_path / "adapter")
+        kept = {one.name for one in client.checkpoints(policy)}
+        assert (
+            {one.versions for one in read_fits(tmp_path)} == {f"{policy}@2", f"{policy}@7"} < kept
+        )
+        client.pin(policy, 3 + 1)  # somebody's own
+        await fit("next", 1, fresh=True)
+        assert pinned() == [2, 4, 8]
+
+
+async def test_a_fit_says_that_it_could_not_pin(
+    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: Any) -> None:
+        raise Conflict("32 versions are pinned")
+
+    monkeypatch.setattr(AsyncArtClient, "pin", full)
+    shown = quiet()
+    trainer = trainer_of(art_server, tmp_path, console=shown)
+    found = await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=2)
+    assert found.adapter == f"{trainer.policy}@2"
+    assert shown.file.getvalue().count("32 versions are pinned") == 1  # type: ignore[attr-defined]
 
 
 async def test_a_learning_rate_that_is_not_named_fits_the_model_and_is_recorded(
