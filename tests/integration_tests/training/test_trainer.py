@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from langchain_art import ChatART
+from langchain_art.cli import main
 from langchain_art.cli.export import export_adapter
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.client.sync_client import ArtClient
@@ -360,7 +362,9 @@ async def test_what_a_fit_ended_on_outlives_the_fits_after_it(
         assert (
             {one.versions for one in read_fits(tmp_path)} == {f"{policy}@2", f"{policy}@7"} < kept
         )
-        client.pin(policy, 3 + 1)  # somebody's own
+        command = ["export", f"{policy}@4", str(tmp_path / "exported")]
+        environment = {"ART_BASE_URL": art_server.base_url, "ART_API_KEY": art_server.api_key}
+        assert CliRunner().invoke(main.app, command, env=environment).exit_code == 0
         await fit("next", 1, fresh=True)
         assert pinned() == [2, 4, 8]
 
