@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_art.errors import ConfigError, NotFound
+from langchain_art.errors import ConfigError
 from langchain_art.export.ids import trace_id
 from langchain_art.export.langfuse_api import address, connect, observations, scores
 from langchain_art.export.names import CALL, TRAJECTORY
@@ -145,13 +145,10 @@ def _keep_runs(client: ArtClient, api: LangfuseAPI, shown: Mapping[str, str]) ->
         api: Langfuse's.
         shown: run's id -> trace's.
     """
-    missing: list[str] = []
-    for run, trace in shown.items():
-        try:
-            client.trajectory(run)
-        except NotFound:
-            missing.append(trace)
-    if not missing:
+    runs, stored = list(shown), set[str]()
+    for start in range(0, len(runs), 1000):
+        stored |= client.foresee_reviews(runs[start : start + 1000]).keys()
+    if not (missing := [trace for run, trace in shown.items() if run not in stored]):
         return
     recorder = Recorder(client)
     for trace in read_traces(api, missing).traces:

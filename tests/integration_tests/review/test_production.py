@@ -15,7 +15,6 @@ from langchain_art import ArtClient, ChatART, Exporter, Run, capture
 from langchain_art.export.ids import trace_id, turn_observation_id
 from langchain_art.review.pull import pull
 from langchain_art.review.queue import Pushed, queue_runs
-from langchain_art.review.train import order, read_plan
 from langchain_art.wire import Trajectory
 from langchain_art.wire.picks import Pick
 from tests.support.graphs import RETRY, Flaky, Scripted, graph_of, node
@@ -77,10 +76,10 @@ def test_reviewed_runs_of_production_are_trained_on_their_recorded_tokens(
         assert pull(client, root=tmp_path).kept.new == 2
         for run in runs:
             assert told(client.trajectory(run.id)) == told(run)
-        planned = read_plan(client, client.reviews(policy=production.policy))
-        assert planned.left_out == {} and planned.groups == ((runs[1].id, runs[0].id),)
-        job = order(client, production.policy, planned)
-        assert job is not None
+        planned = client.plan_reviews(production.policy)
+        assert planned.counted("reward") == {"trains": 2}
+        assert set(planned.groups[0]) == {run.id for run in runs}
+        [job] = client.train_reviews(production.policy)
         done = client.wait(job)
         sampled = [turn.usage.completion_tokens for run in runs for turn in run.turns if turn.usage]
         assert (done.version, done.excluded) == (1, {})

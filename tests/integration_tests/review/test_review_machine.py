@@ -72,6 +72,9 @@ class StoreClient:
         page = done(self._store.reviews.page(10**6, source=source, policy=self._policy))
         return [wire.Review.model_validate_json(one) for one in page.items]
 
+    def foresee_reviews(self, runs: Sequence[str]) -> dict[str, wire.VerdictFate]:
+        return dict.fromkeys(done(self._store.trajectories(runs)), "trains")
+
     def put_reviews(self, reviews: Sequence[wire.Review]) -> wire.ReviewsKept:
         kept = done(self._store.reviews.put(reviews))
         if self.lost:

@@ -94,7 +94,7 @@ def test_what_is_no_function_is_refused() -> None:
         check_hook("mean", None, {"p": TrainConfig()})
     with pytest.raises(ValueError, match=r"got advantages for \['b'\], expected runs of `groups`"):
         TrainRequest(policy="p", groups=(("a",),), advantages={"b": (1.0,)})
-    with pytest.raises(ValueError, match="neither `rewards` nor `turns`"):
+    with pytest.raises(ValueError, match="neither `rewards`, `turns` nor `compared`"):
         TrainRequest(policy="p", groups=(("a",),), advantages={}, rewards={"a": 1.0})
 
 
