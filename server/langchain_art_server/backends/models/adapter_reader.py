@@ -125,22 +125,32 @@ def _read_pairs(
 def _check_targets(
     path: Path, config: dict[str, Any], found: set[str], linears: Mapping[str, nn.Linear]
 ) -> None:
-    """Check that every layer that the config targets has tensors."""
+    """Check that the layers that have tensors are those that the config targets, by PEFT's rules.
+
+    Without targets, PEFT takes those that it knows for an architecture: nothing is checked.
+    """
+    from peft import LoraConfig  # noqa: PLC0415  takes a second, which an engine without adapters
+    from peft.tuners.tuners_utils import check_target_module_exists  # noqa: PLC0415  need not wait
+
     if not found:
         raise ConfigError(f"{path}: {WEIGHTS_FILE} holds no tensors.")
-    targets = config.get("target_modules")
-    if not targets or config.get("layers_to_transform") or config.get("exclude_modules"):
+    if not (targets := config.get("target_modules")):
         return
-    if isinstance(targets, str):
-        missing = {name for name in linears if re.fullmatch(targets, name)} - found
-    else:
-        ends = tuple(f".{target}" for target in targets)
-        missing = {name for name in linears if f".{name}".endswith(ends)} - found
-    if missing:
-        raise ConfigError(
-            f"{path}: {CONFIG_FILE} targets {sorted(missing)[0]} and {len(missing) - 1} other "
-            f"layers for which {WEIGHTS_FILE} has no tensors."
-        )
+    if targets == "all-linear":  # but the head
+        targets = sorted({name.rpartition(".")[2] for name in found})
+    which = ("exclude_modules", "layers_to_transform", "layers_pattern")
+    try:
+        shape = LoraConfig(target_modules=targets, **{one: config.get(one) for one in which})
+        wanted = {name for name in linears if check_target_module_exists(shape, name)}
+    except (TypeError, ValueError, re.error) as error:
+        raise ConfigError(f"{path}: PEFT refuses the targets of {CONFIG_FILE}: {error}") from error
+    for few, verb in ((wanted - found, "no tensors"), (found - wanted, "tensors all the same")):
+        if few:
+            does = "targets" if few <= wanted else "does not target"
+            raise ConfigError(
+                f"{path}: {CONFIG_FILE} {does} {sorted(few)[0]} and {len(few) - 1} other "
+                f"layers, for which {WEIGHTS_FILE} has {verb}."
+            )
 
 
 def read_config(path: Path) -> dict[str, Any]:
